@@ -2,7 +2,7 @@
  *
  * A sample is a window of T + 1 consecutive tokens: T inputs and, one position later, T targets. Every epoch shuffles
  * the windows with a permutation that is computed on the fly, so the samples of any step can be found without a table.
- * Step s consumes samples [s·GB, (s + 1)·GB) of this order, GB being the global batch, whatever the parallel layout.
+ * Each step takes the epoch's next GB samples (GB: the global batch), so layouts of equal GB train on the same samples.
  * A caller may rely on this: every token is below the vocabulary size, and neither a step's content nor the error
  * about a bad one depends on the number of workers.
  */
@@ -190,7 +190,8 @@ static void document_ids(int32_t *docs, const int32_t *inputs, int T, int32_t do
 }
 
 // ---------------------------------------------------------------------------
-// the sampler: PyTorch's DistributedSampler, with the epoch advanced by itself
+// the sampler. Like PyTorch's DistributedSampler it shuffles each epoch and deals the samples out to the ranks. But
+// it deals out B consecutive samples at a time, where PyTorch's deals out single ones, and it advances the epoch itself
 
 typedef struct {
     int64_t samples;      // windows in the data set
@@ -232,9 +233,9 @@ static int64_t sampler_position(const Sampler *s, int64_t step, int64_t *epoch) 
         *epoch = s->start_epoch;
         return s->start_sample + since_start * global_batch;
     }
-    int64_t steps_per_epoch = sampler_steps_per_epoch(s), since_epoch = since_start - steps_left;
-    *epoch = s->start_epoch + 1 + since_epoch / steps_per_epoch;
-    return since_epoch % steps_per_epoch * global_batch;
+    int64_t steps_per_epoch = sampler_steps_per_epoch(s), after_start_epoch = since_start - steps_left;
+    *epoch = s->start_epoch + 1 + after_start_epoch / steps_per_epoch;
+    return after_start_epoch % steps_per_epoch * global_batch;
 }
 
 /* A pseudo-random permutation of [0, n) that needs no table: a Feistel network (Luby and Rackoff 1988) permutes the
@@ -255,9 +256,10 @@ static int64_t permute(int64_t x, int64_t n, uint64_t key) {
     return x;
 }
 
-/* The window that is sample b of this rank's micro-batch m in a step. Micro-batches of all ranks are numbered in the
- * order in which their gradients are summed: over shard ranks, then micro-batches of a rank, then replicas; with
- * --accumulate local over micro-batches of a rank, then shard ranks, then replicas. */
+/* The window that is sample b of this rank's micro-batch m in a step. The micro-batches of all ranks are
+ * numbered by j: number j takes samples [j·B, (j + 1)·B) of the step. Neighbors are summed first: j runs over the shard
+ * ranks, then the micro-batches of a rank, then the replicas; with --accumulate local over the micro-batches of a rank,
+ * then the shard ranks, then the replicas. */
 static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
     if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;

@@ -202,7 +202,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     j->opt.is_planner = j->opt.plan;
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
-    if (j->transport != j->host_transport) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
+    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
     job_prepare(j, world, world, world);
     if (!j->opt.threads) j->threads_per_rank = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);

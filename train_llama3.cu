@@ -358,7 +358,8 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
         feed_micro_batch(m, batch, step->micro_batch);
     int end = stage_end(m);
     prefetch_backward(m, end);
-    if (stage_has_loss(m)) { // its forward was the previous step: all that the head needs is in place
+    if (stage_has_loss(m)) {
+        // In the last stage's schedule, a backward directly follows its forward: the head's input is still there.
         FsdpUnit *head = fsdp_unit(m, m->table.head);
         head_forward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
@@ -597,7 +598,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     device_open_dry_run(dev, j->threads_per_rank, offloaded(&j->opt));
     dev->deterministic = j->opt.deterministic;
     dev->gpu = job_gpu_of_rank(j, rank);
-    dev->by_nccl = j->transport != j->host_transport; // they differ only with NCCL
+    dev->by_nccl = uses_nccl(j);
     ops_open(dev, 0);
     dev->max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);

@@ -136,31 +136,32 @@ static inline FlightRecord *flight_of(Heartbeat *k, int line, int64_t number) {
 
 static inline int is_channel(int line) { return line >= AXES; }
 
-/* Must rank `k` start what `me` starts on this line? */
-static inline int shares_line(const RankLines *k, const RankLines *me, int line) {
-    if (is_channel(line)) return k->rank == me->channels[line - AXES].peer;
-    return k->colour[line] == me->colour[line];
+/* Must the other rank start what `me` starts on this line? */
+static inline int shares_line(const RankLines *other, const RankLines *me, int line) {
+    if (is_channel(line)) return other->rank == me->channels[line - AXES].peer;
+    return other->colour[line] == me->colour[line];
 }
 
-/* The line of rank `k` that corresponds to `line` of `me`: of a group the same, of a channel the other end. -1: none,
- * or not opened yet. */
-static inline int line_of_other(const RankLines *k, const RankLines *me, int line) {
-    if (!shares_line(k, me, line)) return -1;
+/* The line of the other rank that corresponds to `line` of `me`: of a group the same, of a channel the other end. -1:
+ * none, or not opened yet. */
+static inline int line_of_other(const RankLines *other, const RankLines *me, int line) {
+    if (!shares_line(other, me, line)) return -1;
     if (!is_channel(line)) return line;
     const ChannelEnd *mine = &me->channels[line - AXES];
-    for (int i = 0; i < __atomic_load_n(&k->num_channels, __ATOMIC_SEQ_CST); i++) {
-        const ChannelEnd *end = &k->channels[i];
+    for (int i = 0; i < __atomic_load_n(&other->num_channels, __ATOMIC_SEQ_CST); i++) {
+        const ChannelEnd *end = &other->channels[i];
         if (end->axis == mine->axis && end->peer == me->rank && end->receives != mine->receives) return AXES + i;
     }
     return -1;
 }
 
-/* The first line of `me` on which rank `k`, with nothing in flight between the two, has started something else; -1:
- * none. Lines that only k has opened are found by a call with the two exchanged. */
-static inline int line_that_differs(const RankLines *k, const RankLines *me) {
+/* The first line of `me` on which the other rank has not started the same collectives, or messages, in the same order;
+ * -1: none. Nothing may be in flight between the two. A channel that only the other rank has opened is not a line of
+ * `me`: call this a second time with the two exchanged. */
+static inline int line_that_differs(const RankLines *other, const RankLines *me) {
     for (int line = 0; line < AXES + me->num_channels; line++) {
-        int its = line_of_other(k, me, line);
-        if (shares_line(k, me, line) && (its < 0 || k->order[its] != me->order[line])) return line;
+        int its = line_of_other(other, me, line);
+        if (shares_line(other, me, line) && (its < 0 || other->order[its] != me->order[line])) return line;
     }
     return -1;
 }
@@ -297,17 +298,25 @@ static inline void say_last_collective(Sentence *t, Heartbeat *k, int line) {
     }
 }
 
-/* How likely rank `k` is the reason that `me` waits for a collective: 0 it died or was stopped; 1 it does not wait, and
- * has not started the collective or has shown no sign of life for half the limit; 2 it has not started it and waits for
- * something else, possibly for another host; 3 it is not. `line`: the line of k, or -1. */
-static inline int suspicion_of(Heartbeat *k, Heartbeat *me, int line, int64_t number, double limit, int *is_behind) {
-    int its = line_of_other(&k->lines, &me->lines, line);
-    int has_started = its >= 0 && __atomic_load_n(&k->started[its], __ATOMIC_RELAXED) >= number;
-    int is_silent = seconds_now() - last_sign(k) > limit / 2;
-    *is_behind = shares_line(&k->lines, &me->lines, line) && !has_started;
-    if (process_state(k) != PROCESS_RUNS) return 0;
-    if (k->state != RANK_WAITING && (*is_behind || is_silent)) return 1;
-    return *is_behind ? 2 : 3;
+/* Why another rank may be the reason that a rank waits for a collective, the most likely reason first. */
+typedef enum {
+    SUSPECT_DIED_OR_STOPPED,
+    SUSPECT_NOT_WAITING, // and it has not started the collective, or has shown no sign of life for half the limit
+    SUSPECT_WAITING,     // it has not started the collective, and waits for something else, possibly for another host
+    NOT_SUSPECT
+} Suspicion;
+
+/* How suspect the other rank is while `me` waits for collective `number` on its line `line`. *is_behind: the other rank
+ * must start this collective too and has not. */
+static inline Suspicion suspicion_of(Heartbeat *other, Heartbeat *me, int line, int64_t number, double limit,
+                                     int *is_behind) {
+    int its = line_of_other(&other->lines, &me->lines, line);
+    int has_started = its >= 0 && __atomic_load_n(&other->started[its], __ATOMIC_RELAXED) >= number;
+    int is_silent = seconds_now() - last_sign(other) > limit / 2;
+    *is_behind = shares_line(&other->lines, &me->lines, line) && !has_started;
+    if (process_state(other) != PROCESS_RUNS) return SUSPECT_DIED_OR_STOPPED;
+    if (other->state != RANK_WAITING && (*is_behind || is_silent)) return SUSPECT_NOT_WAITING;
+    return *is_behind ? SUSPECT_WAITING : NOT_SUSPECT;
 }
 
 /* Names the most likely ranks of this host that keep `me` from completing a collective. Returns whether the blame is
@@ -315,18 +324,18 @@ static inline int suspicion_of(Heartbeat *k, Heartbeat *me, int line, int64_t nu
 static inline int say_culprits(Sentence *t, HeartbeatTable *table, Heartbeat *me, int line, int64_t number,
                                double limit) {
     int named = 0, certain = 0, n = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE);
-    for (int suspicion = 0; suspicion < 3 && !named; suspicion++)
+    for (int suspicion = SUSPECT_DIED_OR_STOPPED; suspicion < NOT_SUSPECT && !named; suspicion++)
         for (int i = 0; i < n; i++) {
-            Heartbeat *k = heartbeat_at(table, i);
-            int is_behind, its = line_of_other(&k->lines, &me->lines, line);
-            if (k == me || !k->process) continue;
-            if (suspicion_of(k, me, line, number, limit, &is_behind) != suspicion) continue;
+            Heartbeat *other = heartbeat_at(table, i);
+            int is_behind, its = line_of_other(&other->lines, &me->lines, line);
+            if (other == me || !other->process) continue;
+            if ((int)suspicion_of(other, me, line, number, limit, &is_behind) != suspicion) continue;
             if (named++ >= 4) continue;
-            certain = suspicion < 2;
+            certain = suspicion < SUSPECT_WAITING;
             if (named > 1) say(t, ". Also ");
-            say_rank(t, table, k, process_state(k), seconds_now());
+            say_rank(t, table, other, process_state(other), seconds_now());
             if (!is_behind) continue;
-            if (its >= 0) say_last_collective(t, k, its);
+            if (its >= 0) say_last_collective(t, other, its);
             else
                 say(t, "; it has %s rank %d nothing",
                     me->lines.channels[line - AXES].receives ? "sent" : "received from", me->lines.rank);
@@ -387,10 +396,10 @@ static inline void heartbeats_last_words(int code) {
 // ---------------------------------------------------------------------------
 // the order of collectives: all ranks of a group must start the same ones, and both ends of a channel the same messages
 
-/* Rank k's record of what is number `number` on `line` of `me`; NULL: none. */
-static inline const FlightRecord *flight_of_other(Heartbeat *k, const Heartbeat *me, int line, int64_t number) {
-    int its = line_of_other(&k->lines, &me->lines, line);
-    return its >= 0 ? flight_of(k, its, number) : NULL;
+/* The other rank's record of what is number `number` on `line` of `me`; NULL: none. */
+static inline const FlightRecord *flight_of_other(Heartbeat *other, const Heartbeat *me, int line, int64_t number) {
+    int its = line_of_other(&other->lines, &me->lines, line);
+    return its >= 0 ? flight_of(other, its, number) : NULL;
 }
 
 /* A rank of this host that has started something else than `me` as number `number` of a line, or before it; NULL: none

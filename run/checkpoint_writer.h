@@ -97,8 +97,11 @@ static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
     int adapters = w->fsdp->config->lora_rank > 0, first = adapters ? table_first_adapter(w->whole) : 0;
     int end = w->whole->num_tensors;
     w->resume_from = from;
-    if (from->dir[0]) checkpoint_path(w->dir, sizeof w->dir, w->opt->out, from->progress.step);
-    if (w->dir[0] && !access(w->dir, F_OK)) w->saved_step = from->progress.step; // it is in --out already
+    if (from->dir[0]) {
+        char path[4096];
+        checkpoint_path(path, sizeof path, w->opt->out, from->progress.step);
+        if (!access(path, F_OK)) w->saved_step = from->progress.step; // --out has the checkpoint of this step already
+    }
     output_files_add(&w->checkpoint, w->whole, first, end, adapters ? adapters_stem : "model", STATE_MASTER,
                      STATE_MASTER);
     output_files_add(&w->checkpoint, w->whole, first, end, "optimizer", STATE_EXP_AVG, STATE_EXP_AVG_SQ);
@@ -345,7 +348,8 @@ static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from,
         int64_t first = chunk * FILE_CHUNK_BYTES, length = chunk_length(chunk, file->bytes);
         int64_t begin = max_i64(first, from) - from, end = min_i64(first + length, from + bytes) - from;
         if (end <= begin) continue;
-        if (first >= from) wait_for_thread(w, w->filled - w->num_buffers + 1); // a new chunk needs a free buffer
+        // A new chunk takes over the buffer of chunk `filled - num_buffers`: wait until that one is written.
+        if (first >= from) wait_for_thread(w, w->filled - w->num_buffers + 1);
         char *buffer = chunk_buffer(w, w->filled), *out = buffer + (from + begin - first);
         if (t) put_tensor(w, t, g, out, begin, end);
         else memcpy(out, file->header + begin, (size_t)(end - begin));
@@ -415,8 +419,9 @@ static void create_files(CheckpointWriter *w) {
     }
 }
 
-/* Starts to write `files` into w->dir, under names that end with `suffix`. Returns when the bytes of all files are in
- * buffers or, if the buffers are fewer, mostly written. */
+/* Starts to write `files` into w->dir, under names that end with `suffix`. Returns when all chunks
+ * of this rank have been filled. If there are fewer buffers than chunks, at most `num_buffers` chunks are then still to
+ * be written. */
 static void write_start(CheckpointWriter *w, const OutputFiles *files, const char *suffix) {
     Comm *comm = w->fsdp->comm;
     w->files = files;
@@ -506,7 +511,7 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     const char *out = w->opt->out;
     char path[4096];
     Companions companions;
-    double start = seconds_now();
+    double start = seconds_now(), state_bytes = 3.0 * sizeof(float); // of a parameter: master weight and both moments
     write_companions(w, &companions);
     write_trainer_json(w, sums, &companions);
     sync_directory(w->dir);
@@ -517,7 +522,7 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     remove_old_checkpoints(out, w->opt->keep);
     w->paused += seconds_now() - start;
     printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path,
-           12e-6 * (double)w->whole->num_trained, seconds_now() - w->start);
+           1e-6 * state_bytes * (double)w->whole->num_trained, seconds_now() - w->start);
     if (!strcmp(w->opt->save_mode, "async")) printf("; training paused for %.2f s", w->paused);
     printf("\n");
     fflush(stdout);

@@ -1,8 +1,9 @@
-/* job.h: what a run is asked to do. Every input that can be refused is refused here, before ranks start.
+/* job.h: what a run is asked to do. job_open refuses every input that can be refused before ranks start.
  *
  * The ranks of a process share one Job and only read it: options, configuration, mesh, data, and the weights to start
  * from. A caller may rely on: after job_open, options fit each other, the model, the mesh, the files and the host. Each
- * error names what was given, what was expected and what to do.
+ * error names what was given, what was expected and what to do. Ranks check the rest: whether the outputs can be
+ * written (job_check_outputs), whether memory suffices, and whether all ranks were given the same input (trainer.h).
  */
 #ifndef JOB_H
 #define JOB_H
@@ -48,6 +49,8 @@ typedef struct {
 } Job;
 
 static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
+/* NCCL communicates only GPU memory, so with it host memory has another transport. */
+static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
 
 // ---------------------------------------------------------------------------
 // the task, and options that have no effect on it
@@ -107,17 +110,16 @@ static void check_offload(const Job *j) {
     if ((offloads || recomputes) && !job_trains(j))
         user_error("--%s has no effect with %s, only on training: remove it", offloads ? "offload" : "recompute",
                    task_names[j->task]);
-    int uses_nccl = j->transport != j->host_transport;
     int all_reduces =
         o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard") || (!strcmp(o->accumulate, "local") && o->accum > 1);
-    if (uses_nccl && !strcmp(o->offload, "all") && all_reduces)
+    if (uses_nccl(j) && !strcmp(o->offload, "all") && all_reduces)
         user_error("--offload all keeps gradients in host memory, where NCCL cannot all-reduce them: use --offload "
                    "optimizer, or --sharding full_shard or shard_grad_op without --dp-replicate and without "
                    "--accumulate local");
 }
 
 static void check_gpus(const Job *j, int local_ranks) {
-    if (j->transport == j->host_transport) return; // only NCCL needs a GPU for each rank
+    if (!uses_nccl(j)) return; // without NCCL, ranks can share a GPU
     int gpus = device_count();
     int may_be_hidden = gpus == 1 && j->host_transport != &transport_threads; // launchers can show each rank its own
     if (local_ranks > gpus && !may_be_hidden)
@@ -198,8 +200,10 @@ static void job_prompt(Job *j) {
 
 #define INT8_IS_FROZEN "int8 weights cannot be trained, because a gradient step is smaller than their rounding error"
 
-/* The BaseKind of a --base; BASE_TRAINED: this build does not have it. */
+/* The values of --base, by BaseKind. */
 static const char *const base_names[] = {NULL, PRECISION_NAME, "int8", "int8:all"};
+
+/* The BaseKind that a value of --base names; BASE_TRAINED if this build cannot keep a base in it. */
 static BaseKind base_kind(const char *base) {
     for (int k = BASE_FROZEN; k <= BASE_INT8_ALL; k++)
         if (!strcmp(base, base_names[k])) return (BaseKind)k;
@@ -376,7 +380,7 @@ static void check_counters(const Job *j, int world) {
 
 /* The GPU of a rank: with NCCL its own; otherwise all ranks share the first one. */
 static int job_gpu_of_rank(const Job *j, int rank) {
-    if (j->transport == j->host_transport) return 0;
+    if (!uses_nccl(j)) return 0;
     return device_of(j->host_transport == &transport_threads ? rank : j->local_rank);
 }
 
@@ -662,7 +666,7 @@ static int choose_transport(Job *j, int processes) {
                    "share one GPU with --ranks N --transport threads",
                    o->transport);
     // A GPU has several communicators; without this, kernels of two of them can wait for each other in a deadlock.
-    if (j->transport != j->host_transport) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (under_mpi) return processes;
     return o->ranks ? o->ranks : 1;
 }

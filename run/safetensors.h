@@ -143,8 +143,8 @@ static void st_add_file(StFiles *s, const char *path) {
                    (int)MAX_OPEN_FILES);
     if (pread(fd, &length, 8, 0) != 8 || length < 2 || length > 100000000 ||
         (int64_t)length + 8 > (int64_t)info.st_size)
-        user_error("%s is not a safetensors file: its header would have %" PRIu64 " of the file's %" PRId64
-                   " bytes; if it should be one, copy it again",
+        user_error("%s is not a safetensors file: its first 8 bytes should give the length of its header, but they "
+                   "give %" PRIu64 " in a file of %" PRId64 " bytes; if the file is damaged, copy it again",
                    path, length, (int64_t)info.st_size);
     char *header = (char *)checked_malloc(length + 1);
     if (pread(fd, header, length, 8) != (ssize_t)length) user_error("cannot read the header of %s", path);
@@ -279,8 +279,8 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
     return 1;
 }
 
-/* The files must hold tensors [first, end) of the table, or with a suffix a part of their optimizer state, in their
- * shapes. */
+/* Refuses the files if one of tensors [first, end) of the table is missing or has another shape. `suffix` follows each
+ * tensor's name: "" for weights, ".exp_avg" or ".exp_avg_sq" for their optimizer state. */
 static void st_require_tensors(const StFiles *s, const char *dir, const TensorTable *table, int first, int end,
                                const char *suffix) {
     for (int i = first; i < end; i++) {
@@ -431,7 +431,9 @@ static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind ki
     }
 }
 
-/* Adds files `stem`… that hold tensors [begin, end) of the table: all of state `kind`, then the next up to `last`. */
+/* Adds files for tensors [begin, end) of the table: first the state `kind` of all of them, then the next kind of state
+ * of all of them, up to `last`. A single file is named stem.safetensors, several stem-00001-of-00003.safetensors and so
+ * on. */
 static void output_files_add(OutputFiles *o, const TensorTable *table, int begin, int end, const char *stem,
                              StateKind kind, StateKind last) {
     int num_kinds = last - kind + 1, most_tensors = 2 * num_kinds * (end - begin); // with scales

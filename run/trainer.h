@@ -213,7 +213,7 @@ static unsigned offloaded(const Options *o) {
 
 /* Refuses a run that needs more memory than there is, before any rank allocates. */
 static void check_memory(const Job *j, const Device *dry_run) {
-    int sharing = j->transport == j->host_transport ? j->local_ranks : 1; // with NCCL each rank has its own GPU
+    int sharing = uses_nccl(j) ? 1 : j->local_ranks; // with NCCL each rank has its own GPU
     double need = (double)device_need(dry_run) * sharing;
     if (need > j->available_memory)
         user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB are free: use more "

@@ -444,7 +444,7 @@ more "a resumed run counts its updates anew" run/trainer.h \
     checkpoints "are 4 steps"
 
 more "an epoch's end is not the audit's" dataloader.h \
-    's/s->start_epoch + 1 + since_epoch/s->start_epoch + since_epoch/' \
+    's/s->start_epoch + 1 + after_start_epoch/s->start_epoch + after_start_epoch/' \
     checkpoints "audit"
 
 more "a checkpoint's directory is not synced" run/checkpoint_writer.h \

@@ -27,7 +27,7 @@ static Member *member_open(Job *j, int rank, size_t bytes) {
     device_open_dry_run(&dry_run, 1, 0);
     dry_run.arenas[MEM_COMM].peak = bytes;
     dry_run.gpu = device_of(rank);
-    dry_run.by_nccl = j->transport != j->host_transport;
+    dry_run.by_nccl = uses_nccl(j);
     device_open(&m->dev, &dry_run, ".", rank);
     comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     comm_phase(&m->comm, PHASE_STEP);
