@@ -52,7 +52,7 @@ typedef struct {
     int micro_batches;      // per step
     int accumulate_locally; // sum micro-batches unsharded on each rank, and reduce once per step
     int deterministic;      // sum micro-batches as a binary tree
-    Dtype reduce_dtype;     // of gradients while they travel; sums are fp32
+    Dtype reduce_dtype;     // of gradients as they are communicated; sums are fp32, unless NCCL sums
     int transport_sums;     // NCCL sums during the reduce-scatter, in its own order and in reduce_dtype
     int check_replicas;     // replicas' weights will be compared
     int writes_files;       // checkpoints or an export will be written
@@ -349,7 +349,8 @@ static void merge_partial_sums(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     if (!fsdp->sharding.deterministic) return;
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
     int top = __builtin_popcount((unsigned)micro_batch / 2);
-    int merges = last ? top : __builtin_ctz(~(unsigned)micro_batch) - 1; // trailing one-bits; one is already added
+    // One merge for each trailing one-bit of m; the first was done when m was added to the sum of m - 1.
+    int merges = last ? top : __builtin_ctz(~(unsigned)micro_batch) - 1;
     for (; merges > 0; merges--, top--)
         tree_sum(fsdp->dev, u->partial_sums[top - 1], u->partial_sums[top], DTYPE_F32, 1, accumulated_size(fsdp, u), 1);
 }

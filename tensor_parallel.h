@@ -57,7 +57,8 @@ static void tp_open_loss(TensorParallel *tp, int logit_rows) {
 static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
 
 // ---------------------------------------------------------------------------
-// the tokens of all ranks: in forward before a matrix that is split by outputs, in backward before one split by inputs
+// the tokens of all ranks: in forward before a matrix that is split by outputs, in backward before one split by inputs.
+// Backward also gathers the input of a matrix that is split by outputs once more, for the gradient of its weights
 
 static void tp_all_gather_start(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
     if (tp->size == 1) return;
@@ -104,8 +105,9 @@ static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = 
 // ---------------------------------------------------------------------------
 // the loss over a vocabulary that is split among ranks
 
-/* cross_entropy (lib/ops.h) where this rank has the logits of V of the token ids. For each row the ranks all-gather
- * three numbers, the largest logit, the sum of exponentials and the target's logit, and so compute the same loss. */
+/* As cross_entropy (lib/ops.h), but this rank has only the logits of its slice of the vocabulary: V token ids from
+ * first_token_id on. For each row the ranks all-gather three numbers, the largest logit, the sum of exponentials and
+ * the target's logit, and so compute the same loss. */
 static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, float *logits /* (rows,V) */,
                              const int32_t *targets /* (rows) */, int rows, int V, int with_gradient) {
     if (tp->size == 1) {

@@ -285,7 +285,8 @@ static void attention_forward(Device *dev, floatX *out, float *lse, const floatX
 
 /* dq, dk, dv = the gradients, laid out as q, k, v and in memory of their own. dout is laid out as out. With
  * S = q k^T / sqrt(HD), masked, P = exp(S - lse) and D = rowsum(dout * out) (Dao et al. 2022, appendix B.2):
- *   dv = P^T dout,  dP = dout v^T,  dS = P (dP - D),  dq = dS k / sqrt(HD),  dk = dS^T q / sqrt(HD) */
+ *   dv = P^T dout,  dP = dout v^T,  dS = P (dP - D),  dq = dS k / sqrt(HD),  dk = dS^T q / sqrt(HD)
+ * for each query head; dk and dv of a key/value head are the sums over the query heads that attend to it. */
 static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                const float *lse, const floatX *q, const floatX *k, const floatX *v,
                                const AttentionShape *s) {
