@@ -199,8 +199,8 @@ static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     return tp_all_gather_tokens(m->tp, m->final_norm, "head input");
 }
 
-/* From m->logits, which hold the gradients of the logits of tokens [first, first + count). x is the final norm's output;
- * d_final_norm is its gradient. */
+/* From m->logits, which hold the gradients of the logits of tokens [first, first + count). x is the output of the final
+ * norm; d_final_norm is its gradient. */
 static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) = */,
                                 const floatX *x /* (N,C) */, int first, int count) {
     int C = m->config.C, V = m->config.V;
@@ -270,9 +270,9 @@ static void prefetch_forward(Model *m, int unit) {
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
-/* Starts to unshard the units of blocks that backward needs after `unit`, which computes now or next, or is stage_end(m)
- * if no block computes yet. Called before a gradient is reduced: on a shared connection the all-gathers would queue
- * behind the reduction. */
+/* Starts to unshard the units of blocks that backward needs after `unit`, which computes now or next, or is
+ * stage_end(m) if no block computes yet. Called before a gradient is reduced: on a shared connection the all-gathers
+ * would queue behind the reduction. */
 static void prefetch_backward(Model *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->opt->slots; next--)
         blocks_prefetch(m, next);

@@ -58,8 +58,8 @@ static void ops_close(Device *dev) {
 // linear layers (torch.nn.functional.linear, without bias)
 
 /* Every linear layer is one matmul, with the weight's transposition in the strides. If K > depth, the sum over K is
- * computed in parts of `depth` elements, which C adds up. Only fp32 sums are cut, and only on a CPU: oneDNN is slower on
- * longer sums than DX_DEPTH, and beyond DW_TOKENS its bits depend on the number of threads (cpu/matmul.h). */
+ * computed in parts of `depth` elements, each added to the output. Only fp32 sums are cut, and only on a CPU: oneDNN is
+ * slower on longer sums than DX_DEPTH, and beyond DW_TOKENS its bits depend on the number of threads (cpu/matmul.h). */
 static void linear_matmul(Device *dev, OpKind op, Matmul p, int64_t depth, void *c, const floatX *a, const floatX *b) {
     double M = (double)p.M, N = (double)p.N, K = (double)p.K, c_bytes = p.c_float ? F_BYTES : X_BYTES;
     double bytes = (M * K + K * N) * X_BYTES + M * N * c_bytes * (p.accumulate ? 2 : 1);

@@ -188,9 +188,8 @@ static const OptionRow option_rows[] = {
          "communication backend (default: nccl for GPUs, mpi under mpirun or srun, threads otherwise)"),
     INT("ranks", ranks, 0, 4096, "N", "0", "run N ranks as threads of one process, without mpirun; 0: one rank"),
     FLAG("deterministic", deterministic,
-         "sum in a fixed order: layouts with equally many micro-batches give equal bits, if the numbers of "
-         "micro-batches "
-         "and of ranks are powers of two"),
+         "sum in a fixed order: FSDP and pipeline layouts with equally many micro-batches give equal bits, if the "
+         "numbers of micro-batches and of ranks are powers of two"),
     TEXT("trace", trace, "FILE", NULL,
          "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev; plan_llama3 --cluster "
          "writes the estimated timeline"),
