@@ -8,7 +8,8 @@
 # ONLY=REGEX runs the suites whose names match. RESUME=1 leaves out those that have passed at this commit.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
-mode=${1:-test}
+mode=${1:-test} only=${ONLY:-}
+unset ONLY # faults.sh, a suite, has an ONLY of its own
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
 # Tests compare with Llama 3's own tokenizer if its Python package is installed, and with SmolLM2's if
 # dev/data/smollm2.py has written it.
@@ -50,6 +51,10 @@ count() {
         echo "FAIL $1: ended before its last line"
         failed=$((failed + 1))
         counts="no result, 1 failed"
+    elif [ "$counts" = "0 passed, 0 failed" ]; then
+        echo "FAIL $1: checked nothing"
+        failed=$((failed + 1))
+        counts="0 passed, 1 failed"
     else
         passed=$((passed + $(cut -d' ' -f1 <<<"$counts")))
         failed=$((failed + $(cut -d' ' -f3 <<<"$counts")))
@@ -60,7 +65,7 @@ count() {
 
 # wanted NAME: whether this suite is to run
 wanted() {
-    [[ $1 =~ ${ONLY:-} ]] || return 1
+    [[ $1 =~ $only ]] || return 1
     [ -z "${RESUME:-}" ] || ! grep -qF "| $1 | " "$table" || ! grep -F "| $1 | " "$table" |
         grep -q " 0 failed.*| $commit |"
 }
