@@ -127,7 +127,7 @@ int MPI_Irecv(void *recv, int count, MPI_Datatype type, int from, int tag, MPI_C
 /* The larger error; NaN is larger than all, and stays (fmax would lose it). */
 static double worst_of(double a, double b) { return a >= b || a != a ? a : b; }
 
-static int is_short;        // a part of what all groups have
+static int is_short;        // run only a part of the checks of each group
 static const char *fixture_dir = "dev/test/fixtures";
 static char scratch_dir[64];
 
@@ -202,7 +202,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     j->opt.is_planner = j->opt.plan;
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
-    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
+    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // choose_transport sets it too
     job_prepare(j, world, world, world);
     if (!j->opt.threads) j->threads_per_rank = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
@@ -237,7 +237,7 @@ static void close_rank(Opened *o) {
     free(o);
 }
 
-/* A copy of what lies in the device's memory, for the host to read. */
+/* Copies `bytes` from the device into new memory of the host. */
 static void *on_host(Device *dev, const void *from, size_t bytes) {
     void *copy = checked_malloc(bytes);
     device_read(dev, copy, from, bytes);
@@ -272,7 +272,7 @@ static int files_equal(const char *a, const char *b) {
 }
 
 // ---------------------------------------------------------------------------
-// a child process, whose exit code and words are checked
+// a child process, so that a test can check its exit code and its messages
 
 typedef struct {
     void (*body)(void *);

@@ -34,7 +34,8 @@ train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	@ln -sf $< $@
 	@echo "built $< ($(CUDA_PRECISION))"
 	@$(if $(HAVE_NCCL),,echo "  without NCCL: one GPU")
-	@$(if $(HAVE_MPI),,$(if $(HAVE_NCCL),echo "  without MPI: the GPUs of one host$(comma) --ranks N --transport nccl"))
+	@$(if $(HAVE_MPI),,$(if $(HAVE_NCCL),echo \
+	    "  without MPI: the GPUs of one host$(comma) --ranks N --transport nccl"))
 
 # What ptxas says about each kernel, its registers and shared memory, stays next to the program.
 $(CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed

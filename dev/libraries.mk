@@ -36,7 +36,8 @@ NEEDED   := $(strip $(if $(HAVE_CJSON),,$(word 3,$(PACKAGES))) $(if $(HAVE_PCRE2
 MISSING  := $(strip $(OPTIONAL) $(NEEDED))
 
 needed:
-	@$(if $(NEEDED),echo "error: missing: $(NEEDED). Install with: $(INSTALL) $(MISSING)   (or make deps)" >&2; exit 1)
+	@$(if $(NEEDED),echo "error: missing: $(NEEDED). Install with: $(INSTALL) $(MISSING)" \
+	    "  (or make deps)" >&2; exit 1)
 
 deps:
 	@if [ -n "$(strip $(MISSING) $(EXTRA))" ]; then \

@@ -61,7 +61,7 @@ typedef struct Request {
     Span span;
     int lane;       // its row in the timeline, among the rows of its axis: see free_lane in comm.h
     int line;       // the ordered sequence in which the watchdog counts it: the group's axis, or the channel's line
-    int64_t number; // its place on that line, from 1
+    int64_t number; // it is the n-th request on that line; counted from 1
     FlightRecord *record;
     int on_device;     // its buffers are memory of the device
     int summed;        // NCCL adds during the reduce-scatter, in its own order, and recv is (bytes)
@@ -96,7 +96,7 @@ struct Comm {
     const Transport *transport; // of device memory
     const Transport *hosts;     // of host memory, and of the groups; equal to `transport` except with NCCL
     Mesh mesh;
-    int rank; // in the world
+    int rank; // its number in the world
     Group groups[AXES];
     Channel channels[CHANNELS]; // (num_channels) opened when first used
     int num_channels;

@@ -16,14 +16,14 @@
 #include <sys/vfs.h>
 
 // ---------------------------------------------------------------------------
-// copies and streams, with what device_cpu.h and device_cuda.h define
+// copies and streams, built on the functions that device_cpu.h and device_cuda.h define
 
-/* Within the device. */
+/* Copies within the device's memory. */
 static inline void device_copy(Device *dev, void *to, const void *from, size_t bytes) {
     copy_bytes(dev, to, from, bytes, 0);
 }
 
-/* From the device to the host; returns when the data is there. */
+/* Copies from the device to the host; returns when the data is there. */
 static inline void device_read(Device *dev, void *to, const void *from, size_t bytes) {
     copy_bytes(dev, to, from, bytes, 1);
 }
@@ -316,7 +316,7 @@ static inline void *arena_alloc(Device *dev, MemCategory category, const char *n
     return p;
 }
 
-/* The same, as an array of `count` elements. */
+/* arena_alloc of an array of `count` elements. */
 #define arena_array(type, dev, category, name, count)                                                                  \
     ((type *)arena_alloc(dev, category, name, sizeof(type) * (size_t)(count)))
 

@@ -26,9 +26,9 @@ typedef struct ThreadSlot {
 
 /* What the members of a group share, or the two ends of a channel, where only the sender posts. */
 typedef struct ThreadGroup {
-    int id[3]; // its axis; of a group its colour, -1; of a channel the ranks of its sender, its receiver
+    int id[3]; // of a group: its axis, its colour, -1; of a channel: its axis, the ranks of its sender and receiver
     int size;  // members that post
-    int *members;      // (size) ranks in the world, each written by its own thread; not of a channel
+    int *members;      // (size) the members' ranks in the world; each thread writes its own. A channel has none
     ThreadSlot *slots; // (THREAD_SLOTS, size)
     struct ThreadGroup *next;
 } ThreadGroup;
@@ -155,7 +155,7 @@ static inline int threads_test(Comm *comm, Request *r) {
     ThreadSlot *slots = thread_slots(comm, r, &size, &me);
     int parts = r->collective == SEND ? 0 : size;
     while (r->parts_copied < parts) {
-        int p = (me + r->parts_copied) % size; // each rank starts at another member: not all read the same memory
+        int p = (me + r->parts_copied) % size; // ranks begin with different parts: not all read the same memory
         if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->number) return 0;
         if (r->span.event < 0) request_begin(comm, r);
         threads_copy_part(comm, r, &slots[p], p);
@@ -163,10 +163,10 @@ static inline int threads_test(Comm *comm, Request *r) {
         if (r->on_device) device_record_event(comm->dev, &slots[me].copied);
         __atomic_store_n(&slots[me].done, r->number, __ATOMIC_RELEASE);
     }
-    for (int p = 0; p < size; p++) // others may still be reading what this rank sent
+    for (int p = 0; p < size; p++) // as long as a member is not done, it may still read this rank's buffer
         if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->number) return 0;
     if (r->span.event < 0) request_begin(comm, r);
-    for (int p = 0; p < size && r->on_device; p++) // and their GPUs even longer
+    for (int p = 0; p < size && r->on_device; p++) // a member's GPU may still read it after its thread is done
         device_wait_event(comm->dev, slots[p].copied);
     return 1;
 }

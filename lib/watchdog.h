@@ -44,7 +44,7 @@ typedef struct {
 
 /* The lines of a rank, for comparison with those of other ranks. */
 typedef struct {
-    int rank;         // in the world
+    int rank;         // its number in the world
     int colour[AXES]; // of its groups, from 1; 0: not opened yet
     int num_channels; // written after the channel that it counts
     ChannelEnd channels[CHANNELS];

@@ -170,7 +170,7 @@ static char *chunk_buffer(const CheckpointWriter *w, int64_t i) {
     return w->buffers + i % w->num_buffers * FILE_CHUNK_BYTES;
 }
 
-/* Counts another chunk as filled or written, and wakes who waits for it. */
+/* Counts another chunk as filled or written, and wakes the thread that waits for it. */
 static void count_chunk(CheckpointWriter *w, int64_t *counter) {
     pthread_mutex_lock(&w->lock);
     ++*counter;
@@ -215,7 +215,8 @@ static void write_file(CheckpointWriter *w, int number) {
 
 static void *writer_thread(void *arg) {
     CheckpointWriter *w = (CheckpointWriter *)arg;
-    if (writes_in_background(w)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10); // training comes first
+    if (writes_in_background(w)) // training has the higher priority
+        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
     for (int i = 0; i < w->files->num_files; i++) write_file(w, i);
     __atomic_store_n(&w->done, 1, __ATOMIC_RELEASE);
     return NULL;

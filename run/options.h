@@ -252,7 +252,7 @@ static int is_valid_choice(const char *value, const char *choices) {
         snprintf(choice, sizeof choice, "%.*s", (int)n, at);
         at += n;
         char *number = strstr(choice, ":N");
-        if (number) *number = 0; // what is left is the word
+        if (number) *number = 0; // cuts ":N" off: `choice` is the word alone
         if (number ? number_after_colon(value, choice) > 0 : !strcmp(value, choice)) return 1;
     }
     return 0;

@@ -25,7 +25,7 @@ static int write_bytes(int fd, const void *data, size_t n, int64_t at) {
     return 0;
 }
 
-/* The same; a failure is an error that names `path`. */
+/* Writes n bytes like write_bytes; if that fails, ends the program with an error that names `path`. */
 static void write_all(int fd, const char *path, const void *data, size_t n, int64_t at) {
     int failed = write_bytes(fd, data, n, at);
     if (failed) user_error("cannot write %s: %s", path, strerror(failed));

@@ -61,6 +61,19 @@ static void merge_rows(Case *c) {
 }
 
 static void merge_vectors(Case *c) {
+    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
+    const float *a = F("a"), *b = F("b");
+    for (int64_t o = 0; o < OC; o++)
+        for (int64_t i = 0; i < IC; i += VL) {
+            float *at = F("w") + o * IC + i;
+            vfloat sum = vsplat(0);
+            for (int64_t r = 0; r < rank; r++)
+                sum = vfma(load_float(a + r * IC + i, IC - i), vsplat(b[o * rank + r]), sum);
+            store_float(at, vfma(sum, vsplat(MERGE_BY), load_float(at, IC - i)), IC - i);
+        }
+}
+
+static void merge_four_rows(Case *c) {
     int threads = c->dev->threads;
     c->dev->threads = 1;
     merge_in_use(c);
@@ -74,7 +87,12 @@ static const Version op_versions[] = {
      "Rows of a are added to a row of w, so memory is read in its order and the compiler vectorizes the loop; but w is "
      "read, rounded and written R times.",
      merge_rows},
-    {"3 vectors", "A vector of sums stays in a register over all R, and w is read and written once.", merge_vectors},
+    {"3 vectors",
+     "A vector of sums stays in a register over all R, and w is read and written once. But the R vectors of a are "
+     "loaded for each row of w; if IC is a power of two, they compete for one set of the L1 cache.",
+     merge_vectors},
+    {"4 four rows", "Sums of four rows of w stay in registers, so a loaded vector of a serves four rows.",
+     merge_four_rows},
     {"in use: threads", "Rows of w divided over threads.", merge_in_use},
     END_OF_VERSIONS};
 #endif

@@ -93,6 +93,8 @@ static void columns_check(const Source *s) {
             if (columns > MAX_COLUMNS) report(s, line, "columns", what, 40);
             line++;
             columns = 0;
+        } else if (*c == '\t') {
+            columns = columns / 8 * 8 + 8; // a tab fills up to the next column of 8
         } else if (((unsigned char)*c & 0xc0) != 0x80) columns++; // not inside a UTF-8 character
     }
 }

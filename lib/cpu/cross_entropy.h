@@ -21,7 +21,7 @@ static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK)
 static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) {
     return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float);
 }
-/* This thread's part of them. */
+/* The part of the scratch memory that belongs to the calling thread. */
 static float *loss_factors(void *workspace, int64_t V) {
     return (float *)workspace + omp_get_thread_num() * 2 * loss_blocks(V);
 }

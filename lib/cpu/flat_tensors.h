@@ -156,17 +156,32 @@ static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const flo
     }
 }
 
-/* Sums over the adapter's rank in order, then adds the sum times `by` with one rounding. */
+enum { MERGE_ROWS = 4 }; // rows of w for which an element of a is read once
+
+/* Sums over the adapter's rank in order, then adds the sum times `by` with one rounding. w (rows, IC), b (rows, R) */
+static inline __attribute__((always_inline)) void adapter_merge_rows(float *w, const float *a, const float *b, float by,
+                                                                     int R, int64_t IC, const int rows) {
+    for (int64_t i = 0; i < IC; i += VL) {
+        vfloat sum[MERGE_ROWS] = {{0}};
+        for (int64_t r = 0; r < R; r++) {
+            vfloat x = load_float(a + r * IC + i, IC - i);
+            for (int k = 0; k < rows; k++) sum[k] = vfma(x, vsplat(b[k * R + r]), sum[k]);
+        }
+        for (int k = 0; k < rows; k++) {
+            float *at = w + k * IC + i;
+            store_float(at, vfma(sum[k], vsplat(by), load_float(at, IC - i)), IC - i);
+        }
+    }
+}
+
 static void cpu_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC,
                               int64_t OC) {
 #pragma omp parallel for num_threads(dev->threads)
-    for (int64_t o = 0; o < OC; o++) {
-        float *row = w + o * IC;
-        for (int64_t i = 0; i < IC; i += VL) {
-            vfloat sum = vsplat(0);
-            for (int64_t r = 0; r < R; r++) sum = vfma(load_float(a + r * IC + i, IC - i), vsplat(b[o * R + r]), sum);
-            store_float(row + i, vfma(sum, vsplat(by), load_float(row + i, IC - i)), IC - i);
-        }
+    for (int64_t o = 0; o < OC; o += MERGE_ROWS) {
+        int64_t rows = min_i64(MERGE_ROWS, OC - o);
+        if (rows == MERGE_ROWS) adapter_merge_rows(w + o * IC, a, b + o * R, by, R, IC, MERGE_ROWS);
+        else
+            for (int64_t k = o; k < OC; k++) adapter_merge_rows(w + k * IC, a, b + k * R, by, R, IC, 1);
     }
 }
 

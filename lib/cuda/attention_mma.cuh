@@ -133,7 +133,7 @@ DEVICE void mma_mask(float (&c)[M][N][4], const AttentionShape &x, int t, int j)
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             int row = m * 16 + half * 8 + lane / 4;
-            int bound = INT32_MAX; // of columns: keys from there on are masked, queries before it
+            int bound = INT32_MAX; // the first column that is a masked key, or the first that is not a masked query
             if (!KEYS_ARE_ROWS) bound = min(x.Tk, query_position(&x, t + row) + 1) - j;
             else if (j + row < x.Tk) bound = first_query(&x, j + row) - t;
             bound -= left;
