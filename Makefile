@@ -5,6 +5,8 @@
 # make finetune   the same with a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 fetches it, MODEL=DIR has it
 # make test       installs what is missing, builds both precisions and runs the tests: eight minutes on two cores
 # make test-all   all tests (ONLY=REGEX: suites whose names match; RESUME=1: those that have not passed at this commit)
+# make test-hosts  runs on two to four hosts, which are namespaces of this machine, under mpirun and Slurm; as root. It
+#                 installs ssh, munge and Slurm (Debian, Ubuntu)
 # make measure    a million executions of each fuzz target, and the unit tests in other builds: hours
 # make bench      speed, next to that of the matmuls alone
 # make fuzz       a million executions of each fuzz target (RUNS=n)
@@ -99,6 +101,10 @@ test-fp32 test-bf16 test-all-fp32 test-all-bf16:
 	@$(MAKE) --no-print-directory PRECISION=$(lastword $(subst -, ,$@)) test-programs \
 	    $(if $(findstring all,$@),cuda-on-cpu-programs)
 
+test-hosts: deps
+	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3
+	@dev/test/hosts.sh
+
 measure: deps
 	@dev/test/run.sh measure
 
@@ -113,5 +119,5 @@ fuzz: deps
 clean:
 	rm -rf build train_llama3 plan_llama3 train_llama3_cuda
 
-.PHONY: all planner always programs test-programs demo finetune test test-all measure bench fuzz clean
+.PHONY: all planner always programs test-programs demo finetune test test-all test-hosts measure bench fuzz clean
 .PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16

@@ -279,7 +279,7 @@ typedef struct {
     int32_t *own_docs;         // (accumulation, B, T / cp) the same for this rank's tokens; is `docs` if cp = 1
     int64_t *windows;          // (accumulation, B) which windows these are
     int64_t num_targets;       // positions whose target is not ignored
-    uint64_t samples_hash;     // hash of the windows and their positions, independent of the order of reading
+    uint64_t samples_hash;     // hash of the windows, their tokens and their positions
     int64_t unread;            // samples that no worker has finished yet
     int64_t bad;               // the first sample that cannot be trained on; valid when `error` is not empty
     char error[1024];
@@ -343,8 +343,8 @@ static int64_t loader_claim(Loader *l) {
     return sample;
 }
 
-/* Reads window `window` to position i of the batch, of context-parallel rank cp_rank. Returns the number of targets, or
- * -1 and a message in `error`. */
+/* Reads window `window` to position i of the batch, of context-parallel rank cp_rank, and adds it to the batch's
+ * samples_hash. Returns the number of targets, or -1 and a message in `error`. */
 static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batch, int64_t i, int64_t window,
                        char *raw /* (window_bytes) */, char *error /* as batch->error */) {
     int T = data->T, own = T / cp;
@@ -355,6 +355,8 @@ static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batc
         all_targets = all_inputs + T;
     }
     int num_targets = dataset_window(data, window, all_inputs, all_targets, raw, error, sizeof batch->error);
+    uint64_t h = hash_bytes(mix64((uint64_t)i + 1) ^ (uint64_t)window, all_inputs, sizeof(int32_t) * (size_t)T);
+    __atomic_fetch_add(&batch->samples_hash, mix64(h), __ATOMIC_RELAXED); // a sum: workers may read in any order
     if (batch->docs) document_ids(batch->docs + i * T, all_inputs, T, data->document_end);
     if (cp == 1) return num_targets;
     if (batch->docs) cp_select_halves(batch->own_docs + i * own, batch->docs + i * T, T, cp, cp_rank);
@@ -383,7 +385,6 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
     }
     batch->windows[i] = window;
     batch->num_targets += num_targets;
-    batch->samples_hash += mix64(mix64((uint64_t)i + 1) ^ (uint64_t)window);
     batch->unread--;
     int64_t produced_before = l->produced;
     while (l->produced * l->samples < l->claimed && !l->ring[l->produced % LOADER_DEPTH].unread) l->produced++;

@@ -214,7 +214,9 @@ static PoolBuffer *pool_find(BufferPool *pool, UnitKind kind) {
 static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
     static const char *const contents[POOLS] = {"the weights", "the dequantized weights", "the gradient"};
     PoolBuffer *b = pool_find(&fsdp->pools[pool], u->table_unit->kind);
-    if (!b) run_failure("rank %d: no free buffer for %s of %s", fsdp->comm->rank, contents[pool], u->table_unit->name);
+    if (!b)
+        run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool],
+                    u->table_unit->name);
     b->taken = 1;
     comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);
     return b->memory;
@@ -589,10 +591,11 @@ static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
         all_gather_now(comm, axis, "replica check", mine, all, sizeof(uint64_t) * units);
         for (int i = 0; i < units * g->size && !fsdp->dev->dry_run; i++)
             if (all[i] != all[i % units])
-                run_failure("step %" PRId64 ": ranks %d and %d are replicas in the %s group, but their weights of %s "
+                run_failure("step %" PRId64 ": %s and %s are replicas in the %s group, but their weights of %s "
                             "differ: the memory of one of them, or the transport, is faulty",
-                            step, comm->hosts->group_member(comm, g, 0), comm->hosts->group_member(comm, g, i / units),
-                            axis_names[axis], fsdp->table->units[i % units].name);
+                            step, rank_name(comm->hosts->group_member(comm, g, 0)),
+                            rank_name(comm->hosts->group_member(comm, g, i / units)), axis_names[axis],
+                            fsdp->table->units[i % units].name);
     }
 }
 

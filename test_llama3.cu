@@ -127,7 +127,7 @@ int MPI_Irecv(void *recv, int count, MPI_Datatype type, int from, int tag, MPI_C
 /* The larger error; NaN is larger than all, and stays (fmax would lose it). */
 static double worst_of(double a, double b) { return a >= b || a != a ? a : b; }
 
-static int is_short;        // run only a part of the checks of each group
+static int is_short; // run only a part of the checks of each group
 static const char *fixture_dir = "dev/test/fixtures";
 static char scratch_dir[64];
 
@@ -453,7 +453,7 @@ int main(int argc, char **argv) {
     is_short = argc == 2 && !strcmp(argv[1], "short");
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
-        LaunchInfo started = comm_start_process(&argc, &argv, 60);
+        LaunchInfo started = comm_start_process(&argc, &argv, 60, 60);
         process = started.rank;
         processes = started.world;
         (void)processes;

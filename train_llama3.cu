@@ -25,7 +25,7 @@
 #include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
-#include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_reports, signals_asked
+#include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
 #include "run/generate.h"          // defines: Candidate, sample_token
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit, signals_install
@@ -712,6 +712,7 @@ static int train(Trainer *trainer) {
     int64_t traced = 0;
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
     int ends = progress->step == o->steps;
+    const Progress before = *progress;
     timeline_truncate(dev, 0);                        // the timeline begins here
     if (ends && o->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
@@ -720,6 +721,7 @@ static int train(Trainer *trainer) {
         // num_events counts on when the timeline is full: this step is in it entirely
         if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
         ends = progress->step == o->steps || asked & SIGNAL_END;
+        if (ends) check_learned(&before, progress);
         if (asked && trainer->parallel.rank == 0)
             printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
                    asked & SIGNAL_END ? " and to end the run" : "");
@@ -869,7 +871,9 @@ int main(int argc, char **argv) {
         if (process == 0) audit(job.opt.out);
         return 0;
     }
-    LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout);
+    int trains = job.opt.out && job.opt.data && !job.opt.plan; // and saves checkpoints
+    if (trains) signals_install_for_start(!under_mpirun());
+    LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
     job_open(&job, &started);
     if (job.opt.out && job.task == DO_TRAIN) signals_install(!under_mpirun());
     if (job.task == DO_PLAN) {

@@ -19,6 +19,11 @@ INSTALL  := $(SUDO) apt-get install -y --no-install-recommends
 PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev zlib1g-dev
 EXTRA    := $(call command_or,mpirun,openmpi-bin) $(call command_or,bible /usr/games/bible,bible-kjv) \
             $(call command_or,$(CXX),g++)
+ifneq ($(filter test-hosts,$(MAKECMDGOALS)),)
+EXTRA    += $(call command_or,ip,iproute2) $(call command_or,sshd /usr/sbin/sshd,openssh-server) \
+            $(call command_or,ssh,openssh-client) $(call command_or,munged /usr/sbin/munged,munge) \
+            $(call command_or,slurmctld /usr/sbin/slurmctld,slurmctld slurmd slurm-client slurm-wlm-basic-plugins)
+endif
 else ifneq ($(shell command -v dnf 2>/dev/null),)
 INSTALL  := sudo dnf install -y
 PACKAGES := openmpi-devel onednn-devel cjson-devel pcre2-devel zlib-devel

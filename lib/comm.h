@@ -57,6 +57,7 @@ static inline void comm_poll(void *arg) {
     Comm *comm = (Comm *)arg;
     double start = seconds_now();
     comm_progress(comm);
+    if (comm->hosts->answer_hosts && start - comm->answered_at > 0.25) comm->hosts->answer_hosts(comm);
     if (!CUDA_BUILD) comm->poll_seconds += seconds_now() - start; // a GPU computes meanwhile
 }
 
@@ -79,7 +80,7 @@ static inline int32_t comm_events_phase(CommEvents *e, const Device *dev) {
 static inline void comm_record(Comm *comm, Request *r, int is_wait) {
     CommEvents *e = comm->events;
     if (!is_wait && !~e->slots_taken)
-        run_failure("rank %d: more than %d collectives and messages are in flight at once", comm->rank,
+        run_failure("%s: more than %d collectives and messages are in flight at once", rank_name(comm->rank),
                     COMM_EVENT_SLOTS);
     int slot = is_wait ? r->event_slot - 1 : __builtin_ctzll(~e->slots_taken);
     CommEvent event = ZERO;
@@ -124,7 +125,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     r->channel = c;
     traffic_count(comm->traffic_started, r, g->size);
     if (comm->num_in_flight == MAX_IN_FLIGHT)
-        run_failure("rank %d: more than %d collectives and messages are in flight at once", comm->rank, MAX_IN_FLIGHT);
+        run_failure("%s: more than %d collectives and messages are in flight at once", rank_name(comm->rank),
+                    MAX_IN_FLIGHT);
     r->active = 1;
     r->stream = comm->dev->current_stream;
     r->line = c ? c->line : (int)g->axis; // a group's collectives have the line of its axis
@@ -139,8 +141,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     }
     r->lane = free_lane(comm, r);
     if (!comm->num_in_flight) comm->in_flight_since = now;
-    r->record = flight_start(comm->heartbeats, comm->heartbeat, r->line, collective, r->what, (int64_t)r->bytes,
-                             r->dtype);
+    r->record =
+        flight_start(comm->heartbeats, comm->heartbeat, r->line, collective, r->what, (int64_t)r->bytes, r->dtype);
     r->number = r->record->number;
     r->span.begun = NULL;
     r->span.event = -1;
@@ -156,7 +158,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
 static inline void request_set(Comm *comm, Request *r, const char *what, const void *send, void *recv, size_t count,
                                Dtype dtype) {
     if (r->active)
-        run_failure("rank %d: '%s' is started while its request is in flight for '%s'", comm->rank, what, r->what);
+        run_failure("%s: '%s' is started while its request is in flight for '%s'", rank_name(comm->rank), what,
+                    r->what);
     r->what = what;
     r->send = (const char *)send;
     r->recv = (char *)recv;
@@ -207,9 +210,9 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
         if (c->axis == (int)axis && c->peer == peer && c->receives == receives) return &comm->channels[i];
     }
     if (i == CHANNELS)
-        run_failure("rank %d: more than %d channels; every axis, other rank and direction that it uses needs one: "
+        run_failure("%s: more than %d channels; every axis, other rank and direction that it uses needs one: "
                     "raise CHANNELS in lib/watchdog.h",
-                    comm->rank, CHANNELS);
+                    rank_name(comm->rank), CHANNELS);
     Channel *c = &comm->channels[i];
     comm->num_channels++;
     c->axis = (int)axis;
@@ -229,10 +232,10 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
 static inline void message_start(Comm *comm, Request *r, Collective collective, Axis axis, int peer) {
     Group *g = &comm->groups[axis];
     if (peer < 0 || peer >= g->size || peer == g->rank || !r->bytes)
-        run_failure("rank %d: %s of '%s', %zu bytes, with member %d of its %s group: expected at least 1 byte, and a "
+        run_failure("%s: %s of '%s', %zu bytes, with member %d of its %s group: expected at least 1 byte, and a "
                     "member from 0 to %d other than this rank, which is member %d",
-                    comm->rank, collective_names[collective], r->what, r->bytes, peer, axis_names[axis], g->size - 1,
-                    g->rank);
+                    rank_name(comm->rank), collective_names[collective], r->what, r->bytes, peer, axis_names[axis],
+                    g->size - 1, g->rank);
     request_start(comm, r, collective, g, channel_of(comm, axis, peer, collective == RECEIVE));
 }
 
@@ -256,22 +259,46 @@ static inline void receive_start(Comm *comm, Request *r, Axis axis, int peer, co
 // ---------------------------------------------------------------------------
 // wait
 
-/* Called repeatedly once a wait has exceeded its limit: ends the run and names who is to blame. It returns instead
- * while the culprit may be on another host and the limit was exceeded by less than 1.8 s: that host's monitor, which
- * could name it, reports up to 0.5 s after the limit, and the launcher then takes about 1 s to end the run. */
+/* For how many seconds beyond its limit a rank waits before it names a culprit. On several hosts, the monitor of the
+ * culprit's host reports up to 0.5 s after the limit, and the launcher then takes about 1 s to end the run; and of all
+ * ranks that could report, those of the first host come first. */
+static inline double patience(const Comm *comm, int hosts_heard) {
+    if (run_hosts.count < 2) return 0;
+    if (!hosts_heard) return 1.8 + ASKING_HOSTS;
+    return (hosts_heard == run_hosts.count ? 0.6 : 1.8) + (double)(host_of_rank(comm->rank) - run_hosts.hosts);
+}
+
+/* Called repeatedly once a wait has exceeded its limit: ends the run and names who is to blame, unless other hosts may
+ * know more. */
 static inline void wait_expired(Comm *comm, int line, int64_t number, double waited) {
     char culprits[2048], name[160];
     Sentence blame = {culprits, sizeof culprits, 0}, collective = {name, sizeof name, 0};
-    int phase = comm->heartbeat->phase, times = phases[phase].limit;
-    int is_one_host = comm->heartbeats->attached == comm->mesh.world;
+    int phase = comm->heartbeat->phase, times = phases[phase].limit, heard = 1;
     double limit = wait_limit(comm);
-    int certain = say_culprits(&blame, comm->heartbeats, comm->heartbeat, line, number, limit);
-    if (!certain && !is_one_host && waited < limit + 1.8) return;
+    if (!comm->news.ranks) comm->news.ranks = new_array(RankNews, comm->mesh.world);
+    comm->news.mesh = &comm->mesh;
+    comm->news.table = comm->heartbeats;
+    comm->news.limit = limit;
+    news_of_host(&comm->news);
+    if (comm->hosts->ask_hosts) heard = comm->hosts->ask_hosts(comm);
+    if (!knows_lost_rank(&comm->news) && waited < limit + patience(comm, heard)) return;
+    comm->news.asked = heard > 0;
+    say_culprits(&blame, &comm->news, comm->rank, line, number);
+    if (heard == 1 && run_hosts.count > 2)
+        say(&blame, "; no other host answers: the network of host %s itself may be cut", comm->heartbeats->host);
     if (times > 1) say(&blame, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
     say_collective(&collective, comm->heartbeat, line, number);
     if (!is_channel(line)) say(&collective, " (%d ranks)", comm->groups[line].size);
-    run_failure("rank %d waited %.1f s for %s; %s. Look there first; --timeout sets the limit", comm->rank, waited,
-                name, culprits);
+    run_failure("%s waited %.1f s for %s; %s. Look there first; --timeout sets the limit", rank_name(comm->rank),
+                waited, name, culprits);
+}
+
+/* A wait that had exceeded its limit has ended after all: what was found out about the other ranks is forgotten. */
+static inline void wait_recovered(Comm *comm) {
+    int own = comm->rank + 1;
+    free(comm->news.ranks);
+    comm->news.ranks = NULL;
+    __atomic_compare_exchange_n(&comm->heartbeats->asker, &own, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
 /* The host polls until the transport is done with this request. */
@@ -286,8 +313,10 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
         if (sleeps) usleep(20);
         else if (spins % 64) continue; // reading the clock takes longer than a spin
         double waited = seconds_now() - start;
+        if (waited > 0.5 && comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
         if (waited > limit) wait_expired(comm, r->line, r->number, waited);
     }
+    if (comm->news.ranks) wait_recovered(comm);
     rank_state(comm->heartbeat, RANK_COMPUTING, seconds_now());
 }
 

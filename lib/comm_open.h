@@ -21,12 +21,37 @@ static inline int launched_by_mpi(void) {
  * checkpoint, and forwards SIGUSR1 and SIGUSR2; srun leaves more time after SIGTERM. */
 static inline int under_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") != NULL; }
 
+/* The number in the first of these variables of the environment that is set; `otherwise` if none is. */
+static inline int number_in_environment(const char *const names[], int count, int otherwise) {
+    for (int i = 0; i < count; i++)
+        if (getenv(names[i])) return atoi(getenv(names[i]));
+    return otherwise;
+}
+
 /* This process's rank as its launcher gives it, before MPI has started; 0 without a launcher. */
 static inline int rank_of_launcher(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
-    for (int i = 0; i < 3; i++)
-        if (getenv(names[i])) return atoi(getenv(names[i]));
-    return 0;
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"};
+    return number_in_environment(names, 4, 0);
+}
+
+/* How many processes the launcher has started, as it says; 1 without a launcher. */
+static inline int processes_of_launcher(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    return number_in_environment(names, 3, 1);
+}
+
+/* Refuses to start if MPI did not connect the processes that the launcher has started: each of them would train alone,
+ * and all would write the same files. */
+static inline void check_launch(int connected) {
+    int started = processes_of_launcher();
+    if (started <= connected) return;
+    if (rank_of_launcher()) { // the first process reports it
+        sleep(2);
+        _exit(1);
+    }
+    user_error("the launcher started %d processes, but MPI connected only %d of them, so each would train a model of "
+               "its own: with Slurm use srun --mpi=pmix (srun --mpi=list shows what is installed), or mpirun",
+               started, connected);
 }
 
 /* How this process was started. */
@@ -38,6 +63,31 @@ typedef struct {
 
 #ifdef HAVE_MPI
 static inline void mpi_abort_all(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
+
+/* Fills in run_hosts. `host`: the processes of this host. Hosts may have the same name; what tells them apart is the
+ * first rank in `host`, or the heartbeat table. */
+static inline void find_hosts(const LaunchInfo *l, MPI_Comm host) {
+    RunHost mine = ZERO, *all = new_array(RunHost, l->world);
+    const char *table = own_heartbeat.table->name;
+    gethostname(mine.name, sizeof mine.name - 1);
+    mine.first_rank = l->rank;
+    MPI_Bcast(&mine.first_rank, 1, MPI_INT, 0, host);
+    mine.id = hash_bytes(mix64((uint64_t)mine.first_rank + 1), table, strlen(table));
+    MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, MPI_COMM_WORLD);
+    run_hosts.of_rank = new_array(int, l->world);
+    run_hosts.hosts = all; // overwritten from its beginning: the hosts so far are at most as many as the ranks so far
+    for (int i = 0; i < l->world; i++) {
+        int h = 0;
+        while (h < run_hosts.count && run_hosts.hosts[h].id != all[i].id) h++;
+        if (h == run_hosts.count) {
+            run_hosts.hosts[h] = all[i];
+            run_hosts.hosts[h].first_rank = i;
+            run_hosts.count++;
+        }
+        run_hosts.hosts[h].ranks++;
+        run_hosts.of_rank[i] = h;
+    }
+}
 
 /* Finds the other processes of this host, and which of them may run on the same cores. */
 static inline void find_local_processes(LaunchInfo *l) {
@@ -51,35 +101,44 @@ static inline void find_local_processes(LaunchInfo *l) {
     l->on_cores = 0;
     for (int i = 0; i < l->on_host; i++) l->on_cores += CPU_EQUAL(&mine, &all[i]);
     free(all);
+    find_hosts(l, host);
     MPI_Comm_free(&host);
 }
 #endif
 
 /* Initializes MPI if a launcher started this process. */
-static inline LaunchInfo comm_start_process(int *argc, char ***argv, double timeout) {
+static inline LaunchInfo comm_start_process(int *argc, char ***argv, double timeout, double start_timeout) {
     LaunchInfo l = {0, 1, 0, 1, 1};
-    if (!launched_by_mpi()) return l;
+    if (!launched_by_mpi()) {
+        check_launch(1);
+        run_hosts_only_this_one();
+        return l;
+    }
 #ifdef HAVE_MPI
     const char *size = getenv("OMPI_COMM_WORLD_SIZE"), *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     if (size && local && !strcmp(size, local)) { // one host: do not search for network hardware, which takes 0.2 s
         setenv("OMPI_MCA_pml", "ob1", 0);
         setenv("OMPI_MCA_btl", "self,vader", 0);
     }
-    heartbeats_join(timeout, rank_of_launcher(), size ? atoi(size) : 0);
+    heartbeats_join(timeout, start_timeout, rank_of_launcher(), size ? atoi(size) : 0);
     int provided;
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &l.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &l.world);
+    check_launch(l.world);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     find_local_processes(&l);
     unlink(own_heartbeat.table->name); // all ranks of this host have opened it, and nothing must stay behind
     own_heartbeat.record->lines.rank = l.rank;
+    own_heartbeat.record->phase = PHASE_START;
+    rank_state(own_heartbeat.record, RANK_STARTING, seconds_now());
     own_heartbeat.table->world = l.world;
     process_end.abort_all = mpi_abort_all;
 #else
     (void)argc;
     (void)argv;
     (void)timeout;
+    (void)start_timeout;
     user_error("started by mpirun or srun, but this build has no MPI: install Open MPI (make deps) and build again, or "
                "use --ranks N without mpirun");
 #endif
@@ -138,9 +197,9 @@ static inline void comm_watch(void *arg, double waited) {
     if (settled < 0 || stuck < limit) return;
     if (running) wait_expired(comm, running->line, running->number, stuck);
     else
-        run_failure("rank %d waited %.1f s for its GPU, which runs no collective: a kernel does not end; --timeout "
+        run_failure("%s waited %.1f s for its GPU, which runs no collective: a kernel does not end; --timeout "
                     "sets the limit",
-                    comm->rank, stuck);
+                    rank_name(comm->rank), stuck);
 }
 
 /* The GPU has finished a collective. */
@@ -173,8 +232,8 @@ static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank
         int expected = g->size, key = g->rank;
         hosts->group_open(comm, g, comm->heartbeat->lines.colour[a]);
         if (g->size != expected || g->rank != key)
-            run_failure("rank %d: the group of %s has %d members, of which this rank is number %d; expected %d and %d",
-                        rank, axis_names[a], g->size, g->rank, expected, key);
+            run_failure("%s: the group of %s has %d members, of which this rank is number %d; expected %d and %d",
+                        rank_name(rank), axis_names[a], g->size, g->rank, expected, key);
     }
     if (transport->gpus_open && mesh->world > 1) transport->gpus_open(comm);
 }

@@ -8,7 +8,7 @@
 #include "comm_events.h" // defines: Collective, Traffic, CommEvents
 #include "device.h"      // defines: Device, DeviceEvent, Span, StreamKind
 #include "mesh.h"        // defines: Axis, Mesh
-#include "watchdog.h"    // defines: HeartbeatTable, Heartbeat, FlightRecord
+#include "culprit.h"     // defines: WorldNews, HeartbeatTable, Heartbeat, FlightRecord
 #ifdef HAVE_MPI
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
@@ -20,7 +20,7 @@
 /* The ranks of one axis that share all other coordinates, as this rank sees them. */
 typedef struct {
     Axis axis;
-    int size, rank;          // number of members; which of them this rank is
+    int size, rank; // number of members; which of them this rank is
     struct ThreadGroup *threads;
 #ifdef HAVE_MPI
     MPI_Comm mpi;
@@ -82,13 +82,15 @@ typedef struct Comm Comm;
 typedef struct Transport {
     const char *name;
     void (*group_open)(Comm *, Group *, int colour); // g->rank is this rank's place in it
-    int (*group_member)(Comm *, Group *, int i); // world rank of member i, as the transport itself reports it
+    int (*group_member)(Comm *, Group *, int i);     // world rank of member i, as the transport itself reports it
     void (*start)(Comm *, Request *);
     int (*test)(Comm *, Request *); // 1: complete; of a GPU: all of it is in its stream. NULL: as soon as it is started
     Heartbeat *(*heartbeat_open)(Comm *);    // this rank's record in the heartbeat table
     void (*gpus_open)(Comm *);               // after the groups are open; NULL: nothing to do
     void (*gpus_close)(Comm *);              // before the groups close
     void (*channel_open)(Comm *, Channel *); // NULL: nothing to do
+    int (*ask_hosts)(Comm *);                // see mpi_ask_hosts; NULL: all ranks are on one host
+    void (*answer_hosts)(Comm *);            // see mpi_answer_hosts
 } Transport;
 
 struct Comm {
@@ -118,6 +120,10 @@ struct Comm {
     double wait_seconds;    // in which this rank, or the compute stream of its GPU, waited for communication
     double poll_seconds;    // in which this rank moved bytes between ops
     double in_flight_since; // seconds
+
+    WorldNews news;     // what is known of all ranks, once a wait has timed out
+    int times_asked;    // how often this rank has asked the other hosts
+    double answered_at; // seconds: when it last looked for questions of other hosts
 
     double library_memory; // bytes of the GPU that NCCL allocated for itself
 
@@ -153,9 +159,7 @@ static inline void request_copy(Comm *comm, const Request *r, void *to, const vo
 }
 
 /* Seconds that a wait may last in this phase of the run. */
-static inline double wait_limit(const Comm *comm) {
-    return comm->timeout * phases[comm->heartbeat->phase].limit;
-}
+static inline double wait_limit(const Comm *comm) { return comm->timeout * phases[comm->heartbeat->phase].limit; }
 
 /* The transport has begun it. */
 static inline void request_begin(Comm *comm, Request *r) {

@@ -6,7 +6,8 @@
  */
 #ifndef MONITOR_H
 #define MONITOR_H
-#include "watchdog.h"
+#include "culprit.h"
+#include "network.h" // defines: say_interfaces, say_unanswered_connections
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -37,6 +38,7 @@ typedef struct {
     int present, alive, died; // ranks in the table; that may continue; that died unexpectedly
     Heartbeat *late;          // a rank without a sign of life beyond its limit, or NULL
     Heartbeat *stopped;       // a stopped one, or NULL
+    double connecting;        // seconds for which a rank has been connecting; 0: none is
 } MonitorView;
 
 static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorView *view, Sentence *t) {
@@ -52,7 +54,10 @@ static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorV
     if (process != PROCESS_DIED) {
         view->alive++;
         double grace = process == PROCESS_RUNS && k->state == RANK_WAITING ? 2.5 : 0.5; // who waits has its own timeout
+        if (k->phase == PHASE_CONNECT && k->lines.rank) // the host of rank 0 ends the run, the others if it does not
+            grace += 5 + 0.3 * (double)min_i64(10, k->lines.rank);
         int is_late = now - last_sign(k) > phase_limit(table, k->phase) + grace;
+        if (k->phase == PHASE_CONNECT) view->connecting = fmax(view->connecting, now - last_sign(k));
         if (is_late && !view->late) view->late = k;
         return;
     }
@@ -62,21 +67,60 @@ static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorV
     if (k->started[AXIS_FSDP]) say_last_collective(t, k, AXIS_FSDP);
 }
 
+/* Notes the connections that nobody has answered so far: an attempt to connect ends after some seconds. */
+static inline void monitor_look_at_network(HeartbeatTable *table) {
+    char text[sizeof table->unanswered];
+    Sentence t = {text, sizeof text, 0};
+    if (say_unanswered_connections(&t)) memcpy(table->unanswered, text, sizeof text);
+}
+
+/* The ranks of this host are still connecting after --start-timeout: prints what this host's network looks like. Each
+ * host does so before the first of them ends the run. */
+static inline void monitor_note_network(const HeartbeatTable *table) {
+    char text[2048];
+    Sentence t = {text, sizeof text - 1, 0};
+    say(&t, "note: host %s has the network interfaces ", table->host);
+    say_interfaces(&t);
+    if (table->unanswered[0]) say(&t, "; nobody answered its connections from %s", table->unanswered);
+    text[t.used++] = '\n';
+    if (write(STDERR_FILENO, text, t.used) < 0) return; // the failure follows in any case
+}
+
+/* The ranks of this host did not find the others. */
+static inline void monitor_say_unconnected(HeartbeatTable *table, const MonitorView *view, Sentence *t) {
+    say(t, "the ranks of host %s, ", table->host);
+    for (int i = 0; i < view->present; i++) say(t, "%s%d", i ? ", " : "", heartbeat_at(table, i)->lines.rank);
+    say(t, ", are not connected to all others after %.6g s (--start-timeout)", table->start_timeout);
+    if (view->stopped) {
+        say(t, "; ");
+        say_rank(t, table, view->stopped, PROCESS_STOPPED, seconds_now());
+    } else if (table->expected > view->present)
+        say(t, "; %d of this host's %d ranks never started this program", table->expected - view->present,
+            table->expected);
+    say(t, ". If the hosts have several networks, name the one that connects them, for example with --mca "
+           "btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 after mpirun, or OMPI_MCA_btl_tcp_if_include=eth0 "
+           "in the environment of srun; a firewall must let their ports through");
+}
+
 /* Describes a rank that is late, and what may be the reason. */
 static inline void monitor_say_late(HeartbeatTable *table, const MonitorView *view, Sentence *t) {
     Heartbeat *late = view->late;
+    if (late->phase == PHASE_CONNECT) {
+        monitor_say_unconnected(table, view, t);
+        return;
+    }
     double now = seconds_now(), limit = phase_limit(table, late->phase);
     say(t, "no sign of life for %.1f s in %s: ", now - last_sign(late), phases[late->phase].name);
     say_rank(t, table, late, process_state(late), now);
     if (view->stopped && view->stopped != late) {
         say(t, "; ");
         say_rank(t, table, view->stopped, PROCESS_STOPPED, now);
-    } else if (late->phase == PHASE_START && table->expected > view->present)
-        say(t, "; %d of this host's %d ranks never started this program", table->expected - view->present,
-            table->expected);
-    else if (late->state == RANK_WAITING && late != view->stopped) {
+    } else if (late->state == RANK_WAITING && late != view->stopped && table->mesh.world) {
+        WorldNews news = {&table->mesh, table, limit, 0, new_array(RankNews, table->mesh.world)};
+        news_of_host(&news);
         say(t, "; ");
-        say_culprits(t, table, late, late->wait_line, late->wait_number, limit);
+        say_culprits(t, &news, late->lines.rank, late->wait_line, late->wait_number);
+        free(news.ranks);
     }
     say(t, ". The limit here is %.6g s (%d x --timeout)", limit, phases[late->phase].limit);
 }
@@ -88,6 +132,11 @@ static inline int monitor_look(HeartbeatTable *table) {
     MonitorView view = ZERO;
     int n = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE);
     for (int i = 0; i < n; i++) monitor_look_at(table, heartbeat_at(table, i), &view, &t);
+    if (view.connecting > 0.5) monitor_look_at_network(table);
+    if (view.connecting > table->start_timeout && !table->network_noted) {
+        table->network_noted = 1;
+        monitor_note_network(table);
+    }
     if (__atomic_load_n(&table->said, __ATOMIC_SEQ_CST) || (!view.died && !view.late)) return view.alive;
     if (view.died > 4) say(&t, ", and %d more", view.died - 4);
     if (view.died) say(&t, ".");
@@ -102,10 +151,11 @@ static inline int monitor_look(HeartbeatTable *table) {
 
 /* The monitor's process: runs until no rank of its host may continue. */
 __attribute__((noreturn)) static inline void monitor(HeartbeatTable *table) {
+    static const int ignored[] = {SIGPIPE, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}; // it ends after its ranks
     double said_at = 0;
     int null = open("/dev/null", O_RDWR);
     setsid(); // the launcher signals the ranks' process groups
-    signal(SIGPIPE, SIG_IGN);
+    for (int i = 0; i < (int)(sizeof ignored / sizeof *ignored); i++) signal(ignored[i], SIG_IGN);
     dup2(null, STDIN_FILENO);
     dup2(null, STDOUT_FILENO); // launchers wait until all processes have closed their pipes
     for (int fd = 3; fd < 256; fd++) close(fd);
@@ -175,10 +225,13 @@ static inline HeartbeatTable *heartbeats_attach(const char *name, int *index) {
 }
 
 /* Adds this process to the table of its host; the first one starts the monitor. */
-static inline void heartbeats_join(double timeout, int rank, int world) {
+static inline void heartbeats_join(double timeout, double start_timeout, int rank, int world) {
     static const char *const local_size[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
     char name[64];
     int i;
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before); // until the monitor exists, which removes the file if this process ends
     heartbeats_file_name(name, sizeof name);
     HeartbeatTable *table = heartbeats_attach(name, &i);
     Heartbeat *me = heartbeat_at(table, i);
@@ -189,6 +242,7 @@ static inline void heartbeats_join(double timeout, int rank, int world) {
     if (i == 0) {
         table->world = world;
         table->timeout = timeout;
+        table->start_timeout = start_timeout;
         gethostname(table->host, sizeof table->host - 1);
         snprintf(table->name, sizeof table->name, "%s", name);
         for (int k = 0; k < 2; k++)
@@ -198,11 +252,18 @@ static inline void heartbeats_join(double timeout, int rank, int world) {
     if (i == 0) {
         pid_t pid = fork();
         if (pid < 0) run_failure("could not start the monitor of this host's ranks (%s)", strerror(errno));
-        if (pid == 0) monitor(table);
+        if (pid == 0) {
+            sigprocmask(SIG_SETMASK, &before, NULL);
+            monitor(table);
+        }
     }
-    signal(SIGTERM, end_on_signal);
-    signal(SIGINT, end_on_signal);
-    signal(SIGHUP, end_on_signal);
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    for (int k = 0; k < 3; k++) {
+        struct sigaction now;
+        sigaction(signals[k], NULL, &now);
+        if (now.sa_handler == SIG_DFL) signal(signals[k], end_on_signal); // training handles SIGTERM itself
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
 }
 #endif
 

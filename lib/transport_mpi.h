@@ -58,8 +58,8 @@ static inline void mpi_start(Comm *comm, Request *r) {
     }
     request_begin(comm, r);
     if (error != MPI_SUCCESS)
-        run_failure("rank %d: MPI refused %s of '%s' with error code %d", comm->rank, collective_names[r->collective],
-                    r->what, error);
+        run_failure("%s: MPI refused %s of '%s' with error code %d", rank_name(comm->rank),
+                    collective_names[r->collective], r->what, error);
     if (type != MPI_BYTE) MPI_Type_free(&type);
     int size;
     MPI_Comm_size(r->group->mpi, &size);
@@ -74,9 +74,9 @@ static inline void mpi_check_received(const Comm *comm, const Request *r, const 
     MPI_Error_class(error, &kind);
     if (kind == MPI_SUCCESS) MPI_Get_elements_x(status, MPI_BYTE, &bytes);
     if (kind == MPI_SUCCESS ? (size_t)bytes == r->bytes : kind != MPI_ERR_TRUNCATE) return;
-    run_failure("rank %d: message %" PRId64 " from member %d of %s has %s bytes than the %zu of '%s', which this rank "
+    run_failure("%s: message %" PRId64 " from member %d of %s has %s bytes than the %zu of '%s', which this rank "
                 "expects. Both ranks must send and receive the same messages in the same order",
-                comm->rank, r->number, r->channel->peer, axis_names[r->group->axis],
+                rank_name(comm->rank), r->number, r->channel->peer, axis_names[r->group->axis],
                 kind == MPI_SUCCESS ? "fewer" : "more", r->bytes, r->what);
 }
 
@@ -86,7 +86,7 @@ static inline int mpi_test(Comm *comm, Request *r) {
     int error = MPI_Test(&r->mpi, &complete, &status);
     if (r->collective == RECEIVE && (complete || error != MPI_SUCCESS)) mpi_check_received(comm, r, &status, error);
     if (error != MPI_SUCCESS)
-        run_failure("rank %d: %s of '%s' over MPI failed with error code %d", comm->rank,
+        run_failure("%s: %s of '%s' over MPI failed with error code %d", rank_name(comm->rank),
                     collective_names[r->collective], r->what, error);
     return complete;
 }
@@ -100,14 +100,75 @@ static inline Heartbeat *mpi_heartbeat_open(Comm *comm) {
     rank_state(me, RANK_COMPUTING, seconds_now());
     heartbeat_groups(me, &comm->mesh, comm->rank);
     comm->heartbeats = own_heartbeat.table;
+    comm->heartbeats->mesh = comm->mesh;
     return me;
 }
 
+// ---------------------------------------------------------------------------
+// questions between hosts when a wait has timed out. Messages in MPI_COMM_WORLD serve nothing else
+
+enum { TAG_QUESTION = 1, TAG_ANSWER = 2 };
+
+/* Answers the questions that have arrived with what this host's heartbeat table says; one rank answers for its host. */
+static inline void mpi_answer_hosts(Comm *comm) {
+    HeartbeatTable *table = comm->heartbeats;
+    MPI_Status from;
+    int arrived = 0, question;
+    comm->answered_at = seconds_now();
+    while (MPI_Iprobe(MPI_ANY_SOURCE, TAG_QUESTION, MPI_COMM_WORLD, &arrived, &from) == MPI_SUCCESS && arrived) {
+        MPI_Recv(&question, 1, MPI_INT, from.MPI_SOURCE, TAG_QUESTION, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        int *answered = &table->answered[host_of_rank(from.MPI_SOURCE) - run_hosts.hosts], before = *answered;
+        if (before >= question ||
+            !__atomic_compare_exchange_n(answered, &before, question, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            continue;
+        RankNews *news = new_array(RankNews, table->attached); // not freed: it may be on its way until the run ends
+        MPI_Request sent;
+        for (int i = 0; i < table->attached; i++) news[i] = news_of_rank(table, heartbeat_at(table, i));
+        if (MPI_Isend(news, (int)sizeof *news * table->attached, MPI_BYTE, from.MPI_SOURCE, TAG_ANSWER, MPI_COMM_WORLD,
+                      &sent) == MPI_SUCCESS)
+            MPI_Request_free(&sent);
+    }
+}
+
+static inline void mpi_send_questions(Comm *comm) {
+    int *question = new_array(int, 1); // not freed, like the answers
+    *question = ++comm->times_asked;
+    for (int i = 0; i < comm->mesh.world; i++) {
+        MPI_Request sent;
+        if (host_of_rank(i) == host_of_rank(comm->rank)) continue;
+        if (MPI_Isend(question, 1, MPI_INT, i, TAG_QUESTION, MPI_COMM_WORLD, &sent) == MPI_SUCCESS)
+            MPI_Request_free(&sent);
+    }
+}
+
+/* Called repeatedly by a rank whose wait has timed out. On the first ASKING_HOSTS hosts, the first such rank asks all
+ * ranks of the other hosts, and adds their answers to comm->news. Returns of how many hosts there are news; 0: this
+ * rank does not ask. */
+static inline int mpi_ask_hosts(Comm *comm) {
+    HeartbeatTable *table = comm->heartbeats;
+    int nobody = 0, own = comm->rank + 1, arrived = 0, heard = 0, bytes;
+    MPI_Status from;
+    if (host_of_rank(comm->rank) - run_hosts.hosts >= ASKING_HOSTS) return 0;
+    if (__atomic_compare_exchange_n(&table->asker, &nobody, own, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        mpi_send_questions(comm);
+    if (table->asker != own) return 0;
+    while (MPI_Iprobe(MPI_ANY_SOURCE, TAG_ANSWER, MPI_COMM_WORLD, &arrived, &from) == MPI_SUCCESS && arrived) {
+        MPI_Get_count(&from, MPI_BYTE, &bytes);
+        RankNews *news = (RankNews *)checked_malloc((size_t)bytes);
+        MPI_Recv(news, bytes, MPI_BYTE, from.MPI_SOURCE, TAG_ANSWER, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        for (int i = 0; i < bytes / (int)sizeof *news; i++) comm->news.ranks[news[i].rank] = news[i];
+        free(news);
+    }
+    for (int i = 0; i < run_hosts.count; i++) heard += comm->news.ranks[run_hosts.hosts[i].first_rank].known;
+    return heard;
+}
+
 static const Transport transport_mpi = {
-    "mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_heartbeat_open,
+    "mpi",         mpi_group_open,   mpi_group_member, mpi_start, mpi_test, mpi_heartbeat_open,
     NULL, // gpus_open
     NULL, // gpus_close
     NULL, // channel_open
+    mpi_ask_hosts, mpi_answer_hosts,
 };
 #endif
 

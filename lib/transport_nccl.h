@@ -75,13 +75,13 @@ static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, con
         double waited = seconds_now() - start;
         if (waited > 0.5 && comm->heartbeat->state != RANK_WAITING) nccl_note_waiting(comm, c, start);
         if (waited > wait_limit(comm))
-            run_failure("rank %d: NCCL took longer than %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO "
+            run_failure("%s: NCCL took longer than %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO "
                         "gives details, --timeout sets the limit",
-                        comm->rank, waited, what, of);
+                        rank_name(comm->rank), waited, what, of);
     }
     if (comm->heartbeat->state != (int)before) rank_state(comm->heartbeat, before, seconds_now());
     if (result != ncclSuccess)
-        run_failure("rank %d: NCCL could not %s %s: %s (%s). NCCL_DEBUG=INFO gives details", comm->rank, what, of,
+        run_failure("%s: NCCL could not %s %s: %s (%s). NCCL_DEBUG=INFO gives details", rank_name(comm->rank), what, of,
                     ncclGetErrorString(result), c ? ncclGetLastError(c) : "no communicator");
 }
 
@@ -92,9 +92,10 @@ static inline void nccl_check_errors(Comm *comm) {
         ncclResult_t state = ncclSuccess;
         if (c) ncclCommGetAsyncError(c, &state);
         if (state != ncclSuccess && state != ncclInProgress)
-            run_failure("rank %d: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO gives "
+            run_failure("%s: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO gives "
                         "details",
-                        comm->rank, axis_names[nccl_axis(i)], ncclGetErrorString(state), ncclGetLastError(c));
+                        rank_name(comm->rank), axis_names[nccl_axis(i)], ncclGetErrorString(state),
+                        ncclGetLastError(c));
     }
 }
 
@@ -122,8 +123,8 @@ static inline void nccl_check_members(Comm *comm, Group *g) {
     ncclCommCount(c, &size);
     ncclCommUserRank(c, &rank);
     if (size != g->size || rank != g->rank)
-        run_failure("rank %d: NCCL's group of %s has %d members, of which this rank is number %d; expected %d and %d",
-                    comm->rank, axis_names[g->axis], size, rank, g->size, g->rank);
+        run_failure("%s: NCCL's group of %s has %d members, of which this rank is number %d; expected %d and %d",
+                    rank_name(comm->rank), axis_names[g->axis], size, rank, g->size, g->rank);
     size_t bytes = sizeof(int) * (size_t)size;
     int *members = (int *)checked_malloc(bytes), *gpu_members = comm->members;
     device_write(comm->dev, gpu_members + rank, &mine, sizeof mine);
@@ -133,7 +134,7 @@ static inline void nccl_check_members(Comm *comm, Group *g) {
     for (int i = 0; i < size; i++) {
         int expected = comm->hosts->group_member(comm, g, i);
         if (members[i] == expected) continue;
-        run_failure("rank %d: member %d of %s is rank %d to NCCL, and rank %d to %s", comm->rank, i,
+        run_failure("%s: member %d of %s is rank %d to NCCL, and rank %d to %s", rank_name(comm->rank), i,
                     axis_names[g->axis], members[i], expected, comm->hosts->name);
     }
     free(members);
@@ -290,6 +291,8 @@ static const Transport transport_nccl = {
     nccl_open,         // gpus_open
     nccl_close,        // gpus_close
     nccl_channel_open, // channel_open
+    NULL,              // ask_hosts: the transport of the hosts does
+    NULL,              // answer_hosts
 };
 #endif
 

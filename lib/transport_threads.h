@@ -26,9 +26,9 @@ typedef struct ThreadSlot {
 
 /* What the members of a group share, or the two ends of a channel, where only the sender posts. */
 typedef struct ThreadGroup {
-    int id[3]; // of a group: its axis, its colour, -1; of a channel: its axis, the ranks of its sender and receiver
-    int size;  // members that post
-    int *members;      // (size) the members' ranks in the world; each thread writes its own. A channel has none
+    int id[3];    // of a group: its axis, its colour, -1; of a channel: its axis, the ranks of its sender and receiver
+    int size;     // members that post
+    int *members; // (size) the members' ranks in the world; each thread writes its own. A channel has none
     ThreadSlot *slots; // (THREAD_SLOTS, size)
     struct ThreadGroup *next;
 } ThreadGroup;
@@ -176,6 +176,8 @@ static const Transport transport_threads = {
     NULL, // gpus_open
     NULL, // gpus_close
     NULL, // channel_open
+    NULL, // ask_hosts
+    NULL, // answer_hosts
 };
 
 #endif

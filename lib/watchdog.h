@@ -2,15 +2,16 @@
  *
  * A rank that waits cannot know for whom, and a rank that was stopped or killed says nothing. So each host has a
  * heartbeat table in shared memory, where each of its ranks writes what it is doing and which collectives it has
- * started. A rank whose wait has timed out, a rank that starts another collective than its neighbors, or the monitor
- * (monitor.h) reads the table and names the culprit in one sentence. The last collectives of each rank are then written
- * to OUT/flight. Ranks that are threads have a table in their process's memory and no monitor.
+ * started. A rank whose wait has timed out (culprit.h), a rank that starts another collective than its neighbors, or
+ * the monitor (monitor.h) reads the table and names the culprit in one sentence. The last collectives of each rank are
+ * then written to OUT/flight. Ranks that are threads have a table in their process's memory and no monitor.
  */
 #ifndef WATCHDOG_H
 #define WATCHDOG_H
 #include "comm_events.h" // defines: Collective, collective_names
 #include "device.h"      // defines: Activity, op_names
 #include "mesh.h"        // defines: Axis, axis_names, mesh_group
+#include "run_hosts.h"   // defines: run_hosts, rank_name
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -21,16 +22,19 @@
 
 typedef enum { RANK_STARTING, RANK_COMPUTING, RANK_WAITING, RANK_READING, RANK_ENDING, RANK_ENDED } RankState;
 
-/* A wait in a step may last --timeout. Where one rank works long while others wait for it, the limit is a multiple. */
-typedef enum { PHASE_START, PHASE_STEP, PHASE_VALIDATION, PHASE_SAVING, PHASE_END, PHASES } Phase;
+/* A wait in a step may last --timeout. Where one rank works long while others wait for it, the limit is a multiple.
+ * Until the processes are connected, it is --start-timeout. */
+typedef enum { PHASE_CONNECT, PHASE_START, PHASE_STEP, PHASE_VALIDATION, PHASE_SAVING, PHASE_END, PHASES } Phase;
 static const struct {
     const char *name;
     int limit; // in multiples of --timeout
-} phases[PHASES] = {{"start-up", 4}, {"a step", 1}, {"validation", 4}, {"saving", 4}, {"the end of the run", 4}};
+} phases[PHASES] = {{"connecting", 0}, {"start-up", 4}, {"a step", 1},
+                    {"validation", 4}, {"saving", 4},   {"the end of the run", 4}};
 
 enum { FLIGHTS = 64 };          // collectives that are remembered on each line
 enum { MAX_LOCAL_RANKS = 256 }; // ranks on one host
 enum { CHANNELS = 8 };          // channels of one rank
+enum { ASKING_HOSTS = 3 };      // the first hosts, which ask all others when a wait has timed out
 
 /* A line is an ordered sequence of collectives or messages, numbered from 1: the collectives of a group have the line
  * of its axis, and the messages of a channel the line AXES + number of the channel. */
@@ -84,13 +88,19 @@ typedef struct HeartbeatTable {
     int attached; // ranks in the table
     int expected; // ranks on this host, as the launcher says; 0: it does not say
     int world;
-    int threads;         // the ranks are threads of one process
-    int said;            // exit code with which a rank or the monitor has reported a failure
-    int flights_written; // somebody writes OUT/flight
-    double timeout;      // seconds
-    char host[64];       // this host's name
-    char name[64];       // of the shared memory file
-    char out[4096];      // --out; "": none
+    int threads;                // the ranks are threads of one process
+    int said;                   // exit code with which a rank or the monitor has reported a failure
+    char unanswered[256];       // TCP connections that nobody has answered while ranks connect; see network.h
+    int network_noted;          // the monitor has printed what this host's network looks like
+    int flights_written;        // somebody writes OUT/flight
+    int asker;                  // the rank of this host that asks the other hosts what they know, + 1; 0: none
+    int answered[ASKING_HOSTS]; // how many questions of each of the first hosts this host has answered
+    Mesh mesh;                  // world 0: no rank has opened it yet
+    double timeout;             // seconds
+    double start_timeout;
+    char host[64];  // this host's name
+    char name[64];  // of the shared memory file
+    char out[4096]; // --out; "": none
 } HeartbeatTable;
 
 /* The table that this process writes to when it ends, and its own record there. */
@@ -101,7 +111,9 @@ static struct {
 
 static inline Heartbeat *heartbeat_at(HeartbeatTable *t, int i) { return (Heartbeat *)(t + 1) + i; }
 static inline size_t heartbeats_bytes(int ranks) { return sizeof(HeartbeatTable) + sizeof(Heartbeat) * (size_t)ranks; }
-static inline double phase_limit(const HeartbeatTable *t, int phase) { return t->timeout * phases[phase].limit; }
+static inline double phase_limit(const HeartbeatTable *t, int phase) {
+    return phase == PHASE_CONNECT ? t->start_timeout : t->timeout * phases[phase].limit;
+}
 
 static inline void rank_state(Heartbeat *me, RankState state, double now) {
     if (!me) return; // a dry run
@@ -231,7 +243,7 @@ static inline void say_line(Sentence *t, const Heartbeat *k, int line) {
         return;
     }
     const ChannelEnd *c = &k->lines.channels[line - AXES];
-    say(t, "%s %s rank %d", axis_names[c->axis], c->receives ? "from" : "to", c->peer);
+    say(t, "%s %s %s", axis_names[c->axis], c->receives ? "from" : "to", rank_name(c->peer));
 }
 
 /* "all_gather #12 of 'embedding' on fsdp", "receive #3 of 'activations of micro-batch 2' on pp from rank 3" */
@@ -249,7 +261,10 @@ static inline double last_sign(const Heartbeat *k) { return fmax(k->since, k->ac
 static inline void say_doing(Sentence *t, Heartbeat *k) {
     const Activity *a = &k->activity;
     switch (k->state) {
-    case RANK_STARTING: say(t, "starting (finding the other ranks, reading the data's headers, opening groups)"); break;
+    case RANK_STARTING:
+        say(t, k->phase == PHASE_CONNECT ? "connecting to the other ranks"
+                                         : "starting (reading the data's headers, opening groups)");
+        break;
     case RANK_READING: say(t, "reading data"); break;
     case RANK_ENDING: say(t, "ending"); break;
     case RANK_ENDED: say(t, "done"); break;
@@ -296,54 +311,6 @@ static inline void say_last_collective(Sentence *t, Heartbeat *k, int line) {
         say(t, "; it has started no %s on ", kind);
         say_line(t, k, line);
     }
-}
-
-/* Why another rank may be the reason that a rank waits for a collective, the most likely reason first. */
-typedef enum {
-    SUSPECT_DIED_OR_STOPPED,
-    SUSPECT_NOT_WAITING, // and it has not started the collective, or has shown no sign of life for half the limit
-    SUSPECT_WAITING,     // it has not started the collective, and waits for something else, possibly for another host
-    NOT_SUSPECT
-} Suspicion;
-
-/* How suspect the other rank is while `me` waits for collective `number` on its line `line`. *is_behind: the other rank
- * must start this collective too and has not. */
-static inline Suspicion suspicion_of(Heartbeat *other, Heartbeat *me, int line, int64_t number, double limit,
-                                     int *is_behind) {
-    int its = line_of_other(&other->lines, &me->lines, line);
-    int has_started = its >= 0 && __atomic_load_n(&other->started[its], __ATOMIC_RELAXED) >= number;
-    int is_silent = seconds_now() - last_sign(other) > limit / 2;
-    *is_behind = shares_line(&other->lines, &me->lines, line) && !has_started;
-    if (process_state(other) != PROCESS_RUNS) return SUSPECT_DIED_OR_STOPPED;
-    if (other->state != RANK_WAITING && (*is_behind || is_silent)) return SUSPECT_NOT_WAITING;
-    return *is_behind ? SUSPECT_WAITING : NOT_SUSPECT;
-}
-
-/* Names the most likely ranks of this host that keep `me` from completing a collective. Returns whether the blame is
- * certain. */
-static inline int say_culprits(Sentence *t, HeartbeatTable *table, Heartbeat *me, int line, int64_t number,
-                               double limit) {
-    int named = 0, certain = 0, n = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE);
-    for (int suspicion = SUSPECT_DIED_OR_STOPPED; suspicion < NOT_SUSPECT && !named; suspicion++)
-        for (int i = 0; i < n; i++) {
-            Heartbeat *other = heartbeat_at(table, i);
-            int is_behind, its = line_of_other(&other->lines, &me->lines, line);
-            if (other == me || !other->process) continue;
-            if ((int)suspicion_of(other, me, line, number, limit, &is_behind) != suspicion) continue;
-            if (named++ >= 4) continue;
-            certain = suspicion < SUSPECT_WAITING;
-            if (named > 1) say(t, ". Also ");
-            say_rank(t, table, other, process_state(other), seconds_now());
-            if (!is_behind) continue;
-            if (its >= 0) say_last_collective(t, other, its);
-            else
-                say(t, "; it has %s rank %d nothing",
-                    me->lines.channels[line - AXES].receives ? "sent" : "received from", me->lines.rank);
-        }
-    if (named > 4) say(t, ", and %d more", named - 4);
-    if (!named && n == table->world) say(t, "all %d ranks are waiting", n);
-    else if (!named) say(t, "all %d ranks of host %s are waiting: look at the other hosts", n, table->host);
-    return certain;
 }
 
 // ---------------------------------------------------------------------------
@@ -471,10 +438,10 @@ __attribute__((noreturn)) static inline void message_failed(Heartbeat *me, Heart
     const FlightRecord *mine = flight_of(me, line, number), *theirs = flight_of_other(peer, me, line, number);
     const FlightRecord *sent = end->receives ? theirs : mine, *expected = end->receives ? mine : theirs;
     int own = me->lines.rank;
-    run_failure("message #%" PRId64 " from rank %d to rank %d on %s: '%s' (%" PRId64 " bytes) is sent, but '%s' "
+    run_failure("message #%" PRId64 " from %s to %s on %s: '%s' (%" PRId64 " bytes) is sent, but '%s' "
                 "(%" PRId64 " bytes) is expected. Both ranks must send and receive the same messages in the same order",
-                number, end->receives ? end->peer : own, end->receives ? own : end->peer, axis_names[end->axis],
-                sent->what, sent->bytes, expected->what, expected->bytes);
+                number, rank_name(end->receives ? end->peer : own), rank_name(end->receives ? own : end->peer),
+                axis_names[end->axis], sent->what, sent->bytes, expected->what, expected->bytes);
 }
 
 /* Another rank has started something else than `me` as number `number` of a line, or before it: ends the run, and names
@@ -523,7 +490,10 @@ static inline HeartbeatTable *heartbeats_open_threads(int ranks, double timeout)
     table->threads = 1;
     table->timeout = timeout;
     gethostname(table->host, sizeof table->host - 1);
-    for (int i = 0; i < ranks; i++) heartbeat_init(heartbeat_at(table, i), i);
+    for (int i = 0; i < ranks; i++) {
+        heartbeat_init(heartbeat_at(table, i), i);
+        heartbeat_at(table, i)->phase = PHASE_START;
+    }
     return table;
 }
 

@@ -38,7 +38,7 @@ static void print_ranks(const Trainer *trainer) {
     if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->opt.out))
         printf(", which is memory, too: --out is on a tmpfs; choose a directory on a disk");
     printf("\n");
-    layout_print(&j->mesh, trainer->parallel.layout, trainer->parallel.hosts, stdout);
+    layout_print(&j->mesh, trainer->parallel.layout, stdout);
     double library = trainer->parallel.comm.library_memory;
     if (library > 0) printf("NCCL allocated another %.1f MB on each GPU\n", library / 1e6);
 }

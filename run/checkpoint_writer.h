@@ -586,13 +586,27 @@ static void signal_count(int number) {
     else end_signals = end_signals + 1;
 }
 
-static void signals_install(int handle_sigterm) {
+static void signals_handle(void (*handler)(int), int handle_sigterm) {
     struct sigaction action = ZERO;
-    action.sa_handler = signal_count;
+    action.sa_handler = handler;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
     if (handle_sigterm) sigaction(SIGTERM, &action, NULL);
+}
+
+/* Before training there is nothing to save: a signal that asks for the end ends the process at once. */
+static void signal_ends_start(int signal_number) {
+    signal_count(signal_number);
+    if (!end_signals) return;
+    if (own_heartbeat.record) own_heartbeat.record->told_to_end = signal_number;
+    int failed = own_heartbeat.table ? own_heartbeat.table->said : 0; // then it is the monitor that ends this process
+    _exit(failed ? failed : EXIT_ENDED_EARLY);
+}
+static void signals_install_for_start(int handle_sigterm) { signals_handle(signal_ends_start, handle_sigterm); }
+
+static void signals_install(int handle_sigterm) {
+    signals_handle(signal_count, handle_sigterm);
     signal(SIGXFSZ, SIG_IGN); // a file that exceeds the size limit is an error like any other
 }
 #endif

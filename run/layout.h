@@ -5,8 +5,9 @@
  */
 #ifndef LAYOUT_H
 #define LAYOUT_H
-#include "../lib/comm.h" // defines: Comm, all_gather_now
-#include "../lib/json.h" // defines: json_add_integer, json_write_line
+#include "../lib/comm.h"      // defines: Comm, all_gather_now
+#include "../lib/json.h"      // defines: json_add_integer, json_write_line
+#include "../lib/run_hosts.h" // defines: run_hosts, host_of_rank
 
 /* The leaders of all groups. All ranks call it; the caller frees the result. */
 static int *layout_read_back(Comm *comm) {
@@ -14,15 +15,6 @@ static int *layout_read_back(Comm *comm) {
     for (int a = 0; a < AXES; a++) mine[a] = comm->hosts->group_member(comm, &comm->groups[a], 0);
     all_gather_now(comm, AXIS_WORLD, "layout", mine, leaders, sizeof mine);
     return leaders;
-}
-
-/* (world) a number for each rank that is the same for the ranks of one host. All ranks call it. */
-static int *hosts_read_back(Comm *comm) {
-    const char *host = comm->heartbeats->host;
-    int mine = (int)(hash_bytes(HASH_START, host, strlen(host)) >> 33);
-    int *hosts = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
-    all_gather_now(comm, AXIS_WORLD, "hosts", &mine, hosts, sizeof mine);
-    return hosts;
 }
 
 /* How many groups of an axis have members on several hosts, so that their traffic crosses the network. */
@@ -57,25 +49,34 @@ static void group_print(FILE *f, const Mesh *m, const int *leaders, int axis, in
     if (members != mesh_group_size(m, (Axis)axis)) fprintf(f, " (%d members)", members);
 }
 
-/* Prints "fsdp: 2 groups of 4: 0-3, 4-7; each within a host", a line for every axis with groups of several ranks. */
-static void layout_print(const Mesh *m, const int *leaders, const int *hosts, FILE *f) {
-    enum { SHOWN = 32 };
-    int several_hosts = 0, on_first_host = 0;
-    for (int r = 0; r < m->world; r++) {
-        several_hosts |= hosts[r] != hosts[0];
-        on_first_host += hosts[r] == hosts[0];
+enum { LAYOUT_SHOWN = 32 }; // groups or hosts in a line of the banner
+
+/* Prints "hosts: n1 (2 ranks from 0), n2 (2 ranks from 2)". */
+static void hosts_print(FILE *f) {
+    fprintf(f, "hosts: ");
+    for (int i = 0; i < run_hosts.count && i < LAYOUT_SHOWN; i++) {
+        const RunHost *host = &run_hosts.hosts[i];
+        fprintf(f, "%s%s (%d rank%s from %d)", i ? ", " : "", host->name, host->ranks, host->ranks == 1 ? "" : "s",
+                host->first_rank);
     }
+    fprintf(f, "%s\n", run_hosts.count > LAYOUT_SHOWN ? ", … (layout.json lists all)" : "");
+}
+
+/* Prints "fsdp: 2 groups of 4: 0-3, 4-7; each within a host", a line for every axis with groups of several ranks. */
+static void layout_print(const Mesh *m, const int *leaders, FILE *f) {
+    int several_hosts = run_hosts.count > 1, on_first_host = several_hosts ? run_hosts.hosts[0].ranks : m->world;
+    if (several_hosts) hosts_print(f);
     for (int a = 0; a < AXES; a++) {
         int size = mesh_group_size(m, (Axis)a), printed = 0;
         if (size == 1 || a == AXIS_WORLD) continue;
         fprintf(f, "%s: %d group%s of %d: ", axis_names[a], m->world / size, m->world > size ? "s" : "", size);
-        for (int first = 0; first < m->world && printed < SHOWN; first++) {
+        for (int first = 0; first < m->world && printed < LAYOUT_SHOWN; first++) {
             if (leaders[first * AXES + a] != first) continue;
             if (printed++) fprintf(f, ", ");
             group_print(f, m, leaders, a, first);
         }
         if (printed < m->world / size) fprintf(f, ", … (layout.json lists all)");
-        int across = several_hosts ? groups_across_hosts(m, leaders, a, hosts) : 0;
+        int across = several_hosts ? groups_across_hosts(m, leaders, a, run_hosts.of_rank) : 0;
         int could_fit = a == AXIS_FSDP && on_first_host % size == 0;
         if (across) fprintf(f, "; %d of them across hosts", across);
         if (across && could_fit)
@@ -115,6 +116,9 @@ static void layout_write(FILE *f, const Mesh *mesh, const int *leaders) {
     cJSON *root = cJSON_CreateObject();
     json_add_mesh(root, mesh);
     json_add_groups(root, mesh, leaders);
+    cJSON *hosts = cJSON_AddArrayToObject(root, "hosts"); // of each rank
+    for (int r = 0; r < mesh->world && run_hosts.count; r++)
+        cJSON_AddItemToArray(hosts, cJSON_CreateString(host_of_rank(r)->name));
     json_write_line(f, root);
 }
 

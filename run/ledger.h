@@ -7,7 +7,7 @@
 #ifndef LEDGER_H
 #define LEDGER_H
 #include "../lib/json.h" // defines: json_add_integer, json_add_flops, json_write_line
-#include "traffic.h" // defines: expected_traffic
+#include "traffic.h"     // defines: expected_traffic
 
 typedef enum { EXPECTED, DRY_RUN, MEASURED, SOURCES } FigureSource;
 
@@ -60,9 +60,9 @@ static void ledger_check(const Ledger *l, int rank) {
     int differences = ledger_print(l, NULL);
     if (!differences) return;
     ledger_print(l, stderr);
-    run_failure("rank %d: expected, dry-run and measured figures of the first step differ in %d rows (table above): "
+    run_failure("%s: expected, dry-run and measured figures of the first step differ in %d rows (table above): "
                 "the program did not communicate or allocate what these options ask for, which is a bug in it",
-                rank, differences);
+                rank_name(rank), differences);
 }
 
 // ---------------------------------------------------------------------------

@@ -150,9 +150,10 @@ static void logger_ranks(const Logger *l) {
     printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s",
            "computing s", "waiting s", "memory MB");
     for (int i = 0; i < world && i < SHOWN; i++) {
-        char name[32];
+        char name[96];
         double row[RANK_COLUMNS];
-        snprintf(name, sizeof name, "rank %d", i);
+        int used = snprintf(name, sizeof name, "rank %d", i);
+        if (run_hosts.count > 1) snprintf(name + used, sizeof name - (size_t)used, " on %s", host_of_rank(i)->name);
         rank_row(&l->ranks[i], row);
         print_table_row(name, row);
     }
@@ -161,7 +162,8 @@ static void logger_ranks(const Logger *l) {
     print_table_row("least", all.least);
     print_table_row("mean", all.mean);
     print_table_row("most", all.most);
-    printf("  slowest: rank %d, which computed %.1f %% longer than the mean\n", all.slowest, 100 * (all.lead - 1));
+    printf("  slowest: %s, which computed %.1f %% longer than the mean\n", rank_name(all.slowest),
+           100 * (all.lead - 1));
 }
 
 static void logger_close(Logger *l) {
@@ -252,7 +254,7 @@ static void logger_progress(const Logger *l, int64_t step, const StepStats *s, c
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->communication_seconds > 0) printf(" · communication %2.0f %% overlapped", 100 * s->overlap);
     if (all->lead > 1.1)
-        printf(" | rank %d computed %.0f %% longer than the mean", all->slowest, 100 * (all->lead - 1));
+        printf(" | %s computed %.0f %% longer than the mean", rank_name(all->slowest), 100 * (all->lead - 1));
     for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->steps == 1; c++) // it is the same in every step
         if (dev->arenas[c].peak)
             printf("%s%s %.1f", shown++ ? ", " : " | MB per rank: ", mem_category_names[c],

@@ -29,7 +29,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     double lora_alpha;
     const char *out, *save_mode, *resume, *transport, *trace;
     int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
-    double timeout; // seconds
+    double timeout, start_timeout; // seconds
     const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
     int plan, world, search, merge, max_tokens, audit, help;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
@@ -184,6 +184,8 @@ static const OptionRow option_rows[] = {
     REAL(
         "timeout", timeout, 0.1, 1e6, "SECONDS", "600",
         "longest wait for another rank; four times as long during start-up, validation, saving and the end of the run"),
+    REAL("start-timeout", start_timeout, 0.1, 1e6, "SECONDS", "120",
+         "longest time that ranks on several hosts may take to connect, before they read anything"),
     TEXT("transport", transport, "threads|mpi|nccl", NULL,
          "communication backend (default: nccl for GPUs, mpi under mpirun or srun, threads otherwise)"),
     INT("ranks", ranks, 0, 4096, "N", "0", "run N ranks as threads of one process, without mpirun; 0: one rank"),

@@ -19,7 +19,6 @@ typedef struct {
     ContextParallel cp;
     Pipeline pipeline;
     int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
-    int *hosts;  // (world) a number for each rank's host
 } Parallel;
 
 /* How the options shard the model. */

@@ -80,13 +80,12 @@ static void check_orders(const Trainer *trainer, int64_t step) {
         const RankLines *other = &all[i / 2].lines, *a = i % 2 ? mine : other, *b = i % 2 ? other : mine;
         int line = line_that_differs(a, b);
         if (line >= AXES)
-            run_failure("step %" PRId64 ": the messages that ranks %d and %d sent each other over %s are not those "
-                        "that the other one received",
-                        step, other->rank, p->rank, axis_names[b->channels[line - AXES].axis]);
+            run_failure("step %" PRId64 ": the messages that %s and %s sent each other over %s are not those that "
+                        "the other one received",
+                        step, rank_name(other->rank), rank_name(p->rank), axis_names[b->channels[line - AXES].axis]);
         if (line >= 0)
-            run_failure("step %" PRId64 ": ranks %d and %d did not start the same collectives over %s in the same "
-                        "order",
-                        step, other->rank, p->rank, axis_names[line]);
+            run_failure("step %" PRId64 ": %s and %s did not start the same collectives over %s in the same order",
+                        step, rank_name(other->rank), rank_name(p->rank), axis_names[line]);
     }
 }
 
@@ -100,13 +99,14 @@ static void check_samples(const Trainer *trainer, int64_t step, int64_t first_wi
         int same_data = mesh_data_rank(&p->mesh, i) == mesh_data_rank(&p->mesh, p->rank);
         int same_samples = mine->samples_hash == all[i].samples_hash;
         if (same_samples && !same_data && !repeats)
-            run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64
+            run_failure("step %" PRId64 ": %s and %s train on the same samples (both start with window %" PRId64
                         "), but data-parallel ranks must train on different ones",
-                        step, i, p->rank, first_window);
+                        step, rank_name(i), rank_name(p->rank), first_window);
         if (same_data && !same_samples)
-            run_failure("step %" PRId64 ": ranks %d and %d hold parts of the same replica of the model, but they train "
-                        "on different samples (rank %d starts with window %" PRId64 ")",
-                        step, i, p->rank, p->rank, first_window);
+            run_failure("step %" PRId64 ": %s and %s hold parts of the same replica of the model, but they train on "
+                        "different samples, or their files hold different tokens (rank %d starts with window %" PRId64
+                        ")",
+                        step, rank_name(i), rank_name(p->rank), p->rank, first_window);
     }
 }
 
@@ -115,9 +115,8 @@ static void check_reports(const Trainer *trainer, int64_t step, int64_t first_wi
     if (trainer->parallel.dev.dry_run) return;
     check_orders(trainer, step);
     if (trainer->reports[rank].seeds != trainer->reports[0].seeds)
-        run_failure("step %" PRId64 ": rank %d shuffles samples or initializes weights with a different seed than "
-                    "rank 0",
-                    step, rank);
+        run_failure("step %" PRId64 ": %s shuffles samples or initializes weights with a different seed than rank 0",
+                    step, rank_name(rank));
     check_samples(trainer, step, first_window);
 }
 
@@ -132,12 +131,13 @@ static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
         if (trainer->reports[i].loss.not_finite) source = i;
     }
     if (owner >= 0)
-        used = snprintf(cause, sizeof cause, "first in the gradient of %s, in the shard of rank %d",
-                        trainer->job->table.tensors[trainer->reports[owner].bad_tensor].name, owner);
+        used = snprintf(cause, sizeof cause, "first in the gradient of %s, in the shard of %s",
+                        trainer->job->table.tensors[trainer->reports[owner].bad_tensor].name, rank_name(owner));
     else
         used = snprintf(cause, sizeof cause, "every gradient element is finite, but %s",
                         isfinite(s->loss) ? "some of their squares are not" : "the loss is not");
-    if (source >= 0) snprintf(cause + used, sizeof cause - (size_t)used, "; rank %d's own loss is not finite", source);
+    if (source >= 0)
+        snprintf(cause + used, sizeof cause - (size_t)used, "; the loss of %s is not finite", rank_name(source));
     trainer->progress.skips++;
     if (trainer->progress.skips > trainer->job->opt.max_skips)
         run_failure("step %" PRId64 ": loss %g and gradient norm %g are not both finite (%s), and --max-skips %d does "
@@ -148,6 +148,15 @@ static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
            "finite (%s)\n",
            step, trainer->progress.skips, trainer->job->opt.max_skips, s->loss, s->grad_norm, cause);
     fflush(stdout);
+}
+
+/* A run that has skipped every update has failed. */
+static void check_learned(const Progress *before, const Progress *now) {
+    int64_t skips = now->skips - before->skips;
+    if (skips && now->updates == before->updates)
+        run_failure("the updates of all %" PRId64 " steps were skipped, because no loss or gradient norm was finite: "
+                    "nothing was learned and nothing is saved; lower --lr, lengthen --warmup, or check the data",
+                    skips);
 }
 
 /* What signals ask for and has not been done yet: SIGNAL_SAVE, SIGNAL_END. Processes receive a signal that mpirun

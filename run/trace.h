@@ -110,8 +110,8 @@ static void trace_write(Comm *comm, const char *path) {
     comm_barrier(comm, "trace: file created");
     if (comm->rank) fd = open(temporary, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
-        user_error("rank %d cannot open %s: %s; --trace needs a directory that all hosts share", comm->rank, temporary,
-                   strerror(errno));
+        user_error("%s cannot open %s: %s; --trace needs a directory that all hosts share", rank_name(comm->rank),
+                   temporary, strerror(errno));
     write_all(fd, temporary, text, length, offset);
     if (close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
     comm_barrier(comm, "trace: parts written");

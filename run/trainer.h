@@ -7,24 +7,25 @@
 #ifndef TRAINER_H
 #define TRAINER_H
 #include "../optimizer.h"     // defines: Optimizer
+#include "agreement.h"        // defines: check_agreement, check_shared_out
 #include "shared_gradients.h" // defines: SharedGradients
 #include "ledger.h"           // defines: Ledger, ledger_check, expected_traffic
-#include "layout.h"           // defines: layout_read_back, hosts_read_back
+#include "layout.h"           // defines: layout_read_back
 #include "job.h"              // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
 #include "model.h"            // defines: Model, model_open
 #include "parallel.h"         // defines: Parallel, sharding_of
 
 /* What each rank tells all others at the end of a step (step_report.h). */
 typedef struct {
-    ExactSum loss;                   // sum over this rank's tokens
-    ExactSum squared_norm;           // of the gradient elements that this rank owns
-    int64_t targets;                 // positions with a loss; 0 if another rank counts the same ones
-    int64_t bad_tensor;              // the first tensor whose gradient is not finite; -1: none
-    uint64_t seeds;                  // hash of the sampler and of the seed of the weights
-    uint64_t samples_hash;           // hash of the samples that this rank trained on
-    RankLines lines;      // hashes of the collectives and messages that it started
-    int save_signals, end_signals;   // signals that its process has received so far
-    int is_writing;                  // its part of a checkpoint is not on the disk yet
+    ExactSum loss;                 // sum over this rank's tokens
+    ExactSum squared_norm;         // of the gradient elements that this rank owns
+    int64_t targets;               // positions with a loss; 0 if another rank counts the same ones
+    int64_t bad_tensor;            // the first tensor whose gradient is not finite; -1: none
+    uint64_t seeds;                // hash of the sampler and of the seed of the weights
+    uint64_t samples_hash;         // hash of the samples that this rank trained on, and of their tokens
+    RankLines lines;               // hashes of the collectives and messages that it started
+    int save_signals, end_signals; // signals that its process has received so far
+    int is_writing;                // its part of a checkpoint is not on the disk yet
     RankFigures figures;
 } StepReport;
 
@@ -161,7 +162,6 @@ static void trainer_close(Trainer *trainer) {
     if (!p->dev.dry_run) ops_close(&p->dev);
     if (p->dev.dry_run) free(p->dev.events);
     free(p->layout);
-    free(p->hosts);
     pipeline_close(&p->pipeline);
     tp_close(&p->tp);
     cp_close(&p->cp);
@@ -227,28 +227,6 @@ static void check_memory(const Job *j, const Device *dry_run) {
                    pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", have / 1e9);
 }
 
-/* All ranks must have been started with the same options, data and checkpoint. */
-static void check_agreement(Trainer *trainer) {
-    char *text;
-    size_t length;
-    FILE *f = open_memstream(&text, &length);
-    if (!f) run_failure("out of memory");
-    options_write(&trainer->job->opt, f);
-    fclose(f);
-    uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &trainer->job->data.fingerprint,
-                               sizeof trainer->job->data.fingerprint) ^
-                    trainer->job->resume_from.fingerprint;
-    uint64_t *all = new_array(uint64_t, trainer->parallel.mesh.world);
-    all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
-    for (int i = 1; i < trainer->parallel.mesh.world; i++)
-        if (all[i] != all[0])
-            user_error("rank %d was started with different options, data or checkpoint than rank 0: start all ranks "
-                       "with the same command and the same files",
-                       i);
-    free(all);
-    free(text);
-}
-
 /* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step of every rank.
  */
 static void check_first_step(const Trainer *trainer) {
@@ -284,9 +262,9 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     ops_open(&p->dev, rank == 0);
     comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
     if (o->out) comm_set_flight_directory(&p->comm, o->out);
-    check_agreement(trainer);
+    check_agreement(&p->comm, j);
+    check_shared_out(&p->comm, o->out);
     p->layout = layout_read_back(&p->comm);
-    p->hosts = hosts_read_back(&p->comm);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
     trainer_allocate(trainer);
     p->fsdp.seed = (uint64_t)o->seed;

@@ -1069,7 +1069,7 @@ int main(int argc, char **argv) {
     }
 #ifdef HAVE_MPI
     else if (!strcmp(what, "mpi")) {
-        LaunchInfo started = comm_start_process(&argc, &argv, 60);
+        LaunchInfo started = comm_start_process(&argc, &argv, 60, 60);
         process = started.rank;
         if (started.world < 2) user_error("mpi: %d process: start with mpirun -np N, N at least 2", started.world);
         run_mpi(started.rank, started.world, started.on_host);

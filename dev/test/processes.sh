@@ -108,7 +108,7 @@ missed() {
 }
 
 # ended NAME START SECONDS CODES PATTERN FLIGHTS : how a run that lost a rank ended: in time, with a line that names the
-# cause, no process and no shared memory left behind, the last exchanges of as many ranks under --out
+# cause, no process and no shared memory left behind, the last collectives of as many ranks under --out
 ended() {
     local name=$1 start=$2 seconds=$3 codes=$4 pattern=$5 flights=$6 code found how
     if ! wait_until "$seconds" gone "$launcher"; then
@@ -164,15 +164,14 @@ lost() {
     ended "$name" "$start" "$seconds" "$codes" "$pattern" 3
 }
 
-# not_started NAME SECONDS PATTERN COMMAND… : two processes, the second of them COMMAND, which never comes to the
-# others; start-up has four times --timeout
+# not_started NAME SECONDS PATTERN COMMAND… : two processes, the second of them COMMAND, which never connects
 not_started() {
     local name=$1 seconds=$2 pattern=$3 out=never start launcher
     shift 3
     mark=$out
     start=$(now)
-    "${mpi[@]}" -np 1 "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out "$out" : -np 1 "$@" </dev/null \
-        >.out 2>.err &
+    "${mpi[@]}" -np 1 "$program" "${train[@]}" --batch 1 --steps 1 --start-timeout 2 --out "$out" : -np 1 "$@" \
+        </dev/null >.out 2>.err &
     launcher=$!
     started=("$launcher")
     # 139: Open MPI 4.1's mpirun itself sometimes crashes when a process goes before MPI_Init
@@ -220,11 +219,13 @@ ranks_lost() {
         "^failure: rank [02] waited 2\.[0-9] s for ($message).*; $second is stopped\. $did"
     twice lost "a killed stage of a pipeline" 3 1 KILL 4 "137 2" \
         "^failure: $second died: .*\. It was (computing|running|reading|waiting for ($message))"
+    local unconnected='^failure: the ranks of host [^ ]+, 0(, 1)?, are not connected to all others after 2 s'
+    unconnected+=' \(--start-timeout\); '
     twice not_started "a process that never starts this program" 5 \
-        "$silent start-up: rank 0 .*; 1 of this host's 2 ranks never started this program.*--timeout" sleep 8
+        "${unconnected}1 of this host's 2 ranks never started this program" sleep 8
     twice not_started "a rank stopped in start-up" 5 \
-        "$silent start-up: .*$second is stopped\. It was starting.*--timeout" \
-        bash -c "$stops_in_start_up" "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out never
+        "$unconnected$second is stopped\. It was connecting to the other ranks" \
+        bash -c "$stops_in_start_up" "$program" "${train[@]}" --batch 1 --steps 1 --start-timeout 2 --out never
     twice alone "an error of one rank alone, before it finds the others" "^error: unknown option --nonsense" --nonsense
     twice alone "an error of one rank alone, when ranks compare" "^error: rank 2 was started with different options" \
         --lr 7

@@ -176,6 +176,7 @@ run_all() {
     beside "token files" "dev/test/tokenize.sh all"
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
+    if dev/test/hosts.sh --possible; then suite "several hosts" dev/test/hosts.sh; fi
     suite "planted faults" dev/test/faults.sh all
     suite "checkpoints of more layouts, fp32" $test checkpoints-all
     suite "every mesh, fp32" $test mesh-all

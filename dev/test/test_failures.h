@@ -247,7 +247,8 @@ static void test_collective_orders(const char *arguments) {
     end_run(&end, run_other_report, arguments);
     CHECK("the step's reports find a different order on another host",
           end.code == 2 &&
-              strstr(end.said, "step 1: ranks 0 and 1 did not start the same collectives over fsdp in the same order"),
+              strstr(end.said,
+                     "step 1: rank 0 and rank 1 did not start the same collectives over fsdp in the same order"),
           "code %d: %s", end.code, end.said);
 }
 
@@ -268,15 +269,15 @@ static void test_ranks_that_differ(const char *arguments) {
     Ending end;
     end_run(&end, run_same_samples, arguments);
     CHECK("two ranks with the same samples end the run, and are named",
-          end.code == 2 && strstr(end.said, "ranks 1 and 3 train on the same samples"), "code %d: %s", end.code,
+          end.code == 2 && strstr(end.said, "rank 1 and rank 3 train on the same samples"), "code %d: %s", end.code,
           end.said);
     end_run(&end, run_other_seed, arguments);
     CHECK("a rank with another seed ends the run, and is named",
           end.code == 2 && strstr(end.said, "rank 2 shuffles samples or initializes weights with a different seed"),
           "code %d: %s", end.code, end.said);
     for (int ddp = 0; ddp < 2; ddp++) {
-        const char *replicas = ddp ? "ranks 0 and 2 are replicas in the fsdp group"
-                                   : "ranks 0 and 2 are replicas in the dp_replicate group";
+        const char *replicas = ddp ? "rank 0 and rank 2 are replicas in the fsdp group"
+                                   : "rank 0 and rank 2 are replicas in the dp_replicate group";
         snprintf(more, sizeof more, "%s %s", arguments, ddp ? "--sharding no_shard" : "--dp-replicate 2");
         end_run(&end, run_bad_replica, more);
         CHECK(ddp ? "no_shard: a bit that differs between ranks is found by the replica check"

@@ -1,0 +1,236 @@
+#!/usr/bin/env bash
+# hosts.sh [SCENARIO…]: runs on two to four hosts, under mpirun and srun: the same results as on one host, and what
+# happens when hosts, their network, data or directories are not as they should be. The hosts are namespaces of this
+# machine (cluster.sh); needs root.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
+top=$PWD
+. dev/test/checks.sh
+. dev/test/cluster.sh
+export LC_ALL=C
+
+if [ "$(id -u)" != 0 ] || [ -n "$(cluster_missing)" ]; then
+    echo "left out: several hosts, which need root and these missing programs (make test-hosts): $(cluster_missing)"
+    exit 1
+fi
+[ "${1:-}" != --possible ] || exit 0
+trap cluster_stop EXIT
+program=build/cpu-fp32/train_llama3
+work=build/hosts/work # on the shared file system
+
+# ---------------------------------------------------------------- launching
+# launch HOSTS RANKS LAUNCHER OPTION…: starts the program with RANKS ranks spread evenly over the hosts n1 … nHOSTS, in
+# the background; its output goes to $work/said
+launch() {
+    local count=$1 ranks=$2 launcher=$3 i list=""
+    shift 3
+    for ((i = 1; i <= count; i++)); do list+="${list:+,}n$i:$((ranks / count))"; done
+    case $launcher in
+        mpirun)
+            launcher=(env GRACE=5 dev/launch/mpirun.sh --allow-run-as-root --bind-to none --oversubscribe
+                --host "$list" -np "$ranks"
+                --mca plm_rsh_args "-F /mnt/build/hosts/ssh_config" --mca mpi_yield_when_idle 1
+                -x OMP_WAIT_POLICY=passive) ;;
+        *) launcher=($launcher -N "$count" -n "$ranks" --overcommit --export=ALL,OMP_WAIT_POLICY=passive) ;;
+    esac
+    : >"$work/said"
+    on n1 "${launcher[@]}" "$program" "${train[@]}" "$@" </dev/null >"$work/said" 2>&1 &
+    launched=$!
+}
+
+# ends SECONDS: waits for the launcher; sets `code` and `seconds`
+ends() {
+    local start=$EPOCHREALTIME
+    code="still running after $1 s"
+    if wait_for "$1" gone "$launched"; then
+        wait "$launched"
+        code=$?
+    else
+        kill -KILL "$launched"
+        wait "$launched" 2>/dev/null
+    fi
+    seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+}
+gone() { ! kill -0 "$1" 2>/dev/null; }
+has_steps() { [ "$(wc -l 2>/dev/null <"$1/metrics.jsonl" || echo 0)" -ge 3 ]; }
+
+# left_over HOSTS: processes and shared memory of the program on the hosts
+left_over() {
+    local i
+    for ((i = 1; i <= $1; i++)); do
+        on "n$i" pgrep -x train_llama3 | sed "s/^/process on n$i: /"
+        on "n$i" sh -c 'ls /dev/shm | grep ^llama3-' | sed "s/^/on n$i: /"
+    done
+}
+nothing_left_over() { [ -z "$(left_over "$1")" ]; }
+clean_up() {
+    local i
+    for ((i = 1; i <= hosts; i++)); do
+        signal_host "n$i" KILL all
+        on "n$i" sh -c 'rm -rf /dev/shm/llama3-* /dev/shm/vader* /tmp/ompi.*'
+    done
+}
+
+# expect NAME CODES PATTERN SECONDS: the run that `launch` started ends within SECONDS with one of the exit codes, says
+# PATTERN, and leaves nothing behind on any host
+expect() {
+    local name=$1 codes=$2 pattern=$3 limit=$4 said i
+    ends "$limit"
+    said=$(grep -aE '^(failure|error): ' "$work/said" || tail -n 3 "$work/said" | tr '\n' ' ')
+    for ((i = 1; i <= hosts; i++)); do signal_host "n$i" CONT all; done # a frozen process cannot end
+    wait_for 5 nothing_left_over "$hosts" || true
+    if ! [[ " $codes " == *" $code "* ]]; then fail "$name" "exit code $code, expected $codes: $said"
+    elif ! grep -qaE "$pattern" "$work/said"; then fail "$name" "expected '$pattern': $said"
+    elif ! nothing_left_over "$hosts"; then fail "$name" "left over: $(left_over "$hosts" | tr '\n' ' ')"
+    else pass "$name" "exit code $code after $seconds s; $(grep -aE "$pattern" "$work/said" | head -n 1)"; fi
+    clean_up
+}
+
+# ---------------------------------------------------------------- scenarios
+prepare() {
+    rm -rf "$work"
+    mkdir -p "$work/model"
+    dev/test/sample_text.sh "$work/sample"
+    VOCAB_SIZE=600 dev/data/text.sh "$work/text" "$work/sample" >"$work/said" 2>&1 || {
+        cat "$work/said"
+        fail "the data" "dev/data/text.sh refuses the text of dev/test/sample_text.sh"
+        exit 1
+    }
+    cat >"$work/model/config.json" <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "intermediate_size": 160, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
+END
+    train=(--model "$work/model" --data "$work/text/train.tok" --seq 32 --batch 1 --threads 1)
+}
+
+checkpoint_hash() { (cd "$1/latest" && sha256sum -- * | sha256sum | cut -c1-16); }
+
+# the same training on one host, and on several under both launchers
+same_results() {
+    local launcher out reference
+    "$program" "${train[@]}" --ranks 4 --steps 6 --deterministic --out "$work/one" >"$work/said" 2>&1
+    reference=$(checkpoint_hash "$work/one")
+    for launcher in mpirun "srun --mpi=pmix"; do
+        out=$work/several-${launcher%% *}
+        launch "$hosts" 4 "$launcher" --steps 6 --deterministic --out "$out"
+        ends 60
+        if [ "$code" = 0 ] && [ "$(checkpoint_hash "$out")" = "$reference" ]; then
+            pass "$launcher, $hosts hosts: the checkpoint of 4 ranks on one host" "$reference after $seconds s"
+        else
+            fail "$launcher, $hosts hosts: the checkpoint of 4 ranks on one host" \
+                "exit code $code: $(tail -n 2 "$work/said")"
+        fi
+        if grep -qE "^hosts: n1 \([0-9] ranks? from 0\), n2" "$work/said" &&
+            grep -q '"hosts":\["n1",' "$out/layout.json"; then
+            pass "$launcher, $hosts hosts: banner and layout.json name the hosts" "$(grep '^hosts: ' "$work/said")"
+        else
+            fail "$launcher, $hosts hosts: banner and layout.json name the hosts" "$(head -n 5 "$work/said")"
+        fi
+        clean_up
+    done
+}
+
+# srun without PMIx: each process would be a run of its own
+no_pmix() {
+    launch 2 2 "srun --mpi=none" --steps 2 --out "$work/alone"
+    expect "srun without --mpi=pmix" 1 "^error: the launcher started 2 processes, but MPI connected only 1" 20
+}
+
+# data of the same length with other contents, on one host
+other_data() {
+    local i
+    for ((i = 1; i <= 2; i++)); do on "n$i" sh -c "cp -r $work/text /tmp/text"; done
+    on n2 sh -c 'cd /tmp/text
+        { head -c 64 train.tok; tail -c +65 train.tok | tr "\1\2\3\4" "\4\3\2\1"; } >other.tok
+        mv other.tok train.tok'
+    launch 2 2 mpirun --data /tmp/text/train.tok --steps 2 --out "$work/data"
+    expect "other data of the same length on one host" 1 \
+        "^error: the token files of rank 1 on host n2 have the size of those of rank 0 on host n1, but other " 20
+}
+
+unshared_out() {
+    launch 2 2 mpirun --steps 2 --out /tmp/unshared
+    expect "--out that hosts do not share" 1 \
+        "^error: --out /tmp/unshared on host n2 is not the directory that host n1 has there" 20
+}
+
+other_build() {
+    on n2 sh -c "cp $program /tmp/other && printf x >>/tmp/other && mount --bind /tmp/other $program"
+    launch 2 2 mpirun --steps 2 --out "$work/build"
+    expect "another build on one host" 0 "^note: host n2 runs another build of the program than host n1" 30
+    on n2 umount "$program"
+}
+
+# interface NAME KIND SUBNET: another network interface on every host, over which they do not reach each other; with
+# `same` all hosts have the same address there, like docker0
+interface() {
+    local i
+    for ((i = 1; i <= hosts; i++)); do
+        on "n$i" ip link add "$1" type $2
+        on "n$i" ip address add "$3.$([ "${4:-}" = same ] && echo 1 || echo "$i")/24" dev "$1"
+        on "n$i" ip link set "$1" up
+        on "n$i" ip link set nowhere up 2>/dev/null
+    done
+}
+no_interface() {
+    local i
+    for ((i = 1; i <= hosts; i++)); do on "n$i" ip link del "$1"; done
+}
+
+# networks over which the hosts do not reach each other
+dead_networks() {
+    local launcher
+    for launcher in mpirun "srun --mpi=pmix"; do
+        interface dead0 "veth peer name nowhere" 10.99.0
+        rm -rf "$work/dead" "$work/docker"
+        launch "$hosts" "$hosts" "$launcher" --steps 2 --start-timeout 5 --out "$work/dead"
+        expect "${launcher%% *}: a network interface that leads nowhere" "0 2" \
+            "nobody answered its connections from 10\.99\.0\.[0-9] to 10\.99\.0\.[0-9]|^training" 30
+        no_interface dead0
+        interface docker0 bridge 172.17.0 same
+        launch "$hosts" "$hosts" "$launcher" --steps 2 --start-timeout 5 --out "$work/docker"
+        expect "${launcher%% *}: docker0 with the same address on each host" "0 2" \
+            "host n2 has the network interfaces .*docker0 172\.17\.0\.1/24|^training" 30
+        no_interface docker0
+    done
+}
+
+# lost NAME LAUNCHER ACTION CODES PATTERN SECONDS: a run of 4 ranks that has trained for some steps when ACTION happens
+lost() {
+    local name=$1 launcher=$2 action=$3 codes=$4 pattern=$5 limit=$6
+    rm -rf "$work/lost"
+    launch "$hosts" 4 "$launcher" --steps 100000000 --timeout 2 --out "$work/lost"
+    if ! wait_for 30 has_steps "$work/lost"; then
+        fail "$name" "no steps within 30 s: $(tail -n 2 "$work/said")"
+        kill -KILL "$launched"
+        clean_up
+        return
+    fi
+    eval "$action"
+    expect "$name" "$codes" "$pattern" "$limit"
+}
+
+lost_hosts() {
+    local launcher last=n$hosts
+    for launcher in mpirun "srun --mpi=pmix"; do
+        lost "${launcher%% *}, $hosts hosts: killed ranks of $last" "$launcher" "signal_host $last KILL ranks" \
+            "1 2 137 143 9" "rank [0-9] on host $last .*died" 15
+        lost "${launcher%% *}, $hosts hosts: a cut link to $last" "$launcher" "link $last down" "1 2 137 143 9 255" \
+            "host $last" 40
+        link "$last" up
+        lost "${launcher%% *}, $hosts hosts: frozen processes on $last" "$launcher" "signal_host $last STOP all" \
+            "1 2 137 143 9" "host $last" 15
+    done
+}
+
+hosts=${HOSTS:-2}
+cluster_start "$hosts" || {
+    fail "hosts" "the cluster does not start: $(tail -n 3 "$cluster_dir"/*.log)"
+    echo "$passed passed, $failed failed"
+    exit 1
+}
+prepare
+scenarios=(${*:-same_results no_pmix other_data unshared_out other_build lost_hosts})
+for scenario in "${scenarios[@]}"; do "$scenario"; done
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,199 @@
+/* culprit.h: names the rank that keeps a collective from completing, from what is known of the ranks of all hosts.
+ *
+ * A rank whose wait has timed out reads its host's heartbeat table, and the transport asks the other hosts for theirs
+ * (Transport.ask_hosts). A member of the group that was killed or stopped, that does not answer, or that computes
+ * instead of starting the collective is to blame. A member that waits for another collective is not: the search goes on
+ * with the members of that one.
+ */
+#ifndef CULPRIT_H
+#define CULPRIT_H
+#include "watchdog.h" // defines: Heartbeat, HeartbeatTable, say_rank, say_last_collective
+
+/* What is known of one rank. */
+typedef struct {
+    int rank;
+    int known;          // 0: nothing
+    int process, state; // ProcessState, RankState
+    double silent;      // seconds since its last sign of life
+    int wait_line;      // RANK_WAITING: it waits for this collective
+    int64_t wait_number;
+    int num_channels;
+    ChannelEnd channels[CHANNELS];
+    int64_t started[LINES];
+    char doing[384]; // "rank 2 on host b7 (process 77) has been running adamw for 61.2 s"
+} RankNews;
+
+typedef struct WorldNews {
+    const Mesh *mesh;
+    HeartbeatTable *table; // of this host
+    double limit;          // seconds that a wait may last
+    int asked;             // the other hosts were asked: a rank of which nothing is known does not answer
+    RankNews *ranks;       // (world)
+} WorldNews;
+
+static inline RankNews news_of_rank(const HeartbeatTable *table, Heartbeat *k) {
+    RankNews r = ZERO;
+    double now = seconds_now();
+    Sentence doing = {r.doing, sizeof r.doing, 0};
+    r.rank = k->lines.rank;
+    r.known = 1;
+    r.process = process_state(k);
+    r.state = k->state;
+    r.silent = now - last_sign(k);
+    r.wait_line = k->wait_line;
+    r.wait_number = k->wait_number;
+    r.num_channels = k->lines.num_channels;
+    memcpy(r.channels, k->lines.channels, sizeof r.channels);
+    memcpy(r.started, k->started, sizeof r.started);
+    say_rank(&doing, table, k, (ProcessState)r.process, now);
+    return r;
+}
+
+/* Takes over what this host's table says. */
+static inline void news_of_host(WorldNews *news) {
+    for (int i = 0; i < __atomic_load_n(&news->table->attached, __ATOMIC_ACQUIRE); i++) {
+        Heartbeat *k = heartbeat_at(news->table, i);
+        if (__atomic_load_n(&k->process, __ATOMIC_ACQUIRE)) news->ranks[k->lines.rank] = news_of_rank(news->table, k);
+    }
+}
+
+/* Is a rank known to be killed or stopped? Then nobody else needs to be asked. */
+static inline int knows_lost_rank(const WorldNews *news) {
+    for (int i = 0; i < news->mesh->world; i++)
+        if (news->ranks[i].known && news->ranks[i].process != PROCESS_RUNS) return 1;
+    return 0;
+}
+
+// ---------------------------------------------------------------------------
+// who is suspect
+
+typedef enum {
+    SUSPECT_LOST,    // its process was killed or is stopped, or its host does not answer
+    SUSPECT_BUSY,    // it does not wait, and has not started the collective or shown no sign of life for half the limit
+    SUSPECT_WAITING, // it has not started the collective, because it waits for another one
+    NOT_SUSPECT
+} Suspicion;
+
+/* How many ranks take part in what is on a line of `rank`, and the i-th of them. */
+static inline int members_of_line(const WorldNews *news, int line) {
+    return is_channel(line) ? 1 : mesh_group_size(news->mesh, (Axis)line);
+}
+static inline int member_of_line(const WorldNews *news, int rank, int line, int i) {
+    return is_channel(line) ? news->ranks[rank].channels[line - AXES].peer
+                            : mesh_member(news->mesh, rank, (Axis)line, i);
+}
+
+/* The other rank's line that corresponds to a line of `rank`; -1: it has not opened this channel. */
+static inline int line_there(const WorldNews *news, int other, int rank, int line) {
+    if (!is_channel(line)) return line;
+    const ChannelEnd *mine = &news->ranks[rank].channels[line - AXES];
+    for (int i = 0; i < news->ranks[other].num_channels; i++) {
+        const ChannelEnd *end = &news->ranks[other].channels[i];
+        if (end->axis == mine->axis && end->peer == rank && end->receives != mine->receives) return AXES + i;
+    }
+    return -1;
+}
+
+static inline int has_started(const WorldNews *news, int other, int rank, int line, int64_t number) {
+    int there = line_there(news, other, rank, line);
+    return there >= 0 && news->ranks[other].started[there] >= number;
+}
+
+/* How suspect another rank is while `rank` waits for collective `number` on its line. */
+static inline Suspicion suspicion_of(const WorldNews *news, int other, int rank, int line, int64_t number) {
+    const RankNews *r = &news->ranks[other];
+    if (!r->known) return news->asked ? SUSPECT_LOST : NOT_SUSPECT;
+    if (r->process != PROCESS_RUNS) return SUSPECT_LOST;
+    int is_behind = !has_started(news, other, rank, line, number);
+    if (r->state != RANK_WAITING && (is_behind || r->silent > news->limit / 2)) return SUSPECT_BUSY;
+    return is_behind && r->state == RANK_WAITING ? SUSPECT_WAITING : NOT_SUSPECT;
+}
+
+// ---------------------------------------------------------------------------
+// the sentence
+
+/* "host n3 with ranks 4, 5 does not answer: …" */
+static inline void say_silent_host(Sentence *t, const WorldNews *news, const RunHost *host) {
+    enum { SHOWN = 16 };
+    int listed = 0;
+    say(t, "host %s with rank%s", host->name, host->ranks == 1 ? "" : "s");
+    for (int i = host->first_rank; i < news->mesh->world && listed < SHOWN; i++)
+        if (host_of_rank(i) == host) say(t, "%s%d", listed++ ? ", " : " ", i);
+    say(t, "%s does not answer: it is down, or all its processes have stopped, or the network to it is cut",
+        host->ranks > SHOWN ? ", …" : "");
+}
+
+static inline void say_suspect(Sentence *t, const WorldNews *news, int other, int rank, int line, int64_t number) {
+    const RankNews *r = &news->ranks[other];
+    int there = line_there(news, other, rank, line);
+    if (!r->known) {
+        say_silent_host(t, news, host_of_rank(other));
+        return;
+    }
+    say(t, "%s", r->doing);
+    if (has_started(news, other, rank, line, number)) return;
+    for (int i = 0; i < news->table->attached && there >= 0; i++)
+        if (heartbeat_at(news->table, i)->lines.rank == other)
+            say_last_collective(t, heartbeat_at(news->table, i), there);
+    if (there < 0)
+        say(t, "; it has %s %s nothing", news->ranks[rank].channels[line - AXES].receives ? "sent" : "received from",
+            rank_name(rank));
+}
+
+/* Names up to four members with this suspicion. Returns how many there are. */
+static inline int say_suspects(Sentence *t, const WorldNews *news, int rank, int line, int64_t number,
+                               Suspicion suspicion) {
+    int named = 0;
+    const RunHost *silent = NULL; // all ranks of a host that does not answer are named together
+    for (int i = 0; i < members_of_line(news, line); i++) {
+        int other = member_of_line(news, rank, line, i);
+        if (other == rank || suspicion_of(news, other, rank, line, number) != suspicion) continue;
+        if (!news->ranks[other].known && host_of_rank(other) == silent) continue;
+        if (!news->ranks[other].known) silent = host_of_rank(other);
+        if (named++ >= 4) continue;
+        if (named > 1) say(t, ". Also ");
+        say_suspect(t, news, other, rank, line, number);
+    }
+    if (named > 4) say(t, ", and %d more", named - 4);
+    return named;
+}
+
+/* A member that has not started the collective because it waits for another one, and was not `seen` yet; -1: none. */
+static inline int waiting_member(const WorldNews *news, int rank, int line, int64_t number, const char *seen) {
+    for (int i = 0; i < members_of_line(news, line); i++) {
+        int other = member_of_line(news, rank, line, i);
+        if (!seen[other] && suspicion_of(news, other, rank, line, number) == SUSPECT_WAITING) return other;
+    }
+    return -1;
+}
+
+/* Names the ranks because of which `rank` waits for a collective. Returns whether one was found; otherwise the sentence
+ * says where to look. */
+static inline int say_culprits(Sentence *t, const WorldNews *news, int rank, int line, int64_t number) {
+    int found = 0, world = news->mesh->world, known = 0, followed = 0;
+    char *seen = new_array(char, world);
+    while (rank >= 0 && !found) {
+        seen[rank] = 1;
+        found = say_suspects(t, news, rank, line, number, SUSPECT_LOST) ||
+                say_suspects(t, news, rank, line, number, SUSPECT_BUSY);
+        int next = found ? -1 : waiting_member(news, rank, line, number, seen);
+        if (next >= 0) {
+            if (followed++ < 3) {
+                say_suspect(t, news, next, rank, line, number);
+                say(t, "; ");
+            }
+            line = news->ranks[next].wait_line;
+            number = news->ranks[next].wait_number;
+        }
+        rank = next;
+    }
+    for (int i = 0; i < world; i++) known += news->ranks[i].known;
+    if (!found && known == world)
+        say(t, "all %d ranks are waiting%s", world,
+            run_hosts.count > 1 ? ": look at the network between the hosts" : "");
+    else if (!found) say(t, "all %d ranks of host %s are waiting: look at the other hosts", known, news->table->host);
+    free(seen);
+    return found;
+}
+
+#endif

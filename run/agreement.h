@@ -1,0 +1,137 @@
+/* agreement.h: checks, before the weights are loaded, that all ranks were started alike.
+ *
+ * Options, checkpoint, data and --out must be the same for all ranks, or the run ends with an error. Programs and
+ * processors may differ from host to host; rank 0 prints which do.
+ */
+#ifndef AGREEMENT_H
+#define AGREEMENT_H
+#include "../lib/comm.h" // defines: Comm, all_gather_now, comm_barrier, run_hosts, rank_name
+#include "job.h"         // defines: Job, Dataset, options_write
+
+/* A hash of pieces of the data, at even distances over all files: it finds other data of the same length without
+ * reading all of it. */
+static uint64_t data_contents(const Dataset *d) {
+    enum { PIECES = 64, TOKENS = 1024 };
+    char raw[5 * TOKENS];
+    int64_t before = 0; // tokens of the files before f
+    uint64_t h = HASH_START;
+    const TokenFile *f = d->files;
+    for (int i = 0; i < PIECES && d->tokens; i++) {
+        int64_t at = d->tokens / PIECES * i;
+        while (at - before >= (int64_t)f->header.count) {
+            before += (int64_t)f->header.count;
+            f++;
+        }
+        int64_t n = min_i64(TOKENS, (int64_t)f->header.count - (at - before));
+        int bytes = (int)f->header.width + (f->header.flags & TOKEN_FILE_MASKED ? 1 : 0);
+        if (!token_file_read(f, at - before, n, raw))
+            user_error("%s: tokens %" PRId64 " to %" PRId64 " cannot be read: check the disk, or copy the file again",
+                       f->path, at - before, at - before + n - 1);
+        h = hash_bytes(h, raw, (size_t)(n * bytes));
+    }
+    return h;
+}
+
+/* What each rank tells all others at start-up. */
+typedef struct {
+    uint64_t options;  // hash of the options, the checkpoint and the headers of the data
+    uint64_t contents; // data_contents of --data and --val
+    uint64_t program;  // hash of the program's file
+    char processor[64];
+} RankStart;
+
+static uint64_t hash_of_options(const Job *j) {
+    char *text;
+    size_t length;
+    FILE *f = open_memstream(&text, &length);
+    if (!f) run_failure("out of memory");
+    options_write(&j->opt, f);
+    fclose(f);
+    uint64_t h = hash_bytes(HASH_START, text, length);
+    free(text);
+    return hash_bytes(h, &j->data.fingerprint, sizeof j->data.fingerprint) ^ j->resume_from.fingerprint;
+}
+
+static uint64_t hash_of_program(void) {
+    size_t length;
+    char *program = read_file("/proc/self/exe", &length);
+    uint64_t h = program ? hash_bytes(HASH_START, program, length) : 0;
+    free(program);
+    return h;
+}
+
+/* The processor's name as the kernel gives it; "" if it gives none. */
+static void read_processor(char *name, size_t size) {
+    char line[256];
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && !name[0] && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && strchr(line, ':'))
+            snprintf(name, size, "%.*s", (int)strcspn(strchr(line, ':') + 1, "\n"), strchr(line, ':') + 1);
+    if (f) fclose(f);
+}
+
+/* Prints which hosts have another program or processor than host 0. */
+static void print_differences(const RankStart *all) {
+    const RankStart *first = &all[0];
+    for (int i = 1; i < run_hosts.count; i++) {
+        const RunHost *host = &run_hosts.hosts[i];
+        const RankStart *other = &all[host->first_rank];
+        if (other->program != first->program)
+            printf("note: host %s runs another build of the program than host %s: its results may differ in the last "
+                   "bits; copy one build to all hosts\n",
+                   host->name, run_hosts.hosts[0].name);
+        if (strcmp(other->processor, first->processor))
+            printf("note: host %s has another processor (%s) than host %s (%s): its results may differ in the last "
+                   "bits\n",
+                   host->name, other->processor, run_hosts.hosts[0].name, first->processor);
+    }
+}
+
+/* Ends the run unless all ranks were started with the same options, data and checkpoint. */
+static void check_agreement(Comm *comm, const Job *j) {
+    RankStart mine = ZERO, *all = new_array(RankStart, comm->mesh.world);
+    mine.options = hash_of_options(j);
+    mine.contents = mix64(data_contents(&j->data)) ^ data_contents(&j->val);
+    if (run_hosts.count > 1) {
+        mine.program = hash_of_program();
+        read_processor(mine.processor, sizeof mine.processor);
+    }
+    all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
+    for (int i = 1; i < comm->mesh.world; i++) {
+        if (all[i].options != all[0].options)
+            user_error("%s was started with different options, data or checkpoint than rank 0: start all ranks with "
+                       "the same command and the same files",
+                       rank_name(i));
+        if (all[i].contents != all[0].contents)
+            user_error("the token files of %s have the size of those of %s, but other contents: copy the same files to "
+                       "all hosts, or give a directory that they share",
+                       rank_name(i), rank_name(0));
+    }
+    if (comm->rank == 0) print_differences(all);
+    free(all);
+}
+
+/* Ends the run unless all hosts see the same directory at --out; otherwise the parts of the first checkpoint would end
+ * up in different ones. Rank 0 creates a file there, and the first rank of each host looks for it. */
+static void check_shared_out(Comm *comm, const char *out) {
+    char path[4096 + 64];
+    int world = comm->mesh.world;
+    if (!out || run_hosts.count < 2) return;
+    uint64_t name = mix64((uint64_t)time(NULL) << 20 ^ (uint64_t)getpid()), *names = new_array(uint64_t, world);
+    all_gather_now(comm, AXIS_WORLD, "name of the shared file", &name, names, sizeof name);
+    snprintf(path, sizeof path, "%s/.shared-%016" PRIx64, out, names[0]);
+    if (comm->rank == 0) fclose(logger_create(out, strrchr(path, '/') + 1));
+    comm_barrier(comm, "the shared file is there");
+    int sees = comm->rank != host_of_rank(comm->rank)->first_rank || !access(path, F_OK), *all = new_array(int, world);
+    all_gather_now(comm, AXIS_WORLD, "who sees the shared file", &sees, all, sizeof sees);
+    if (comm->rank == 0) unlink(path);
+    for (int i = 0; i < world; i++)
+        if (!all[i])
+            user_error("--out %s on host %s is not the directory that host %s has there: give a directory on a file "
+                       "system that all hosts share, because every rank writes its part of a checkpoint",
+                       out, host_of_rank(i)->name, host_of_rank(0)->name);
+    free(all);
+    free(names);
+}
+
+#endif
