@@ -281,10 +281,11 @@ static inline void wait_expired(Comm *comm, int line, int64_t number, double wai
     comm->news.limit = limit;
     news_of_host(&comm->news);
     if (comm->hosts->ask_hosts) heard = comm->hosts->ask_hosts(comm);
-    if (!knows_lost_rank(&comm->news) && waited < limit + patience(comm, heard)) return;
-    comm->news.asked = heard > 0;
+    int is_patient = waited < limit + patience(comm, heard);
+    if (is_patient && !lost_on_host_of(&comm->news, comm->rank)) return;
+    comm->news.asked = heard > 0 && !is_patient;
     say_culprits(&blame, &comm->news, comm->rank, line, number);
-    if (heard == 1 && run_hosts.count > 2)
+    if (comm->news.asked && heard == 1 && run_hosts.count > 2)
         say(&blame, "; no other host answers: the network of host %s itself may be cut", comm->heartbeats->host);
     if (times > 1) say(&blame, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
     say_collective(&collective, comm->heartbeat, line, number);

@@ -57,10 +57,11 @@ static inline void news_of_host(WorldNews *news) {
     }
 }
 
-/* Is a rank known to be killed or stopped? Then nobody else needs to be asked. */
-static inline int knows_lost_rank(const WorldNews *news) {
+/* Was a rank of this rank's host killed or stopped? Then this host need not wait for what others say. */
+static inline int lost_on_host_of(const WorldNews *news, int rank) {
     for (int i = 0; i < news->mesh->world; i++)
-        if (news->ranks[i].known && news->ranks[i].process != PROCESS_RUNS) return 1;
+        if (news->ranks[i].known && news->ranks[i].process != PROCESS_RUNS && host_of_rank(i) == host_of_rank(rank))
+            return 1;
     return 0;
 }
 

@@ -483,6 +483,22 @@ more "a run resumes from the oldest checkpoint" run/out_dir.h \
     's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' \
     "checkpoints points" "."
 
+more "the chain of waiting ranks is not followed" lib/culprit.h \
+    's/int next = found ? -1 : waiting_member(news, rank, line, number, seen);/int next = -1;/' \
+    failures "a rank that waits for a busy one on another axis is not blamed"
+
+more "a host that does not answer is not suspect" lib/culprit.h \
+    's/return news->asked ? SUSPECT_LOST : NOT_SUSPECT;/return NOT_SUSPECT;/' \
+    failures "a host that does not answer is blamed with its ranks"
+
+more "the contents of the data are not compared" run/agreement.h \
+    's/^        h = hash_bytes(h, raw, (size_t)(n \* bytes));//' \
+    data "other tokens behind the same header"
+
+more "the tokens of a step are not part of its hash" dataloader.h \
+    's/all_inputs, sizeof(int32_t) \* (size_t)T);/all_inputs, 0);/' \
+    data "the samples of a step have another hash"
+
 edit='s|^    reductions_advance(fsdp, u, micro_batch);|'
 edit+='    if (u->table_unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|'
 more "a unit's reduction is never started" fsdp.h "$edit" \

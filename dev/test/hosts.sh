@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# hosts.sh [SCENARIO…]: runs on two to four hosts, under mpirun and srun: the same results as on one host, and what
-# happens when hosts, their network, data or directories are not as they should be. The hosts are namespaces of this
-# machine (cluster.sh); needs root.
+# hosts.sh [SCENARIO…]: runs on two to four hosts (or on HOSTS=N) under mpirun and srun: they give the results of one
+# host, and hosts, networks, data or directories that are not as they should be end the run with a sentence that says
+# so. The hosts are namespaces of this machine (cluster.sh). Needs root.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 top=$PWD
@@ -214,23 +214,33 @@ lost_hosts() {
     local launcher last=n$hosts
     for launcher in mpirun "srun --mpi=pmix"; do
         lost "${launcher%% *}, $hosts hosts: killed ranks of $last" "$launcher" "signal_host $last KILL ranks" \
-            "1 2 137 143 9" "rank [0-9] on host $last .*died" 15
+            "1 2 137 143 9" "^failure: rank [0-9] on host $last .*died" 15
         lost "${launcher%% *}, $hosts hosts: a cut link to $last" "$launcher" "link $last down" "1 2 137 143 9 255" \
-            "host $last" 40
+            "^failure: .*host $last .*does not answer" 40
         link "$last" up
         lost "${launcher%% *}, $hosts hosts: frozen processes on $last" "$launcher" "signal_host $last STOP all" \
-            "1 2 137 143 9" "host $last" 15
+            "1 2 137 143 9" "^failure: .*host $last .*does not answer" 15
     done
 }
 
-hosts=${HOSTS:-2}
-cluster_start "$hosts" || {
-    fail "hosts" "the cluster does not start: $(tail -n 3 "$cluster_dir"/*.log)"
-    echo "$passed passed, $failed failed"
-    exit 1
+# on_cluster HOSTS SCENARIO…: starts a cluster, and runs the scenarios on it
+on_cluster() {
+    local scenario
+    hosts=$1
+    shift
+    if cluster_start "$hosts"; then
+        prepare
+        for scenario; do "$scenario"; done
+    else fail "hosts" "a cluster of $hosts does not start: $(tail -n 3 "$cluster_dir"/*.log)"; fi
+    cluster_stop 2>/dev/null
 }
-prepare
-scenarios=(${*:-same_results no_pmix other_data unshared_out other_build lost_hosts})
-for scenario in "${scenarios[@]}"; do "$scenario"; done
+
+if [ $# -gt 0 ]; then
+    on_cluster "${HOSTS:-2}" "$@"
+else
+    on_cluster 2 no_pmix other_data unshared_out other_build same_results lost_hosts
+    on_cluster 3 dead_networks same_results lost_hosts
+    on_cluster 4 same_results lost_hosts
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -201,7 +201,7 @@ wait $pid'
 ranks_lost() {
     local runs_lost=0 shared_before layout=()
     local second='rank 1 on host [^ ]+ \(process [0-9]+\)' third='rank 2 on host [^ ]+ \(process [0-9]+\)'
-    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for'
+    local waited='^failure: rank [0-9]+( on host [^ ]+)? waited 2\.[0-9] s for'
     waited+=' (all_gather|reduce_scatter) #[0-9]+ of .* on (fsdp|world) \(3 ranks\); '
     local silent='^failure: no sign of life for 2\.[0-9] s in'
     local last='its last collective was (all_gather|reduce_scatter) #[0-9]+ of .* on fsdp'
@@ -231,6 +231,31 @@ ranks_lost() {
         --lr 7
     twice alone "an error of one rank alone, after it found the others" "^error: no token file at nowhere" \
         --data nowhere
+}
+
+# ---------------------------------------------------------------- launchers and signals at the start
+handles_sigterm() { # SIGTERM is number 15
+    local mask
+    mask=$(sed -nE 's/^SigCgt:\s*//p' "/proc/$1/status" 2>/dev/null)
+    [ -n "$mask" ] && [ $((16#$mask >> 14 & 1)) = 1 ]
+}
+
+starts() {
+    local code pid shared_before
+    SLURM_STEP_NUM_TASKS=2 "$program" "${train[@]}" --batch 1 --steps 1 >.out 2>.err
+    code=$?
+    if [ "$code" = 1 ] && grep -q '^error: the launcher started 2 processes, but MPI connected only 1' .err; then
+        pass "srun without PMIx is refused" "$(cat .err)"
+    else fail "srun without PMIx is refused" "exit code $code: $(tail -n 1 .err)"; fi
+    shared_before=$(shared_memory)
+    "$program" "${train[@]}" --batch 1 --steps 100000 --out early --ranks 2 >.out 2>.err &
+    pid=$!
+    wait_until 5 handles_sigterm "$pid"
+    kill -TERM "$pid"
+    wait "$pid"
+    code=$?
+    if [ "$code" = 75 ] && no_shared_memory; then pass "a signal at the start: exit code 75" "nothing is left behind"
+    else fail "a signal at the start: exit code 75" "exit code $code: $(tail -n 1 .err)"; fi
 }
 
 # ---------------------------------------------------------------- the same, however it is started
@@ -586,6 +611,7 @@ round_trip() {
 
 prepare
 [ -z "$have_mpi" ] || ranks_lost
+starts
 launches
 hybrid
 offload

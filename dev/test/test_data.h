@@ -344,7 +344,45 @@ static void test_windows(void) {
     dataset_close(&d);
 }
 
+/* The hash of the first step's samples. */
+static uint64_t hash_of_first_step(const Dataset *d, const Sampler *s) {
+    Device dev;
+    Loader l;
+    open_loader(&l, &dev, d, s, 1, 1);
+    uint64_t h = loader_next(&l, &dev, 60)->samples_hash;
+    loader_close(&l, &dev);
+    device_close(&dev);
+    return h;
+}
+
+/* A file with the same header but other tokens: start-up and the step reports tell it apart. */
+static void test_other_contents(void) {
+    const char *path = strdup(make_token_file("contents.tok", 3000, 64, 0));
+    const char *copy = strdup(make_token_file("other-contents.tok", 3000, 64, 0));
+    FILE *f = fopen(copy, "r+b");
+    uint16_t tokens[2999];
+    for (int i = 0; i < 2999; i++) tokens[i] = (uint16_t)((i * 7 + 3) % 64);
+    fseek(f, 64 + 2, SEEK_SET);
+    fwrite(tokens, sizeof tokens, 1, f);
+    fclose(f);
+    Dataset d = dataset_open(path, 16, 64, 0), same = dataset_open(path, 16, 64, 0),
+            other = dataset_open(copy, 16, 64, 0);
+    const Sampler *s = &loader_samplers[3];
+    CHECK("other tokens behind the same header have another fingerprint",
+          d.fingerprint == other.fingerprint && data_contents(&d) == data_contents(&same) &&
+              data_contents(&d) != data_contents(&other),
+          "%016" PRIx64 " and %016" PRIx64, data_contents(&d), data_contents(&other));
+    CHECK("the samples of a step have another hash if their tokens differ",
+          hash_of_first_step(&d, s) == hash_of_first_step(&same, s) &&
+              hash_of_first_step(&d, s) != hash_of_first_step(&other, s),
+          "%016" PRIx64 " and %016" PRIx64, hash_of_first_step(&d, s), hash_of_first_step(&other, s));
+    dataset_close(&d);
+    dataset_close(&same);
+    dataset_close(&other);
+}
+
 static void test_data(void) {
+    test_other_contents();
     test_shuffling();
     test_epochs();
     test_windows();

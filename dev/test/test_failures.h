@@ -252,6 +252,49 @@ static void test_collective_orders(const char *arguments) {
           "code %d: %s", end.code, end.said);
 }
 
+/* Four ranks, tp 2 x dp_shard 2, on the hosts a (0, 1) and b (2, 3). Rank 0 waits in fsdp for rank 2, which waits in tp
+ * for rank 3. `rank` is in this state, and of `unknown` nothing is known. Checks what rank 0 says. */
+static void check_culprits(const char *name, int rank, int process, int state, int unknown, const char *expected) {
+    static const int asked[MESH_AXES] = {2, 1, 1, 2, 1};
+    static RunHost hosts[2] = {{"a", 0, 2, 1}, {"b", 2, 2, 2}};
+    static int of_rank[4] = {0, 0, 1, 1};
+    char text[1024];
+    Sentence said = {text, sizeof text, 0};
+    Mesh mesh = mesh_open(4, asked, 1);
+    RankNews ranks[4];
+    WorldNews news = {&mesh, heartbeats_open_threads(1, 2), 2, 1, ranks};
+    memset(ranks, 0, sizeof ranks);
+    for (int i = 0; i < 4; i++) {
+        ranks[i].rank = i;
+        ranks[i].known = i != unknown && (unknown != 2 || i != 3); // a host answers for both of its ranks, or not
+        ranks[i].process = i == rank ? process : (int)PROCESS_RUNS;
+        ranks[i].state = i == rank ? state : (int)RANK_WAITING;
+        ranks[i].wait_line = i < 2 ? AXIS_FSDP : AXIS_TP;
+        ranks[i].wait_number = 7;
+        ranks[i].started[AXIS_FSDP] = i < 2 ? 7 : 6;
+        ranks[i].started[AXIS_TP] = i == 3 && rank == 3 ? 6 : 7;
+        snprintf(ranks[i].doing, sizeof ranks[i].doing, "rank %d does this", i);
+    }
+    run_hosts.count = 2;
+    run_hosts.hosts = hosts;
+    run_hosts.of_rank = of_rank;
+    say_culprits(&said, &news, 0, AXIS_FSDP, 7);
+    memset(&run_hosts, 0, sizeof run_hosts);
+    munmap(news.table, heartbeats_bytes(1));
+    CHECK(name, !strcmp(text, expected), "'%s', expected '%s'", text, expected);
+}
+
+static void test_culprits(void) {
+    check_culprits("a rank that waits for a busy one on another axis is not blamed", 3, PROCESS_RUNS, RANK_COMPUTING,
+                   -1, "rank 2 does this; rank 3 does this");
+    check_culprits("a stopped rank is blamed first", 2, PROCESS_STOPPED, RANK_WAITING, -1, "rank 2 does this");
+    check_culprits("a host that does not answer is blamed with its ranks", -1, 0, 0, 2,
+                   "host b with ranks 2, 3 does not answer: it is down, or all its processes have stopped, or the "
+                   "network to it is cut");
+    check_culprits("if all ranks wait, the network is to be looked at", -1, 0, 0, -1,
+                   "rank 2 does this; all 4 ranks are waiting: look at the network between the hosts");
+}
+
 static void test_recording_time(void) {
     HeartbeatTable *b = heartbeats_open_threads(2, 1);
     double start = seconds_now();
@@ -363,6 +406,7 @@ static void test_failures(void) {
     test_late_rank(data);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
     test_collective_orders(arguments);
+    test_culprits();
     test_recording_time();
     test_ranks_that_differ(arguments);
     test_messages_that_fail();
