@@ -264,7 +264,7 @@ static inline void receive_start(Comm *comm, Request *r, Axis axis, int peer, co
  * ranks that could report, those of the first host come first. */
 static inline double patience(const Comm *comm, int hosts_heard) {
     if (run_hosts.count < 2) return 0;
-    if (!hosts_heard) return 1.8 + ASKING_HOSTS;
+    if (!hosts_heard) return 1.8 + (double)ASKING_HOSTS;
     return (hosts_heard == run_hosts.count ? 0.6 : 1.8) + (double)(host_of_rank(comm->rank) - run_hosts.hosts);
 }
 
