@@ -188,6 +188,7 @@ static inline void comm_watch(void *arg, double waited) {
 #endif
     if (settled != comm->gpu_progress) {
         comm->gpu_progress = settled;
+        if (comm->news.ranks) wait_recovered(comm);
         comm->gpu_progress_at = now;
         rank_state(comm->heartbeat, RANK_COMPUTING, now);
     }

@@ -70,20 +70,22 @@ static void read_processor(char *name, size_t size) {
     if (f) fclose(f);
 }
 
-/* Prints which hosts have another program or processor than host 0. */
+/* Prints which hosts have another program or processor than host 0; not to standard output, which belongs to --eval. */
 static void print_differences(const RankStart *all) {
     const RankStart *first = &all[0];
     for (int i = 1; i < run_hosts.count; i++) {
         const RunHost *host = &run_hosts.hosts[i];
         const RankStart *other = &all[host->first_rank];
         if (other->program != first->program)
-            printf("note: host %s runs another build of the program than host %s: its results may differ in the last "
-                   "bits; copy one build to all hosts\n",
-                   host->name, run_hosts.hosts[0].name);
+            fprintf(stderr,
+                    "note: host %s runs another build of the program than host %s: its results may differ in the last "
+                    "bits; copy one build to all hosts\n",
+                    host->name, run_hosts.hosts[0].name);
         if (strcmp(other->processor, first->processor))
-            printf("note: host %s has another processor (%s) than host %s (%s): its results may differ in the last "
-                   "bits\n",
-                   host->name, other->processor, run_hosts.hosts[0].name, first->processor);
+            fprintf(stderr,
+                    "note: host %s has another processor (%s) than host %s (%s): its results may differ in the last "
+                    "bits\n",
+                    host->name, other->processor, run_hosts.hosts[0].name, first->processor);
     }
 }
 
