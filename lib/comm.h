@@ -259,9 +259,8 @@ static inline void receive_start(Comm *comm, Request *r, Axis axis, int peer, co
 // ---------------------------------------------------------------------------
 // wait
 
-/* For how many seconds beyond its limit a rank waits before it names a culprit. On several hosts, the monitor of the
- * culprit's host reports up to 0.5 s after the limit, and the launcher then takes about 1 s to end the run; and of all
- * ranks that could report, those of the first host come first. */
+/* The seconds beyond its limit after which a rank reports. They give the monitor of the culprit's host, and then hosts
+ * with lower numbers, time to report first: a monitor takes up to 0.5 s, and the launcher about 1 s to end the run. */
 static inline double patience(const Comm *comm, int hosts_heard) {
     if (run_hosts.count < 2) return 0;
     if (!hosts_heard) return 1.8 + (double)ASKING_HOSTS;

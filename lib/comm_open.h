@@ -46,6 +46,7 @@ static inline void check_launch(int connected) {
     int started = processes_of_launcher();
     if (started <= connected) return;
     if (rank_of_launcher()) { // the first process reports it
+        if (own_heartbeat.record) own_heartbeat.record->told_to_end = SIGTERM;
         sleep(2);
         _exit(1);
     }
@@ -193,6 +194,7 @@ static inline void comm_watch(void *arg, double waited) {
         rank_state(comm->heartbeat, RANK_COMPUTING, now);
     }
     double stuck = now - comm->gpu_progress_at;
+    if (stuck > 0.5 && comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
     if (running && stuck > 0.5 && comm->heartbeat->state != RANK_WAITING)
         rank_waits(comm->heartbeat, running->line, running->number, comm->gpu_progress_at);
     if (settled < 0 || stuck < limit) return;

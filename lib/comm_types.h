@@ -122,7 +122,7 @@ struct Comm {
     double in_flight_since; // seconds
 
     WorldNews news;     // what is known of all ranks, once a wait has timed out
-    int times_asked;    // how often this rank has asked the other hosts
+    int question;       // the number of this rank's last question to the other hosts
     double answered_at; // seconds: when it last looked for questions of other hosts
 
     double library_memory; // bytes of the GPU that NCCL allocated for itself

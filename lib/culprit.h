@@ -13,6 +13,7 @@
 typedef struct {
     int rank;
     int known;          // 0: nothing
+    int question;       // the number of the question that this answers
     int process, state; // ProcessState, RankState
     double silent;      // seconds since its last sign of life
     int wait_line;      // RANK_WAITING: it waits for this collective
@@ -27,7 +28,7 @@ typedef struct WorldNews {
     const Mesh *mesh;
     HeartbeatTable *table; // of this host
     double limit;          // seconds that a wait may last
-    int asked;             // the other hosts were asked: a rank of which nothing is known does not answer
+    int asked;             // the other hosts had time to answer: a rank of which nothing is known is lost
     RankNews *ranks;       // (world)
 } WorldNews;
 
@@ -49,7 +50,7 @@ static inline RankNews news_of_rank(const HeartbeatTable *table, Heartbeat *k) {
     return r;
 }
 
-/* Takes over what this host's table says. */
+/* Copies this host's heartbeat table into `news`. */
 static inline void news_of_host(WorldNews *news) {
     for (int i = 0; i < __atomic_load_n(&news->table->attached, __ATOMIC_ACQUIRE); i++) {
         Heartbeat *k = heartbeat_at(news->table, i);
@@ -75,7 +76,7 @@ typedef enum {
     NOT_SUSPECT
 } Suspicion;
 
-/* How many ranks take part in what is on a line of `rank`, and the i-th of them. */
+/* How many ranks must take part in a collective or message on a line of `rank`, and the i-th of them. */
 static inline int members_of_line(const WorldNews *news, int line) {
     return is_channel(line) ? 1 : mesh_group_size(news->mesh, (Axis)line);
 }

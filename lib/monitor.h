@@ -53,7 +53,9 @@ static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorV
     if (process == PROCESS_STOPPED) view->stopped = k;
     if (process != PROCESS_DIED) {
         view->alive++;
-        double grace = process == PROCESS_RUNS && k->state == RANK_WAITING ? 2.5 : 0.5; // who waits has its own timeout
+        double grace = 0.5;
+        if (process == PROCESS_RUNS && k->state == RANK_WAITING) // a waiting rank checks its own timeout
+            grace = table->world > table->attached ? 2.8 + (double)ASKING_HOSTS : 2.5;
         if (k->phase == PHASE_CONNECT && k->lines.rank) // the host of rank 0 ends the run, the others if it does not
             grace += 5 + 0.3 * (double)min_i64(10, k->lines.rank);
         int is_late = now - last_sign(k) > phase_limit(table, k->phase) + grace;

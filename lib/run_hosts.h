@@ -11,7 +11,7 @@ typedef struct {
     char name[64];
     int first_rank; // the lowest rank on this host
     int ranks;      // how many of the run's ranks are on it
-    uint64_t id;    // another one for each host of the run
+    uint64_t id;    // unique for each host of the run
 } RunHost;
 
 /* A mutable global like process_end: there is one for each process, and it is filled once. */

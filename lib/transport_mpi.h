@@ -105,7 +105,7 @@ static inline Heartbeat *mpi_heartbeat_open(Comm *comm) {
 }
 
 // ---------------------------------------------------------------------------
-// questions between hosts when a wait has timed out. Messages in MPI_COMM_WORLD serve nothing else
+// questions between hosts when a wait has timed out. Point-to-point messages in MPI_COMM_WORLD are used only for this
 
 enum { TAG_QUESTION = 1, TAG_ANSWER = 2 };
 
@@ -123,7 +123,10 @@ static inline void mpi_answer_hosts(Comm *comm) {
             continue;
         RankNews *news = new_array(RankNews, table->attached); // not freed: it may be on its way until the run ends
         MPI_Request sent;
-        for (int i = 0; i < table->attached; i++) news[i] = news_of_rank(table, heartbeat_at(table, i));
+        for (int i = 0; i < table->attached; i++) {
+            news[i] = news_of_rank(table, heartbeat_at(table, i));
+            news[i].question = question;
+        }
         if (MPI_Isend(news, (int)sizeof *news * table->attached, MPI_BYTE, from.MPI_SOURCE, TAG_ANSWER, MPI_COMM_WORLD,
                       &sent) == MPI_SUCCESS)
             MPI_Request_free(&sent);
@@ -132,7 +135,8 @@ static inline void mpi_answer_hosts(Comm *comm) {
 
 static inline void mpi_send_questions(Comm *comm) {
     int *question = new_array(int, 1); // not freed, like the answers
-    *question = ++comm->times_asked;
+    *question = __atomic_add_fetch(&comm->heartbeats->times_asked, 1, __ATOMIC_SEQ_CST);
+    comm->question = *question;
     for (int i = 0; i < comm->mesh.world; i++) {
         MPI_Request sent;
         if (host_of_rank(i) == host_of_rank(comm->rank)) continue;
@@ -142,8 +146,8 @@ static inline void mpi_send_questions(Comm *comm) {
 }
 
 /* Called repeatedly by a rank whose wait has timed out. On the first ASKING_HOSTS hosts, the first such rank asks all
- * ranks of the other hosts, and adds their answers to comm->news. Returns of how many hosts there are news; 0: this
- * rank does not ask. */
+ * ranks of the other hosts, and adds their answers to comm->news. Returns the number of hosts whose state is known, or
+ * 0 if this rank does not ask. */
 static inline int mpi_ask_hosts(Comm *comm) {
     HeartbeatTable *table = comm->heartbeats;
     int nobody = 0, own = comm->rank + 1, arrived = 0, heard = 0, bytes;
@@ -156,7 +160,8 @@ static inline int mpi_ask_hosts(Comm *comm) {
         MPI_Get_count(&from, MPI_BYTE, &bytes);
         RankNews *news = (RankNews *)checked_malloc((size_t)bytes);
         MPI_Recv(news, bytes, MPI_BYTE, from.MPI_SOURCE, TAG_ANSWER, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        for (int i = 0; i < bytes / (int)sizeof *news; i++) comm->news.ranks[news[i].rank] = news[i];
+        for (int i = 0; i < bytes / (int)sizeof *news; i++)
+            if (news[i].question == comm->question) comm->news.ranks[news[i].rank] = news[i];
         free(news);
     }
     for (int i = 0; i < run_hosts.count; i++) heard += comm->news.ranks[run_hosts.hosts[i].first_rank].known;

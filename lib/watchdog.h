@@ -94,7 +94,8 @@ typedef struct HeartbeatTable {
     int network_noted;          // the monitor has printed what this host's network looks like
     int flights_written;        // somebody writes OUT/flight
     int asker;                  // the rank of this host that asks the other hosts what they know, + 1; 0: none
-    int answered[ASKING_HOSTS]; // how many questions of each of the first hosts this host has answered
+    int times_asked;            // how often a rank of this host has asked the other hosts
+    int answered[ASKING_HOSTS]; // the number of the last question of each of the first hosts that was answered
     Mesh mesh;                  // world 0: no rank has opened it yet
     double timeout;             // seconds
     double start_timeout;

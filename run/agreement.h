@@ -66,7 +66,7 @@ static void read_processor(char *name, size_t size) {
     FILE *f = fopen("/proc/cpuinfo", "r");
     while (f && !name[0] && fgets(line, sizeof line, f))
         if (!strncmp(line, "model name", 10) && strchr(line, ':'))
-            snprintf(name, size, "%.*s", (int)strcspn(strchr(line, ':') + 1, "\n"), strchr(line, ':') + 1);
+            snprintf(name, size, "%.*s", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);
     if (f) fclose(f);
 }
 
@@ -125,7 +125,7 @@ static void check_shared_out(Comm *comm, const char *out) {
     if (comm->rank == 0) fclose(logger_create(out, strrchr(path, '/') + 1));
     comm_barrier(comm, "the shared file is there");
     int sees = comm->rank != host_of_rank(comm->rank)->first_rank || !access(path, F_OK), *all = new_array(int, world);
-    all_gather_now(comm, AXIS_WORLD, "who sees the shared file", &sees, all, sizeof sees);
+    all_gather_now(comm, AXIS_WORLD, "visibility of the shared file", &sees, all, sizeof sees);
     if (comm->rank == 0) unlink(path);
     for (int i = 0; i < world; i++)
         if (!all[i])
