@@ -362,6 +362,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_messages.h"
 #include "dev/test/test_pipeline.h"
 #include "dev/test/test_failures.h"
+#include "dev/test/test_hosts.h"
 #include "dev/test/test_documents.h"
 #include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
@@ -427,6 +428,7 @@ static const struct {
               {"plan", test_plan, C_BUILD},
               {"simulate", test_simulate, BOTH_BUILDS},
               {"failures", test_failures, C_BUILD},
+              {"hosts", test_check_hosts, C_BUILD},
               {"pipeline", test_pipeline, BOTH_BUILDS},
               {"faults", test_faults, CUDA}, // a part of "ranks"
               {"streams", test_streams, CUDA},

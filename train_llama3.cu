@@ -38,6 +38,7 @@
 #include "run/audit.h"             // defines: audit
 #include "run/launch.h"            // defines: launch
 #include "run/encode.h"            // defines: encode_or_decode
+#include "run/check_hosts.h"       // defines: check_hosts
 
 // ---------------------------------------------------------------------------
 // a block, forward
@@ -871,18 +872,20 @@ int main(int argc, char **argv) {
         if (process == 0) audit(job.opt.out);
         return 0;
     }
-    int trains = job.opt.out && job.opt.data && !job.opt.plan; // and saves checkpoints
+    int trains = job.opt.out && job.opt.data && !job.opt.plan && !job.opt.check_hosts; // and saves checkpoints
     if (trains) signals_install_for_start(!under_mpirun());
+    if (job.opt.check_hosts) check_hosts_limits(&job.opt);
     LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
     job_open(&job, &started);
     if (job.opt.out && job.task == DO_TRAIN) signals_install(!under_mpirun());
     if (job.task == DO_PLAN) {
         if (process == 0) plan_main(&job);
     } else {
-        launch(&job, started.rank, rank_main);
+        launch(&job, started.rank, job.task == DO_CHECK_HOSTS ? check_hosts : rank_main);
     }
     job_close(&job);
     comm_end_process();
+    if (job.has_problems) return 1;
     return job.ended_early ? EXIT_ENDED_EARLY : 0;
 }
 #endif

@@ -6,7 +6,7 @@
 #ifndef ESTIMATE_H
 #define ESTIMATE_H
 #include "program.h" // defines: Plan, plan_open, plan_largest, Job
-#include "cluster.h"
+#include "../run/cluster.h"
 #include "simulate.h"
 #include <sys/resource.h> // defines: getrusage
 

@@ -7,13 +7,13 @@
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --out DIR --trace FILE    plan.json, plan.html, a timeline
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
  */
-#include "program.h"      // defines: the training program
-#include "cluster.h"      // defines: Cluster, cluster_open
-#include "simulate.h"     // defines: Simulation
-#include "estimate.h"     // defines: plan_simulate, estimate_of, print_estimate
-#include "alternatives.h" // defines: print_alternatives
-#include "search.h"       // defines: search_main
-#include "report.h"       // defines: report_write_file, write_simulated_trace
+#include "program.h"        // defines: the training program
+#include "../run/cluster.h" // defines: Cluster, cluster_open
+#include "simulate.h"       // defines: Simulation
+#include "estimate.h"       // defines: plan_simulate, estimate_of, print_estimate
+#include "alternatives.h"   // defines: print_alternatives
+#include "search.h"         // defines: search_main
+#include "report.h"         // defines: report_write_file, write_simulated_trace
 
 static void plan_one_layout(Job *j, const Cluster *cluster) {
     const Options *o = &j->opt;

@@ -9,8 +9,8 @@
  */
 #ifndef SIMULATE_H
 #define SIMULATE_H
-#include "../lib/comm.h" // defines: CommEvents, Mesh, Sentence, say
-#include "cluster.h"     // defines: CollectiveRate, collective_seconds
+#include "../lib/comm.h"    // defines: CommEvents, Mesh, Sentence, say
+#include "../run/cluster.h" // defines: CollectiveRate, collective_seconds
 
 typedef struct { // what a rank has started and not yet completed, in order: a list of slots
     int first, last, count;

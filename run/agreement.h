@@ -89,51 +89,80 @@ static void print_differences(const RankStart *all) {
     }
 }
 
-/* Ends the run unless all ranks were started with the same options, data and checkpoint. */
-static void check_agreement(Comm *comm, const Job *j) {
+/* What all ranks were started with, (world); the caller frees it. */
+static RankStart *gather_starts(Comm *comm, const Job *j) {
     RankStart mine = ZERO, *all = new_array(RankStart, comm->mesh.world);
     mine.options = hash_of_options(j);
     mine.contents = mix64(data_contents(&j->data)) ^ data_contents(&j->val);
-    if (run_hosts.count > 1) {
-        mine.program = hash_of_program();
-        read_processor(mine.processor, sizeof mine.processor);
-    }
+    if (run_hosts.count > 1) mine.program = hash_of_program();
+    read_processor(mine.processor, sizeof mine.processor);
     all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
-    for (int i = 1; i < comm->mesh.world; i++) {
-        if (all[i].options != all[0].options)
-            user_error("%s was started with different options, data or checkpoint than rank 0: start all ranks with "
-                       "the same command and the same files",
-                       rank_name(i));
-        if (all[i].contents != all[0].contents)
-            user_error("the token files of %s have the size of those of %s, but other contents: copy the same files to "
-                       "all hosts, or give a directory that they share",
-                       rank_name(i), rank_name(0));
-    }
+    return all;
+}
+
+/* Says how `rank` was started differently than rank 0, if that matters. Returns whether it was. */
+static int say_other_start(Sentence *t, const RankStart *all, int rank) {
+    if (all[rank].options != all[0].options)
+        say(t,
+            "%s was started with different options, data or checkpoint than rank 0: start all ranks with the same "
+            "command and the same files",
+            rank_name(rank));
+    else if (all[rank].contents != all[0].contents)
+        say(t,
+            "the token files of %s have the size of those of %s, but other contents: copy the same files to all "
+            "hosts, or give a directory that they share",
+            rank_name(rank), rank_name(0));
+    return t->used > 0;
+}
+
+/* Ends the run unless all ranks were started with the same options, data and checkpoint. */
+static void check_agreement(Comm *comm, const Job *j) {
+    char text[1024];
+    Sentence t = {text, sizeof text, 0};
+    RankStart *all = gather_starts(comm, j);
+    for (int i = 1; i < comm->mesh.world; i++)
+        if (say_other_start(&t, all, i)) user_error("%s", text);
     if (comm->rank == 0) print_differences(all);
     free(all);
 }
 
-/* Ends the run unless all hosts see the same directory at --out; otherwise the parts of the first checkpoint would end
- * up in different ones. Rank 0 creates a file there, and the first rank of each host looks for it. */
-static void check_shared_out(Comm *comm, const char *out) {
+/* Whether the host of each rank sees the directory --out of rank 0, (world); the caller frees it. Rank 0 creates a file
+ * there, and the first rank of each host looks for it. */
+static int *gather_views_of_out(Comm *comm, const char *out) {
     char path[4096 + 64];
-    int world = comm->mesh.world;
-    if (!out || run_hosts.count < 2) return;
+    int world = comm->mesh.world, *all = new_array(int, world);
     uint64_t name = mix64((uint64_t)time(NULL) << 20 ^ (uint64_t)getpid()), *names = new_array(uint64_t, world);
     all_gather_now(comm, AXIS_WORLD, "name of the shared file", &name, names, sizeof name);
     snprintf(path, sizeof path, "%s/.shared-%016" PRIx64, out, names[0]);
     if (comm->rank == 0) fclose(logger_create(out, strrchr(path, '/') + 1));
     comm_barrier(comm, "the shared file is there");
-    int sees = comm->rank != host_of_rank(comm->rank)->first_rank || !access(path, F_OK), *all = new_array(int, world);
+    int sees = comm->rank != host_of_rank(comm->rank)->first_rank || !access(path, F_OK);
     all_gather_now(comm, AXIS_WORLD, "visibility of the shared file", &sees, all, sizeof sees);
     if (comm->rank == 0) unlink(path);
-    for (int i = 0; i < world; i++)
-        if (!all[i])
-            user_error("--out %s on host %s is not the directory that host %s has there: give a directory on a file "
-                       "system that all hosts share, because every rank writes its part of a checkpoint",
-                       out, host_of_rank(i)->name, host_of_rank(0)->name);
-    free(all);
     free(names);
+    return all;
+}
+
+static void say_unshared_out(Sentence *t, const char *out, const RunHost *host) {
+    say(t,
+        "--out %s on host %s is not the directory that host %s has there: give a directory on a file system that "
+        "all hosts share, because every rank writes its part of a checkpoint",
+        out, host->name, host_of_rank(0)->name);
+}
+
+/* Ends the run unless all hosts see the same directory at --out; otherwise the parts of the first checkpoint would end
+ * up in different ones. */
+static void check_shared_out(Comm *comm, const char *out) {
+    char text[8192];
+    Sentence t = {text, sizeof text, 0};
+    if (!out || run_hosts.count < 2) return;
+    int *sees = gather_views_of_out(comm, out);
+    for (int i = 0; i < comm->mesh.world; i++)
+        if (!sees[i]) {
+            say_unshared_out(&t, out, host_of_rank(i));
+            user_error("%s", text);
+        }
+    free(sees);
 }
 
 #endif

@@ -18,8 +18,8 @@
 #include <pthread.h>
 #include <sched.h>
 
-typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN } Task;
-static const char *const task_names[] = {"training", "--eval", "--generate", "--export", "--plan"};
+typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
+static const char *const task_names[] = {"training", "--eval", "--generate", "--export", "--plan", "--check-hosts"};
 
 typedef struct {
     Options opt;
@@ -45,6 +45,7 @@ typedef struct {
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;        // ranks that are threads meet here
     int ended_early;                 // a signal ended training before its last step, and everything is saved
+    int has_problems;                // --check-hosts has found some
     const OpRates *op_rates;         // how fast ops are on the planned machines; NULL: dry runs take no time
 } Job;
 
@@ -76,12 +77,14 @@ static Task job_task(const Options *o) {
     if (o->generate) task = DO_GENERATE;
     if (o->eval) task = DO_EVAL;
     if (o->plan) task = DO_PLAN;
-    if (!!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1)
-        user_error("%s cannot be combined with another of --plan, --eval, --generate and --export: give only one",
+    if (o->check_hosts) task = DO_CHECK_HOSTS;
+    if (!!o->plan + !!o->eval + !!o->generate + !!o->export_dir + o->check_hosts > 1)
+        user_error("%s cannot be combined with another of --plan, --eval, --generate, --export and --check-hosts: give "
+                   "only one",
                    task_names[task]);
-    if (o->out && task != DO_TRAIN && task != DO_PLAN)
-        user_error("--out %s has no effect with %s: only training and --plan write to it; remove --out", o->out,
-                   task_names[task]);
+    if (o->out && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
+        user_error("--out %s has no effect with %s: only training, --plan and --check-hosts write to it; remove --out",
+                   o->out, task_names[task]);
     if (o->doc_mask && task == DO_GENERATE)
         user_error("--doc-mask has no effect with --generate, whose prompt is a single document: remove --doc-mask");
     if (o->doc_mask && task == DO_EXPORT)
@@ -90,10 +93,10 @@ static Task job_task(const Options *o) {
         user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
                    "given as --model DIR)",
                    o->resume, task_names[task]);
-    if (!o->is_planner && (o->cluster || o->search))
+    if (!o->is_planner && ((o->cluster && !o->check_hosts) || o->search))
         user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these "
                    "options, without --plan",
-                   o->cluster ? "cluster" : "search");
+                   o->search ? "search" : "cluster");
     if (!o->is_planner && o->trace && task != DO_TRAIN)
         user_error("--trace %s has no effect with %s: only training has a timeline; remove --trace (plan_llama3 writes "
                    "an estimated one)",
@@ -572,7 +575,7 @@ static void job_weights(Job *j) {
 static void job_data(Job *j) {
     const Options *o = &j->opt;
     job_find_tokenizer(j);
-    if (j->task == DO_TRAIN) {
+    if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) {
         j->data = dataset_open(o->data, o->seq, j->config.V, 0);
         int64_t per_step = samples_per_step(o, &j->mesh);
         if (!strcmp(o->tail, "drop") && j->data.windows < per_step)
@@ -606,6 +609,10 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_model(j);
     job_layout(j, world, local_ranks, ranks_sharing);
     if (j->task == DO_PLAN) return;
+    if (j->task == DO_CHECK_HOSTS) {
+        if (o->data) job_data(j);
+        return;
+    }
     if (j->task == DO_TRAIN && !o->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)");

@@ -31,7 +31,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
     double timeout, start_timeout; // seconds
     const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
-    int plan, world, search, merge, max_tokens, audit, help;
+    int plan, check_hosts, world, search, merge, max_tokens, audit, help;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
     char given[128]; // 1 for each row of the table that was on the command line
@@ -200,6 +200,10 @@ static const OptionRow option_rows[] = {
          "print memory, FLOPs and traffic of each kind of rank, found by dry runs; nothing large is allocated "
          "(plan_llama3 "
          "estimates step times, too)"),
+    FLAG("check-hosts", check_hosts,
+         "test the hosts and networks of a run in seconds, with the launcher, mesh, --data and --out of the run: what "
+         "would make it fail or slow is a problem; --out also receives cluster.json for plan_llama3, and --cluster is "
+         "compared with what is measured"),
     TEXT("eval", eval, "FILE", NULL, "print the loss and perplexity of a token file as one line of JSON"),
     TEXT("export", export_dir, "DIR", NULL,
          "write the model as a Hugging Face directory: with --data after training, otherwise as it was loaded"),

@@ -491,6 +491,14 @@ more "a host that does not answer is not suspect" lib/culprit.h \
     's/return news->asked ? SUSPECT_LOST : NOT_SUSPECT;/return NOT_SUSPECT;/' \
     failures "a host that does not answer is blamed with its ranks"
 
+more "any answer counts as that of the right host" lib/network.h \
+    's/ \&\& answer == t->expected)/)/' \
+    hosts "a network counts as connecting two hosts only if the right host answers"
+
+more "the last host is measured with the wrong partner" run/host_rates.h \
+    's/if (host == n - 1) partner = round \* (n \/ 2) % (n - 1);/if (host == n - 1) partner = round % (n - 1);/' \
+    hosts "every pair of 2 to 33 hosts is measured once"
+
 more "the contents of the data are not compared" run/agreement.h \
     's/^        h = hash_bytes(h, raw, (size_t)(n \* bytes));//' \
     data "other tokens behind the same header"

@@ -136,13 +136,17 @@ no_pmix() {
     expect "srun without --mpi=pmix" 1 "^error: the launcher started 2 processes, but MPI connected only 1" 20
 }
 
-# data of the same length with other contents, on one host
-other_data() {
+# other_contents HOST: every host gets the data as /tmp/text, and HOST one of the same length with other contents
+other_contents() {
     local i
-    for ((i = 1; i <= 2; i++)); do on "n$i" sh -c "cp -r $work/text /tmp/text"; done
-    on n2 sh -c 'cd /tmp/text
+    for ((i = 1; i <= hosts; i++)); do on "n$i" sh -c "rm -rf /tmp/text; cp -r $work/text /tmp/text"; done
+    on "$1" sh -c 'cd /tmp/text
         { head -c 64 train.tok; tail -c +65 train.tok | tr "\1\2\3\4" "\4\3\2\1"; } >other.tok
         mv other.tok train.tok'
+}
+
+other_data() {
+    other_contents n2
     launch 2 2 mpirun --data /tmp/text/train.tok --steps 2 --out "$work/data"
     expect "other data of the same length on one host" 1 \
         "^error: the token files of rank 1 on host n2 have the size of those of rank 0 on host n1, but other " 20
@@ -195,6 +199,51 @@ dead_networks() {
     done
 }
 
+# preflight NAME LAUNCHER CODES PATTERN OPTION…: --check-hosts says PATTERN within ten seconds, and soon ends
+preflight() {
+    local name=$1 launcher=$2 codes=$3 pattern=$4 start=$EPOCHREALTIME found
+    shift 4
+    launch "$hosts" "$hosts" "$launcher" --threads 0 --check-hosts "$@"
+    wait_for 10 grep -qaE "$pattern" "$work/said"
+    found=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+    awk -v s="$found" 'BEGIN { exit !(s < 10) }' || pattern="^found within ten seconds"
+    expect "--check-hosts, ${launcher%% *}: $name, found after $found s" "$codes" "$pattern" 10
+}
+
+# --check-hosts on hosts that are as they should be, and with each fault that it must find
+check_hosts() {
+    local launcher last=n$hosts pid
+    for launcher in mpirun "srun --mpi=pmix"; do
+        mkdir -p "$work/checked"
+        preflight "nothing is wrong" "$launcher" 0 "^no problem found" --out "$work/checked"
+        link "$last" 200mbit
+        preflight "the link of a host is limited" "$launcher" 1 \
+            "^problem: host $last communicates [0-9.]+ times slower than the median host"
+        link "$last" full
+        for pid in $(on "$last" pgrep -x 'sshd|slurmd'); do on "$last" taskset -p -c 0 "$pid" >/dev/null; done
+        preflight "a host has half the cores" "$launcher" 1 \
+            "^problem: host $last computes [0-9.]+ times slower than the median host.* 1 and 2 cores per rank"
+        for pid in $(on "$last" pgrep -x 'sshd|slurmd'); do on "$last" taskset -p -c 0-1 "$pid" >/dev/null; done
+        other_contents "$last"
+        preflight "other data on a host" "$launcher" 1 \
+            "^problem: the token files of rank [0-9] on host $last have the size .*other contents" \
+            --data /tmp/text/train.tok
+        on "$last" sh -c "cp $program /tmp/other && printf x >>/tmp/other && mount --bind /tmp/other $program"
+        preflight "another build on a host" "$launcher" 1 "^problem: host $last runs another build"
+        on "$last" umount "$program"
+        preflight "--out that hosts do not share" "$launcher" 1 "^problem: --out /tmp/unshared on host $last is not" \
+            --out /tmp/unshared
+        interface dead0 "veth peer name nowhere" 10.99.0
+        preflight "a network interface that leads nowhere" "$launcher" "1 2" \
+            "^problem: the network 10.99.0.0/24 \(dead0\) does not connect|nobody answered its connections from 10.99"
+        no_interface dead0
+        interface docker0 bridge 172.17.0 same
+        preflight "docker0 with the same address on each host" "$launcher" "1 2" \
+            "^problem: the network 172.17.0.0/24 \(docker0\) does not connect|interfaces .*docker0 172.17.0.1"
+        no_interface docker0
+    done
+}
+
 # lost NAME LAUNCHER ACTION CODES PATTERN SECONDS: a run of 4 ranks that has trained for some steps when ACTION happens
 lost() {
     local name=$1 launcher=$2 action=$3 codes=$4 pattern=$5 limit=$6
@@ -240,7 +289,7 @@ if [ $# -gt 0 ]; then
 else
     on_cluster 2 no_pmix other_data unshared_out other_build same_results lost_hosts
     on_cluster 3 dead_networks same_results lost_hosts
-    on_cluster 4 same_results lost_hosts
+    on_cluster 4 same_results lost_hosts check_hosts
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
