@@ -189,10 +189,11 @@ static inline double exact_value(const ExactSum *s) {
 /* How this process ends. Besides watchdog.h's record of this process these are the only mutable globals: a process ends
  * once, whichever of its ranks finds the reason. */
 static struct {
-    int process;  // number of this process among those that the launcher started
-    int quiet;    // all processes check the same input now: only one of them reports an error
-    int reported; // an error has been printed
-    int *said;    // shared by the processes of a host: exit code of the one that reported an error; NULL: one process
+    int process;      // number of this process among those that the launcher started
+    int quiet;        // all processes check the same input now: only one of them reports an error
+    int reported;     // an error has been printed
+    const char *host; // named in errors; NULL: all processes are on one host, or this one is on the first of them
+    int *said; // shared by the processes of a host: exit code of the one that reported an error; NULL: one process
     void (*last_words)(int code);    // writes files for a post-mortem, after the error line
     void (*abort_collectives)(void); // ends collectives on the GPU, which may wait for a lost rank
     void (*abort_all)(int code);     // ends the other processes
@@ -218,6 +219,8 @@ static inline void end_process(int code, const char *prefix, const char *format,
     }
     char line[4096];
     int used = snprintf(line, sizeof line, "%s", prefix);
+    if (code == 1 && process_end.host)
+        used += snprintf(line + used, sizeof line - (size_t)used, "on host %s: ", process_end.host);
     used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
     if (used > (int)sizeof line - 2) used = (int)sizeof line - 2;
     for (int i = 0; i < used; i++) // names from files may hold control characters; the error stays one line

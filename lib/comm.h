@@ -49,10 +49,10 @@ static inline void comm_progress(Comm *comm) {
         if (comm->in_flight[i]->active) comm->in_flight[kept++] = comm->in_flight[i];
     if (comm->num_in_flight && !kept && !CUDA_BUILD) comm->comm_seconds += seconds_now() - comm->in_flight_since;
     comm->num_in_flight = kept;
-    comm->dev->poll = kept ? comm_poll : NULL;
+    comm->dev->poll = kept || run_hosts.count > 1 ? comm_poll : NULL;
 }
 
-/* Called between ops while something is in flight. */
+/* Called between ops while something is in flight, and if other hosts may ask what this one is doing. */
 static inline void comm_poll(void *arg) {
     Comm *comm = (Comm *)arg;
     double start = seconds_now();
@@ -410,8 +410,8 @@ static inline void comm_alive(Comm *comm) {
 static inline Phase comm_phase(Comm *comm, Phase phase) {
     if (!comm->heartbeat) return PHASE_START; // a dry run
     Phase before = (Phase)comm->heartbeat->phase;
-    comm->heartbeat->phase = phase;
-    comm_alive(comm);
+    comm_alive(comm); // before the phase: the monitor may look in between
+    __atomic_store_n(&comm->heartbeat->phase, (int)phase, __ATOMIC_RELEASE);
     return before;
 }
 

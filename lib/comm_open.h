@@ -88,6 +88,7 @@ static inline void find_hosts(const LaunchInfo *l, MPI_Comm host) {
         run_hosts.hosts[h].ranks++;
         run_hosts.of_rank[i] = h;
     }
+    if (run_hosts.of_rank[l->rank]) process_end.host = host_of_rank(l->rank)->name;
 }
 
 /* Finds the other processes of this host, and which of them may run on the same cores. */
@@ -131,8 +132,8 @@ static inline LaunchInfo comm_start_process(int *argc, char ***argv, double time
     find_local_processes(&l);
     unlink(own_heartbeat.table->name); // all ranks of this host have opened it, and nothing must stay behind
     own_heartbeat.record->lines.rank = l.rank;
-    own_heartbeat.record->phase = PHASE_START;
     rank_state(own_heartbeat.record, RANK_STARTING, seconds_now());
+    __atomic_store_n(&own_heartbeat.record->phase, (int)PHASE_START, __ATOMIC_RELEASE);
     own_heartbeat.table->world = l.world;
     process_end.abort_all = mpi_abort_all;
 #else

@@ -85,8 +85,8 @@ static inline int member_of_line(const WorldNews *news, int rank, int line, int 
                             : mesh_member(news->mesh, rank, (Axis)line, i);
 }
 
-/* The other rank's line that corresponds to a line of `rank`; -1: it has not opened this channel. */
-static inline int line_there(const WorldNews *news, int other, int rank, int line) {
+/* line_of_other for two ranks of which there is news. */
+static inline int line_in_news(const WorldNews *news, int other, int rank, int line) {
     if (!is_channel(line)) return line;
     const ChannelEnd *mine = &news->ranks[rank].channels[line - AXES];
     for (int i = 0; i < news->ranks[other].num_channels; i++) {
@@ -97,7 +97,7 @@ static inline int line_there(const WorldNews *news, int other, int rank, int lin
 }
 
 static inline int has_started(const WorldNews *news, int other, int rank, int line, int64_t number) {
-    int there = line_there(news, other, rank, line);
+    int there = line_in_news(news, other, rank, line);
     return there >= 0 && news->ranks[other].started[there] >= number;
 }
 
@@ -127,7 +127,7 @@ static inline void say_silent_host(Sentence *t, const WorldNews *news, const Run
 
 static inline void say_suspect(Sentence *t, const WorldNews *news, int other, int rank, int line, int64_t number) {
     const RankNews *r = &news->ranks[other];
-    int there = line_there(news, other, rank, line);
+    int there = line_in_news(news, other, rank, line);
     if (!r->known) {
         say_silent_host(t, news, host_of_rank(other));
         return;
@@ -138,7 +138,8 @@ static inline void say_suspect(Sentence *t, const WorldNews *news, int other, in
         if (heartbeat_at(news->table, i)->lines.rank == other)
             say_last_collective(t, heartbeat_at(news->table, i), there);
     if (there < 0)
-        say(t, "; it has %s %s nothing", news->ranks[rank].channels[line - AXES].receives ? "sent" : "received from",
+        say(t, "; it has not %s %s",
+            news->ranks[rank].channels[line - AXES].receives ? "sent anything to" : "received anything from",
             rank_name(rank));
 }
 

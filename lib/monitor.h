@@ -35,7 +35,7 @@ static inline void monitor_signals(HeartbeatTable *table, int signal_number) {
 
 /* What the monitor sees when it looks at all ranks of its host. */
 typedef struct {
-    int present, alive, died; // ranks in the table; that may continue; that died unexpectedly
+    int present, alive, died; // ranks in the table; that have not ended; that died unexpectedly
     Heartbeat *late;          // a rank without a sign of life beyond its limit, or NULL
     Heartbeat *stopped;       // a stopped one, or NULL
     double connecting;        // seconds for which a rank has been connecting; 0: none is
@@ -127,7 +127,7 @@ static inline void monitor_say_late(HeartbeatTable *table, const MonitorView *vi
     say(t, ". The limit here is %.6g s (%d x --timeout)", limit, phases[late->phase].limit);
 }
 
-/* Looks at all ranks of this host, and ends them if one has died or is late. Returns how many may continue. */
+/* Looks at all ranks of this host, and ends them if one has died or is late. Returns how many have not ended. */
 static inline int monitor_look(HeartbeatTable *table) {
     char text[3072];
     Sentence t = {text, sizeof text, 0};
@@ -151,7 +151,7 @@ static inline int monitor_look(HeartbeatTable *table) {
     return view.alive;
 }
 
-/* The monitor's process: runs until no rank of its host may continue. */
+/* The monitor's process: runs until all ranks of its host have ended. */
 __attribute__((noreturn)) static inline void monitor(HeartbeatTable *table) {
     static const int ignored[] = {SIGPIPE, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}; // it ends after its ranks
     double said_at = 0;
@@ -184,7 +184,7 @@ static inline void end_on_signal(int signal_number) {
     raise(signal_number);
 }
 
-/* A file name that all ranks of one launch on one host compute alike, and nobody else. */
+/* The name of the shared file: the same for all ranks of one launch on one host, and no other. */
 static inline void heartbeats_file_name(char *name, size_t size) {
     static const char *const job[] = {"PMIX_NAMESPACE", "PMIX_SERVER_URI2", "OMPI_MCA_ess_base_jobid",
                                       "SLURM_JOB_ID",   "SLURM_STEP_ID",    "PMI_JOBID"};

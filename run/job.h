@@ -682,6 +682,7 @@ static void job_open(Job *j, const LaunchInfo *s) {
     int world = choose_transport(j, s->world), threads = 0; // ranks that are, or will be, threads of this process
     if (j->host_transport == &transport_threads) threads = world;
     else if (j->opt.plan) threads = j->opt.ranks;
+    if (run_hosts.count && !run_hosts.of_rank) run_hosts.hosts[0].ranks = world; // all are threads of this process
     j->local_rank = s->local;
     job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
     pthread_mutex_init(&j->thread_world.lock, NULL);

@@ -22,7 +22,6 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
         body(j, process);
         return;
     }
-    run_hosts.hosts[0].ranks = world;
     pthread_t *threads = new_array(pthread_t, world);
     RankThread *args = new_array(RankThread, world);
     for (int i = 0; i < world; i++) {

@@ -51,13 +51,18 @@ static void group_print(FILE *f, const Mesh *m, const int *leaders, int axis, in
 
 enum { LAYOUT_SHOWN = 32 }; // groups or hosts in a line of the banner
 
-/* Prints "hosts: n1 (2 ranks from 0), n2 (2 ranks from 2)". */
+/* Prints "hosts: n1 (ranks 0-1), n2 (ranks 2-3)". */
 static void hosts_print(FILE *f) {
     fprintf(f, "hosts: ");
     for (int i = 0; i < run_hosts.count && i < LAYOUT_SHOWN; i++) {
         const RunHost *host = &run_hosts.hosts[i];
-        fprintf(f, "%s%s (%d rank%s from %d)", i ? ", " : "", host->name, host->ranks, host->ranks == 1 ? "" : "s",
-                host->first_rank);
+        int first = host->first_rank, is_consecutive = 1;
+        for (int r = first; r < first + host->ranks && is_consecutive; r++)
+            is_consecutive = run_hosts.of_rank[r] == i; // `first` is the lowest, so r stays below the world
+        fprintf(f, "%s%s ", i ? ", " : "", host->name);
+        if (host->ranks == 1) fprintf(f, "(rank %d)", first);
+        else if (is_consecutive) fprintf(f, "(ranks %d-%d)", first, first + host->ranks - 1);
+        else fprintf(f, "(%d ranks, the first is %d)", host->ranks, first);
     }
     fprintf(f, "%s\n", run_hosts.count > LAYOUT_SHOWN ? ", … (layout.json lists all)" : "");
 }

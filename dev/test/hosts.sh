@@ -120,7 +120,7 @@ same_results() {
             fail "$launcher, $hosts hosts: the checkpoint of 4 ranks on one host" \
                 "exit code $code: $(tail -n 2 "$work/said")"
         fi
-        if grep -qE "^hosts: n1 \([0-9] ranks? from 0\), n2" "$work/said" &&
+        if grep -qE "^hosts: n1 \(ranks? 0(-[0-9])?\), n2 \(rank" "$work/said" &&
             grep -q '"hosts":\["n1",' "$out/layout.json"; then
             pass "$launcher, $hosts hosts: banner and layout.json name the hosts" "$(grep '^hosts: ' "$work/said")"
         else
@@ -269,6 +269,8 @@ lost_hosts() {
         link "$last" up
         lost "${launcher%% *}, $hosts hosts: frozen processes on $last" "$launcher" "signal_host $last STOP all" \
             "1 2 137 143 9" "^failure: .*host $last .*does not answer" 15
+        lost "${launcher%% *}, $hosts hosts: frozen processes on n1" "$launcher" "signal_host n1 STOP all" \
+            "1 2 137 143 9" "^failure: .*host n1 .*does not answer" 15
     done
 }
 
