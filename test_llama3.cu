@@ -5,6 +5,7 @@
  *   test_llama3 short                 what `make test` runs: fewer layouts, and no group that another build covers
  *   mpirun -np N test_llama3 mpi      the groups that need processes
  *   mpirun -np 2 test_llama3 mpi waiting   of these, that the reported waiting is what MPI's profiling interface sees
+ *   mpirun … test_llama3 mpi network  the same on hosts with a slow network between them (dev/test/hosts.sh)
  */
 #define TESTING
 #ifndef _GNU_SOURCE
@@ -82,10 +83,16 @@ static struct {
 } profiled[AXES]; // by communicator, in the order in which they appeared
 static int num_profiled;
 static useconds_t profile_delay_us; // this process sleeps so long before each collective, send or receive
+static struct {
+    int count;      // requests that were started and not found complete yet
+    double since;   // when the first of them was started
+    double seconds; // in which there was at least one, so far
+} in_flight;
 
 static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) { // of one part, or of a message
     int size, bytes, i = 0;
     if (profile_delay_us) usleep(profile_delay_us);
+    if (in_flight.count++ == 0) in_flight.since = seconds_now();
     MPI_Comm_size(comm, &size);
     MPI_Type_size(type, &bytes);
     while (i < num_profiled && profiled[i].comm != comm) i++;
@@ -465,8 +472,10 @@ int main(int argc, char **argv) {
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
-    if (mpi) test_waiting(process, processes);
-    int all_of_mpi = mpi && !(argc > 2 && !strcmp(argv[2], "waiting"));
+    int on_network = mpi && argc > 2 && !strcmp(argv[2], "network");
+    if (on_network) test_waiting_network(process, processes);
+    else if (mpi) test_waiting(process, processes);
+    int all_of_mpi = mpi && !on_network && !(argc > 2 && !strcmp(argv[2], "waiting"));
     if (all_of_mpi) {
         test_mpi(process, processes);
         test_mesh_mpi(process, processes);

@@ -274,6 +274,19 @@ lost_hosts() {
     done
 }
 
+# slow_network: on two hosts with a slow link, what a run reports of its waiting is what MPI's profiling interface sees
+slow_network() {
+    local line program=build/cpu-fp32/test_llama3 train=(mpi network)
+    link n2 200mbit
+    TMPDIR=/mnt/$work launch 2 2 mpirun
+    ends 120
+    link n2 full
+    while read -r line; do pass "${line%%: *}" "${line#*: }"; done < <(sed -n 's/^pass //p' "$work/said")
+    while read -r line; do fail "${line%%: *}" "${line#*: }"; done < <(sed -n 's/^FAIL //p' "$work/said")
+    [ "$code" = 0 ] || fail "the waiting on a slow network" "exit code $code: $(tail -n 1 "$work/said")"
+    clean_up
+}
+
 # on_cluster HOSTS SCENARIO…: starts a cluster, and runs the scenarios on it
 on_cluster() {
     local scenario
@@ -289,7 +302,7 @@ on_cluster() {
 if [ $# -gt 0 ]; then
     on_cluster "${HOSTS:-2}" "$@"
 else
-    on_cluster 2 no_pmix other_data unshared_out other_build same_results lost_hosts
+    on_cluster 2 no_pmix other_data unshared_out other_build same_results lost_hosts slow_network
     on_cluster 3 dead_networks same_results lost_hosts
     on_cluster 4 same_results lost_hosts check_hosts
 fi
