@@ -181,6 +181,12 @@ no_interface() {
     for ((i = 1; i <= hosts; i++)); do on "n$i" ip link del "$1"; done
 }
 
+# firewall add|del: every host drops what it would answer from the ports on which Open MPI listens for messages
+firewall() {
+    local i
+    for ((i = 1; i <= hosts; i++)); do on "n$i" ip rule "$1" ipproto tcp sport 1024-6000 blackhole; done
+}
+
 # networks over which the hosts do not reach each other
 dead_networks() {
     local launcher
@@ -196,6 +202,11 @@ dead_networks() {
         expect "${launcher%% *}: docker0 with the same address on each host" "0 2" \
             "host n2 has the network interfaces .*docker0 172\.17\.0\.1/24|^training" 30
         no_interface docker0
+        firewall add
+        launch "$hosts" "$hosts" "$launcher" --steps 2 --start-timeout 5 --out "$work/walled"
+        expect "${launcher%% *}: a firewall on high ports" 2 \
+            "nobody answered its connections from 10\.77\.0\.[0-9] to 10\.77\.0\.[0-9] port 1" 30
+        firewall del
     done
 }
 
