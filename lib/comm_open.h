@@ -155,7 +155,7 @@ static inline void comm_end_process(void) {
     rank_state(own_heartbeat.record, RANK_ENDING, seconds_now());
     own_heartbeat.record->phase = PHASE_END;
     MPI_Finalize();
-    rank_state(own_heartbeat.record, RANK_ENDED, seconds_now());
+    heartbeats_leave();
 #endif
 }
 

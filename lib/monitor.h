@@ -10,6 +10,7 @@
 #include "network.h" // defines: say_interfaces, say_unanswered_connections
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #ifdef HAVE_MPI
 // ---------------------------------------------------------------------------
@@ -258,6 +259,7 @@ static inline void heartbeats_join(double timeout, double start_timeout, int ran
             sigprocmask(SIG_SETMASK, &before, NULL);
             monitor(table);
         }
+        own_heartbeat.monitor = pid;
     }
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
     for (int k = 0; k < 3; k++) {
@@ -266,6 +268,16 @@ static inline void heartbeats_join(double timeout, double start_timeout, int ran
         if (now.sa_handler == SIG_DFL) signal(signals[k], end_on_signal); // training handles SIGTERM itself
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+/* This rank has ended. The monitor ends when all ranks of its host have; the process that started it waits for that, so
+ * that no zombie stays where process 1 does not reap orphans, as in some containers. */
+static inline void heartbeats_leave(void) {
+    rank_state(own_heartbeat.record, RANK_ENDED, seconds_now());
+    for (int i = 0; i < 100 && own_heartbeat.monitor; i++) {
+        if (waitpid(own_heartbeat.monitor, NULL, WNOHANG)) return;
+        usleep(10000);
+    }
 }
 #endif
 

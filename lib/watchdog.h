@@ -108,6 +108,7 @@ typedef struct HeartbeatTable {
 static struct {
     HeartbeatTable *table;
     Heartbeat *record;
+    pid_t monitor; // which this process has started; 0: another one did
 } own_heartbeat;
 
 static inline Heartbeat *heartbeat_at(HeartbeatTable *t, int i) { return (Heartbeat *)(t + 1) + i; }

@@ -285,6 +285,22 @@ lost_hosts() {
     done
 }
 
+# Where process 1 does not reap orphans, a run leaves no zombie.
+no_zombies() {
+    local outer inner zombies
+    unshare --pid --fork --kill-child --mount-proc sleep 60 &
+    outer=$!
+    wait_for 5 child_of "$outer"
+    inner=$(child_of "$outer")
+    nsenter -t "$inner" -p -m --wdns="$top" mpirun --allow-run-as-root --oversubscribe --bind-to none -np 2 "$program" \
+        "${train[@]}" --steps 2 >"$work/said" 2>&1
+    zombies=$(nsenter -t "$inner" -p -m ps -e -o stat=,comm= | grep '^Z' | tr '\n' ';')
+    if [ -z "$zombies" ] && grep -q "^ranks, over 2 steps" "$work/said"; then
+        pass "no zombie stays where process 1 does not reap" "$(grep -c '^step' "$work/said") steps"
+    else fail "no zombie stays where process 1 does not reap" "$zombies $(tail -n 1 "$work/said")"; fi
+    kill -KILL "$outer"
+}
+
 # slow_network: on two hosts with a slow link, what a run reports of its waiting is what MPI's profiling interface sees
 slow_network() {
     local line program=build/cpu-fp32/test_llama3 train=(mpi network)
@@ -313,7 +329,7 @@ on_cluster() {
 if [ $# -gt 0 ]; then
     on_cluster "${HOSTS:-2}" "$@"
 else
-    on_cluster 2 no_pmix other_data unshared_out other_build same_results lost_hosts slow_network
+    on_cluster 2 no_pmix no_zombies other_data unshared_out other_build same_results lost_hosts slow_network
     on_cluster 3 dead_networks same_results lost_hosts
     on_cluster 4 same_results lost_hosts check_hosts
 fi
