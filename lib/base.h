@@ -204,7 +204,7 @@ static struct {
 static inline void await_turn_to_report(int code) {
     int turn = process_end.process < 10 ? process_end.process : 10;
     if (!turn || !(code == 1 || process_end.quiet)) return;
-    usleep((useconds_t)(process_end.quiet ? 1000000 : 0) + 300000 * (useconds_t)turn);
+    usleep((useconds_t)(process_end.quiet ? 2000000 : 0) + 300000 * (useconds_t)turn);
 }
 
 static inline void end_process(int code, const char *prefix, const char *format, va_list args) {

@@ -19,7 +19,7 @@ static void print_hosts(const HostCheck *h) {
         const HostFacts *f = facts_of_host(h, i);
         printf("%-16s %6d %6d %12.2f %12.2f %+10.1f %12.1f", run_hosts.hosts[i].name, run_hosts.hosts[i].ranks,
                cores_of_host(h, i), f->free_memory / 1e9, f->free_shm / 1e9, 1e3 * f->clock,
-               flops_of_host(h, i, 0) / 1e9);
+               flops_of_host(h->rates, h->comm->mesh.world, i, 0) / 1e9);
         if (link_of_host(h, i) > 0) printf(" %12.3f", link_of_host(h, i) / 1e9);
         printf("\n");
     }
@@ -132,7 +132,7 @@ static void add_ops(cJSON *root, const HostCheck *h, double share) {
         cJSON_AddStringToObject(row, "op", op_names[rated_ops[op]]);
         for (int i = 0; i < 5 && names[is_attention][i]; i++)
             json_add_integer(row, names[is_attention][i], h->rates[0].ops[op].size[i]);
-        for (int i = 0; i < run_hosts.count; i++) hosts[i] = flops_of_host(h, i, op);
+        for (int i = 0; i < run_hosts.count; i++) hosts[i] = flops_of_host(h->rates, h->comm->mesh.world, i, op);
         cJSON_AddItemToObject(row, "flops_per_s", json_real("%.4g", share * median_of(hosts, run_hosts.count)));
     }
     free(hosts);
@@ -221,6 +221,7 @@ static void report_all(HostCheck *h, double seconds) {
     print_hosts(h);
     print_links(h);
     print_axes(h->axes, h->num_axes);
+    if (h->num_hybrid) printf("with hybrid sharding, a replica of the model on each host:\n");
     print_axes(h->hybrid, h->num_hybrid);
     check_starts(h);
     check_out(h);

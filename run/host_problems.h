@@ -150,14 +150,6 @@ static int cores_of_host(const HostCheck *h, int host) {
     return CPU_COUNT(&all);
 }
 
-/* FLOP/s of all ranks of a host together, by one op. */
-static double flops_of_host(const HostCheck *h, int host, int op) {
-    double sum = 0;
-    for (int i = 0; i < h->comm->mesh.world; i++)
-        if (host_index(i) == host) sum += h->rates[i].ops[op].flops / h->rates[i].ops[op].seconds;
-    return sum;
-}
-
 /* The rate of the best link of a host to another one; 0: none was measured. */
 static double link_of_host(const HostCheck *h, int host) {
     double best = 0;
@@ -250,13 +242,14 @@ static void check_compute_of_hosts(HostCheck *h) {
     int hosts = run_hosts.count;
     double *flops = new_array(double, hosts), *cores = new_array(double, hosts);
     for (int i = 0; i < hosts; i++) {
-        flops[i] = flops_of_host(h, i, 0) / run_hosts.hosts[i].ranks;
+        flops[i] = flops_of_host(h->rates, h->comm->mesh.world, i, 0) / run_hosts.hosts[i].ranks;
         cores[i] = (double)cores_of_host(h, i) / run_hosts.hosts[i].ranks;
     }
     double median_flops = median_of(flops, hosts), median_cores = median_of(cores, hosts);
     for (int i = 0; i < hosts; i++) {
         const RunHost *host = &run_hosts.hosts[i];
-        double rate = flops_of_host(h, i, 0) / host->ranks, its_cores = (double)cores_of_host(h, i) / host->ranks;
+        double rate = flops_of_host(h->rates, h->comm->mesh.world, i, 0) / host->ranks,
+               its_cores = (double)cores_of_host(h, i) / host->ranks;
         if (rate * SLOW_COMPUTE < median_flops || its_cores * SLOW_COMPUTE < median_cores)
             problem(h,
                     "host %s computes %.1f times slower than the median host: %.1f and %.1f GFLOP/s, %.3g and %.3g "

@@ -86,7 +86,7 @@ static void op_buffers_open(OpBuffers *b, Device *dev, const Llama3Config *c) {
     s->NH = s->NKV * (c->NH / c->NKV);
     s->q_stride = s->k_stride = s->v_stride = (int64_t)(s->NH + 2 * s->NKV) * s->HD;
     s->o_stride = (int64_t)s->NH * s->HD;
-    b->count = 16 << 20;
+    b->count = 8 << 20;
     b->x = (floatX *)filled(dev, (int64_t)b->N * b->C, FLOATX);
     b->w = (floatX *)filled(dev, (int64_t)b->C * b->C, FLOATX);
     b->y = (floatX *)filled(dev, (int64_t)b->N * b->C, FLOATX);
@@ -121,7 +121,7 @@ static OpFigure measure_op(const OpBuffers *b, OpKind op) {
     OpFigure figure = ZERO;
     double start = 0, flops = 0;
     int calls = 0;
-    while (calls < 3 || (figure.seconds < 0.03 && calls < 100)) {
+    while (calls < 3 || (figure.seconds < 0.02 && calls < 100)) {
         call_op(b, op);
         device_synchronize(b->dev);
         if (calls++ == 0) {
@@ -154,14 +154,41 @@ static RankRates measure_ops(Device *dev, const Llama3Config *c) {
     return rates;
 }
 
-/* The rates of all ranks, (world): those of a host are measured together, and few hosts one after the other. */
-static RankRates *measure_hosts(Comm *comm, const Llama3Config *c) {
-    RankRates mine = ZERO, *all = new_array(RankRates, comm->mesh.world);
-    for (int turn = 0; turn < turns_of_hosts(); turn++) {
+/* FLOP/s of all ranks of a host together, by one op; rates (world). */
+static double flops_of_host(const RankRates *rates, int world, int host, int op) {
+    double sum = 0;
+    for (int i = 0; i < world; i++)
+        if (host_index(i) == host) sum += rates[i].ops[op].flops / rates[i].ops[op].seconds;
+    return sum;
+}
+
+/* Measures the hosts for which `due` is set: the ranks of a host together, and few hosts one after the other. */
+static void measure_due_hosts(Comm *comm, const Llama3Config *c, const char *due, RankRates *all) {
+    RankRates mine = all[comm->rank];
+    int host = host_index(comm->rank), turns = turns_of_hosts();
+    for (int turn = 0; turn < turns; turn++) {
         quiet_barrier(comm, "turn of a host");
-        if (host_index(comm->rank) % turns_of_hosts() == turn) mine = measure_ops(comm->dev, c);
+        if (host % turns == turn && due[host]) mine = measure_ops(comm->dev, c);
     }
     quiet_all_gather(comm, "rates of ranks", &mine, all, sizeof mine);
+}
+
+/* The rates of all ranks, (world). A host that looks slow is measured a second time: perhaps another program ran there
+ * for a moment. */
+static RankRates *measure_hosts(Comm *comm, const Llama3Config *c) {
+    int hosts = run_hosts.count, world = comm->mesh.world, again = 0;
+    RankRates *all = new_array(RankRates, world);
+    char *due = new_array(char, hosts);
+    double fastest = 0;
+    memset(due, 1, (size_t)hosts);
+    measure_due_hosts(comm, c, due, all);
+    for (int i = 0; i < hosts; i++) fastest = fmax(fastest, flops_of_host(all, world, i, 0) / run_hosts.hosts[i].ranks);
+    for (int i = 0; i < hosts; i++) {
+        due[i] = flops_of_host(all, world, i, 0) / run_hosts.hosts[i].ranks < 0.75 * fastest;
+        again |= due[i];
+    }
+    if (again) measure_due_hosts(comm, c, due, all);
+    free(due);
     return all;
 }
 
@@ -245,7 +272,7 @@ static double measure_collective(Comm *comm, Axis axis, Collective collective, c
                                  double *all) {
     double best = INFINITY, spent = 0;
     size_t whole = part * (size_t)comm->groups[axis].size;
-    for (int i = 0; i < 8 && (i < 3 || spent < 0.05) && spent < 0.5; i++) {
+    for (int i = 0; i < 2 || (i < 8 && spent < 0.1); i++) { // the first one may touch new memory
         Request r = ZERO;
         all_gather_now(comm, AXIS_WORLD, "start of a measurement", &best, all, sizeof best);
         double start = seconds_now(), slowest = 0;
@@ -301,8 +328,8 @@ static int measure_axes(Comm *comm, AxisRate rates[MESH_AXES], char *buffers) {
         r->ranks = n;
         r->hosts = hosts_of_axis(&comm->mesh, axes[a]);
         double longest = 0;
-        for (size_t part = 256; r->sizes < MOST_SIZES && part * (size_t)n <= LARGEST_COLLECTIVE && longest < 0.1;
-             part *= 16) {
+        for (size_t part = 256; r->sizes < MOST_SIZES && part * (size_t)n <= LARGEST_COLLECTIVE && longest < 0.05;
+             part *= 8) {
             r->bytes[r->sizes] = (double)part * (n - 1);
             for (int c = ALL_GATHER; c <= REDUCE_SCATTER; c++) {
                 double seconds = measure_collective(comm, axes[a], (Collective)c, buffers, part, all);
