@@ -252,10 +252,10 @@ static void check_compute_of_hosts(HostCheck *h) {
                its_cores = (double)cores_of_host(h, i) / host->ranks;
         if (rate * SLOW_COMPUTE < median_flops || its_cores * SLOW_COMPUTE < median_cores)
             problem(h,
-                    "host %s computes %.1f times slower than the median host: %.1f and %.1f GFLOP/s, %.3g and %.3g "
-                    "cores per rank; see what else runs there and which cores the launcher gives, or leave the host "
-                    "out, because all ranks wait for the slowest",
-                    host->name, median_flops / rate, rate / 1e9, median_flops / 1e9, its_cores, median_cores);
+                    "host %s computes with %.1f GFLOP/s and %.3g cores per rank, the median host with %.1f and %.3g: "
+                    "see what else runs there and which cores the launcher gives, or leave the host out, because all "
+                    "ranks wait for the slowest",
+                    host->name, rate / 1e9, its_cores, median_flops / 1e9, median_cores);
     }
     free(flops);
     free(cores);

@@ -233,7 +233,7 @@ check_hosts() {
         link "$last" full
         for pid in $(on "$last" pgrep -x 'sshd|slurmd'); do on "$last" taskset -p -c 0 "$pid" >/dev/null; done
         preflight "a host has half the cores" "$launcher" 1 \
-            "^problem: host $last computes [0-9.]+ times slower than the median host.* 1 and 2 cores per rank"
+            "^problem: host $last computes with [0-9.]+ GFLOP/s and 1 cores per rank, the median host with [0-9.]+ and 2:"
         for pid in $(on "$last" pgrep -x 'sshd|slurmd'); do on "$last" taskset -p -c 0-1 "$pid" >/dev/null; done
         other_contents "$last"
         preflight "other data on a host" "$launcher" 1 \
