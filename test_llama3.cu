@@ -374,6 +374,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_simulate.h"
+#include "dev/test/test_goodput.h"
 #include "dev/test/test_checkpoints.h"
 #include "dev/test/test_adapters.h"
 #include "dev/test/test_mesh_use.h"
@@ -399,7 +400,8 @@ static const char *left_out_if_short(void) {
     if (CUDA_BUILD && FLOATX == DTYPE_BF16) return " mesh orders streams pipeline faults use adapters simulate ";
     if (CUDA_BUILD) return " documents bits simulate pytorch ";
     if (FLOATX == DTYPE_BF16)
-        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate checkpoints failures pipeline ";
+        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput checkpoints failures "
+               "pipeline ";
     return " ";
 }
 
@@ -434,6 +436,7 @@ static const struct {
               {"adapters", test_adapters, BOTH_BUILDS},
               {"plan", test_plan, C_BUILD},
               {"simulate", test_simulate, BOTH_BUILDS},
+              {"goodput", test_goodput, C_BUILD},
               {"failures", test_failures, C_BUILD},
               {"hosts", test_check_hosts, C_BUILD},
               {"pipeline", test_pipeline, BOTH_BUILDS},

@@ -770,7 +770,7 @@ static void plan_main(Job *j) {
     job_check_outputs(j);
     plan_open(&plan, j, DRY_RUN_PARTS, NULL);
     plan_print(stdout, j, &plan, tokens);
-    if (j->opt.out) plan_write_file(j->opt.out, &plan, tokens, NULL);
+    if (j->opt.out) plan_write_file(j->opt.out, &plan, tokens, NULL, NULL);
     plan_close(&plan);
 }
 
@@ -784,7 +784,7 @@ static void write_run_files(const Trainer *trainer) {
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
     plan_open(&plan, j, DRY_RUN_PARTS, NULL);
-    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL);
+    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL, NULL);
     plan_close(&plan);
 }
 

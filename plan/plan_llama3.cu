@@ -6,12 +6,14 @@
  *   plan_llama3 --model llama3-8b --world 64 --cluster dev/clusters/h100-8.json       and the time of a step
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --out DIR --trace FILE    plan.json, plan.html, a timeline
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
  */
 #include "program.h"        // defines: the training program
 #include "../run/cluster.h" // defines: Cluster, cluster_open
 #include "simulate.h"       // defines: Simulation
 #include "estimate.h"       // defines: plan_simulate, estimate_of, print_estimate
 #include "alternatives.h"   // defines: print_alternatives
+#include "goodput_plan.h"   // defines: goodput_plan, print_goodput
 #include "search.h"         // defines: search_main
 #include "report.h"         // defines: report_write_file, write_simulated_trace
 
@@ -22,6 +24,7 @@ static void plan_one_layout(Job *j, const Cluster *cluster) {
     EventLists events;
     Simulation simulation;
     Estimate estimate = ZERO;
+    cJSON *goodput = NULL;
     char problem[8192];
     double start = seconds_now();
     plan_open(&plan, j, DRY_RUN_ALL, &events);
@@ -34,9 +37,15 @@ static void plan_one_layout(Job *j, const Cluster *cluster) {
         print_estimate(stdout, cluster, &plan, &estimate);
     }
     print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
+    if (o->mtbf) {
+        GoodputPlan with_failures = goodput_plan(j, cluster, estimate.step_seconds);
+        goodput = print_goodput(stdout, &with_failures, o);
+    }
     if (o->out) {
-        plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL);
+        plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput);
         report_write_file(o->out, j, &plan, &simulation, cluster, &estimate);
+    } else {
+        cJSON_Delete(goodput);
     }
     if (o->trace) write_simulated_trace(j, &simulation);
     simulation_close(&simulation);
@@ -75,6 +84,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     check_plan_options(&job.opt);
+    check_goodput_options(&job.opt);
     job.opt.plan = 1;
     job.opt.is_planner = 1;
     LaunchInfo started = {0, 1, 0, 1, 1};

@@ -58,16 +58,31 @@ static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
 
 static void check_needed_options(const Options *o) {
     static const struct {
-        const char *option, *other;
-    } needs[] = {{"val-every", "val"},        {"val-batches", "val"},      {"dtype", "export"},
-                 {"save-every", "out"},       {"save-mode", "out"},        {"keep", "out"},
-                 {"allow-changes", "resume"}, {"temperature", "generate"}, {"top-p", "generate"},
-                 {"max-tokens", "generate"},  {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
-                 {"merge", "export"}};
-    for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++)
-        if (option_given(o, needs[i].option) && !option_given(o, needs[i].other))
+        const char *option, *other, *instead; // it needs `other`, or `instead` if that is not NULL
+    } needs[] = {
+        {"val-every", "val", NULL},        {"val-batches", "val", NULL},      {"dtype", "export", NULL},
+        {"save-every", "out", "mtbf"},     {"save-mode", "out", "mtbf"},      {"keep", "out", NULL},
+        {"allow-changes", "resume", NULL}, {"temperature", "generate", NULL}, {"top-p", "generate", NULL},
+        {"max-tokens", "generate", NULL},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
+        {"merge", "export", NULL},         {"hosts", "mtbf", NULL},           {"spares", "mtbf", NULL},
+        {"repair", "mtbf", NULL},          {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
+        {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL}};
+    for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
+        int is_met = option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
+        if (option_given(o, needs[i].option) && !is_met)
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", needs[i].option, needs[i].other,
                        needs[i].other, needs[i].option);
+    }
+}
+
+/* Refuses options that only plan_llama3 takes; --check-hosts takes --cluster, too. */
+static void check_planner_options(const Options *o) {
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (o->given[i] && is_planner_option(&option_rows[i]) &&
+            !(o->check_hosts && !strcmp(option_rows[i].name, "cluster")))
+            user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these "
+                       "options, without --plan",
+                       option_rows[i].name);
 }
 
 /* The one task that the options ask for. Options that would have no effect on it are refused. */
@@ -93,10 +108,7 @@ static Task job_task(const Options *o) {
         user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
                    "given as --model DIR)",
                    o->resume, task_names[task]);
-    if (!o->is_planner && ((o->cluster && !o->check_hosts) || o->search))
-        user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these "
-                   "options, without --plan",
-                   o->search ? "search" : "cluster");
+    if (!o->is_planner) check_planner_options(o);
     if (!o->is_planner && o->trace && task != DO_TRAIN)
         user_error("--trace %s has no effect with %s: only training has a timeline; remove --trace (plan_llama3 writes "
                    "an estimated one)",

@@ -34,6 +34,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int plan, check_hosts, world, search, merge, max_tokens, audit, help;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
+    double mtbf, repair, detect, relaunch, step_seconds, save_seconds, pause_seconds; // mtbf, repair: hours
+    int hosts, spares;
     char given[128]; // 1 for each row of the table that was on the command line
 } Options;
 
@@ -232,6 +234,22 @@ static const OptionRow option_rows[] = {
          "with --cluster: list the fastest layouts that fit in memory and train as many sequences per step; options of "
          "the "
          "mesh, pipeline, sharding and recomputation that are given stay fixed"),
+    REAL("mtbf", mtbf, 1e-6, 1e12, "HOURS", NULL,
+         "simulate failures over the run of --steps steps: mean time between failures of one host; prints the best "
+         "interval between checkpoints and the part of the time that trains"),
+    INT("hosts", hosts, 1, 1 << 20, "N", NULL, "with --mtbf: hosts of the run, instead of those of the cluster file"),
+    INT("spares", spares, 0, 1 << 20, "N", "0", "with --mtbf: hosts that replace failed ones"),
+    REAL("repair", repair, 0, 1e6, "HOURS", "4", "with --mtbf: until a failed host is back"),
+    REAL("detect", detect, 0, 1e6, "SECONDS", NULL,
+         "with --mtbf: until a failure is noticed and the run has ended (default: --timeout)"),
+    REAL("relaunch", relaunch, 0, 1e6, "SECONDS", "120",
+         "with --mtbf: from starting the run again until it trains, with reading the checkpoint"),
+    REAL("step-seconds", step_seconds, 1e-9, 1e6, "X", NULL,
+         "with --mtbf: measured time of a step, instead of the cluster file's estimate"),
+    REAL("save-seconds", save_seconds, 0, 1e6, "X", NULL,
+         "with --mtbf: measured time of a save, which a run prints, instead of an estimate"),
+    REAL("pause-seconds", pause_seconds, 0, 1e6, "X", NULL,
+         "with --mtbf: for how long a save stops training with --save-mode async, which a run prints"),
 };
 #undef GROUP
 #undef INT
@@ -305,6 +323,12 @@ static const OptionRow *option_find(const char *name) {
     return NULL;
 }
 
+/* Is it an option of plan_llama3 alone? */
+static int is_planner_option(const OptionRow *row) {
+    while (row->kind != OPT_GROUP) row--;
+    return !strcmp(row->name, PLANNER_OPTIONS);
+}
+
 static int option_given(const Options *o, const char *name) { return o->given[option_find(name) - option_rows]; }
 
 /* Reads "--name value", "--name=value" and "--flag". Texts point into argv. */
@@ -347,12 +371,12 @@ static void option_text(const Options *o, const char *name, char *value, size_t 
     option_as_text(o, option_find(name), value, size);
 }
 
-/* config.txt: all options in force, one per line, as they would be typed. */
+/* config.txt: all options in force, one per line, as they would be typed. Those of the planner never are. */
 static void options_write(const Options *o, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
-        if (!option_as_text(o, row, value, sizeof value)) continue;
+        if (is_planner_option(row) || !option_as_text(o, row, value, sizeof value)) continue;
         if (row->kind == OPT_FLAG) fprintf(f, "--%s\n", row->name);
         else fprintf(f, "--%s %s\n", row->name, value);
     }

@@ -214,8 +214,8 @@ static cJSON *class_json(const Plan *p, int class_index) {
     return json;
 }
 
-/* `estimate`: the times that plan_llama3 simulated, which this function takes over; NULL: null. */
-static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate) {
+/* `estimate`, `goodput`: what plan_llama3 simulated, which this function takes over; NULL: null, or left out. */
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput) {
     const Mesh *m = p->mesh;
     int *leaders = new_array(int, AXES * m->world), key;
     cJSON *root = cJSON_CreateObject();
@@ -227,14 +227,15 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *e
         for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &leaders[r * AXES + a], &key);
     json_add_groups(root, m, leaders);
     cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
+    if (goodput) cJSON_AddItemToObject(root, "goodput", goodput);
     json_write_line(f, root);
     free(leaders);
 }
 
 /* Writes plan.json into --out. */
-static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate) {
+static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput) {
     FILE *f = logger_create(out, "plan.json");
-    plan_write(f, p, tokens_per_step, estimate);
+    plan_write(f, p, tokens_per_step, estimate, goodput);
     if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }
 

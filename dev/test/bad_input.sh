@@ -171,7 +171,8 @@ lists_options() {
 help_text() {
     # shellcheck disable=SC2086
     lists_options "$program" $contract
-    lists_options "$planner" cluster search world trace out model data tp cp pp sharding recompute
+    lists_options "$planner" cluster search world trace out model data tp cp pp sharding recompute mtbf hosts spares \
+        repair detect relaunch step-seconds save-seconds pause-seconds
 }
 
 # bad_values NAME VALUE… : the option refuses each of the values
@@ -618,6 +619,19 @@ clusters() {
     bad "--search of a plan without times" "--search is an option of plan_llama3" --plan --world 4 --search
     bad_plan "an evaluation" "--eval is an option of train_llama3" --eval good/val.tok
     works "a search" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
+    everywhere "--mtbf of a training run" "--mtbf is an option of plan_llama3" "${train[@]}" --mtbf 100
+    works "failing hosts" "$planner" --mtbf 1 --hosts 2 --step-seconds 1 --save-seconds 1 --pause-seconds 1 --spares 1
+    bad_plan "--spares without failures" "--spares has no effect without --mtbf" --spares 1
+    bad_plan "--mtbf of no time" "--mtbf 0: expected a number from" --mtbf 0
+    bad_plan "--mtbf without the time of a step" "add --step-seconds X, or --cluster FILE" --mtbf 100
+    bad_plan "--mtbf without the number of hosts" "add --hosts N, or --cluster FILE" --mtbf 100 --step-seconds 1
+    bad_plan "--mtbf without the time of a save" "add --save-seconds X, or --cluster FILE" --mtbf 100 --step-seconds 1 \
+        --hosts 2
+    bad_plan "--mtbf by a cluster file without storage" '"storage_bytes_per_s", .*add it, or --save-seconds X' \
+        --mtbf 100 --cluster "$good" --world 2
+    bad_plan "a pause longer than its save" "--pause-seconds 2 exceeds --save-seconds 1" --mtbf 100 --step-seconds 1 \
+        --hosts 2 --save-seconds 1 --pause-seconds 2
+    bad_plan "--mtbf of a search" "--mtbf simulates failures of one layout" --mtbf 100 --search --cluster "$good"
     bad_plan "--search without a cluster" "--search compares .* --cluster FILE" --world 4 --search
     bad_plan "--search with --out" "--search prints a list of layouts, and --out" \
         --cluster "$top/dev/clusters/h100-8.json" \

@@ -384,6 +384,24 @@ more "the simulation takes one count for another" plan/simulate.h \
     's|return x->count == y->count \&\& |return |' \
     simulate "another count"
 
+more "a failure falls back to a save that is still being written" plan/goodput.h \
+    's|    s.lag = .*|    s.lag = s.pause;|' \
+    goodput "a clock that goes step by step"
+
+more "steps since the newest checkpoint are not repeated" plan/goodput.h \
+    's|r.durable = min_i64(r.durable, saves - 1) \* s->interval;|r.durable = (int64_t)(r.stepping / step);|' \
+    goodput "the wall-clock time is Daly's"
+
+edit='s|    if (r->next_failure < end) next_failure_strikes(r, r->in->hosts);|'
+edit+='    while (r->next_failure < end) draw_next_failure(r);|; '
+edit+='s|        else r->now = end;|        r->now = end;|'
+more "a relaunch cannot fail" plan/goodput.h "$edit" \
+    goodput "the wall-clock time is Daly's"
+
+more "a failed host is back at once" plan/goodput.h \
+    's|= r->now + r->in->repair;|= r->now;|' \
+    goodput "waits until that host is repaired"
+
 more "a message is planned under another name" pipeline_parallel.h \
     's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' \
     simulate "the events of the dry run"

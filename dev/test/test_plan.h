@@ -420,7 +420,7 @@ static int differs_from_every_rank(Job *j, Plan *plan, int ranks) {
 
 static cJSON *plan_as_json(Plan *plan) {
     FILE *f = fopen(scratch_path("classes.json"), "w");
-    plan_write(f, plan, 1, NULL);
+    plan_write(f, plan, 1, NULL, NULL);
     fclose(f);
     char *text = read_text_file(scratch_path("classes.json"));
     cJSON *json = cJSON_Parse(text);
