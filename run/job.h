@@ -62,7 +62,7 @@ static void check_needed_options(const Options *o) {
                  {"save-every", "out"},       {"save-mode", "out"},        {"keep", "out"},
                  {"allow-changes", "resume"}, {"temperature", "generate"}, {"top-p", "generate"},
                  {"max-tokens", "generate"},  {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
-                 {"merge", "export"}};
+                 {"merge", "export"},         {"after-save", "out"}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++)
         if (option_given(o, needs[i].option) && !option_given(o, needs[i].other))
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", needs[i].option, needs[i].other,
@@ -90,6 +90,9 @@ static Task job_task(const Options *o) {
         user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
                    "given as --model DIR)",
                    o->resume, task_names[task]);
+    if (o->after_save && task != DO_TRAIN)
+        user_error("--after-save runs a command after each save, and %s saves no checkpoint: remove --after-save",
+                   task_names[task]);
     if (!o->is_planner && (o->cluster || o->search))
         user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these "
                    "options, without --plan",
