@@ -587,6 +587,8 @@ enum { EXIT_ENDED_EARLY = 75 }; // EX_TEMPFAIL of sysexits.h: the same command c
 static volatile sig_atomic_t save_signals, end_signals; // received by this process so far
 
 static void signal_count(int number) {
+    int failed = own_heartbeat.table ? own_heartbeat.table->said : 0;
+    if (failed) _exit(failed); // a failure was reported, and now the monitor or the launcher ends this process
     if (number == SIGUSR1) save_signals = save_signals + 1;
     else end_signals = end_signals + 1;
 }
@@ -605,8 +607,7 @@ static void signal_ends_start(int signal_number) {
     signal_count(signal_number);
     if (!end_signals) return;
     if (own_heartbeat.record) own_heartbeat.record->told_to_end = signal_number;
-    int failed = own_heartbeat.table ? own_heartbeat.table->said : 0; // then it is the monitor that ends this process
-    _exit(failed ? failed : EXIT_ENDED_EARLY);
+    _exit(EXIT_ENDED_EARLY);
 }
 static void signals_install_for_start(int handle_sigterm) { signals_handle(signal_ends_start, handle_sigterm); }
 

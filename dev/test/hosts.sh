@@ -262,6 +262,22 @@ mpirun_script() {
         exec '"$program"' "$@" --steps 100000000'
 }
 
+# Under srun training handles SIGTERM: it saves. After a failure the monitor's SIGTERM must still end the other ranks of
+# the host at once, instead of by SIGKILL 2 s later.
+rank_beside_killed() {
+    local start name="srun: a rank on the host of a killed rank exits with 2 at once"
+    rm -rf "$work/beside"
+    launch 2 4 "srun --mpi=pmix --kill-on-bad-exit=0" --steps 100000000 --timeout 2 --out "$work/beside"
+    wait_for 30 has_steps "$work/beside"
+    on n2 sh -c 'kill -KILL "$(pgrep -xo train_llama3)"'
+    start=$EPOCHREALTIME
+    wait_for 10 grep -q "n2: task [23]: Exited with exit code 2" "$work/said"
+    seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+    if [ "${seconds%.*}" -lt 2 ]; then pass "$name" "$seconds s after the kill"
+    else fail "$name" "not within 2 s: $(grep 'task [23]:' "$work/said" | tr '\n' ' ')"; fi
+    expect "srun: a killed rank" "137 143 2" "^failure: rank [23] on host n2 .*died" 20
+}
+
 # on_cluster HOSTS SCENARIO…: starts a cluster, and runs the scenarios on it
 on_cluster() {
     local scenario
@@ -277,7 +293,7 @@ on_cluster() {
 if [ $# -gt 0 ]; then
     on_cluster "${HOSTS:-2}" "$@"
 else
-    on_cluster 2 mpirun_script no_pmix other_data unshared_out other_build same_results lost_hosts
+    on_cluster 2 mpirun_script rank_beside_killed no_pmix other_data unshared_out other_build same_results lost_hosts
     on_cluster 3 dead_networks same_results lost_hosts
     on_cluster 4 same_results lost_hosts
 fi
