@@ -646,6 +646,7 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger);
     if (due) checkpoint_save(writer, &trainer->progress);
     if (ends && writer->files) checkpoint_commit(writer);
+    after_save_check(&writer->after_save); // on rank 0 a command may have ended
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }
 
@@ -845,6 +846,7 @@ static void rank_main(Job *j, int rank) {
         printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "
                "at its end\n",
                trainer->progress.step, j->opt.steps);
+    if (j->opt.after_save) wait_for_commands(&trainer->writer);
     trainer_close(trainer);
     trainer_close(dry_run);
     free(trainer);

@@ -7,6 +7,7 @@
  */
 #ifndef CHECKPOINT_WRITER_H
 #define CHECKPOINT_WRITER_H
+#include "after_save.h"    // defines: AfterSave
 #include "checkpoint.h"    // defines: Checkpoint, Progress, trainer_text
 #include "sharded_state.h" // defines: fsdp_gather_state, fsdp_release_state
 #include <fcntl.h>
@@ -28,7 +29,8 @@ typedef struct CheckpointWriter {
                      // NULL: the model is not split
     Request relay;   // of `gathered`, from one pipeline stage to the next
     OutputFiles checkpoint, exported;
-    char *buffers; // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
+    AfterSave after_save; // rank 0 runs its commands
+    char *buffers;        // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
     int num_buffers;
     uint32_t *sums; // (chunks of this rank) their CRC-32; chunk i of all files belongs to rank i mod world
     // the files that are being written
@@ -88,6 +90,7 @@ static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Tensor
     w->whole = whole;
     w->opt = o;
     w->saved_step = -1;
+    after_save_open(&w->after_save, o->after_save, o->out, o->keep);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
 }
@@ -520,7 +523,8 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     if (rename(w->dir, path)) write_failed(w, "rename to", path, errno);
     sync_directory(out);
     update_latest_link(out, w->progress.step);
-    remove_old_checkpoints(out, w->opt->keep);
+    after_save_check(&w->after_save);
+    remove_old_checkpoints(out, w->opt->keep, after_save_step(&w->after_save));
     w->paused += seconds_now() - start;
     printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path,
            1e-6 * state_bytes * (double)w->whole->num_trained, seconds_now() - w->start);
@@ -528,6 +532,7 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     printf("\n");
     fflush(stdout);
     companions_free(&companions);
+    after_save_add(&w->after_save, w->progress.step);
 }
 
 /* Waits until the files are written, and makes them a checkpoint. */
@@ -582,6 +587,8 @@ enum { EXIT_ENDED_EARLY = 75 }; // EX_TEMPFAIL of sysexits.h: the same command c
 static volatile sig_atomic_t save_signals, end_signals; // received by this process so far
 
 static void signal_count(int number) {
+    int failed = own_heartbeat.table ? own_heartbeat.table->said : 0;
+    if (failed) _exit(failed); // a failure was reported, and now the monitor or the launcher ends this process
     if (number == SIGUSR1) save_signals = save_signals + 1;
     else end_signals = end_signals + 1;
 }
@@ -600,13 +607,37 @@ static void signal_ends_start(int signal_number) {
     signal_count(signal_number);
     if (!end_signals) return;
     if (own_heartbeat.record) own_heartbeat.record->told_to_end = signal_number;
-    int failed = own_heartbeat.table ? own_heartbeat.table->said : 0; // then it is the monitor that ends this process
-    _exit(failed ? failed : EXIT_ENDED_EARLY);
+    _exit(EXIT_ENDED_EARLY);
 }
 static void signals_install_for_start(int handle_sigterm) { signals_handle(signal_ends_start, handle_sigterm); }
 
 static void signals_install(int handle_sigterm) {
     signals_handle(signal_count, handle_sigterm);
     signal(SIGXFSZ, SIG_IGN); // a file that exceeds the size limit is an error like any other
+}
+
+/* At the end of the run: waits for the last commands of --after-save, or until a signal asks rank 0 for the end once
+ * more. All ranks wait, since a launcher ends the others when one of them exits with 75, and meet ten times a second,
+ * so that none counts as lost. */
+static void wait_for_commands(CheckpointWriter *w) {
+    Comm *comm = w->fsdp->comm;
+    AfterSave *a = &w->after_save;
+    Phase before = comm_phase(comm, PHASE_SAVING);
+    int ends = end_signals, wait, *waits = new_array(int, comm->mesh.world);
+    after_save_check(a);
+    if (a->process) printf("waiting for the command of --after-save\n");
+    fflush(stdout);
+    do {
+        after_save_check(a);
+        wait = a->process && end_signals == ends;
+        all_gather_now(comm, AXIS_WORLD, "waiting for --after-save", &wait, waits, sizeof wait);
+        if (waits[0]) usleep(100000);
+    } while (waits[0]);
+    if (a->process)
+        fprintf(stderr, "note: a signal ended the wait for the command of --after-save; it continues as process %d\n",
+                (int)a->process);
+    after_save_close(a);
+    free(waits);
+    comm_phase(comm, before);
 }
 #endif

@@ -66,7 +66,8 @@ static void check_needed_options(const Options *o) {
         {"max-tokens", "generate", NULL},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
         {"merge", "export", NULL},         {"hosts", "mtbf", NULL},           {"spares", "mtbf", NULL},
         {"repair", "mtbf", NULL},          {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
-        {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL}};
+        {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL},
+        {"after-save", "out", NULL}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         int is_met = option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
         if (option_given(o, needs[i].option) && !is_met)
@@ -108,6 +109,9 @@ static Task job_task(const Options *o) {
         user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
                    "given as --model DIR)",
                    o->resume, task_names[task]);
+    if (o->after_save && task != DO_TRAIN)
+        user_error("--after-save runs a command after each save, and %s saves no checkpoint: remove --after-save",
+                   task_names[task]);
     if (!o->is_planner) check_planner_options(o);
     if (!o->is_planner && o->trace && task != DO_TRAIN)
         user_error("--trace %s has no effect with %s: only training has a timeline; remove --trace (plan_llama3 writes "

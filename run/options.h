@@ -27,7 +27,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *lora_targets, *base, *adapters;
     int lora_rank;
     double lora_alpha;
-    const char *out, *save_mode, *resume, *transport, *trace;
+    const char *out, *save_mode, *after_save, *resume, *transport, *trace;
     int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
     double timeout, start_timeout; // seconds
     const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
@@ -171,6 +171,9 @@ static const OptionRow option_rows[] = {
     TEXT("save-mode", save_mode, "sync|async", "sync",
          "async: copy the state to memory, which the plan includes, and write it while training continues"),
     INT("keep", keep, 0, 1 << 30, "K", "0", "keep the newest K checkpoints and remove older ones; 0: keep all"),
+    TEXT("after-save", after_save, "CMD", NULL,
+         "run sh -c CMD after each save, while training continues; \"$1\" is the checkpoint's path; output goes to "
+         "after-save.log in --out; a failure is reported and does not end the run, which waits for the last command"),
     TEXT("resume", resume, "DIR|auto", NULL,
          "resume from a checkpoint, whatever parallel layout wrote it; auto: from the newest one in --out, if there is "
          "one"),

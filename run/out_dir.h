@@ -137,14 +137,14 @@ static void remove_leftovers(const char *out) {
     if (d) closedir(d);
 }
 
-/* Removes all but the newest `keep` checkpoints (0: keeps all). Each is renamed first, so that no incomplete directory
- * ever has a checkpoint's name. */
-static void remove_old_checkpoints(const char *out, int keep) {
+/* Removes all but the newest `keep` checkpoints (0: keeps all) and the one of step `used`, which a command reads (-1:
+ * none). Each is renamed first, so that no incomplete directory ever has a checkpoint's name. */
+static void remove_old_checkpoints(const char *out, int keep, int64_t used) {
     char path[4096], renamed[4096 + 32];
     int64_t step = INT64_MAX;
     for (int i = 0; keep && step >= 0; i++) {
         step = newest_checkpoint(out, step);
-        if (step < 0 || i < keep) continue;
+        if (step < 0 || i < keep || step == used) continue;
         checkpoint_path(path, sizeof path, out, step);
         snprintf(renamed, sizeof renamed, "%s/" DELETING "%" PRId64, out, step);
         remove_directory(renamed);
@@ -224,7 +224,7 @@ static int out_directory_open(const char *out, const char *from, int64_t step, i
                    out, STEP_DIGITS, newest, from, step);
     remove_leftovers(out);
     if (newest >= 0) update_latest_link(out, newest);
-    remove_old_checkpoints(out, keep); // a crash may have prevented it
+    remove_old_checkpoints(out, keep, -1); // a crash may have prevented it
     truncate_after_step(out, "metrics.jsonl", step);
     truncate_after_step(out, "samples.jsonl", step);
     return lock;

@@ -467,6 +467,9 @@ tasks() {
         --offload all
     bad "--save-every without --out" "--save-every has no effect without --out" "${train[@]}" --save-every 5
     bad "--keep without --out" "--keep has no effect without --out" "${train[@]}" --keep 2
+    bad "--after-save without --out" "--after-save has no effect without --out" "${train[@]}" --after-save true
+    bad "--after-save with --plan" "--plan saves no checkpoint: remove --after-save" "${train[@]}" --plan \
+        --out out --after-save true
     bad "--save-mode without --out" "--save-mode has no effect without --out" "${train[@]}" --save-mode async
     bad "--save-mode of another kind" "--save-mode later: expected one of sync.async" "${train[@]}" --save-mode later \
         --out saved

@@ -2,7 +2,8 @@
 # checkpoints.sh [PROGRAM] [all] [GROUP…] : whatever happens to a run that saves, it comes back from a whole checkpoint
 # and ends with the bits of the run that nothing happened to. Groups: shim, points (a crash at the n-th change of a
 # file, power lost or not), kills (random ranks at random moments), errors (the n-th change fails), damage, refusals
-# (what a save cannot do), signals. With `all` every n, and more kills.
+# (what a save cannot do), signals, after_save (the command that runs after each save). With `all` every n, and more
+# kills.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -10,7 +11,7 @@ program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 shift
 all=
 [ "${1:-}" != all ] || { all=1; shift; }
-groups=${*:-shim points errors kills damage refusals signals}
+groups=${*:-shim points errors kills damage refusals signals after_save}
 top=$PWD
 work=$(mktemp -d)
 started=() # processes that may be left over
@@ -564,6 +565,158 @@ signals() {
     signalled "2 threads" "USR1 USR2" "${run[@]}" --ranks 2
     signalled "2 threads that export" TERM "${run[@]}" --ranks 2 --export exported
     [ -z "$have_mpi" ] || signalled "2 processes" "USR1 USR2" "${mpi[@]}" -np 2 "${run[@]}"
+}
+
+# ---------------------------------------------------------------- --after-save
+# commanded FOLDER COMMAND LAUNCH… : a run in a new FOLDER with --after-save COMMAND; sets `code` and `ms`
+commanded() {
+    local folder=$1 command=$2 start
+    shift 2
+    rm -rf "$folder"
+    mkdir "$folder"
+    start=$(now)
+    in_folder "$folder" "$@" --after-save "$command"
+    code=$?
+    ms=$(($(now) - start))
+}
+
+# each_copied NAME LAUNCH… : a command that copies gets each checkpoint, whole and after `latest` has reached it, also
+# those that --keep removes; a run resumes from the oldest copy and ends with the same bits
+each_copied() {
+    local name="$1: --after-save gets each checkpoint" path latest wrong="" copies="" command
+    shift
+    command='readlink out/latest >>latest; sleep 0.3; echo "$1" >>paths; mkdir -p copies; cp -r "$1" copies'
+    commanded copied "$command" "$@" "${saves[@]}"
+    mkdir -p copied/copies
+    while read -r path latest; do
+        copies+="${path##*/} "
+        [ "$path" = "$work/copied/out/${path##*/}" ] || wrong="\"\$1\" is $path"
+        [[ ! ${path##*/} > $latest ]] || wrong="latest leads to $latest when the command for $path starts"
+    done < <(paste -d ' ' copied/paths copied/latest)
+    [ "$copies" = "step-00000002 step-00000004 step-00000006 " ] || wrong="the commands got: $copies"
+    for path in 4 6; do
+        diff -r copied/out/step-0000000$path copied/copies/step-0000000$path >/dev/null || wrong="another copy of $path"
+    done
+    [ "$(ls -d copied/out/step-* | wc -l)" = 2 ] || wrong="--keep 2 leaves $(ls copied/out | grep step- | tr '\n' ' ')"
+    if [ "$code" = 0 ] && [ -z "$wrong" ]; then pass "$name" "$copies; --keep 2 leaves two of them"
+    else fail "$name" "exit code $code, $wrong: $(tail -n 1 copied.log)"; fi
+
+    name="${name%%:*}: a run resumes from the copy of a checkpoint that --keep has removed"
+    rm -rf again
+    mkdir again
+    in_folder again "$@" --steps 6 --resume ../copied/copies/step-00000002
+    code=$?
+    if [ "$code" = 0 ] && diff -r copied/out/step-00000006 again/out/step-00000006 >/dev/null; then
+        pass "$name" "its checkpoint of step 6 has the same bytes"
+    else fail "$name" "exit code $code: $(tail -n 1 again.log)"; fi
+}
+
+# failing_command NAME COMMAND HOW LAUNCH… : the run says for each checkpoint that the command ended HOW, and ends well
+failing_command() {
+    local name="$1: --after-save \"$2\" is reported and not fatal" command=$2 how=$3 note notes
+    shift 3
+    note="^note: --after-save failed for out/step-0000000[246]: the command ended $how; its output"
+    commanded failing "$command" "$@" "${saves[@]}"
+    notes=$(grep -cE "$note" failing.log)
+    if [ "$code" = 0 ] && [ "$notes" = 3 ] && [ "$(grep -c broken failing/out/after-save.log)" = 3 ]; then
+        pass "$name" "$(grep -m1 '^note: --after-save' failing.log)"
+    else fail "$name" "exit code $code, $notes notes, expected 3: $(tail -n 1 failing.log)"; fi
+}
+
+# slow_command NAME LAUNCH… : all steps are trained while the first command runs; the run waits for the last command,
+# for longer than ranks may wait for each other; a checkpoint that --keep 1 removed before its turn is reported
+slow_command() {
+    local name="$1: a slow --after-save does not delay training, and the run waits for it" trained wrong=""
+    local removed="^note: --after-save was not run for out/step-00000004: "
+    shift
+    commanded slow 'sleep 2; wc -l <out/metrics.jsonl >>trained; ls "$1/trainer.json" >>whole' \
+        "$@" "${saves[@]}" --keep 1 --timeout 0.4
+    trained=$(tr '\n' ' ' <slow/trained)
+    [ "$trained" = "6 6 " ] || wrong+=", $trained steps when the commands ended, expected 6 6"
+    [ "$(wc -l <slow/whole)" = 2 ] || wrong+=", $(wc -l <slow/whole) checkpoints at the end of their commands"
+    [ "$(ls -d slow/out/step-*)" = slow/out/step-00000006 ] || wrong+=", left $(ls slow/out | tr '\n' ' ')"
+    grep -q "$removed" slow.log || wrong+=", no note about step 4"
+    if [ "$code" = 0 ] && [ -z "$wrong" ]; then
+        pass "$name" "two commands of 2 s, the run took $ms ms; $(grep -m1 '^note: --after-save' slow.log)"
+    else fail "$name" "exit code $code$wrong: $(tail -n 1 slow.log)"; fi
+}
+
+lines_in() { [ "$(wc -l 2>/dev/null <"$1" || echo 0)" -ge "$2" ]; } # FILE COUNT
+
+# signals to mpirun while a command runs
+undisturbed_command() {
+    local name="2 processes: signals to the launcher do not reach the command of --after-save" launcher code
+    rm -rf told
+    mkdir told
+    (cd told && exec "${mpi[@]}" -np 2 "${run[@]}" --steps 100000000 \
+        --after-save 'echo >>begun; sleep 1; echo >>done' </dev/null >"$work/told.log" 2>&1) &
+    launcher=$!
+    started=("$launcher")
+    wait_until 20 has_steps told 3
+    kill -USR1 "$launcher"
+    wait_until 10 lines_in told/begun 1
+    kill -USR1 "$launcher"
+    wait_until 10 lines_in told/begun 2
+    kill -USR2 "$launcher"
+    wait "$launcher"
+    code=$?
+    started=()
+    if [ "$code" = 75 ] && lines_in told/done 3; then pass "$name" "exit code 75, three commands have ended"
+    else fail "$name" "exit code $code, $(wc -l <told/done) of 3 commands ended: $(tail -n 1 told.log)"; fi
+}
+
+# killed_run NAME LAUNCH… : whoever reads the output of a run is not kept waiting by a command that outlives the run
+killed_run() {
+    local name="$1: a running command of --after-save does not keep the output of a killed run open" launcher reader
+    local start rank
+    shift
+    rm -rf told
+    mkdir told
+    mkfifo told/output
+    cat told/output >told.log &
+    reader=$!
+    (cd told && exec "$@" --steps 100000000 --save-every 10 --after-save 'echo $$ >>begun; sleep 20' \
+        </dev/null >output 2>&1) &
+    launcher=$!
+    started=("$launcher" "$reader")
+    wait_until 20 lines_in told/begun 1
+    start=$(now)
+    rank=$(ranks_of "$launcher" | sort -n | head -n 1)
+    [ "$1" = mpirun ] || rank=$launcher
+    kill -KILL "$rank"
+    [ "$rank" != "$launcher" ] || wait "$launcher" 2>/dev/null
+    if wait_until 10 gone "$reader"; then pass "$name" "closed after $(($(now) - start)) ms"
+    else fail "$name" "still open 10 s after the kill: $(tail -n 1 told.log)"; fi
+    end_started
+    kill -KILL -- "-$(cat told/begun)" # its process group
+    wait "$launcher" 2>/dev/null
+    started=()
+}
+
+# a command of a rank under mpirun starts the program
+program_as_command() {
+    local name="2 processes: the command of --after-save can run this program"
+    commanded evaluated "'$program' --model \"\$1\" --eval '$work/text/train.tok' --seq 16 --threads 1" \
+        "${mpi[@]}" -np 2 "${run[@]}" --steps 2
+    if [ "$code" = 0 ] && grep -q '^{"file":.*"loss":' evaluated/out/after-save.log; then
+        pass "$name" "$(grep '^{' evaluated/out/after-save.log)"
+    else fail "$name" "exit code $code: $(tail -n 1 evaluated/out/after-save.log)"; fi
+}
+
+after_save() {
+    each_copied "2 threads" "${run[@]}" --ranks 2
+    failing_command "2 threads" "echo broken; exit 3" "with exit code 3" "${run[@]}" --ranks 2
+    failing_command "2 threads, async" 'echo broken; kill -KILL $$' "by signal 9" "${run[@]}" --ranks 2 \
+        --save-mode async
+    slow_command "2 threads" "${run[@]}" --ranks 2
+    killed_run "2 threads" "${run[@]}" --ranks 2
+    [ -n "$have_mpi" ] || return
+    each_copied "2 processes" "${mpi[@]}" -np 2 "${run[@]}"
+    failing_command "2 processes" "echo broken; exit 3" "with exit code 3" "${mpi[@]}" -np 2 "${run[@]}"
+    slow_command "2 processes" "${mpi[@]}" -np 2 "${run[@]}"
+    killed_run "2 processes" "${mpi[@]}" -np 2 "${run[@]}"
+    undisturbed_command
+    program_as_command
 }
 
 prepare

@@ -318,6 +318,30 @@ edit+='        memcpy(checked_malloc(size * (size_t)n), elements, size * (size_t
 more "what a checkpoint is read into stays" run/sharded_state.h "$edit" \
     checkpoints "memory while a checkpoint is read"
 
+fault "--keep removes the checkpoint that a command is copying" run/out_dir.h \
+    's/ || step == used//' \
+    "checkpoints after_save" "resumes from the copy"
+
+more "training waits for the command of --after-save" run/after_save.h \
+    's/&status, WNOHANG/\&status, 0/' \
+    "checkpoints after_save" "does not delay training"
+
+more "mpirun's signals reach the command of --after-save" run/after_save.h \
+    's/ | POSIX_SPAWN_SETPGROUP//' \
+    "checkpoints after_save" "signals to the launcher do not reach"
+
+more "the run does not wait for the command of --after-save" run/checkpoint_writer.h \
+    's/wait = a->process .*;/wait = 0;/' \
+    "checkpoints after_save" "the run waits for it"
+
+more "a command has the pipes of the launcher" run/after_save.h \
+    '/posix_spawn_file_actions_adddup2/d' \
+    "checkpoints after_save" "does not keep the output"
+
+more "a command has the environment of a rank" run/after_save.h \
+    's/"OMPI_COMM_", //' \
+    "checkpoints after_save" "can run this program"
+
 more "a run that a signal ends exports" train_llama3.cu \
     's/ && complete) model_export/ \&\& complete + 1) model_export/' \
     "checkpoints signals" "is not exported"
@@ -482,7 +506,7 @@ more "what a dead run left stays" run/out_dir.h \
     "checkpoints points" "left behind"
 
 more "checkpoints that a dead run had no time to remove stay" run/out_dir.h \
-    's/^    remove_old_checkpoints(out, keep);.*//' \
+    's/^    remove_old_checkpoints(out, keep, -1);.*//' \
     "checkpoints points" "other checkpoints"
 
 more "metrics are not synced before a checkpoint" run/logger.h \

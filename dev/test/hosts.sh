@@ -314,6 +314,61 @@ slow_network() {
     clean_up
 }
 
+# script NAME CODE PATTERN COMMAND: dev/launch/mpirun.sh with the shell command COMMAND as the program; its exit code is
+# CODE, it prints PATTERN, and it leaves nothing of Open MPI on host n1
+script() {
+    local name="mpirun.sh: $1" left
+    : >"$work/said"
+    on n1 env GRACE=3 dev/launch/mpirun.sh --allow-run-as-root --bind-to none --oversubscribe -np 2 \
+        --mca mpi_yield_when_idle 1 "${script_options[@]}" sh -c "$4" sh "${train[@]}" --out "$work/script" \
+        </dev/null >"$work/said" 2>&1 &
+    launched=$!
+    ends 40
+    left=$(on n1 sh -c 'ls -d /tmp/ompi.*/* /dev/shm/vader*' 2>/dev/null | tr '\n' ' ')
+    if [ "$code" != "$2" ]; then fail "$name" "exit code $code, expected $2: $(tail -n 2 "$work/said")"
+    elif ! grep -qaE "$3" "$work/said"; then fail "$name" "expected '$3': $(tail -n 2 "$work/said")"
+    elif [ -n "$left" ]; then fail "$name" "left on n1: $left"
+    else pass "$name" "exit code $code after $seconds s; $(grep -aE -m1 "$3" "$work/said")"; fi
+    rm -rf "$work/script"
+    clean_up
+}
+
+# what dev/launch/mpirun.sh makes of lines on stderr. A frozen mpirun stands for one that waits for a lost host
+mpirun_script() {
+    local freeze='sleep 1; kill -STOP $PPID; sleep 60' script_options=()
+    script "the last lines of the program are printed" 7 "^line 3000$" \
+        'i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); echo line $i >&2; done; exit 7'
+    script "a hang after an error exits with 1" 1 "^mpirun.sh: mpirun has not ended 3 s" "echo error: x >&2; $freeze"
+    script "a hang after a failure exits with 2" 2 "^mpirun.sh: mpirun has not ended 3 s" "echo failure: x >&2; $freeze"
+    script "a line 'error: ' of a library does not end a run that trains" 0 "^step +[0-9]+.* saved" \
+        'echo error: a library says this >&2
+        trap : USR2
+        [ "$OMPI_COMM_WORLD_RANK" != 0 ] || (sleep 6; kill -USR2 $PPID) &
+        '"$program"' "$@" --steps 100000000; [ $? = 75 ]'
+    script_options=(--tag-output)
+    script "with --tag-output a hang after a failure exits with 2" 2 "^mpirun.sh: mpirun has not ended 3 s" \
+        "echo failure: x >&2; $freeze"
+    script "with --tag-output a killed rank exits with 2" 2 "<stderr>:failure: rank [01] .*died" \
+        '[ "$OMPI_COMM_WORLD_RANK" != 1 ] || (sleep 3; kill -KILL $$) &
+        exec '"$program"' "$@" --steps 100000000'
+}
+
+# Under srun training handles SIGTERM: it saves. After a failure the monitor's SIGTERM must still end the other ranks of
+# the host at once, instead of by SIGKILL 2 s later.
+rank_beside_killed() {
+    local start name="srun: a rank on the host of a killed rank exits with 2 at once"
+    rm -rf "$work/beside"
+    launch 2 4 "srun --mpi=pmix --kill-on-bad-exit=0" --steps 100000000 --timeout 2 --out "$work/beside"
+    wait_for 30 has_steps "$work/beside"
+    on n2 sh -c 'kill -KILL "$(pgrep -xo train_llama3)"'
+    start=$EPOCHREALTIME
+    wait_for 10 grep -q "n2: task [23]: Exited with exit code 2" "$work/said"
+    seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
+    if [ "${seconds%.*}" -lt 2 ]; then pass "$name" "$seconds s after the kill"
+    else fail "$name" "not within 2 s: $(grep 'task [23]:' "$work/said" | tr '\n' ' ')"; fi
+    expect "srun: a killed rank" "137 143 2" "^failure: rank [23] on host n2 .*died" 20
+}
+
 # on_cluster HOSTS SCENARIO…: starts a cluster, and runs the scenarios on it
 on_cluster() {
     local scenario
@@ -329,7 +384,8 @@ on_cluster() {
 if [ $# -gt 0 ]; then
     on_cluster "${HOSTS:-2}" "$@"
 else
-    on_cluster 2 no_pmix no_zombies other_data unshared_out other_build same_results lost_hosts slow_network
+    on_cluster 2 mpirun_script rank_beside_killed no_pmix no_zombies other_data unshared_out other_build same_results \
+        lost_hosts slow_network
     on_cluster 3 dead_networks same_results lost_hosts
     on_cluster 4 same_results lost_hosts check_hosts
 fi
