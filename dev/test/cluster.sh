@@ -67,7 +67,7 @@ SlurmdPidFile=/run/slurmd.pid
 SlurmctldLogFile=$dir/slurmctld.log
 SlurmdLogFile=$dir/slurmd-%h.log
 SlurmdParameters=config_overrides
-KillWait=5
+KillWait=1
 ReturnToService=2
 NodeName=n[1-$count] CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
