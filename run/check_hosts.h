@@ -167,7 +167,7 @@ static void write_cluster(const HostCheck *h) {
     cJSON_AddStringToObject(root, "name", name);
     cJSON_AddStringToObject(root, "command", "train_llama3 --check-hosts");
     cJSON_AddStringToObject(root, "rates_of", of_device ? "device" : "host");
-    json_add_integer(root, "cores_per_host", cores_of_host(h, 0));
+    json_add_integer(root, "cores_per_host", (int64_t)ranks_per_host * h->job->threads_per_rank); // that were measured
     json_add_integer(root, "ranks_per_host", ranks_per_host);
     double memory = of_device ? device_memory(h->comm->dev->gpu) * ranks_per_host : device_memory(0);
     cJSON_AddItemToObject(root, "memory_bytes_per_host", json_real("%.0f", memory));
