@@ -21,7 +21,7 @@ typedef struct {
 } GoodputInput;
 
 typedef enum { LOST_SAVING, LOST_REPEATED, LOST_DETECTION, LOST_RELAUNCH, LOST_WAITING, LOST_CAUSES } LostCause;
-static const char *const lost_names[LOST_CAUSES] = {"saves", "repeated steps", "detection", "relaunch", "waiting"};
+static const char *const lost_names[LOST_CAUSES] = {"saving", "repeating", "detection", "relaunch", "waiting"};
 
 typedef struct {
     double useful, lost[LOST_CAUSES]; // seconds of all simulated runs
