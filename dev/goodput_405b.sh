@@ -59,9 +59,10 @@ row() {
     printf 'them unexpected, and an effective training time of over 90 %%. With 8 GPUs per host this is an MTBF of '
     printf '54 · 24 h · 2,048 / 466 = %s h per host. The step time is the estimate of ' "$mtbf"
     printf '[plan-405b.md](plan-405b.md). The paper does not say how long its saves, its detection and its relaunch '
-    printf 'took: those figures are assumptions of this table, given in the command lines below; 16 spares, a failed '
-    printf 'host is back after 4 h, a relaunch takes 120 s. An async save is assumed to stop training for 1 s, where '
-    printf 'its time is that of the storage.\n\n'
+    printf 'took, so this table assumes them: 16 spare hosts, 4 h until a failed host is back, 120 s for a relaunch. '
+    printf 'In its first two rows a save takes as long as the storage of the paper needs for 12 bytes per parameter '
+    printf 'at 2 TB/s, and an async save stops training for 1 s. The last row estimates both for this program, in '
+    printf 'which every rank receives all that is written.\n\n'
     printf '| | failures expected | sync saves, best interval | async saves, best interval | paper |\n'
     printf '|---|---|---|---|---|\n'
     cat "$summary"
