@@ -21,7 +21,7 @@ typedef struct {
 } GoodputInput;
 
 typedef enum { LOST_SAVING, LOST_REPEATED, LOST_DETECTION, LOST_RELAUNCH, LOST_WAITING, LOST_CAUSES } LostCause;
-static const char *const lost_names[LOST_CAUSES] = {"saves", "repeated steps", "detection", "relaunch", "waiting"};
+static const char *const lost_names[LOST_CAUSES] = {"saving", "repeating", "detection", "relaunch", "waiting"};
 
 typedef struct {
     double useful, lost[LOST_CAUSES]; // seconds of all simulated runs
@@ -198,17 +198,19 @@ static Goodput simulate_goodput(const GoodputInput *in, int is_async, int64_t in
     Goodput g = ZERO;
     SavePlan plan = save_plan(in, is_async, interval);
     double *back_at = (double *)checked_malloc(sizeof(double) * (size_t)(in->hosts + in->spares));
-    double sum = 0, squares = 0;
+    double useful_squares = 0, wall_squares = 0, products = 0;
     int runs = (int)fmin(fmax(WANTED_FAILURES / (1 + expected_failures(in)), MIN_RUNS), MAX_RUNS);
     for (; g.runs < runs && g.unfinished < MAX_UNFINISHED; g.runs++) {
-        double useful = g.useful, wall = wall_seconds(&g);
+        double useful = -g.useful, wall = -wall_seconds(&g);
         simulate_run(&g, in, &plan, g.runs, back_at);
-        double of_run = (g.useful - useful) / (wall_seconds(&g) - wall);
-        sum += of_run;
-        squares += of_run * of_run;
+        useful += g.useful;
+        wall += wall_seconds(&g);
+        useful_squares += useful * useful;
+        wall_squares += wall * wall;
+        products += useful * wall;
     }
-    double variance = fmax(0, squares / g.runs - sum / g.runs * sum / g.runs);
-    g.standard_error = sqrt(variance / g.runs);
+    double ratio = goodput_of(&g), residuals = useful_squares - 2 * ratio * products + ratio * ratio * wall_squares;
+    g.standard_error = sqrt(fmax(0, residuals)) / wall_seconds(&g); // of a ratio of sums
     free(back_at);
     return g;
 }

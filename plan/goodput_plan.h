@@ -32,8 +32,8 @@ static void check_goodput_options(const Options *o) {
 /* Bytes of a checkpoint: fp32 weights and both moments of all trained parameters. */
 static double checkpoint_bytes(const Job *j) { return 3.0 * sizeof(float) * (double)j->table.num_trained; }
 
-/* How long a save stops training at least: until every rank has received all that is written (checkpoint_writer.h).
- * Each unit is all-gathered over fsdp, then over tp; then every pipeline stage receives it and sends it on. */
+/* About how long a save stops training: until every rank has received all that is written (checkpoint_writer.h). Each
+ * unit is all-gathered over fsdp, then over tp; then every pipeline stage receives it and sends it on. */
 static double gather_seconds(const Job *j, const Cluster *c) {
     const Mesh *m = &j->mesh;
     double bytes = checkpoint_bytes(j), seconds = 0;
@@ -48,8 +48,10 @@ static double gather_seconds(const Job *j, const Cluster *c) {
 
 typedef struct {
     GoodputInput in;
-    double bytes, gather; // of a save; gather 0: unknown
-    int simulates_async;  // the pause of an async save is known
+    double bytes;         // of a save
+    double gather, write; // of an estimated save: seconds until all ranks have received it, and to write it
+    int save_measured;    // --save-seconds was given
+    int pause_known;      // for how long an async save stops training
 } GoodputPlan;
 
 /* `cluster` NULL: the options give all figures. `step_seconds`: the estimate. */
@@ -57,7 +59,7 @@ static GoodputPlan goodput_plan(const Job *j, const Cluster *cluster, double ste
     const Options *o = &j->opt;
     GoodputPlan p = ZERO;
     GoodputInput *in = &p.in;
-    int measured_save = option_given(o, "save-seconds"), measured_pause = option_given(o, "pause-seconds");
+    int measured_pause = option_given(o, "pause-seconds");
     in->hosts = o->hosts ? o->hosts : (int)blocks_of(j->mesh.world, cluster->ranks_per_host);
     in->spares = o->spares;
     in->host_mtbf = 3600 * o->mtbf;
@@ -69,13 +71,15 @@ static GoodputPlan goodput_plan(const Job *j, const Cluster *cluster, double ste
     in->seed = (uint64_t)o->seed;
     p.bytes = checkpoint_bytes(j);
     p.gather = cluster ? gather_seconds(j, cluster) : 0;
-    p.simulates_async = cluster || measured_pause;
-    if (!measured_save && cluster->storage <= 0)
+    p.save_measured = option_given(o, "save-seconds");
+    p.pause_known = cluster || measured_pause;
+    if (!p.save_measured && cluster->storage <= 0)
         user_error(
             "--cluster %s lacks \"storage_bytes_per_s\", from which --mtbf estimates the time of a save: add it, "
             "or --save-seconds X",
             o->cluster);
-    in->save = measured_save ? o->save_seconds : fmax(p.gather, p.bytes / cluster->storage);
+    p.write = p.save_measured ? 0 : p.bytes / cluster->storage;
+    in->save = p.save_measured ? o->save_seconds : fmax(p.gather, p.write); // a unit is written once it is gathered
     in->pause = fmin(measured_pause ? o->pause_seconds : p.gather, in->save);
     return p;
 }
@@ -91,8 +95,8 @@ static Goodput goodput_row(FILE *f, cJSON *rows, const GoodputInput *in, int is_
     cJSON *row = cJSON_CreateObject();
     cJSON_AddStringToObject(row, "save_mode", is_async ? "async" : "sync");
     cJSON_AddStringToObject(row, "interval", which);
-    json_add_integer(row, "save_every", interval);
-    json_add_integer(row, "spares", in->spares);
+    cJSON_AddNumberToObject(row, "save_every", (double)interval);
+    cJSON_AddNumberToObject(row, "spares", in->spares);
     cJSON_AddNumberToObject(row, "goodput", goodput_of(&g));
     cJSON_AddNumberToObject(row, "standard_error", g.standard_error);
     cJSON_AddNumberToObject(row, "interruptions", g.failures / g.runs);
@@ -101,7 +105,7 @@ static Goodput goodput_row(FILE *f, cJSON *rows, const GoodputInput *in, int is_
     cJSON *lost = cJSON_AddObjectToObject(row, "lost");
     for (int i = 0; i < LOST_CAUSES; i++) {
         cJSON_AddNumberToObject(lost, lost_names[i], g.lost[i] / wall);
-        fprintf(f, "%14.2f %%", 100 * g.lost[i] / wall);
+        fprintf(f, "%10.2f %%", 100 * g.lost[i] / wall);
     }
     if (g.unfinished) fprintf(f, "  %d of %d simulated runs were given up", g.unfinished, g.runs);
     fprintf(f, "\n");
@@ -112,21 +116,23 @@ static Goodput goodput_row(FILE *f, cJSON *rows, const GoodputInput *in, int is_
 static void print_goodput_input(FILE *f, const GoodputPlan *p) {
     const GoodputInput *in = &p->in;
     fprintf(f,
-            "  goodput: useful time of steps / wall-clock time, simulated with failing hosts\n"
+            "  goodput, simulated with failing hosts: the part of the wall-clock time that advances training\n"
             "    %d host%s with an MTBF of %.6g h each: MTBF of the run %.4g h; %.4g failures expected in %" PRId64
             " steps of %.4g s (%.4g days)\n",
             in->hosts, in->hosts > 1 ? "s" : "", in->host_mtbf / 3600, run_mtbf(in) / 3600, expected_failures(in),
             in->steps, in->step, (double)in->steps * in->step / 86400);
     fprintf(f, "    a save of %.4g GB takes %.4g s", p->bytes / 1e9, in->save);
-    if (p->simulates_async) fprintf(f, "; with --save-mode async it stops training for %.4g s of them", in->pause);
-    if (p->gather > 0) fprintf(f, " (estimate: until every rank has received what is written, %.4g s)", p->gather);
+    if (!p->save_measured)
+        fprintf(f, " (estimate: %.4g s until every rank has received what is written, and %.4g s to write it)",
+                p->gather, p->write);
+    if (p->pause_known) fprintf(f, "; with --save-mode async it stops training for %.4g s", in->pause);
     fprintf(
         f,
         "\n    after a failure: %.4g s until it is noticed, %.4g s to relaunch; a failed host is back after %.4g h\n",
         in->detect, in->relaunch, in->repair / 3600);
     fprintf(f, "    Young-Daly interval sqrt(2 x cost of a save x MTBF of the run): sync %.4g s",
             young_daly_seconds(in, 0));
-    if (p->simulates_async) fprintf(f, ", async %.4g s", young_daly_seconds(in, 1));
+    if (p->pause_known) fprintf(f, ", async %.4g s", young_daly_seconds(in, 1));
     fprintf(f, "\n");
 }
 
@@ -158,25 +164,25 @@ static cJSON *print_goodput(FILE *f, const GoodputPlan *p, const Options *o) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "run_mtbf_s", run_mtbf(in));
     cJSON_AddNumberToObject(json, "failures_expected", expected_failures(in));
-    json_add_integer(json, "hosts", in->hosts);
+    cJSON_AddNumberToObject(json, "hosts", in->hosts);
     cJSON_AddNumberToObject(json, "step_s", in->step);
     cJSON_AddNumberToObject(json, "save_s", in->save);
-    if (p->simulates_async) cJSON_AddNumberToObject(json, "pause_s", in->pause);
+    if (p->pause_known) cJSON_AddNumberToObject(json, "pause_s", in->pause);
     cJSON_AddNumberToObject(json, "young_daly_sync_s", young_daly_seconds(in, 0));
     cJSON *rows = cJSON_AddArrayToObject(json, "rows");
     print_goodput_input(f, p);
     fprintf(f, "    %-5s  %-12s %9s %7s %18s", "saves", "interval", "steps", "spares", "goodput");
-    for (int i = 0; i < LOST_CAUSES; i++) fprintf(f, "%16s", lost_names[i]);
+    for (int i = 0; i < LOST_CAUSES; i++) fprintf(f, "%12s", lost_names[i]);
     fprintf(f, "\n");
     int64_t best = goodput_rows(f, rows, in, 0, o->save_every);
-    if (p->simulates_async) {
+    if (p->pause_known) {
         int64_t best_async = goodput_rows(f, rows, in, 1, o->save_every);
         best = is_async ? best_async : best;
     } else {
         fprintf(f, "    async saves are not simulated: add --pause-seconds X, for how long one stops training\n");
     }
     int64_t interval = o->save_every ? min_i64(o->save_every, in->steps) : best;
-    spares_rows(f, rows, in, is_async && p->simulates_async, interval);
+    spares_rows(f, rows, in, is_async && p->pause_known, interval);
     return json;
 }
 

@@ -42,8 +42,8 @@ static void plan_one_layout(Job *j, const Cluster *cluster) {
         goodput = print_goodput(stdout, &with_failures, o);
     }
     if (o->out) {
+        report_write_file(o->out, j, &plan, &simulation, cluster, &estimate, goodput);
         plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput);
-        report_write_file(o->out, j, &plan, &simulation, cluster, &estimate);
     } else {
         cJSON_Delete(goodput);
     }

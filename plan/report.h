@@ -204,6 +204,31 @@ static void html_traffic(FILE *f, const Plan *p, const Cluster *c, const Estimat
     fprintf(f, "</table>\n");
 }
 
+/* The rows of "goodput" in plan.json. */
+static void html_goodput(FILE *f, const cJSON *goodput) {
+    const cJSON *rows = cJSON_GetObjectItemCaseSensitive(goodput, "rows"), *row, *cell, *part;
+    fprintf(f, "<h2>Goodput</h2>\n<p>The part of the wall-clock time that advances training although hosts fail, and "
+               "the parts that are lost.</p>\n<table>");
+    cJSON_ArrayForEach(row, rows) {
+        const cJSON *lost = cJSON_GetObjectItemCaseSensitive(row, "lost");
+        if (row == rows->child) {
+            fprintf(f, "<tr>");
+            cJSON_ArrayForEach(cell, row) fprintf(f, "<th>%s", cell == lost ? "" : cell->string);
+            cJSON_ArrayForEach(part, lost) fprintf(f, "<th>%s", part->string);
+            fprintf(f, "</tr>\n");
+        }
+        fprintf(f, "<tr>");
+        cJSON_ArrayForEach(cell, row) {
+            fprintf(f, "<td>");
+            if (cJSON_IsString(cell)) html_text(f, cell->valuestring);
+            if (cJSON_IsNumber(cell)) fprintf(f, "%.6g", cell->valuedouble);
+        }
+        cJSON_ArrayForEach(part, lost) fprintf(f, "<td>%.2f %%", 100 * part->valuedouble);
+        fprintf(f, "</tr>\n");
+    }
+    fprintf(f, "</table>\n");
+}
+
 static void html_head(FILE *f, const char *model, int world) {
     fprintf(f, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>");
     html_text(f, model);
@@ -219,9 +244,9 @@ static void html_head(FILE *f, const char *model, int world) {
     fprintf(f, " on %d ranks</h1>\n", world);
 }
 
-/* `c` NULL: there is no estimate and no timeline. */
-static void report_write(FILE *f, const Job *j, const Plan *p, const Simulation *s, const Cluster *c,
-                         const Estimate *e) {
+/* `c` NULL: there is no estimate and no timeline. `goodput`: of plan.json; NULL: failures were not simulated. */
+static void report_write(FILE *f, const Job *j, const Plan *p, const Simulation *s, const Cluster *c, const Estimate *e,
+                         const cJSON *goodput) {
     char mesh[160];
     mesh_print(mesh, sizeof mesh, p->mesh->size, 1);
     html_head(f, j->opt.model, p->mesh->world);
@@ -236,14 +261,15 @@ static void report_write(FILE *f, const Job *j, const Plan *p, const Simulation 
     html_memory(f, p, c ? c->memory : 0);
     if (c) html_timeline(f, s);
     html_traffic(f, p, c, e);
+    if (goodput) html_goodput(f, goodput);
     fprintf(f, "</body></html>\n");
 }
 
 /* Writes plan.html into --out. */
 static void report_write_file(const char *out, const Job *j, const Plan *p, const Simulation *s, const Cluster *c,
-                              const Estimate *e) {
+                              const Estimate *e, const cJSON *goodput) {
     FILE *f = logger_create(out, "plan.html");
-    report_write(f, j, p, s, c, e);
+    report_write(f, j, p, s, c, e, goodput);
     if (fclose(f)) user_error("cannot write plan.html in --out %s: %s", out, strerror(errno));
 }
 

@@ -171,6 +171,27 @@ static void test_async_and_spares(void) {
           100 * goodput_of(&other), hopeless.unfinished, hopeless.runs);
 }
 
+/* The printed rows: three per save mode and, at the end, one for each number of spares. */
+static void check_rows(const GoodputPlan *p, const Options *o) {
+    FILE *f = fopen("/dev/null", "w");
+    cJSON *json = print_goodput(f, p, o), *rows = cJSON_GetObjectItemCaseSensitive(json, "rows"), *row, *part;
+    int async = 0, with_given_spares = 0, count = cJSON_GetArraySize(rows);
+    double apart = 0;
+    cJSON_ArrayForEach(row, rows) {
+        double sum = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(row, "goodput"));
+        cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(row, "lost")) sum += cJSON_GetNumberValue(part);
+        apart = fmax(apart, fabs(sum - 1));
+        async += !strcmp(cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, "save_mode")), "async");
+        with_given_spares += cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(row, "spares")) == (double)o->spares;
+    }
+    CHECK("in each row goodput and the lost parts add up to 1; both save modes and the given spares have rows",
+          apart < 1e-12 && async == 3 && with_given_spares == 7 && count > 8,
+          "%d rows, %d async, %d with the given spares, at most %g apart from 1", count, async, with_given_spares,
+          apart);
+    cJSON_Delete(json);
+    fclose(f);
+}
+
 /* What the planner takes from its options and from a cluster file. */
 static void test_goodput_plan(void) {
     const char *path = make_cluster_file(
@@ -179,7 +200,9 @@ static void test_goodput_plan(void) {
         "\"between_hosts\":{\"latency_s\":0,\"bytes_per_s\":1e8}},");
     char arguments[512];
     snprintf(arguments, sizeof arguments,
-             "--plan --model tiny --tp 2 --cluster %s --mtbf 10 --spares 3 --repair 2 --timeout 50 --relaunch 7", path);
+             "--plan --model tiny --tp 2 --cluster %s --mtbf 10 --spares 3 --repair 2 --timeout 50 --relaunch 7 "
+             "--save-every 10 --steps 100000",
+             path);
     Job *j = make_job(arguments, 8, &transport_threads);
     Cluster cluster;
     cluster_open(&cluster, path, &j->mesh, 0, NULL);
@@ -193,6 +216,7 @@ static void test_goodput_plan(void) {
             p.in.relaunch == 7 && p.in.step == 0.25,
         "save %.6g s and %.6g s, pause %.6g s and %.6g s, %d hosts", p.in.save, bytes / 1e7, p.in.pause, gather,
         p.in.hosts);
+    check_rows(&p, &j->opt);
     cluster_close(&cluster);
     end_job(j);
 }

@@ -471,7 +471,7 @@ static void test_plan_page(void) {
     Estimate e = estimate_with(make_cluster_file("page.json", 1e9, 1e9, 1e-5, 1e9, ""), options, 16, &w);
     FILE *f = open_memstream(&text, &length);
     estimated.job->opt.model = "tiny & <more>";
-    report_write(f, estimated.job, &estimated.plan, &estimated.simulation, &estimated.cluster, &e);
+    report_write(f, estimated.job, &estimated.plan, &estimated.simulation, &estimated.cluster, &e, NULL);
     fclose(f);
     for (int stage = 0; stage < 2; stage++)
         for (int k = 0; k < 2; k++) {
