@@ -336,8 +336,10 @@ slurm_jobs() {
     "$program" "${train[@]}" --ranks 4 --steps 1500 --deterministic --out "$work/whole" >"$work/said" 2>&1
     reference=$(checkpoint_hash "$work/whole")
     submit -- --steps 1500 --deterministic --save-every 100 --out "$work/job"
-    requeued "sbatch: SIGUSR2 to the ranks saves and queues the job again" 1 75 'on n1 timeout 5 scancel --signal=USR2 "$job"'
-    requeued "sbatch: SIGUSR2 to the batch script does so too" 2 75 'on n1 timeout 5 scancel --batch --signal=USR2 "$job"'
+    requeued "sbatch: SIGUSR2 to the ranks saves and queues the job again" 1 75 \
+        'on n1 timeout 5 scancel --signal=USR2 "$job"'
+    requeued "sbatch: SIGUSR2 to the batch script does so too" 2 75 \
+        'on n1 timeout 5 scancel --batch --signal=USR2 "$job"'
     requeued "sbatch: after a killed rank the job is queued again" 3 "(2|9|137|143)" \
         'on n2 sh -c "kill -KILL \$(pgrep -xo train_llama3)"'
     job_ends "sbatch: after three restarts the job ends" COMPLETED 0:0 3 "^resumed from .*/step-0"
@@ -353,11 +355,12 @@ slurm_errors() {
     job_ends "sbatch: a wrong option is not tried again" FAILED 1:0 0 "^error: --lr x: expected a number"
     copy_other_data
     submit -- --data /tmp/text/train.tok --steps 5 --out "$work/job"
-    job_ends "sbatch: an error that the ranks of one host find is not tried again" FAILED 1:0 0 "^error: the token files"
+    job_ends "sbatch: an error of one host is not tried again" FAILED 1:0 0 "^error: the token files"
     on n1 sh -c 'printf "#!/bin/sh\necho failure: it always fails >&2\nexit 2\n" >/mnt/build/hosts/fails
         chmod +x /mnt/build/hosts/fails'
     RETRIES=1 program=build/hosts/fails submit -- --out "$work/job"
-    job_ends "sbatch: RETRIES limits how often a job is queued again" FAILED 2:0 1 "not queued again, because .* 1 times"
+    job_ends "sbatch: RETRIES limits how often a job is queued again" FAILED 2:0 1 \
+        "not queued again, because .* 1 times"
 }
 
 # The real time limit, of one minute, which is the shortest; Slurm sends the signal 20 to 80 s before it.
