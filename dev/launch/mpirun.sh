@@ -59,7 +59,7 @@ end_mpirun() {
     job=$(sed -n '1s/\..*//p' "$directory/contact.txt" 2>/dev/null) # of mpirun; the ranks have the next one
     children=$(pgrep -P "$launcher")
     kill -TERM "$launcher"
-    wait_until_gone "$launcher" 2
+    wait_until_gone "$launcher" 1
     kill -KILL "$launcher" $children 2>/dev/null
     wait "$launcher"
     rm -rf "$directory"
@@ -68,14 +68,14 @@ end_mpirun() {
 
 first=1 deadline=
 while kill -0 "$launcher" 2>/dev/null; do
-    sleep 1 &
+    sleep 0.2 &
     wait $! # returns early when a signal arrives
     lines=$(wc -l <"$work/said")
     if [ -z "$deadline" ] && reported "failure|error"; then
         deadline=$((SECONDS + grace)) ignored=$lines before=$(metrics_size)
     fi
     [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ] || continue
-    if ! reported failure && [ "$(metrics_size)" != "$before" ]; then # a library said "error: ", and the run trains
+    if ! reported failure && [ "$(metrics_size)" != "$before" ]; then # the line came from a library, and the run trains
         first=$((ignored + 1)) deadline=
         continue
     fi

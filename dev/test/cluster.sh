@@ -50,12 +50,16 @@ Host *
     UserKnownHostsFile /dev/null
     LogLevel ERROR
 END
+    # A job that is queued again starts when the credentials of its first start have expired, by default after 120 s;
+    # the smallest value is 5 s.
     cat >"$cluster_dir/slurm.conf" <<END
 ClusterName=llama3
 SlurmctldHost=n1
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=cred_expire=5
+JobRequeue=1
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none

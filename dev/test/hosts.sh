@@ -27,7 +27,7 @@ launch() {
     for ((i = 1; i <= count; i++)); do list+="${list:+,}n$i:$((ranks / count))"; done
     case $launcher in
         mpirun)
-            launcher=(env GRACE=5 dev/launch/mpirun.sh --allow-run-as-root --bind-to none --oversubscribe
+            launcher=(env GRACE=1 dev/launch/mpirun.sh --allow-run-as-root --bind-to none --oversubscribe
                 --host "$list" -np "$ranks"
                 --mca plm_rsh_args "-F /mnt/build/hosts/ssh_config" --mca mpi_yield_when_idle 1
                 -x OMP_WAIT_POLICY=passive) ;;
@@ -369,6 +369,100 @@ rank_beside_killed() {
     expect "srun: a killed rank" "137 143 2" "^failure: rank [23] on host n2 .*died" 20
 }
 
+# ---------------------------------------------------------------- dev/launch/slurm.sbatch
+# submit OPTION… -- OPTION…: options of sbatch and of the program; sets `job`. Output goes to $work/said
+submit() {
+    local options=()
+    while [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    shift
+    rm -rf "$work/job" "$work/said"
+    job=$(on n1 env PROGRAM="$program" OMP_WAIT_POLICY=passive sbatch --parsable --nodes 2 --ntasks-per-node 2 \
+        --overcommit --output "$work/said" "${options[@]}" dev/launch/slurm.sbatch "${train[@]}" "$@")
+}
+job_field() { on n1 scontrol show -o job "$job" | grep -oE "\b$1=[^ ]*" | cut -d= -f2; }
+job_state_is() { [[ " $1 " == *" $(job_field JobState) "* ]]; }
+said_times() { [ "$(grep -cE "$1" "$work/said" 2>/dev/null)" -ge "$2" ]; } # PATTERN COUNT
+steps_beyond() { [ "$(wc -l 2>/dev/null <"$work/job/metrics.jsonl" || echo 0)" -gt "$1" ]; }
+
+# job_ends NAME STATE EXIT RESTARTS PATTERN: the job ends in this state, with this exit code after as many restarts
+job_ends() {
+    local ended
+    wait_for 60 job_state_is "COMPLETED FAILED CANCELLED TIMEOUT"
+    sleep 1 # a job that is queued again leaves that state
+    ended="$(job_field JobState) $(job_field ExitCode) after $(job_field Restarts) restarts"
+    wait_for 5 nothing_left_over "$hosts"
+    if [ "$ended" = "$2 $3 after $4 restarts" ] && grep -qE "$5" "$work/said" && nothing_left_over "$hosts"; then
+        pass "$1" "$ended; $(grep -E -m1 "$5" "$work/said")"
+    else
+        fail "$1" "$ended, expected $2 $3 after $4 and '$5': $(tail -n 3 "$work/said" | tr '\n' ' ')" \
+            "$(left_over "$hosts")"
+        on n1 scancel "$job"
+    fi
+    clean_up
+}
+
+# requeued NAME COUNT CODE ACTION: some steps after its last start the job gets ACTION and is queued again, for the
+# COUNT-th time, because the program has exited with CODE
+requeued() {
+    local name=$1 count=$2 pattern="^slurm.sbatch: exit code $3; the job is queued again"
+    wait_for 30 steps_beyond $((count * 300))
+    eval "$4"
+    if wait_for 30 said_times "^slurm.sbatch: .*is queued again" "$count" &&
+        grep -E "^slurm.sbatch: " "$work/said" | sed -n "${count}p" | grep -qE "$pattern"; then
+        pass "$name" "$(grep -E "^slurm.sbatch: " "$work/said" | sed -n "${count}p")"
+    else fail "$name" "expected '$pattern': $(tail -n 3 "$work/said" | tr '\n' ' ')"; fi
+    wait_for 30 said_times "^resumed from " "$count"
+}
+
+# One job that is signalled and killed again and again. The signal that Slurm sends before the time limit is emulated by
+# scancel here; slurm_time_limit waits for the real one.
+slurm_jobs() {
+    local reference resumed
+    "$program" "${train[@]}" --ranks 4 --steps 1500 --deterministic --out "$work/whole" >"$work/said" 2>&1
+    reference=$(checkpoint_hash "$work/whole")
+    submit -- --steps 1500 --deterministic --save-every 100 --out "$work/job"
+    requeued "sbatch: SIGUSR2 to the ranks saves and queues the job again" 1 75 \
+        'on n1 timeout 5 scancel --signal=USR2 "$job"'
+    requeued "sbatch: SIGUSR2 to the batch script does so too" 2 75 \
+        'on n1 timeout 5 scancel --batch --signal=USR2 "$job"'
+    requeued "sbatch: after a killed rank the job is queued again" 3 "(2|9|137|143)" \
+        'on n2 sh -c "kill -KILL \$(pgrep -xo train_llama3)"'
+    job_ends "sbatch: after three restarts the job ends" COMPLETED 0:0 3 "^resumed from .*/step-0"
+    resumed=$(grep -E "^resumed from " "$work/said" | grep -oE "step-[0-9]+" | tr '\n' ' ')
+    if [ "$(checkpoint_hash "$work/job")" = "$reference" ]; then
+        pass "sbatch: the checkpoint of a run without interruption" "$reference, after resuming from $resumed"
+    else fail "sbatch: the checkpoint of a run without interruption" "another one, after resuming from $resumed"; fi
+
+}
+
+slurm_errors() {
+    submit -- --steps 5 --lr x --out "$work/job"
+    job_ends "sbatch: a wrong option is not tried again" FAILED 1:0 0 "^error: --lr x: expected a number"
+    other_contents n2
+    submit -- --data /tmp/text/train.tok --steps 5 --out "$work/job"
+    job_ends "sbatch: an error of one host is not tried again" FAILED 1:0 0 "^error: the token files"
+    on n1 sh -c 'printf "#!/bin/sh\necho failure: it always fails >&2\nexit 2\n" >/mnt/build/hosts/fails
+        chmod +x /mnt/build/hosts/fails'
+    RETRIES=1 program=build/hosts/fails submit -- --out "$work/job"
+    job_ends "sbatch: RETRIES limits how often a job is queued again" FAILED 2:0 1 \
+        "not queued again, because .* 1 times"
+}
+
+# The real time limit, of one minute, which is the shortest; Slurm sends the signal 20 to 80 s before it.
+slurm_time_limit() {
+    submit --time 1 --signal USR2@20 -- --steps 100000000 --out "$work/job"
+    if wait_for 90 said_times "^slurm.sbatch: exit code 75; the job is queued again" 1 &&
+        wait_for 60 said_times "^resumed from " 1; then
+        pass "sbatch: before its time limit the job saves, and is queued again" "$(grep '^resumed' "$work/said")"
+    else fail "sbatch: before its time limit the job saves, and is queued again" "$(tail -n 2 "$work/said")"; fi
+    wait_for 20 job_state_is RUNNING
+    on n1 scancel "$job"
+    job_ends "sbatch: a cancelled job is not queued again" CANCELLED 75:0 1 "^slurm.sbatch: .*was cancelled"
+}
+
 # on_cluster HOSTS SCENARIO…: starts a cluster, and runs the scenarios on it
 on_cluster() {
     local scenario
@@ -384,8 +478,8 @@ on_cluster() {
 if [ $# -gt 0 ]; then
     on_cluster "${HOSTS:-2}" "$@"
 else
-    on_cluster 2 mpirun_script rank_beside_killed no_pmix no_zombies other_data unshared_out other_build same_results \
-        lost_hosts slow_network
+    on_cluster 2 mpirun_script rank_beside_killed slurm_jobs slurm_errors slurm_time_limit
+    on_cluster 2 no_pmix no_zombies other_data unshared_out other_build same_results lost_hosts slow_network
     on_cluster 3 dead_networks same_results lost_hosts
     on_cluster 4 same_results lost_hosts check_hosts
 fi
