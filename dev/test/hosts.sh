@@ -255,7 +255,8 @@ check_hosts() {
     done
 }
 
-# lost NAME LAUNCHER ACTION CODES PATTERN SECONDS: a run of 4 ranks that has trained for some steps when ACTION happens
+# lost NAME LAUNCHER ACTION CODES PATTERN SECONDS: a run of 4 ranks, --timeout 2, that has trained for some steps when
+# ACTION happens. SECONDS: until the launcher must have ended
 lost() {
     local name=$1 launcher=$2 action=$3 codes=$4 pattern=$5 limit=$6
     rm -rf "$work/lost"
@@ -274,14 +275,14 @@ lost_hosts() {
     local launcher last=n$hosts
     for launcher in mpirun "srun --mpi=pmix"; do
         lost "${launcher%% *}, $hosts hosts: killed ranks of $last" "$launcher" "signal_host $last KILL ranks" \
-            "1 2 137 143 9" "^failure: rank [0-9] on host $last .*died" 15
+            "1 2 137 143 9" "^failure: rank [0-9] on host $last .*died" 7
         lost "${launcher%% *}, $hosts hosts: a cut link to $last" "$launcher" "link $last down" "1 2 137 143 9 255" \
-            "^failure: .*host $last .*does not answer" 40
+            "^failure: .*host $last .*does not answer" 7
         link "$last" up
         lost "${launcher%% *}, $hosts hosts: frozen processes on $last" "$launcher" "signal_host $last STOP all" \
-            "1 2 137 143 9" "^failure: .*host $last .*does not answer" 15
+            "1 2 137 143 9" "^failure: .*host $last .*does not answer" 7
         lost "${launcher%% *}, $hosts hosts: frozen processes on n1" "$launcher" "signal_host n1 STOP all" \
-            "1 2 137 143 9" "^failure: .*host n1 .*does not answer" 15
+            "1 2 137 143 9" "^failure: .*host n1 .*does not answer" 7
     done
 }
 
