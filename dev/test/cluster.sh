@@ -81,7 +81,7 @@ END
 # cluster_host NAME: the first process of a host
 cluster_host() {
     local name=$1 dir=/mnt/build/hosts
-    mount --bind "$top" /mnt && cd /mnt || exit 1
+    mount --rbind "$top" /mnt && cd /mnt || exit 1
     mount -t tmpfs -o size=2g,mode=1777 tmpfs /tmp
     mount -t tmpfs -o size=512m,mode=1777 tmpfs /dev/shm
     mount -t tmpfs -o mode=755 tmpfs /run

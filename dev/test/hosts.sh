@@ -464,6 +464,8 @@ slurm_time_limit() {
     job_ends "sbatch: a cancelled job is not queued again" CANCELLED 75:0 1 "^slurm.sbatch: .*was cancelled"
 }
 
+. dev/test/hosts_supervise.sh
+
 # on_cluster HOSTS SCENARIO…: starts a cluster, and runs the scenarios on it
 on_cluster() {
     local scenario
@@ -481,7 +483,7 @@ if [ $# -gt 0 ]; then
 else
     on_cluster 2 mpirun_script rank_beside_killed slurm_jobs slurm_errors slurm_time_limit
     on_cluster 2 no_pmix no_zombies other_data unshared_out other_build same_results lost_hosts slow_network
-    on_cluster 3 dead_networks same_results lost_hosts
+    on_cluster 3 dead_networks same_results lost_hosts supervised
     on_cluster 4 same_results lost_hosts check_hosts
 fi
 echo "$passed passed, $failed failed"
