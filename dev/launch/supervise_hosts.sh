@@ -17,14 +17,15 @@ at() {
     fi
 } 2>/dev/null 9>&-
 
-# Ends all processes of this run, also stopped ones and Open MPI's daemons, and removes shared memory that a killed
-# process has left: files of this user that no process has mapped.
-clean='for process in /proc/[0-9]*; do
-        if tr "\0" "\n" <$process/environ | grep -qx "LLAMA3_RUN=$1" ||
-            tr "\0" " " <$process/cmdline | grep -q "llama3_run $1 "; then kill -KILL ${process#/proc/}; fi
-    done 2>/dev/null
+# A host is cleaned: all processes of this run are ended, also stopped ones and Open MPI's daemons, and shared memory that
+# killed processes have left is removed, which are files of this user that no process has mapped.
+clean='for process in $(grep -lzxF -e "LLAMA3_RUN=$1" /proc/[0-9]*/environ) \
+        $(grep -lzxF -e "run-$1" /proc/[0-9]*/cmdline); do
+        process=${process#/proc/}
+        kill -KILL ${process%/*}
+    done
     for file in /dev/shm/vader_segment.$(hostname).$(id -u).* /dev/shm/llama3-$(id -u)-*; do
-        [ ! -e $file ] || cat /proc/[0-9]*/maps 2>/dev/null | grep -qF $file || rm -f $file
+        [ ! -e $file ] || grep -qF -e $file /proc/[0-9]*/maps || rm -f $file
     done
     hostname'
 
@@ -56,7 +57,7 @@ visit() {
 leave_out() {
     local name
     for name; do
-        [ -n "${slots[$name]:-}" ] || name=${real_name[$name]:-}
+        [ -z "$name" ] || [ -n "${slots[$name]:-}" ] || name=${real_name[$name]:-}
         [ -n "$name" ] || continue
         left_until[$name]=$((EPOCHSECONDS + return_after)) blamed[$name]=$((blamed[$name] + 1))
     done

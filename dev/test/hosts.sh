@@ -8,6 +8,7 @@ top=$PWD
 . dev/test/checks.sh
 . dev/test/cluster.sh
 . dev/test/supervised.sh
+. dev/test/chaos.sh
 export LC_ALL=C
 
 if [ "$(id -u)" != 0 ] || [ -n "$(cluster_missing)" ]; then
@@ -484,7 +485,8 @@ else
     on_cluster 2 mpirun_script rank_beside_killed slurm_jobs slurm_errors slurm_time_limit
     on_cluster 2 no_pmix no_zombies other_data unshared_out other_build same_results lost_hosts slow_network
     on_cluster 3 dead_networks same_results lost_hosts
-    on_cluster 4 same_results lost_hosts check_hosts
+    on_cluster 3 supervised
+    on_cluster 4 same_results lost_hosts check_hosts short_chaos
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

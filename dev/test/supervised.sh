@@ -47,7 +47,7 @@ begin() {
 
 # A run without interruption of four ranks with --accum 1, whose checkpoint all others must equal.
 supervised_reference() {
-    train+=(--deterministic --seq 128 --batch 4 --steps 400 --save-every 10 --keep 2 --timeout 3 --start-timeout 10)
+    train+=(--deterministic --seq 128 --batch 4 --steps 250 --save-every 10 --keep 2 --timeout 3 --start-timeout 10)
     "$program" "${train[@]}" --ranks 4 --out "$work/reference" >"$work/said" 2>&1
     reference=$(checkpoint_hash "$work/reference")
 }
@@ -76,8 +76,133 @@ supervised_smaller() {
         'grep -q "^supervise: launching 2 ranks on n1:2, .*--accum 2" "$work/said"'
 }
 
+supervised_launcher() {
+    begin launcher
+    supervise "n1:2 n2:2" --
+    wait_for 30 step_beyond "$out" 50
+    on n1 pkill -KILL -x mpirun
+    supervised_ends "mpirun was killed" 0 60 same_checkpoint 'incidents_are "$out" 1' \
+        '[ "$(incident 1 kind)" = "launcher died" ]' '[ "$(incident 1 world_after)" = 4 ]' 'nothing_of_open_mpi'
+}
+nothing_of_open_mpi() {
+    local i
+    for ((i = 1; i <= hosts; i++)); do
+        if on "n$i" pgrep -x 'orted|mpirun' || on "n$i" pgrep -f dev/launch/; then return 1; fi
+        if on "n$i" sh -c 'ls /dev/shm | grep vader'; then return 1; fi
+    done
+}
+
+# ssh hangs while mpirun starts its daemons: nothing that mpirun or the program does would end this
+supervised_hung_launcher() {
+    begin hung
+    cat >"$work/ssh" <<END
+#!/bin/sh
+case "\$*" in
+    *orted*) [ -e $work/hangs ] && rm $work/hangs && sleep 1000 ;;
+esac
+exec ssh -F /mnt/build/hosts/ssh_config -o ConnectTimeout=2 "\$@"
+END
+    chmod +x "$work/ssh"
+    touch "$work/hangs"
+    SSH_COMMAND=/mnt/$work/ssh supervise "n1:2 n2:2" -- --steps 20 --min-lr 0.0003 --start-timeout 1
+    supervised_ends "mpirun hangs in ssh" 0 60 'incidents_are "$out" 1' '[ "$(incident 1 kind)" = "launcher hung" ]'
+}
+
+supervised_gives_up() {
+    begin fails
+    printf '#!/bin/sh\necho "failure: it always \\"fails\\"" >&2\nexit 2\n' >"$work/failing"
+    chmod +x "$work/failing"
+    program=$work/failing supervise "n1:2 n2:2" --give-up 3 --
+    supervised_ends "after three incidents without a new checkpoint it gives up" 2 30 'incidents_are "$out" 3' \
+        "[ \"\$(incident 3 message)\" = 'failure: it always \"fails\"' ]" '[ "$(grep -c launching "$work/said")" = 3 ]' \
+        'awk "BEGIN { exit !($seconds > 3) }"' # pauses of 1 and 2 s
+}
+
+supervised_error() {
+    begin error
+    supervise "n1:2 n2:2" -- --lr x
+    supervised_ends "an error that the user must correct is not tried again" 1 20 '[ ! -e "$out/incidents.jsonl" ]' \
+        '[ "$(grep -c launching "$work/said")" = 1 ]' 'grep -q "^error: --lr x" "$work/said"'
+}
+
+signal_supervise() { on n1 sh -c "kill -$1 \$(pgrep -of 'bash dev/launch/supervise')"; }
+
+# A signal saves; a second start continues; a third one at the same time is refused.
+supervised_signal() {
+    begin signal
+    supervise "n1:2 n2:2" --
+    wait_for 30 step_beyond "$out" 50
+    signal_supervise TERM
+    supervised_ends "SIGTERM saves and ends the run" 75 20 '[ ! -e "$out/incidents.jsonl" ]' \
+        '[ "$(readlink "$out/latest")" = "step-000$(printf %05d "$(step_of "$out")")" ]'
+    supervise "n1:2 n2:2" --
+    wait_for 30 step_beyond "$out" 100
+    local first=$launched
+    supervise "n1:2 n2:2" --
+    ends 10
+    if [ "$code" != 1 ] || ! grep -q "^error: supervise: .*another supervise holds" "$work/said"; then
+        fail "supervise: a second one for the same --out is refused" "exit code $code"
+    fi
+    launched=$first
+    supervised_ends "the next start continues the run" 0 60 same_checkpoint
+}
+
+# supervise itself is killed: the next one ends what is left of the run, and continues it
+supervised_killed() {
+    begin killed
+    supervise "n1:2 n2:2" --
+    wait_for 30 step_beyond "$out" 50
+    signal_supervise KILL
+    supervise "n1:2 n2:2" --
+    supervised_ends "after SIGKILL the next one takes over the run" 0 60 same_checkpoint nothing_of_open_mpi
+}
+
+supervised_disk() {
+    begin disk
+    out=build/hosts/disk/out
+    rm -rf "$out"
+    supervise "n1:2 n2:2" --
+    wait_for 30 step_beyond "$out" 50
+    head -c 30M /dev/zero 2>/dev/null >build/hosts/disk/full
+    sleep 4
+    rm build/hosts/disk/full
+    supervised_ends "the disk of --out is full for some seconds" 0 60 same_checkpoint \
+        '[[ "$(incident 1 message)" = *"No space left on device"* ]]' audit_passes
+}
+audit_passes() { "$program" "${train[@]}" --out "$out" --audit >"$work/audit" 2>&1; }
+
+# In a Slurm job: a spare replaces a host, srun is killed, and the job is queued again when its time is over.
+supervised_slurm() {
+    local job
+    begin slurm
+    job=$(on n1 env OMP_WAIT_POLICY=passive sbatch --parsable --nodes "$hosts" --ntasks-per-node 2 --no-kill --requeue \
+        --open-mode=append --output "$work/said" --wrap "exec dev/launch/supervise --hosts 2 --requeue \
+        --launch-options --overcommit -- $program ${train[*]} --steps 400 --out $out")
+    wait_for 30 step_beyond "$out" 30
+    signal_host n2 KILL ranks
+    wait_for 30 said_times "^supervise: launching 4 ranks on n1:2 n3:2" 1
+    wait_for 30 incidents_are "$out" 1
+    on n1 pkill -KILL -x srun
+    wait_for 30 incidents_are "$out" 2
+    on n1 scancel --batch --signal USR2 "$job"
+    wait_for 60 said_times "^supervise: launching" 4
+    wait_for 90 job_state_is "COMPLETED FAILED CANCELLED TIMEOUT"
+    sleep 1
+    sleep 0 &
+    launched=$!
+    supervised_ends "Slurm: $(job_field JobState) after $(job_field Restarts) restart" 0 1 'incidents_are "$out" 3' \
+        '[ "$(job_field JobState) $(job_field Restarts)" = "COMPLETED 1" ]' \
+        '[ "$(incident 1 kind)" = "rank died" ]' '[ "$(incident 2 kind)" = "launcher died" ]' \
+        '[ "$(incident 3 kind)" = "requeued" ]' \
+        "$program ${train[*]} --steps 400 --ranks 4 --out $work/slurm-reference >$work/audit 2>&1" \
+        '[ "$(checkpoint_hash "$out")" = "$(checkpoint_hash "$work/slurm-reference")" ]'
+}
+
+# HOSTS=3 hosts.sh supervised
 supervised() {
+    local scenario
     supervised_reference
-    supervised_spare
-    supervised_smaller
+    for scenario in ${SUPERVISED:-spare smaller launcher hung_launcher gives_up error signal killed disk slurm}; do
+        "supervised_$scenario"
+    done
 }
