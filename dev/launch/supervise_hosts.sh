@@ -2,27 +2,33 @@
 # it uses: hosts, slots (ranks of each host), ssh, launcher, run, command, and the sizes of the full layout.
 #
 #   left_until[HOST]  0: the host may be used; else the second from which it may be used again
+#   running           number of the launch that runs; '': none does
 #   blamed[HOST]      how many incidents named the host, or found that it did not answer
 
 # ---------------------------------------------------------------- hosts
-# at HOST COMMAND ARGUMENT: runs a shell command there, within ten seconds
+# at HOST COMMAND ARGUMENT…: runs a shell command there, within ten seconds
 at() {
-    local reach=()
-    if [ "$1" = "$(hostname)" ] || [ "$1" = "$(hostname -s)" ]; then timeout 10 sh -c "$2" sh "$3"; return; fi
-    if [ "$launcher" = srun ]; then
-        timeout -k 1 10 srun --overlap --mpi=none --quiet -N 1 -n 1 -w "$1" sh -c "$2" sh "$3" </dev/null
+    local host=$1 reach=() quoted
+    shift
+    if [ "$host" = "$(hostname)" ] || [ "$host" = "$(hostname -s)" ]; then
+        timeout 10 sh -c "$1" sh "${@:2}"
+    elif [ "$launcher" = srun ]; then
+        timeout -k 1 10 srun --overlap --mpi=none --quiet -N 1 -n 1 -w "$host" sh -c "$1" sh "${@:2}" </dev/null
     else
         read -ra reach <<<"$ssh"
-        timeout -k 1 10 "${reach[@]}" "$1" "sh -c $(printf %q "$2") sh $3" </dev/null
+        printf -v quoted '%q ' sh -c "$1" sh "${@:2}"
+        timeout -k 1 10 "${reach[@]}" "$host" "$quoted" </dev/null
     fi
 } 2>/dev/null 9>&-
 
-# A host is cleaned: all processes of this run are ended, also stopped ones and Open MPI's daemons, and shared memory that
-# killed processes have left is removed, which are files of this user that no process has mapped.
-clean='for process in $(grep -lzxF -e "LLAMA3_RUN=$1" /proc/[0-9]*/environ) \
-        $(grep -lzxF -e "run-$1" /proc/[0-9]*/cmdline); do
-        process=${process#/proc/}
-        kill -KILL ${process%/*}
+# A host is cleaned: the processes of this run, $1, are ended, also stopped ones and Open MPI's daemons, but not those of
+# launch $2, which is running. Shared memory that killed processes have left is removed, which are files of this user
+# that no process has mapped.
+clean='for process in $(grep -lz -e "^LLAMA3_RUN=$1-" /proc/[0-9]*/environ) \
+        $(grep -lz -e "^run-$1-" /proc/[0-9]*/cmdline); do
+        process=${process%/*}
+        grep -qzxF -e "LLAMA3_RUN=$1-$2" $process/environ || grep -qzxF -e "run-$1-$2" $process/cmdline ||
+            kill -KILL ${process#/proc/}
     done
     for file in /dev/shm/vader_segment.$(hostname).$(id -u).* /dev/shm/llama3-$(id -u)-*; do
         [ ! -e $file ] || grep -qF -e $file /proc/[0-9]*/maps || rm -f $file
@@ -44,7 +50,7 @@ visit() {
     local name processes=()
     silent=()
     for name; do
-        at "$name" "$clean" "$run" >"$work/name.$name" &
+        at "$name" "$clean" "$run" "${running:-none}" >"$work/name.$name" &
         processes+=($!)
     done
     for name; do

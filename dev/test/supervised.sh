@@ -76,6 +76,16 @@ supervised_smaller() {
         'grep -q "^supervise: launching 2 ranks on n1:2, .*--accum 2" "$work/said"'
 }
 
+# n1, where supervise and mpirun run, is left out and returns while the run goes on without it
+supervised_first_host() {
+    begin first
+    supervise "n1:2 n2:2" --return-after 2 --
+    wait_for 30 step_beyond "$out" 50
+    signal_host n1 KILL ranks
+    supervised_ends "the host of mpirun returns while other hosts train" 0 60 same_checkpoint 'incidents_are "$out" 2' \
+        "[ \"\$(incident 1 hosts_left_out)\" = \"['n1']\" ]" '[ "$(incident 2 kind)" = "hosts returned" ]'
+}
+
 supervised_launcher() {
     begin launcher
     supervise "n1:2 n2:2" --
@@ -202,7 +212,7 @@ supervised_slurm() {
 supervised() {
     local scenario
     supervised_reference
-    for scenario in ${SUPERVISED:-spare smaller launcher hung_launcher gives_up error signal killed disk slurm}; do
+    for scenario in ${SUPERVISED:-spare smaller first_host launcher hung_launcher gives_up error signal killed disk slurm}; do
         "supervised_$scenario"
     done
 }
