@@ -154,7 +154,7 @@ chaos() {
         random 3 # one in three follows at once, the others wait until the run has recovered, or was not interrupted
         [ "$drawn" = 0 ] && [ "$incidents" -gt 6 ] || wait_for 15 more_lines "$before"
     done
-    wait "${mending[@]}"
+    wait "${mending[@]}" 2>/dev/null
     [ "$i" -gt "$incidents" ] || fail "chaos: $incidents incidents" "the run ended after $((i - 1)) of them"
     supervised_ends "chaos: $incidents incidents, seed ${SEED:-1}" 0 600 audit_passes nothing_of_open_mpi
     wall=$(seconds_since "$start")

@@ -11,7 +11,7 @@ supervise() {
         shift
     done
     shift
-    on n1 env GRACE=2 dev/launch/supervise --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
+    on n1 dev/launch/supervise --grace 2 --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
         --launch-options "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 -x OMP_WAIT_POLICY=passive" \
         ${options[@]+"${options[@]}"} -- "$program" "${train[@]}" --out "$out" "$@" </dev/null >>"$work/said" 2>&1 &
     launched=$!
@@ -74,6 +74,16 @@ supervised_smaller() {
         '[ "$(incident 1 world_before) $(incident 1 world_after)" = "4 2" ]' \
         '[ "$(incident 2 kind)" = "hosts returned" ]' '[ "$(incident 2 world_after)" = 4 ]' \
         'grep -q "^supervise: launching 2 ranks on n1:2, .*--accum 2" "$work/said"'
+}
+
+# the smaller layout of a pipeline keeps its stages
+supervised_pipeline() {
+    begin pipeline
+    supervise "n1:2 n2:2" -- --pp 2 --accum 2
+    wait_for 30 step_beyond "$out" 50
+    signal_host n2 KILL ranks
+    supervised_ends "a smaller layout keeps --pp" 0 60 same_checkpoint 'incidents_are "$out" 1' \
+        'grep -q "^supervise: launching 2 ranks on n1:2, .*--accum 4" "$work/said"'
 }
 
 # n1, where supervise and mpirun run, is left out and returns while the run goes on without it
@@ -157,6 +167,17 @@ supervised_signal() {
     supervised_ends "the next start continues the run" 0 60 same_checkpoint
 }
 
+# another run, which is not supervised, holds the lock of --out
+supervised_lock() {
+    begin lock
+    mkdir -p "$out"
+    on n2 flock "$out/lock" sleep 10 &
+    sleep 0.5
+    supervise "n1:2 n2:2" --
+    supervised_ends "nothing is launched while another run holds --out" 1 20 '! grep -q launching "$work/said"' \
+        'grep -q "^error: supervise: .* another run holds" "$work/said"'
+}
+
 # supervise itself is killed: the next one ends what is left of the run, and continues it
 supervised_killed() {
     begin killed
@@ -212,7 +233,8 @@ supervised_slurm() {
 supervised() {
     local scenario
     supervised_reference
-    for scenario in ${SUPERVISED:-spare smaller first_host launcher hung_launcher gives_up error signal killed disk slurm}; do
+    local all="spare smaller pipeline first_host launcher hung_launcher gives_up error lock signal killed disk slurm"
+    for scenario in ${SUPERVISED:-$all}; do
         "supervised_$scenario"
     done
 }
