@@ -1,29 +1,23 @@
-# supervise_hosts.sh: the hosts of a supervised run, and the layouts that fit on them. Sourced by supervise, whose options
-# it uses: hosts, slots (ranks of each host), ssh, launcher, run, command, and the sizes of the full layout.
+# supervise_hosts.sh: the hosts of a supervised run, and the layouts that fit on them. Sourced by supervise, which sets
+# hosts, slots (ranks of each host), ssh, launcher, run, command, and the sizes of the full layout.
 #
 #   left_until[HOST]  0: the host may be used; else the second from which it may be used again
-#   running           number of the launch that runs; '': none does
 #   blamed[HOST]      how many incidents named the host, or found that it did not answer
+#   running           number of the launch that runs; '': none does
 
 # ---------------------------------------------------------------- hosts
-# at HOST COMMAND ARGUMENT…: runs a shell command there, within ten seconds
+# at HOST SCRIPT ARGUMENT…: runs a shell script there, within ten seconds
 at() {
-    local host=$1 reach=() quoted
-    shift
-    if [ "$host" = "$(hostname)" ] || [ "$host" = "$(hostname -s)" ]; then
-        timeout 10 sh -c "$1" sh "${@:2}"
-    elif [ "$launcher" = srun ]; then
-        timeout -k 1 10 srun --overlap --mpi=none --quiet -N 1 -n 1 -w "$host" sh -c "$1" sh "${@:2}" </dev/null
-    else
-        read -ra reach <<<"$ssh"
-        printf -v quoted '%q ' sh -c "$1" sh "${@:2}"
-        timeout -k 1 10 "${reach[@]}" "$host" "$quoted" </dev/null
-    fi
+    local reach=()
+    if [ "$launcher" = srun ]; then reach=(srun --overlap --mpi=none --quiet -N 1 -n 1 -w "$1")
+    else read -ra reach <<<"$ssh $1"; fi
+    if [ "$1" = "$(hostname)" ] || [ "$1" = "$(hostname -s)" ]; then reach=(); fi
+    timeout -k 1 10 ${reach[@]+"${reach[@]}"} sh -s -- "${@:3}" <<<"$2"
 } 2>/dev/null 9>&-
 
-# A host is cleaned: the processes of this run, $1, are ended, also stopped ones and Open MPI's daemons, but not those of
-# launch $2, which is running. Shared memory that killed processes have left is removed, which are files of this user
-# that no process has mapped.
+# A host is cleaned: the processes of run $1 are ended, also stopped ones and Open MPI's daemons, but not those of launch
+# $2, which is running. Shared memory that killed processes have left is removed: files of this user that no process has
+# mapped.
 clean='for process in $(grep -lz -e "^LLAMA3_RUN=$1-" /proc/[0-9]*/environ) \
         $(grep -lz -e "^run-$1-" /proc/[0-9]*/cmdline); do
         process=${process%/*}

@@ -1,4 +1,5 @@
-# supervise_incidents.sh: the state of a supervised run, what went wrong, and OUT/incidents.jsonl. Sourced by supervise.
+# supervise_incidents.sh: how far a supervised run has come, what went wrong, and OUT/incidents.jsonl. Sourced by
+# supervise, which sets out, metrics, incidents, hosts, work, code and best.
 
 # ---------------------------------------------------------------- the state of the run, from its files
 last_step() {
@@ -86,9 +87,9 @@ judge() {
     mapfile -t ranks < <(grep -oE '(ranks?|,) [0-9]+' <<<"$blame" | grep -oE '[0-9]+')
     case $message in
         *"does not answer"*) kind="host does not answer" ;;
-        *"not connected to all others"*) kind="hosts do not connect" ;;
         *" died:"*) kind="rank died" ;;
         *" is stopped"*) kind="rank stopped" ;;
+        *"not connected to all others"*) kind="hosts do not connect" ;;
         *" waited "* | *"no sign of life"*) kind="time-out" ;;
         error:*) kind="error" ;;
         failure:*) kind="failure" ;;

@@ -134,7 +134,8 @@ supervised_gives_up() {
     chmod +x "$work/failing"
     program=$work/failing supervise "n1:2 n2:2" --give-up 3 --
     supervised_ends "after three incidents without a new checkpoint it gives up" 2 30 'incidents_are "$out" 3' \
-        "[ \"\$(incident 3 message)\" = 'failure: it always \"fails\"' ]" '[ "$(grep -c launching "$work/said")" = 3 ]' \
+        "[ \"\$(incident 3 message)\" = 'failure: it always \"fails\"' ]" \
+        '[ "$(grep -c launching "$work/said")" = 3 ]' \
         'awk "BEGIN { exit !($seconds > 3) }"' # pauses of 1 and 2 s
 }
 
@@ -178,6 +179,18 @@ supervised_lock() {
         'grep -q "^error: supervise: .* another run holds" "$work/said"'
 }
 
+two_ranks_on_n2() { [ "$(ranks_on n2 | wc -l)" = 2 ]; }
+
+# A rank that is frozen while ranks connect is named by its own host.
+supervised_frozen_start() {
+    begin frozen
+    supervise "n1:2 n2:2 n3:2" --hosts 2 -- --start-timeout 4 --steps 20 --min-lr 0.0003
+    wait_for 20 two_ranks_on_n2
+    on n2 kill -STOP "$(ranks_on n2 | tail -n 1)"
+    supervised_ends "a rank is frozen while ranks connect" 0 60 'incidents_are "$out" 1' \
+        '[ "$(incident 1 kind)" = "rank stopped" ]' "[ \"\$(incident 1 hosts_named)\" = \"['n2']\" ]"
+}
+
 # supervise itself is killed: the next one ends what is left of the run, and continues it
 supervised_killed() {
     begin killed
@@ -199,6 +212,19 @@ supervised_disk() {
     rm build/hosts/disk/full
     supervised_ends "the disk of --out is full for some seconds" 0 60 same_checkpoint \
         '[[ "$(incident 1 message)" = *"No space left on device"* ]]' audit_passes
+}
+# The lines of the steps in between would be lost, although all checkpoints can be written.
+supervised_disk_between_saves() {
+    begin disk
+    out=build/hosts/disk/out
+    rm -rf "$out"
+    supervise "n1:2 n2:2" -- --save-every 120
+    wait_for 30 step_beyond "$out" 20
+    head -c 30M /dev/zero 2>/dev/null >build/hosts/disk/full
+    sleep 0.5
+    rm build/hosts/disk/full
+    supervised_ends "the disk of --out is full between two saves" 0 60 same_checkpoint audit_passes \
+        '[[ "$(incident 1 message)" = "error: cannot write metrics.jsonl and samples.jsonl"* ]]'
 }
 audit_passes() { "$program" "${train[@]}" --out "$out" --audit >"$work/audit" 2>&1; }
 
@@ -233,7 +259,8 @@ supervised_slurm() {
 supervised() {
     local scenario
     supervised_reference
-    local all="spare smaller pipeline first_host launcher hung_launcher gives_up error lock signal killed disk slurm"
+    local all="spare smaller pipeline first_host launcher hung_launcher gives_up error lock signal killed"
+    all+=" frozen_start disk disk_between_saves slurm"
     for scenario in ${SUPERVISED:-$all}; do
         "supervised_$scenario"
     done
