@@ -15,9 +15,9 @@ at() {
     timeout -k 1 10 ${reach[@]+"${reach[@]}"} sh -s -- "${@:3}" <<<"$2"
 } 2>/dev/null 9>&-
 
-# A host is cleaned: the processes of run $1 are ended, also stopped ones and Open MPI's daemons, but not those of launch
-# $2, which is running. Shared memory that killed processes have left is removed: files of this user that no process has
-# mapped.
+# A host is cleaned: the processes of run $1 are ended, also stopped ones and Open MPI's daemons, but not those of
+# launch $2, which is running. Shared memory that killed processes have left is removed: files of this user that no
+# process has mapped.
 clean='for process in $(grep -lz -e "^LLAMA3_RUN=$1-" /proc/[0-9]*/environ) \
         $(grep -lz -e "^run-$1-" /proc/[0-9]*/cmdline); do
         process=${process%/*}

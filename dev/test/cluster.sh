@@ -4,8 +4,8 @@
 #
 # A host is a set of namespaces: it has its own network, host name, mounts, processes and IPC, its own /tmp, /dev/shm
 # and /run, an ssh server, munged and slurmd. Host n1 also runs slurmctld. A bridge in a network namespace of its own
-# joins the hosts n1, n2, …, whose addresses are 10.77.0.1, 10.77.0.2, …. All hosts see the project's folder as /mnt, with
-# a small disk in it, build/hosts/disk.
+# joins the hosts n1, n2, …, whose addresses are 10.77.0.1, 10.77.0.2, …. All hosts see the project's folder as /mnt. It
+# contains a small disk, build/hosts/disk.
 #
 #   cluster_missing               prints the programs that a cluster needs and this machine lacks
 #   cluster_start N               starts the hosts n1 … nN
