@@ -2,7 +2,8 @@
 # chaos.sh [INCIDENTS [SEED]]: a supervised run on four hosts to which something happens every few seconds: a rank is
 # killed or frozen, a host is frozen, a link is cut, the disk of --out is full, mpirun is killed. The run must finish
 # all its steps with the checkpoint of a run without interruption, and leave nothing on any host. Prints the measured
-# goodput and what it is made of. The same SEED repeats the same choices, but not the same moments. Sourced by hosts.sh.
+# goodput and what it is made of. The same SEED repeats the same choices, but not the same moments. With LAUNCHER=srun
+# the run is a Slurm job. Sourced by hosts.sh.
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     INCIDENTS=${1:-50} SEED=${2:-1} HOSTS=4 exec "$(dirname "$0")/hosts.sh" chaos
 fi
@@ -68,7 +69,7 @@ inject() {
             later $((2 + drawn)) rm -f "$top/build/hosts/disk/full" ;;
         kill_mpirun)
             host=n1
-            wait_for 10 on n1 pgrep -x mpirun && on n1 pkill -KILL -x mpirun ;;
+            wait_for 10 on n1 pkill -KILL -f '^(mpirun|srun --mpi=pmix) ' ;;
     esac 2>/dev/null
 }
 
@@ -130,12 +131,17 @@ chaos() {
     local kinds=(kill_rank freeze_rank freeze_host cut_link fill_disk kill_mpirun)
     incidents=${INCIDENTS:-6} RANDOM=${SEED:-1} steps=$((${INCIDENTS:-6} * 150))
     train+=(--deterministic --seq 64 --timeout 3 --start-timeout 10 --lr 1e-3 --min-lr 1e-3)
+    local trains=(--steps "$steps" --save-every 15 --keep 2) options=(--return-after 8 --back-off 4 --give-up 10)
     chaos_undisturbed
     begin chaos
     out=build/hosts/disk/out
     start=$EPOCHREALTIME
-    supervise "n1:2 n2:2 n3:2 n4:2" --return-after 8 --back-off 4 --give-up 10 -- \
-        --steps "$steps" --save-every 15 --keep 2
+    if [ "${LAUNCHER:-mpirun}" = srun ]; then
+        on n1 env OMP_WAIT_POLICY=passive sbatch --wait --nodes 4 --ntasks-per-node 2 --no-kill --open-mode=append \
+            --output "$work/said" --wrap "exec dev/launch/supervise --grace 2 ${options[*]} \
+            --launch-options --overcommit -- $program ${train[*]} ${trains[*]} --out $out" >/dev/null 2>&1 &
+        launched=$!
+    else supervise "n1:2 n2:2 n3:2 n4:2" "${options[@]}" -- "${trains[@]}"; fi
     wait_for 60 step_beyond "$out" 5
     : >"$work/injected"
     for ((i = 1; i <= incidents; i++)); do
@@ -156,7 +162,8 @@ chaos() {
     done
     wait "${mending[@]}" 2>/dev/null
     [ "$i" -gt "$incidents" ] || fail "chaos: $incidents incidents" "the run ended after $((i - 1)) of them"
-    supervised_ends "chaos: $incidents incidents, seed ${SEED:-1}" 0 600 audit_passes nothing_of_open_mpi
+    supervised_ends "chaos: $incidents incidents under ${LAUNCHER:-mpirun}, seed ${SEED:-1}" 0 600 audit_passes \
+        nothing_of_open_mpi
     wall=$(seconds_since "$start")
     cp "$out/incidents.jsonl" "$work/chaos-incidents.jsonl"
     "$program" "${train[@]}" --ranks 8 --steps "$steps" --out "$work/uninterrupted" >"$work/audit" 2>&1
