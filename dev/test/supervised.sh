@@ -168,6 +168,28 @@ supervised_signal() {
     supervised_ends "the next start continues the run" 0 60 same_checkpoint
 }
 
+# refused PATTERN OPTION… -- OPTION…: supervise ends with exit code 1 and this error before it launches anything
+refused() {
+    local pattern=$1
+    shift
+    : >"$work/said"
+    supervise "n1:2 n2:2" "$@"
+    ends 5
+    if [ "$code" = 1 ] && grep -qE "^error: supervise: $pattern" "$work/said" && ! grep -q launching "$work/said"; then
+        pass "supervise: an option is refused" "$(tail -n 1 "$work/said")"
+    else fail "supervise: an option is refused" "exit code $code, expected '$pattern': $(tail -n 1 "$work/said")"; fi
+}
+
+supervised_options() {
+    begin options
+    refused "--hosts 3: the list of hosts has only 2" --hosts 3 --
+    refused "x: expected a whole number" --give-up x --
+    refused "--accum x: expected" -- --accum x
+    refused "--tp auto: give a number" -- --tp auto
+    refused "the hosts have 4 ranks in all, which is not a multiple of .* = 3" -- --pp 3
+    refused "--resume out/b: remove it" -- --resume out/b
+}
+
 # another run, which is not supervised, holds the lock of --out
 supervised_lock() {
     begin lock
@@ -262,7 +284,7 @@ supervised_slurm() {
 supervised() {
     local scenario
     supervised_reference
-    local all="spare smaller pipeline first_host launcher hung_launcher gives_up error lock signal killed"
+    local all="spare smaller pipeline first_host launcher hung_launcher gives_up error options lock signal killed"
     all+=" frozen_start disk disk_between_saves slurm"
     for scenario in ${SUPERVISED:-$all}; do
         "supervised_$scenario"
