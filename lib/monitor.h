@@ -59,6 +59,7 @@ static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorV
             grace = table->world > table->attached ? 2.8 + (double)ASKING_HOSTS : 2.5;
         if (k->phase == PHASE_CONNECT && k->lines.rank) // the host of rank 0 ends the run, the others if it does not
             grace += 5 + 0.3 * (double)min_i64(10, k->lines.rank);
+        if (k->phase == PHASE_CONNECT && process == PROCESS_STOPPED) grace = 0; // its host is the first to say so
         int is_late = now - last_sign(k) > phase_limit(table, k->phase) + grace;
         if (k->phase == PHASE_CONNECT) view->connecting = fmax(view->connecting, now - last_sign(k));
         if (is_late && !view->late) view->late = k;

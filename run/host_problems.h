@@ -1,4 +1,5 @@
-/* host_problems.h: what --check-hosts finds out about the hosts of a run, and what of it would make the run fail or slow.
+/* host_problems.h: what --check-hosts finds out about the hosts of a run, and what of it would make the run
+ * fail or slow.
  *
  * All ranks gather the facts and measure together; rank 0 judges. Each problem is a line that names the host, what was
  * found, what was expected and what to do.

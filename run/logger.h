@@ -84,6 +84,17 @@ static FILE *logger_file(const char *out, const char *name, const char *mode) {
 }
 static FILE *logger_create(const char *out, const char *name) { return logger_file(out, name, "w"); }
 
+/* The files must be complete: a line that is lost, because the disk is full for a moment, could not be found again. */
+__attribute__((noreturn)) static void logger_failed(const Logger *l) {
+    user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->opt->out, strerror(errno));
+}
+
+/* Writes a line to one of the files. */
+static void logger_line(const Logger *l, FILE *f, cJSON *line) {
+    json_write_line(f, line);
+    if (fflush(f) || ferror(f)) logger_failed(l);
+}
+
 /* Opens the files of a run that has come as far as `at`. */
 static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Progress *at) {
     const char *out = o->out;
@@ -109,7 +120,7 @@ static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before,
     json_add_integer(line, "windows", data->windows);
     cJSON_AddStringToObject(line, "tail", l->opt->tail);
     json_add_integer(line, "consumed_before", consumed_before);
-    json_write_line(l->consumed, line);
+    logger_line(l, l->consumed, line);
 }
 
 /* Writes the samples (world, count) of a step. Of ranks that share samples, only one is listed. */
@@ -123,15 +134,14 @@ static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t
     for (int rank = 0; rank < mesh->world; rank++)
         for (int64_t i = 0; i < count && mesh_counts_samples(mesh, rank); i++)
             cJSON_AddItemToArray(list, cJSON_CreateNumber((double)samples[rank * count + i]));
-    json_write_line(l->consumed, line);
-    fflush(l->consumed);
+    logger_line(l, l->consumed, line);
 }
 
 /* Syncs the files to disk. A checkpoint must not be newer than they are. */
 static void logger_sync(Logger *l) {
     if (l->metrics &&
         (fflush(l->metrics) || fflush(l->consumed) || fsync(fileno(l->metrics)) || fsync(fileno(l->consumed))))
-        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->opt->out, strerror(errno));
+        logger_failed(l);
 }
 
 // ---------------------------------------------------------------------------
@@ -170,7 +180,7 @@ static void logger_close(Logger *l) {
     if (l->parallel->mesh.world > 1 && l->steps) logger_ranks(l);
     free(l->ranks);
     if (l->metrics && (fclose(l->metrics) || fclose(l->consumed)))
-        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->opt->out, strerror(errno));
+        logger_failed(l);
 }
 
 // ---------------------------------------------------------------------------
@@ -239,8 +249,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     json_add_rank_range(line, all);
     json_add_integer(line, "slowest_rank", all->slowest);
     if (world <= 64 || step == o->steps) json_add_ranks(line, ranks, world);
-    json_write_line(l->metrics, line);
-    fflush(l->metrics);
+    logger_line(l, l->metrics, line);
 }
 
 static void logger_progress(const Logger *l, int64_t step, const StepStats *s, const RankSummary *all) {
@@ -290,8 +299,7 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
         json_add_integer(line, "step", step);
         cJSON_AddItemToObject(line, "val_loss", json_real("%.9g", loss));
         json_add_integer(line, "val_tokens", targets);
-        json_write_line(l->metrics, line);
-        fflush(l->metrics);
+        logger_line(l, l->metrics, line);
     }
     printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f) on %" PRId64 " tokens\n", step, loss, exp(loss),
            targets);

@@ -1,113 +1,175 @@
 #!/usr/bin/env bash
-# chaos.sh [INCIDENTS [SEED]]: a supervised run on four hosts in which something fails every few seconds: a killed rank,
-# a frozen rank or host, a cut link, a full disk, a killed mpirun. It must survive INCIDENTS failures (50), and its last
-# checkpoint must be that of a run without failures. The last lines are the measured goodput, next to the one that
-# plan_llama3 --mtbf simulates from the measured times. Needs root; the hosts are namespaces of this machine.
-set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
-top=$PWD
-. dev/test/checks.sh
-. dev/test/cluster.sh
-. dev/test/hosts_supervise.sh
-export LC_ALL=C
-wanted=${1:-50}
-RANDOM=${2:-1}
-hosts=4 steps=$((wanted * 60)) every=20
-program=build/cpu-fp32/train_llama3
-work=build/hosts/work
-disk=build/disk # of --out: a file system that can be filled
+# chaos.sh [INCIDENTS [SEED]]: a supervised run on four hosts to which something happens every few seconds: a rank is
+# killed or frozen, a host is frozen, a link is cut, the disk of --out is full, mpirun is killed. The run must finish
+# all its steps with the checkpoint of a run without interruption, and leave nothing on any host. Prints the measured
+# goodput and what it is made of. The same SEED repeats the same choices, but not the same moments. With LAUNCHER=srun
+# the run is a Slurm job. Sourced by hosts.sh.
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    INCIDENTS=${1:-50} SEED=${2:-1} HOSTS=4 exec "$(dirname "$0")/hosts.sh" chaos
+fi
 
-end_all() {
-    cluster_stop 2>/dev/null
-    umount "$disk" 2>/dev/null
-}
-trap end_all EXIT
-mkdir -p "$disk"
-mount -t tmpfs -o size=120m tmpfs "$disk" || exit
-cluster_start $hosts || exit
-mkdir -p "$work"
-supervised_data
+# random N: sets `drawn` to a whole number from 0 to N - 1
+random() { drawn=$((RANDOM % $1)); }
+seconds_since() { awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.3f", b - a }'; }
+median() { sort -n | awk '{ x[NR] = $1 } END { print (NR ? x[int((NR + 1) / 2)] : 0) }'; }
+ranks_on() { on "$1" sh -c 'for process in $(pgrep -x train_llama3); do
+    [ "$(ps -o sid= -p "$process" | tr -d " ")" = "$process" ] || echo "$process"; done'; }
+lines() { wc -l 2>/dev/null <"$out/incidents.jsonl" || echo 0; } # one is complete when the run has recovered
+more_lines() { [ "$(lines)" -gt "$1" ]; }
+running() { ! gone "$launched"; }
 
-# one_rank HOST SIGNAL: sends a signal to one rank on a host
-one_rank() {
-    on "$1" sh -c 'for process in $(pgrep -x train_llama3); do
-        session=$(ps -o sid= -p "$process" | tr -d " ")
-        if [ "$session" != "$process" ]; then kill -"$1" "$process"; break; fi
-    done' _ "$2"
-}
-later() { (sleep "$1"; shift; "$@") & } # later SECONDS COMMAND…
-
-# incident: makes something fail; sets `what`
-incident() {
-    local host=n$((RANDOM % hosts + 1)) other=n$((RANDOM % (hosts - 1) + 2))
-    case $((RANDOM % 6)) in
-        0) what="a killed rank on $host"; one_rank "$host" KILL ;;
-        1) what="a frozen rank on $host"; one_rank "$host" STOP ;;
-        2) what="all processes frozen on $host"; signal_host "$host" STOP all ;;
-        3) what="a cut link to $other"; link "$other" down; later 8 link "$other" up ;;
-        4) what="a full disk"; head -c 200m /dev/zero >"$disk/filled" 2>/dev/null; later 4 rm -f "$disk/filled" ;;
-        5) what="a killed mpirun"; on n1 pkill -KILL -x mpirun ;;
-    esac
+# later SECONDS COMMAND…: in the background
+mending=()
+later() {
+    local after=$1
+    shift
+    { sleep "$after" && "$@"; } >/dev/null 2>&1 &
+    mending+=("$!")
 }
 
-# ---------------------------------------------------------------- without failures
-"$program" "${supervised_train[@]}" --ranks 4 --steps "$steps" --save-every $every --keep 2 --out "$work/calm" \
-    >"$work/said" 2>&1
-reference=$(hash_of_run "$work/calm")
+# pick_rank FIRST_HOST: sets `host` and `rank_process` to a rank of the run, on this host or a later one
+pick_rank() {
+    local i processes
+    for ((i = 0; i < 40; i++)); do
+        random $((5 - $1))
+        host=n$(($1 + drawn))
+        mapfile -t processes < <(ranks_on "$host")
+        if [ "${#processes[@]}" -gt 0 ]; then
+            random "${#processes[@]}"
+            rank_process=${processes[drawn]}
+            return
+        fi
+        sleep 0.3
+        running || return 1
+    done
+    return 1
+}
 
-# ---------------------------------------------------------------- with failures
-out=$disk/run
-start=$EPOCHREALTIME
-RETURN_AFTER=5 GIVE_UP=20 supervise $hosts 0 "$out" --steps "$steps" --save-every $every --keep 2
-while [ "$(incidents "$out")" -lt "$wanted" ] && ! supervisor_gone; do
-    before=$(incidents "$out") reached=$(steps_of "$out")
-    sleep $((RANDOM % 4 + 1))
-    incident
-    if wait_for 90 has_incidents "$out" $((before + 1)); then echo "incident $(incidents "$out") at step $reached: $what"
-    else
-        fail "chaos" "$what was not survived within 90 s: $(tail -n 3 "$out.said")"
-        break
+# Its processes are ended, and it works again.
+revive() {
+    on "$1" sh -c 'pkill -KILL -x "train_llama3|orted"; kill -CONT -1'
+}
+
+# inject KIND: sets `host` to where it happened
+inject() {
+    random 4
+    case $1 in
+        kill_rank) pick_rank 1 && on "$host" kill -KILL "$rank_process" ;;
+        freeze_rank) pick_rank 1 && on "$host" kill -STOP "$rank_process" ;;
+        freeze_host)
+            pick_rank 2 && on "$host" sh -c 'kill -STOP -1' # not n1, where supervise runs
+            later 7 revive "$host" ;;
+        cut_link)
+            local pause=$((3 + drawn))
+            pick_rank 1 && link "$host" down
+            later "$pause" link "$host" up ;;
+        fill_disk)
+            host=disk
+            head -c 60M /dev/zero >build/hosts/disk/full
+            later $((2 + drawn)) rm -f "$top/build/hosts/disk/full" ;;
+        kill_mpirun)
+            host=n1
+            wait_for 10 on n1 pkill -KILL -f '^(mpirun|srun --mpi=pmix) ' ;;
+    esac 2>/dev/null
+}
+
+# The time of a step, and of a save, without incidents, on the same hosts.
+chaos_undisturbed() {
+    launch 4 8 mpirun --steps 120 --save-every 15 --out "$work/undisturbed"
+    ends 120
+    [ "$code" = 0 ] || fail "chaos: the undisturbed run" "exit code $code: $(tail -n 2 "$work/said")"
+    step_seconds=$(grep -oE '"seconds":[0-9.]+' "$work/undisturbed/metrics.jsonl" | cut -d: -f2 | median)
+    save_seconds=$(grep -oE ' saved .* in [0-9.]+ s' "$work/said" | grep -oE '[0-9.]+ s$' | cut -d' ' -f1 | median)
+    clean_up
+}
+
+# Every relaunch has a line of incidents.jsonl with all fields; prints sums and means of the lines.
+chaos_lines() {
+    python3 - "$out/incidents.jsonl" <<'END'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+keys = set("number time kind message hosts_named ranks_named exit_code step resumed_from_step lost_steps lost_s "
+           "detection_s world_before world_after hosts_left_out back_off_s relaunch_s".split())
+assert all(set(line) == keys for line in lines) and [line["number"] for line in lines] == list(range(1, len(lines) + 1))
+failures = [line for line in lines if line["kind"] != "hosts returned"]
+def mean(key):
+    values = [line[key] or 0 for line in failures]
+    return sum(values) / max(1, len(values))
+kinds = {}
+for line in lines: kinds[line["kind"]] = kinds.get(line["kind"], 0) + 1
+print(len(lines), len(failures), *("%.3f" % mean(k) for k in ("detection_s", "back_off_s", "relaunch_s", "lost_s")),
+      "%.1f" % mean("lost_steps"), ", ".join("%d x %s" % (n, k) for k, n in sorted(kinds.items())), sep="\t")
+END
+}
+
+# The cost of each incident, and the line of plan_llama3 that simulates such a run
+chaos_report() {
+    local lines failures detection back_off relaunch lost_s lost_steps kinds wall=$1 mtbf goodput per_host down
+    if ! IFS=$'\t' read -r lines failures detection back_off relaunch lost_s lost_steps kinds < <(chaos_lines); then
+        fail "chaos: incidents.jsonl" "a line is not valid: $(tail -n 1 "$out/incidents.jsonl")"
+        return
     fi
-done
-caused=$(incidents "$out")
-wait_for 900 supervisor_gone
-wait "$supervisor"
-code=$?
-wall=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
-if [ "$code" = 0 ] && [ "$caused" -ge "$wanted" ]; then pass "the run survives $wanted incidents" "in $wall s"
-else fail "the run survives $wanted incidents" "exit code $code after $caused: $(tail -n 3 "$out.said")"; fi
-hash=$(hash_of_run "$out")
-if [ "$hash" = "$reference" ]; then pass "its last checkpoint is that of a run without failures" "$hash"
-else fail "its last checkpoint is that of a run without failures" "$hash, expected $reference"; fi
+    if [ "$(grep -c '^supervise: launching' "$work/said")" = $((lines + 1)) ]; then
+        pass "chaos: every relaunch has a valid line of incidents.jsonl" "$lines lines: $kinds"
+    else
+        fail "chaos: every relaunch has a valid line of incidents.jsonl" \
+            "$lines lines, $(grep -c '^supervise: launching' "$work/said") launches"
+    fi
+    read -r mtbf goodput per_host down < <(awk -v w="$wall" -v f="$failures" -v s="$step_seconds" -v n="$steps" \
+        -v r="$relaunch" -v b="$back_off" \
+        'BEGIN { if (!f) f = 1; print w / f, n * s / w, 4 * w / f / 3600, r + b }')
+    echo "chaos: goodput $goodput: $steps steps of $step_seconds s in $wall s; MTBF $mtbf s; mean per failure:" \
+        "detection $detection s, back-off $back_off s, relaunch $relaunch s, $lost_steps lost steps of $lost_s s"
+    echo "chaos: simulate with plan_llama3 --model $work/model --world 8 --hosts 4 --mtbf $per_host --steps $steps" \
+        "--save-every 15 --step-seconds $step_seconds --save-seconds $save_seconds --detect $detection" \
+        "--relaunch $down --repair 0"
+}
 
-left=$(for ((i = 1; i <= hosts; i++)); do
-    on "n$i" pgrep -x train_llama3 | sed "s/^/process on n$i: /"
-    on "n$i" sh -c 'ls /dev/shm | grep ^llama3-' | sed "s/^/on n$i: /"
-done)
-if [ -z "$left" ]; then pass "no process and no shared memory is left" "on $hosts hosts"
-else fail "no process and no shared memory is left" "$left"; fi
-bad=$(python3 -c 'import json, sys
-for line in open(sys.argv[1]): json.loads(line)' "$out/incidents.jsonl" 2>&1 | tail -n 1)
-if [ -z "$bad" ]; then pass "each line of incidents.jsonl is JSON" "$(incidents "$out") lines"
-else fail "each line of incidents.jsonl is JSON" "$bad"; fi
-
-# ---------------------------------------------------------------- goodput
-# mean KEY: the mean of a key of the incidents' "seconds", without nulls
-mean() { grep -o "\"$1\":[0-9.]*" "$out/incidents.jsonl" | awk -F: '{ s += $2; n++ } END { printf "%.3f", n ? s / n : 0 }'; }
-median() { sort -g | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'; }
-step=$(grep -oE '"seconds":[0-9.]+' "$out/metrics.jsonl" | cut -d: -f2 | median)
-save=$(grep -ao 'saved .* in [0-9.]* s' "$out.said" | sed 's/.* in \(.*\) s/\1/' | median)
-[ "$save" != 0.00 ] || save=0.01
-detect=$(mean detection) back_off=$(mean back_off) relaunch=$(mean relaunch)
-mtbf=$(awk -v w="$wall" -v n="$caused" -v h=$hosts 'BEGIN { printf "%.6f", w / n * h / 3600 }')
-between=$(awk -v r="$relaunch" -v b="$back_off" 'BEGIN { printf "%.3f", r + b + 1 }') # 1 s: looking at the hosts
-awk -v s="$step" -v n="$steps" -v w="$wall" -v i="$caused" -v d="$detect" -v b="$back_off" -v r="$relaunch" -v save="$save" 'BEGIN {
-    printf "measured goodput: %.1f %% (%d steps of %.3f s in %.1f s; %d incidents; means: detection %.1f s, back-off %.1f s, relaunch %.1f s; a save %.2f s)\n",
-        100 * s * n / w, n, s, w, i, d, b, r, save }'
-command=(build/cpu-fp32/plan_llama3 --model "$work/chaos" --seq 128 --batch 4 --world 4 --hosts "$hosts" --mtbf "$mtbf"
-    --steps "$steps" --step-seconds "$step" --save-seconds "$save" --save-every "$every" --detect "$detect"
-    --relaunch "$between" --repair 0)
-echo "${command[*]}"
-"${command[@]}" | grep -A20 "goodput, simulated" | head -n 8
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ]
+# chaos: INCIDENTS of them; SEED chooses
+chaos() {
+    local i kind start wall before tenths host rank_process
+    local kinds=(kill_rank freeze_rank freeze_host cut_link fill_disk kill_mpirun)
+    incidents=${INCIDENTS:-6} RANDOM=${SEED:-1} steps=$((${INCIDENTS:-6} * 150))
+    train+=(--deterministic --seq 64 --timeout 3 --start-timeout 10 --lr 1e-3 --min-lr 1e-3)
+    local trains=(--steps "$steps" --save-every 15 --keep 2) options=(--return-after 8 --back-off 4 --give-up 10)
+    chaos_undisturbed
+    begin chaos
+    out=build/hosts/disk/out
+    start=$EPOCHREALTIME
+    if [ "${LAUNCHER:-mpirun}" = srun ]; then
+        on n1 env OMP_WAIT_POLICY=passive sbatch --wait --nodes 4 --ntasks-per-node 2 --no-kill --open-mode=append \
+            --output "$work/said" --wrap "exec dev/launch/supervise --grace 2 ${options[*]} \
+            --launch-options --overcommit -- $program ${train[*]} ${trains[*]} --out $out" >/dev/null 2>&1 &
+        launched=$!
+    else supervise "n1:2 n2:2 n3:2 n4:2" "${options[@]}" -- "${trains[@]}"; fi
+    wait_for 60 step_beyond "$out" 5
+    : >"$work/injected"
+    for ((i = 1; i <= incidents; i++)); do
+        kind=${kinds[(i - 1) % 6]}
+        if [ "$incidents" -gt 6 ]; then
+            random 6
+            kind=${kinds[drawn]}
+        fi
+        random 40
+        tenths=$drawn
+        while [ $((tenths--)) -gt 0 ] && ! step_beyond "$out" $((steps * i / (incidents + 1))); do sleep 0.1; done
+        running || break
+        host=nobody before=$(lines)
+        inject "$kind"
+        echo "$EPOCHREALTIME $(date -u +%T) $kind $host at step $(step_of "$out")" >>"$work/injected"
+        random 3 # one in three follows at once, the others wait until the run has recovered, or was not interrupted
+        [ "$drawn" = 0 ] && [ "$incidents" -gt 6 ] || wait_for 15 more_lines "$before"
+    done
+    wait "${mending[@]}" 2>/dev/null
+    [ "$i" -gt "$incidents" ] || fail "chaos: $incidents incidents" "the run ended after $((i - 1)) of them"
+    supervised_ends "chaos: $incidents incidents under ${LAUNCHER:-mpirun}, seed ${SEED:-1}" 0 600 audit_passes \
+        nothing_of_open_mpi
+    wall=$(seconds_since "$start")
+    cp "$out/incidents.jsonl" "$work/chaos-incidents.jsonl"
+    "$program" "${train[@]}" --ranks 8 --steps "$steps" --out "$work/uninterrupted" >"$work/audit" 2>&1
+    if [ "$(checkpoint_hash "$out")" = "$(checkpoint_hash "$work/uninterrupted")" ]; then
+        pass "chaos: the checkpoint of a run without interruption on one host" "$(checkpoint_hash "$out")"
+    else fail "chaos: the checkpoint of a run without interruption on one host" "another one"; fi
+    chaos_report "$wall"
+}
+short_chaos() { INCIDENTS=6 chaos; }

@@ -4,7 +4,8 @@
 #
 # A host is a set of namespaces: it has its own network, host name, mounts, processes and IPC, its own /tmp, /dev/shm
 # and /run, an ssh server, munged and slurmd. Host n1 also runs slurmctld. A bridge in a network namespace of its own
-# joins the hosts n1, n2, …, whose addresses are 10.77.0.1, 10.77.0.2, …. All hosts see the project's folder as /mnt.
+# joins the hosts n1, n2, …, whose addresses are 10.77.0.1, 10.77.0.2, …. All hosts see the project's folder as /mnt. It
+# contains a small disk, build/hosts/disk.
 #
 #   cluster_missing               prints the programs that a cluster needs and this machine lacks
 #   cluster_start N               starts the hosts n1 … nN
@@ -28,7 +29,8 @@ cluster_missing() {
 cluster_write_files() {
     local i count=$1 dir=/mnt/build/hosts
     rm -rf "$cluster_dir"
-    mkdir -p "$cluster_dir"
+    mkdir -p "$cluster_dir/disk"
+    mount -t tmpfs -o size=24m tmpfs "$cluster_dir/disk"
     ssh-keygen -q -t ed25519 -N '' -f "$cluster_dir/key"
     ssh-keygen -q -t ed25519 -N '' -f "$cluster_dir/host_key"
     head -c 1024 /dev/urandom >"$cluster_dir/munge.key"
@@ -175,4 +177,5 @@ cluster_stop() {
     local pid
     for pid in ${cluster_started[@]+"${cluster_started[@]}"}; do kill -KILL "$pid" 2>/dev/null; done
     cluster_started=()
+    umount -l "$cluster_dir/disk" 2>/dev/null
 }

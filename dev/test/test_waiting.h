@@ -2,8 +2,8 @@
  *
  * The witness knows nothing of the program's own clocks: it adds up the time between two calls of MPI_Test of which the
  * first found its request incomplete, unless the thread computed in between. Both figures are of the same step, so a
- * loaded machine changes both alike. In test_waiting, process 1 sleeps before it starts each of its collectives, so that
- * process 0 mostly waits. test_waiting_network is for processes on hosts with a slow network (dev/test/hosts.sh).
+ * loaded machine changes both alike. In test_waiting, process 1 sleeps before it starts each of its collectives, so
+ * that process 0 mostly waits. test_waiting_network is for processes on hosts with a slow network (dev/test/hosts.sh).
  */
 #ifdef HAVE_MPI
 static const double longest_poll = 1e-4; // seconds of processor time: a poll takes less, computing takes more
