@@ -83,46 +83,57 @@ chaos_undisturbed() {
     clean_up
 }
 
-# Every relaunch has a line of incidents.jsonl with all fields; prints sums and means of the lines.
+# chaos_lines WALL USEFUL: checks that each line of incidents.jsonl has all fields, and prints the number of lines, their
+# kinds, the goodput and its losses, and the options of plan_llama3 that follow from them. There, hosts do not fail until
+# a failure is noticed, so that time is not part of the MTBF.
 chaos_lines() {
-    python3 - "$out/incidents.jsonl" <<'END'
+    python3 - "$out/incidents.jsonl" "$1" "$2" <<'END'
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
+wall, useful = map(float, sys.argv[2:])
 keys = set("number time kind message hosts_named ranks_named exit_code step resumed_from_step lost_steps lost_s "
            "detection_s world_before world_after hosts_left_out back_off_s relaunch_s".split())
-assert all(set(line) == keys for line in lines) and [line["number"] for line in lines] == list(range(1, len(lines) + 1))
+assert all(set(line) == keys for line in lines)
+assert [line["number"] for line in lines] == list(range(1, len(lines) + 1))
 failures = [line for line in lines if line["kind"] != "hosts returned"]
-def mean(key):
-    values = [line[key] or 0 for line in failures]
-    return sum(values) / max(1, len(values))
-kinds = {}
-for line in lines: kinds[line["kind"]] = kinds.get(line["kind"], 0) + 1
-print(len(lines), len(failures), *("%.3f" % mean(k) for k in ("detection_s", "back_off_s", "relaunch_s", "lost_s")),
-      "%.1f" % mean("lost_steps"), ", ".join("%d x %s" % (n, k) for k, n in sorted(kinds.items())), sep="\t")
+count = max(1, len(failures))
+seconds = lambda group, *names: sum(line[name] or 0 for line in group for name in names)
+relaunched = max(1, sum(line["relaunch_s"] is not None for line in failures))
+detection, back_off = seconds(failures, "detection_s") / count, seconds(failures, "back_off_s") / count
+relaunch = seconds(failures, "relaunch_s") / relaunched
+losses = {name: seconds(failures, name + "_s") for name in ("detection", "back_off", "relaunch", "lost")}
+losses["returned hosts"] = seconds([line for line in lines if line not in failures], "detection_s", "back_off_s",
+                                   "relaunch_s", "lost_s")
+losses["saves and others"] = wall - useful - sum(losses.values())
+kinds = [line["kind"] for line in lines]
+print(len(lines), ", ".join("%d x %s" % (kinds.count(kind), kind) for kind in sorted(set(kinds))), sep="\t")
+print("chaos: goodput %.1f %%: %.1f of %.1f s; the rest: %s" % (100 * useful / wall, useful, wall, ", ".join(
+    "%s %.1f %%" % (name, 100 * loss / wall) for name, loss in losses.items())))
+print("chaos: a failure every %.2f s; mean: detection %.2f s, back-off %.2f s, relaunch %.2f s, %.1f lost steps "
+      "of %.2f s" % (wall / count, detection, back_off, relaunch, seconds(failures, "lost_steps") / count, losses["lost"] / count))
+print("--mtbf %.6f --detect %.3f --relaunch %.3f" % (4 * (wall / count - detection) / 3600, detection,
+                                                     back_off + relaunch))
 END
 }
 
-# The cost of each incident, and the line of plan_llama3 that simulates such a run
+# chaos_report WALL: the cost of the incidents, and the command that simulates such a run
 chaos_report() {
-    local lines failures detection back_off relaunch lost_s lost_steps kinds wall=$1 mtbf goodput per_host down
-    if ! IFS=$'\t' read -r lines failures detection back_off relaunch lost_s lost_steps kinds < <(chaos_lines); then
+    local printed lines kinds useful
+    useful=$(awk -v n="$steps" -v s="$step_seconds" 'BEGIN { print n * s }')
+    if ! printed=$(chaos_lines "$1" "$useful"); then
         fail "chaos: incidents.jsonl" "a line is not valid: $(tail -n 1 "$out/incidents.jsonl")"
         return
     fi
+    IFS=$'\t' read -r lines kinds <<<"$printed"
     if [ "$(grep -c '^supervise: launching' "$work/said")" = $((lines + 1)) ]; then
         pass "chaos: every relaunch has a valid line of incidents.jsonl" "$lines lines: $kinds"
     else
         fail "chaos: every relaunch has a valid line of incidents.jsonl" \
             "$lines lines, $(grep -c '^supervise: launching' "$work/said") launches"
     fi
-    read -r mtbf goodput per_host down < <(awk -v w="$wall" -v f="$failures" -v s="$step_seconds" -v n="$steps" \
-        -v r="$relaunch" -v b="$back_off" \
-        'BEGIN { if (!f) f = 1; print w / f, n * s / w, 4 * w / f / 3600, r + b }')
-    echo "chaos: goodput $goodput: $steps steps of $step_seconds s in $wall s; MTBF $mtbf s; mean per failure:" \
-        "detection $detection s, back-off $back_off s, relaunch $relaunch s, $lost_steps lost steps of $lost_s s"
-    echo "chaos: simulate with plan_llama3 --model $work/model --world 8 --hosts 4 --mtbf $per_host --steps $steps" \
-        "--save-every 15 --step-seconds $step_seconds --save-seconds $save_seconds --detect $detection" \
-        "--relaunch $down --repair 0"
+    sed -n '2,3p' <<<"$printed"
+    echo "chaos: simulate with plan_llama3 --model $work/model --world 8 --hosts 4 --steps $steps --save-every 15" \
+        "--step-seconds $step_seconds --save-seconds $save_seconds --repair 0 $(sed -n 4p <<<"$printed")"
 }
 
 # chaos: INCIDENTS of them; SEED chooses

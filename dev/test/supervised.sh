@@ -170,14 +170,15 @@ supervised_signal() {
 
 # refused PATTERN OPTION… -- OPTION…: supervise ends with exit code 1 and this error before it launches anything
 refused() {
-    local pattern=$1
+    local pattern=$1 name
     shift
+    name="supervise: $* is refused"
     : >"$work/said"
     supervise "n1:2 n2:2" "$@"
     ends 5
     if [ "$code" = 1 ] && grep -qE "^error: supervise: $pattern" "$work/said" && ! grep -q launching "$work/said"; then
-        pass "supervise: an option is refused" "$(tail -n 1 "$work/said")"
-    else fail "supervise: an option is refused" "exit code $code, expected '$pattern': $(tail -n 1 "$work/said")"; fi
+        pass "$name" "$(tail -n 1 "$work/said")"
+    else fail "$name" "exit code $code, expected '$pattern': $(tail -n 1 "$work/said")"; fi
 }
 
 supervised_options() {
