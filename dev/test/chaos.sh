@@ -83,9 +83,9 @@ chaos_undisturbed() {
     clean_up
 }
 
-# chaos_lines WALL USEFUL: checks that each line of incidents.jsonl has all fields, and prints the number of lines, their
-# kinds, the goodput and its losses, and the options of plan_llama3 that follow from them. There, hosts do not fail until
-# a failure is noticed, so that time is not part of the MTBF.
+# chaos_lines WALL USEFUL: checks that each line of incidents.jsonl has all fields, and prints the number of lines,
+# their kinds, the goodput and its losses, and the options of plan_llama3 that follow from them. There, hosts do not
+# fail until a failure is noticed, so that time is not part of the MTBF.
 chaos_lines() {
     python3 - "$out/incidents.jsonl" "$1" "$2" <<'END'
 import json, sys
@@ -107,10 +107,11 @@ losses["returned hosts"] = seconds([line for line in lines if line not in failur
 losses["saves and others"] = wall - useful - sum(losses.values())
 kinds = [line["kind"] for line in lines]
 print(len(lines), ", ".join("%d x %s" % (kinds.count(kind), kind) for kind in sorted(set(kinds))), sep="\t")
-print("chaos: goodput %.1f %%: %.1f of %.1f s; the rest: %s" % (100 * useful / wall, useful, wall, ", ".join(
-    "%s %.1f %%" % (name, 100 * loss / wall) for name, loss in losses.items())))
-print("chaos: a failure every %.2f s; mean: detection %.2f s, back-off %.2f s, relaunch %.2f s, %.1f lost steps "
-      "of %.2f s" % (wall / count, detection, back_off, relaunch, seconds(failures, "lost_steps") / count, losses["lost"] / count))
+shares = ", ".join("%s %.1f %%" % (name, 100 * loss / wall) for name, loss in losses.items())
+print("chaos: goodput %.1f %%: %.1f of %.1f s; the rest: %s" % (100 * useful / wall, useful, wall, shares))
+steps = seconds(failures, "lost_steps") / count
+print("chaos: a failure every %.2f s; mean: detection %.2f s, back-off %.2f s, relaunch %.2f s, %.1f lost steps of %.2f s"
+      % (wall / count, detection, back_off, relaunch, steps, losses["lost"] / count))
 print("--mtbf %.6f --detect %.3f --relaunch %.3f" % (4 * (wall / count - detection) / 3600, detection,
                                                      back_off + relaunch))
 END
