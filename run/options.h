@@ -1,7 +1,8 @@
 /* options.h: the command line. One table parses it, checks it, and prints --help and config.txt.
  *
  * A row holds an option's name, values, bounds, default and help, and which field of Options stores it; to add an
- * option, add a row and a field. A caller may rely on: after options_parse every value is within its row's bounds.
+ * option, add a row and a field. A caller may rely on: after options_parse every value is within its row's bounds,
+ * or 0 or NULL if its option has no default and was not given.
  * job_prepare (job.h) checks whether options fit each other, the model and the machine.
  */
 #ifndef OPTIONS_H

@@ -33,8 +33,9 @@ static void check_limits(const Options *o) {
         double x = row->low;
         if (row->kind == OPT_INT) x = *(const int *)field;
         if (row->kind == OPT_REAL) x = *(const double *)field;
-        EXPECT(x >= row->low && x <= row->high, "--%s is %g, its limits are %g and %g", row->name, x, row->low,
-               row->high);
+        int is_absent = !row->fallback && !o->given[i] && x == 0;
+        EXPECT(is_absent || (x >= row->low && x <= row->high), "--%s is %g, its limits are %g and %g", row->name, x,
+               row->low, row->high);
         const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
         EXPECT(!text || text[0] || !strcmp(row->name, "generate"), "--%s has an empty value", row->name);
         if (text && (row->values[0] < 'A' || row->values[0] > 'Z') && strchr(row->values, '|'))
