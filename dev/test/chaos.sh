@@ -110,8 +110,9 @@ print(len(lines), ", ".join("%d x %s" % (kinds.count(kind), kind) for kind in so
 shares = ", ".join("%s %.1f %%" % (name, 100 * loss / wall) for name, loss in losses.items())
 print("chaos: goodput %.1f %%: %.1f of %.1f s; the rest: %s" % (100 * useful / wall, useful, wall, shares))
 steps = seconds(failures, "lost_steps") / count
-print("chaos: a failure every %.2f s; mean: detection %.2f s, back-off %.2f s, relaunch %.2f s, %.1f lost steps of %.2f s"
-      % (wall / count, detection, back_off, relaunch, steps, losses["lost"] / count))
+print("chaos: a failure every %.2f s; mean: detection %.2f s, back-off %.2f s, relaunch %.2f s" %
+      (wall / count, detection, back_off, relaunch), end=", ")
+print("and %.1f steps lost, which took %.2f s" % (steps, losses["lost"] / count))
 print("--mtbf %.6f --detect %.3f --relaunch %.3f" % (4 * (wall / count - detection) / 3600, detection,
                                                      back_off + relaunch))
 END
