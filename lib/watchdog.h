@@ -42,8 +42,9 @@ enum { LINES = (int)AXES + (int)CHANNELS };
 
 typedef struct {
     int axis;
-    int receives; // 1: this rank receives; 0: it sends
-    int peer;     // the rank in the world at the other end
+    int receives;       // 1: this rank receives; 0: it sends
+    int peer;           // the rank in the world at the other end
+    char peer_name[88]; // "rank 3 on host n2"; the monitor has no table of hosts
 } ChannelEnd;
 
 /* The lines of a rank, for comparison with those of other ranks. */
@@ -245,7 +246,7 @@ static inline void say_line(Sentence *t, const Heartbeat *k, int line) {
         return;
     }
     const ChannelEnd *c = &k->lines.channels[line - AXES];
-    say(t, "%s %s %s", axis_names[c->axis], c->receives ? "from" : "to", rank_name(c->peer));
+    say(t, "%s %s %s", axis_names[c->axis], c->receives ? "from" : "to", c->peer_name);
 }
 
 /* "all_gather #12 of 'embedding' on fsdp", "receive #3 of 'activations of micro-batch 2' on pp from rank 3" */

@@ -173,21 +173,28 @@ static void measure_due_hosts(Comm *comm, const Llama3Config *c, const char *due
     quiet_all_gather(comm, "rates of ranks", &mine, all, sizeof mine);
 }
 
-/* The rates of all ranks, (world). A host that looks slow is measured a second time: perhaps another program ran there
- * for a moment. */
-static RankRates *measure_hosts(Comm *comm, const Llama3Config *c) {
-    int hosts = run_hosts.count, world = comm->mesh.world, again = 0;
-    RankRates *all = new_array(RankRates, world);
-    char *due = new_array(char, hosts);
+/* Marks in due (hosts) the hosts that look slow. Returns whether there are any. */
+static int hosts_that_look_slow(const RankRates *all, int world, char *due) {
     double fastest = 0;
-    memset(due, 1, (size_t)hosts);
-    measure_due_hosts(comm, c, due, all);
-    for (int i = 0; i < hosts; i++) fastest = fmax(fastest, flops_of_host(all, world, i, 0) / run_hosts.hosts[i].ranks);
-    for (int i = 0; i < hosts; i++) {
+    int some = 0;
+    for (int i = 0; i < run_hosts.count; i++)
+        fastest = fmax(fastest, flops_of_host(all, world, i, 0) / run_hosts.hosts[i].ranks);
+    for (int i = 0; i < run_hosts.count; i++) {
         due[i] = flops_of_host(all, world, i, 0) / run_hosts.hosts[i].ranks < 0.75 * fastest;
-        again |= due[i];
+        some |= due[i];
     }
-    if (again) measure_due_hosts(comm, c, due, all);
+    return some;
+}
+
+/* The rates of all ranks, (world). A host that looks slow is measured again, up to three times: perhaps another program
+ * ran there for a moment. */
+static RankRates *measure_hosts(Comm *comm, const Llama3Config *c) {
+    int world = comm->mesh.world, again = 3;
+    RankRates *all = new_array(RankRates, world);
+    char *due = new_array(char, run_hosts.count);
+    memset(due, 1, (size_t)run_hosts.count);
+    measure_due_hosts(comm, c, due, all);
+    while (again-- && hosts_that_look_slow(all, world, due)) measure_due_hosts(comm, c, due, all);
     free(due);
     return all;
 }
@@ -225,14 +232,13 @@ static int partner_in_round(int host, int round, int count) {
 }
 
 /* Measures every pair of hosts, between their first ranks, and the first two ranks of each host. With more than
- * MOST_ROUNDS hosts each host meets that many others. Rank 0 keeps the *count results; the caller frees them. */
+ * MOST_ROUNDS hosts each host meets that many others. On rank 0, `links` keeps the better of two passes. Returns how
+ * many links there are. */
 enum { MOST_ROUNDS = 255 };
-static LinkRate *measure_links(Comm *comm, int *count) {
+static int measure_links_once(Comm *comm, LinkRate *links /* (hosts, rounds + 1) */, int rounds) {
     int hosts = run_hosts.count, host = host_index(comm->rank), first_rank = run_hosts.hosts[host].first_rank;
-    int rounds = (int)min_i64(MOST_ROUNDS, hosts - 1 + hosts % 2), one_by_one = hosts <= TURNS, second = -1;
+    int one_by_one = hosts <= TURNS, second = -1, count = 0;
     LinkRate none = ZERO, *all = new_array(LinkRate, comm->mesh.world);
-    LinkRate *links = new_array(LinkRate, (int64_t)hosts * (rounds + 1));
-    *count = 0;
     for (int i = first_rank + 1; i < comm->mesh.world && second < 0; i++)
         if (host_index(i) == host) second = i;
     for (int round = -1; round < rounds; round++) // round -1: within each host
@@ -246,10 +252,29 @@ static LinkRate *measure_links(Comm *comm, int *count) {
             if (peer >= 0 && is_due) mine = measure_link(comm, peer, comm->rank < peer);
             quiet_all_gather(comm, "rate of a link", &mine, all, sizeof mine);
             for (int i = 0; i < comm->mesh.world && comm->rank == 0; i++)
-                if (all[i].latency > 0 && i == run_hosts.hosts[all[i].from].first_rank && all[i].from <= all[i].to)
-                    links[(*count)++] = all[i];
+                if (all[i].latency > 0 && i == run_hosts.hosts[all[i].from].first_rank && all[i].from <= all[i].to) {
+                    LinkRate *link = &links[count++];
+                    if (all[i].bytes_per_s > link->bytes_per_s) *link = all[i];
+                }
         }
     free(all);
+    return count;
+}
+
+/* The rates of the links. If one between hosts looks slow, all are measured a second time: perhaps another program used
+ * a host or its network for a moment. Rank 0 keeps the *count results; the caller frees them. */
+static LinkRate *measure_links(Comm *comm, int *count) {
+    int hosts = run_hosts.count, rounds = (int)min_i64(MOST_ROUNDS, hosts - 1 + hosts % 2), again = 0;
+    LinkRate *links = new_array(LinkRate, (int64_t)hosts * (rounds + 1));
+    int *flags = new_array(int, comm->mesh.world);
+    double fastest = 0;
+    *count = measure_links_once(comm, links, rounds);
+    for (int i = 0; i < *count; i++)
+        if (links[i].from != links[i].to) fastest = fmax(fastest, links[i].bytes_per_s);
+    for (int i = 0; i < *count; i++) again |= links[i].from != links[i].to && links[i].bytes_per_s < 0.5 * fastest;
+    quiet_all_gather(comm, "a link looks slow", &again, flags, sizeof again);
+    if (flags[0]) measure_links_once(comm, links, rounds);
+    free(flags);
     return links;
 }
 #endif

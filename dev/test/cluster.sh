@@ -170,7 +170,7 @@ signal_host() {
     on "$1" sh -c 'for process in $(pgrep -x train_llama3); do
         session=$(ps -o sid= -p "$process" | tr -d " ")
         if [ "$2" = all ] || [ "$session" != "$process" ]; then kill -"$1" "$process"; fi
-    done' _ "$2" "$3"
+    done' _ "$2" "$3" 2>/dev/null
 }
 
 cluster_stop() {

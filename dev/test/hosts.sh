@@ -80,7 +80,7 @@ clean_up() {
 expect() {
     local name=$1 codes=$2 pattern=$3 limit=$4 said i
     ends "$limit"
-    said=$(grep -aE '^(failure|error): ' "$work/said" || tail -n 3 "$work/said" | tr '\n' ' ')
+    said=$(grep -aE '^(failure|error|problem): ' "$work/said" || tail -n 3 "$work/said" | tr '\n' ' ')
     for ((i = 1; i <= hosts; i++)); do signal_host "n$i" CONT all; done # a frozen process cannot end
     wait_for 5 nothing_left_over "$hosts" || true
     if ! [[ " $codes " == *" $code "* ]]; then fail "$name" "exit code $code, expected $codes: $said"
