@@ -9,14 +9,15 @@
 #define CULPRIT_H
 #include "watchdog.h" // defines: Heartbeat, HeartbeatTable, say_rank, say_last_collective
 
-/* What is known of one rank. */
+/* The heartbeat of one rank, as it was last read or received. */
 typedef struct {
     int rank;
-    int known;          // 0: nothing
-    int question;       // the number of the question that this answers
-    int process, state; // ProcessState, RankState
-    double silent;      // seconds since its last sign of life
-    int wait_line;      // RANK_WAITING: it waits for this collective
+    int known;     // 0: it was neither read nor received
+    int question;  // the number of the question that this answers
+    int process;   // ProcessState
+    int state;     // RankState
+    double silent; // seconds since its last sign of life
+    int wait_line; // RANK_WAITING: it waits for this collective
     int64_t wait_number;
     int num_channels;
     ChannelEnd channels[CHANNELS];
@@ -28,7 +29,7 @@ typedef struct WorldNews {
     const Mesh *mesh;
     HeartbeatTable *table; // of this host
     double limit;          // seconds that a wait may last
-    int asked;             // the other hosts had time to answer: a rank of which nothing is known is lost
+    int asked;             // the other hosts had time to answer, so a rank without an answer counts as lost
     RankNews *ranks;       // (world)
 } WorldNews;
 
@@ -85,7 +86,8 @@ static inline int member_of_line(const WorldNews *news, int rank, int line, int 
                             : mesh_member(news->mesh, rank, (Axis)line, i);
 }
 
-/* line_of_other for two ranks of which there is news. */
+/* The line of `other` that corresponds to `line` of `rank`, from their reported heartbeats; -1: none. See line_of_other
+ * in watchdog.h. */
 static inline int line_in_news(const WorldNews *news, int other, int rank, int line) {
     if (!is_channel(line)) return line;
     const ChannelEnd *mine = &news->ranks[rank].channels[line - AXES];
@@ -147,17 +149,21 @@ static inline void say_suspect(Sentence *t, const WorldNews *news, int other, in
 static inline int say_suspects(Sentence *t, const WorldNews *news, int rank, int line, int64_t number,
                                Suspicion suspicion) {
     int named = 0;
-    const RunHost *silent = NULL; // all ranks of a host that does not answer are named together
+    char *is_said = new_array(char, run_hosts.count + 1); // all ranks of a host that does not answer are named together
     for (int i = 0; i < members_of_line(news, line); i++) {
         int other = member_of_line(news, rank, line, i);
         if (other == rank || suspicion_of(news, other, rank, line, number) != suspicion) continue;
-        if (!news->ranks[other].known && host_of_rank(other) == silent) continue;
-        if (!news->ranks[other].known) silent = host_of_rank(other);
+        if (!news->ranks[other].known) {
+            char *said = &is_said[host_of_rank(other) - run_hosts.hosts];
+            if (*said) continue;
+            *said = 1;
+        }
         if (named++ >= 4) continue;
         if (named > 1) say(t, ". Also ");
         say_suspect(t, news, other, rank, line, number);
     }
     if (named > 4) say(t, ", and %d more", named - 4);
+    free(is_said);
     return named;
 }
 
@@ -170,8 +176,8 @@ static inline int waiting_member(const WorldNews *news, int rank, int line, int6
     return -1;
 }
 
-/* Names the ranks because of which `rank` waits for a collective. Returns whether one was found; otherwise the sentence
- * says where to look. */
+/* Names the ranks that keep this collective of `rank` from completing. Returns whether it found any; otherwise the
+ * sentence says where to look. */
 static inline int say_culprits(Sentence *t, const WorldNews *news, int rank, int line, int64_t number) {
     int found = 0, world = news->mesh->world, known = 0, followed = 0;
     char *seen = new_array(char, world);
@@ -191,10 +197,11 @@ static inline int say_culprits(Sentence *t, const WorldNews *news, int rank, int
         rank = next;
     }
     for (int i = 0; i < world; i++) known += news->ranks[i].known;
-    if (!found && known == world)
-        say(t, "all %d ranks are waiting%s", world,
-            run_hosts.count > 1 ? ": look at the network between the hosts" : "");
-    else if (!found) say(t, "all %d ranks of host %s are waiting: look at the other hosts", known, news->table->host);
+    if (!found) {
+        say(t, "none of the %d ranks that answered keeps it from completing", known);
+        if (known < world) say(t, ": look at the other hosts");
+        else if (run_hosts.count > 1) say(t, ": look at the network between the hosts");
+    }
     free(seen);
     return found;
 }

@@ -1,4 +1,4 @@
-/* network.h: the networks of this host, in words and as a test of which of them connect the hosts of a run.
+/* network.h: lists this host's network interfaces, and tests which networks connect the hosts of a run.
  *
  * Open MPI tries every network that two hosts seem to share. One that does not connect them, or on which both have the
  * same address, makes a run hang at its start or in a later collective.
@@ -80,16 +80,22 @@ static inline int say_unanswered_connections(Sentence *t) {
 // ---------------------------------------------------------------------------
 // which networks Open MPI uses for its messages
 
-/* Does a list like "eth0,10.77.0.0/24" hold this interface? */
+/* Does a list like "eth0,10.77.0.0/16" hold this interface? A network holds every interface whose address begins with
+ * its bits, as Open MPI reads it. */
 static inline int names_interface(const char *list, const Interface *i) {
-    char network[32];
-    Sentence t = {network, sizeof network, 0};
-    say_network(&t, i->address & i->mask, i->mask);
     for (const char *at = list; *at; at += strspn(at, ",")) {
-        size_t n = strcspn(at, ",");
-        if (n == strlen(i->name) && !strncmp(at, i->name, n)) return 1;
-        if (n == strlen(network) && !strncmp(at, network, n)) return 1;
+        char word[64];
+        uint32_t network = 0;
+        int n = (int)strcspn(at, ",");
+        snprintf(word, sizeof word, "%.*s", n, at);
         at += n;
+        char *slash = strchr(word, '/');
+        if (!strcmp(word, i->name)) return 1;
+        if (!slash) continue;
+        *slash = 0; // ends the address
+        int bits = atoi(slash + 1);
+        uint32_t mask = bits > 0 && bits <= 32 ? htonl(UINT32_MAX << (32 - bits)) : 0;
+        if (inet_pton(AF_INET, word, &network) == 1 && (network & mask) == (i->address & mask)) return 1;
     }
     return 0;
 }
@@ -125,7 +131,7 @@ static inline void *listener_thread(void *arg) {
         if (from < 0 && errno != EINTR && errno != ECONNABORTED) return NULL; // listener_close has shut the socket
         if (from < 0) continue;
         ssize_t sent = send(from, &l->id, sizeof l->id, MSG_NOSIGNAL);
-        (void)sent; // a caller that hears nothing reports it
+        (void)sent; // if this failed, the connecting host reports the network as not connected
         close(from);
     }
 }

@@ -1,7 +1,7 @@
 /* run_hosts.h: which host each rank of the run is on, so that every message about a rank can name its host.
  *
  * The table is filled once, when the processes of a run have found each other (comm_open.h). Ranks that are threads of
- * one process have none.
+ * one process have one host, and no table of ranks.
  */
 #ifndef RUN_HOSTS_H
 #define RUN_HOSTS_H
@@ -31,6 +31,13 @@ static inline void run_hosts_only_this_one(void) {
     run_hosts.hosts = new_array(RunHost, 1);
     gethostname(run_hosts.hosts[0].name, sizeof run_hosts.hosts[0].name - 1);
     run_hosts.count = 1;
+}
+
+/* The ranks of the run are threads of this process. */
+static inline void run_hosts_of_threads(int ranks) {
+    free(run_hosts.of_rank);
+    run_hosts.of_rank = NULL;
+    run_hosts.hosts[0].ranks = ranks;
 }
 
 /* "rank 2 on host n2"; "rank 2" if all ranks are on one host. Valid until the eighth next call by the same thread. */

@@ -12,10 +12,15 @@
 #include <math.h>
 
 typedef struct {
-    int hosts, spares;        // hosts that the run uses; further hosts, which do not fail while they are idle
-    double host_mtbf, repair; // mean time between failures of a host; from a failure until the host is back
-    double detect, relaunch;  // until the run notices a failure; from start-up to the first step, without failure
-    double step, save, pause; // of a step; of a save, until it is complete; of the part of it that stops async training
+    int hosts;        // that the run uses
+    int spares;       // further hosts, which do not fail while they are idle
+    double host_mtbf; // mean time between failures of a host
+    double repair;    // from a host's failure until it can be used again
+    double detect;    // from a failure until the run has ended
+    double relaunch;  // from the launch to the first step
+    double step;      // of one step
+    double save;      // from the start of a save until it is complete
+    double pause;     // for which an async save stops training
     int64_t steps;
     uint64_t seed;
 } GoodputInput;
@@ -114,8 +119,11 @@ static double draw(SimulatedRun *r) {
     return (double)((mix64(r->key + ++r->draws * 0x9E3779B97F4A7C15ull) >> 11) + 1) * 0x1p-53;
 }
 
-/* The run has failed so much more often than expected that it will hardly end. */
-static int is_hopeless(const SimulatedRun *r) { return (double)r->draws > 20000 + 40 * expected_failures(r->in); }
+/* The run has failed so much more often than expected that it will hardly end. At most a million draws per run keep the
+ * simulation of hopeless runs short. */
+static int is_hopeless(const SimulatedRun *r) {
+    return (double)r->draws > fmin(20000 + 40 * expected_failures(r->in), 1e6);
+}
 
 static void draw_next_failure(SimulatedRun *r) { r->next_failure -= log(draw(r)) * run_mtbf(r->in); }
 
@@ -129,7 +137,8 @@ static int64_t good_hosts(SimulatedRun *r) {
     return all - r->in_repairs;
 }
 
-/* Goes to the next failure. `healthy` hosts of the run can fail; with the others the failure does not happen. */
+/* Advances to the time of the next failure. It hits one of the in->hosts hosts at random; if that one has already failed
+ * (all but `healthy` have), nothing happens. Returns whether a host failed. */
 static int next_failure_strikes(SimulatedRun *r, int64_t healthy) {
     r->now = r->next_failure;
     draw_next_failure(r);

@@ -51,7 +51,7 @@ typedef struct {
     double bytes;         // of a save
     double gather, write; // of an estimated save: seconds until all ranks have received it, and to write it
     int save_measured;    // --save-seconds was given
-    int pause_known;      // for how long an async save stops training
+    int pause_known;      // in.pause is given or estimated, so that async saves can be simulated
 } GoodputPlan;
 
 /* `cluster` NULL: the options give all figures. `step_seconds`: the estimate. */

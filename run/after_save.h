@@ -37,10 +37,11 @@ static int64_t after_save_step(const AfterSave *a) { return a->process ? a->step
 // ---------------------------------------------------------------------------
 // starting a command
 
-/* The environment without the variables by which a launcher tells a process its rank: a command may start this
- * program, which would otherwise try to join this run. The array is allocated, its strings are not. */
+/* The environment without the variables of launchers: a command may start this program, which would otherwise try to
+ * join this run, and dev/launch/supervise ends all processes that carry LLAMA3_RUN. Open MPI's settings (OMPI_MCA_) go,
+ * too, because mpirun passes a rank's own among them. The array is allocated, its strings are not. */
 static char **environment_without_launcher(void) {
-    static const char *const prefixes[] = {"OMPI_COMM_", "OMPI_MCA_", "PMIX_", "PMI_", "SLURM_STEP_"};
+    static const char *const prefixes[] = {"OMPI_COMM_", "OMPI_MCA_", "PMIX_", "PMI_", "SLURM_STEP_", "LLAMA3_RUN="};
     int64_t count = 0, kept = 0;
     while (environ[count]) count++;
     char **variables = new_array(char *, count + 1);
@@ -56,7 +57,8 @@ static char **environment_without_launcher(void) {
 
 /* MPI's files, among others, must not stay open in a command. */
 static void close_files_on_exec(void) {
-    for (int fd = STDERR_FILENO + 1; fd < 4096; fd++) {
+    int64_t end = min_i64(sysconf(_SC_OPEN_MAX), 1 << 16);
+    for (int fd = STDERR_FILENO + 1; fd < end; fd++) {
         int flags = fcntl(fd, F_GETFD);
         if (flags >= 0) fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
     }
@@ -98,7 +100,8 @@ static int after_save_spawn(AfterSave *a, char *path) {
     return failed;
 }
 
-/* Starts the command for the next checkpoint that has had none. --keep may have removed some meanwhile. */
+/* Starts the command for the oldest checkpoint for which it has not run. Checkpoints that --keep has removed already are
+ * skipped with a note. */
 static void after_save_start_next(AfterSave *a) {
     char path[4096], absolute[PATH_MAX];
     while (!a->process && a->started < a->saved) {
@@ -130,21 +133,19 @@ static void after_save_report(const AfterSave *a, int status) {
             path, how, a->out);
 }
 
-/* Has the running command ended? Then starts the next one. Never waits. */
+/* If the running command has ended, reports a failure and starts the next one. Never waits. */
 static void after_save_check(AfterSave *a) {
-    int status;
-    if (a->process && waitpid(a->process, &status, WNOHANG) == a->process) {
-        after_save_report(a, status);
-        a->process = 0;
-    }
+    int status = 0;
+    pid_t ended = a->process ? waitpid(a->process, &status, WNOHANG) : 0;
+    if (ended == a->process) after_save_report(a, status);
+    if (ended) a->process = 0; // -1: its exit code is lost, because this process was started with SIGCHLD ignored
     after_save_start_next(a);
 }
 
 /* A checkpoint is complete and visible: its command starts now, or when the commands before it have ended. */
 static void after_save_add(AfterSave *a, int64_t step) {
     if (!a->command) return;
-    a->steps = (int64_t *)realloc(a->steps, sizeof *a->steps * (size_t)(a->saved + 1));
-    if (!a->steps) run_failure("out of memory");
+    a->steps = (int64_t *)checked_realloc(a->steps, sizeof *a->steps * (size_t)(a->saved + 1));
     a->steps[a->saved++] = step;
     after_save_check(a);
 }

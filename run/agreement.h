@@ -100,7 +100,7 @@ static RankStart *gather_starts(Comm *comm, const Job *j) {
     return all;
 }
 
-/* Says how `rank` was started differently than rank 0, if that matters. Returns whether it was. */
+/* Describes a difference in options, data or checkpoint between `rank` and rank 0. Returns whether there is one. */
 static int say_other_start(Sentence *t, const RankStart *all, int rank) {
     if (all[rank].options != all[0].options)
         say(t,

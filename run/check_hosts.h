@@ -18,19 +18,19 @@ static void print_hosts(const HostCheck *h) {
     for (int i = 0; i < run_hosts.count; i++) {
         const HostFacts *f = facts_of_host(h, i);
         printf("%-16s %6d %6d %12.2f %12.2f %+10.1f %12.1f", run_hosts.hosts[i].name, run_hosts.hosts[i].ranks,
-               cores_of_host(h, i), f->free_memory / 1e9, f->free_shm / 1e9, 1e3 * f->clock,
-               flops_of_host(h->rates, h->comm->mesh.world, i, 0) / 1e9);
-        if (link_of_host(h, i) > 0) printf(" %12.3f", link_of_host(h, i) / 1e9);
+               h->hosts[i].cores, f->free_memory / 1e9, f->free_shm / 1e9, 1e3 * f->clock,
+               h->hosts[i].flops_per_s / 1e9);
+        if (h->hosts[i].link > 0) printf(" %12.3f", h->hosts[i].link / 1e9);
         printf("\n");
     }
-    printf(
-        "memory and /dev/shm: what is free; clock: ahead of the first host's; GFLOP/s: of all ranks of the host in a "
-        "matmul; link: to the best other host\n");
+    printf("memory and /dev/shm: free bytes; clock: how far it is ahead of the first host's; GFLOP/s: matmuls of all "
+           "ranks of the host together; link: the fastest connection to another host\n");
 }
 
 static void print_links(const HostCheck *h) {
     enum { SHOWN = 28 }; // all pairs of eight hosts
-    for (int i = 0; i < h->num_links && h->num_links - run_hosts.count <= SHOWN; i++) {
+    if (h->num_links - run_hosts.count > SHOWN) return;
+    for (int i = 0; i < h->num_links; i++) {
         const LinkRate *l = &h->links[i];
         if (l->from == l->to)
             printf("within %s: latency %.1f us, %.3f GB/s\n", run_hosts.hosts[l->from].name, 1e6 * l->latency,
@@ -46,8 +46,8 @@ static void print_axes(const AxisRate *axes, int count) {
         const AxisRate *r = &axes[a];
         int last = r->sizes - 1;
         double gather = r->seconds[ALL_GATHER][last], scatter = r->seconds[REDUCE_SCATTER][last];
-        printf("%s, %d ranks on %d host%s: all-gather %.3f GB/s, reduce-scatter %.3f GB/s per rank; all-reduce of %.3g "
-               "MB in %.1f ms\n",
+        printf("%s, %d ranks on %d host%s: all-gather %.3f GB/s, reduce-scatter %.3f GB/s per rank; all-reduce of "
+               "%.3g MB in about %.1f ms\n",
                axis_names[r->axis], r->ranks, r->hosts, r->hosts == 1 ? "" : "s", r->bytes[last] / gather / 1e9,
                r->bytes[last] / scatter / 1e9, r->bytes[last] * r->ranks / (r->ranks - 1) / 1e6,
                1e3 * (gather + scatter));
@@ -65,8 +65,9 @@ static double axis_seconds(const AxisRate *r, Collective c, double bytes) {
     return r ? bytes * r->seconds[c][r->sizes - 1] / r->bytes[r->sizes - 1] : 0;
 }
 
-/* Communication of a step of `parameters` on a rank: weights are all-gathered in forward and in backward, gradients are
- * reduce-scattered in fp32, and replicas all-reduce those of their shards. */
+/* Seconds of communication in a training step, without overlap. FSDP all-gathers the weights in forward and in backward
+ * and reduce-scatters fp32 gradients; replicas then all-reduce the gradients of their shards. `parameters`: of this
+ * rank's part of the model. */
 static double step_communication(const AxisRate *axes, int count, double parameters) {
     const AxisRate *fsdp = rate_of_axis(axes, count, AXIS_FSDP);
     const AxisRate *replicas = rate_of_axis(axes, count, AXIS_DP_REPLICATE);
@@ -123,7 +124,6 @@ static void add_collectives(cJSON *list, const HostCheck *h, const AxisRate *axe
 static void add_ops(cJSON *root, const HostCheck *h, double share) {
     static const char *const names[2][5] = {{"M", "N", "K"}, {"B", "T", "NH", "NKV", "HD"}};
     cJSON *lists[2] = {cJSON_AddArrayToObject(root, "matmuls"), cJSON_AddArrayToObject(root, "attention")};
-    double *hosts = new_array(double, run_hosts.count);
     for (int op = 0; op < RATED_OPS; op++) {
         int is_attention = op >= RATED_MATMULS;
         cJSON *row = cJSON_CreateObject();
@@ -132,10 +132,10 @@ static void add_ops(cJSON *root, const HostCheck *h, double share) {
         cJSON_AddStringToObject(row, "op", op_names[rated_ops[op]]);
         for (int i = 0; i < 5 && names[is_attention][i]; i++)
             json_add_integer(row, names[is_attention][i], h->rates[0].ops[op].size[i]);
-        for (int i = 0; i < run_hosts.count; i++) hosts[i] = flops_of_host(h->rates, h->comm->mesh.world, i, op);
+        double *hosts = flops_of_hosts(h->rates, h->comm->mesh.world, op);
         cJSON_AddItemToObject(row, "flops_per_s", json_real("%.4g", share * median_of(hosts, run_hosts.count)));
+        free(hosts);
     }
-    free(hosts);
 }
 
 /* The median latency and rate of the links within hosts, or between them. */
@@ -186,8 +186,8 @@ static void write_cluster(const HostCheck *h) {
     }
     char *text = json_text(root, 1);
     FILE *f = logger_create(o->out, "cluster.json");
-    fprintf(f, "%s\n", text);
-    if (ferror(f) | fclose(f)) user_error("cannot write cluster.json under %s: %s", o->out, strerror(errno));
+    int failed = fprintf(f, "%s\n", text) < 0;
+    if (fclose(f) || failed) user_error("cannot write cluster.json under %s: %s", o->out, strerror(errno));
     free(text);
     printf("written: %s/cluster.json, for plan_llama3 --cluster\n", o->out);
 }
@@ -195,7 +195,7 @@ static void write_cluster(const HostCheck *h) {
 // ---------------------------------------------------------------------------
 // all of it
 
-/* Unless limits are given, a dead network is found in seconds, not after the minutes that training would wait. */
+/* Shortens --timeout and --start-timeout, unless they were given, so that a dead network is reported within seconds. */
 static void check_hosts_limits(Options *o) {
     double processes = processes_of_launcher();
     if (!option_given(o, "timeout")) o->timeout = 5 + 0.01 * processes;
@@ -218,6 +218,7 @@ static void measure_all(HostCheck *h, char *buffers) {
 }
 
 static void report_all(HostCheck *h, double seconds) {
+    summarize_hosts(h);
     print_hosts(h);
     print_links(h);
     print_axes(h->axes, h->num_axes);
@@ -262,6 +263,8 @@ static void check_hosts(Job *j, int rank) {
     char *buffers = (char *)arena_alloc(&dev, MEM_COMM, "measured", 2 * LARGEST_COLLECTIVE);
     h.job = j;
     h.comm = &comm;
+    if (rank == 0 && j->opt.cluster)
+        cluster_open(&h.cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->transport->name);
     measure_all(&h, buffers);
     measure_hybrid(&h, buffers);
     if (rank == 0) report_all(&h, seconds_now() - start);
@@ -270,6 +273,7 @@ static void check_hosts(Job *j, int rank) {
     quiet_all_gather(&comm, "number of problems", &h.problems, problems, sizeof(int));
     if (problems[0]) __atomic_store_n(&j->has_problems, 1, __ATOMIC_RELAXED); // by all threads
     free(problems);
+    cluster_close(&h.cluster);
     comm_close(&comm);
     ops_close(&dev);
     device_close(&dev);

@@ -628,14 +628,16 @@ static void wait_for_commands(CheckpointWriter *w) {
     if (a->process) printf("waiting for the command of --after-save\n");
     fflush(stdout);
     do {
-        after_save_check(a);
         wait = a->process && end_signals == ends;
         all_gather_now(comm, AXIS_WORLD, "waiting for --after-save", &wait, waits, sizeof wait);
         if (waits[0]) usleep(100000);
+        after_save_check(a);
     } while (waits[0]);
     if (a->process)
-        fprintf(stderr, "note: a signal ended the wait for the command of --after-save; it continues as process %d\n",
-                (int)a->process);
+        fprintf(stderr,
+                "note: a signal ended the wait for the command of --after-save; it continues as process %d, and the "
+                "command was not started for %" PRId64 " more checkpoints\n",
+                (int)a->process, a->saved - a->started);
     after_save_close(a);
     free(waits);
     comm_phase(comm, before);

@@ -13,7 +13,7 @@ enum { MAX_POINTS = 32 };
 
 typedef struct {               // how long a collective of one group takes
     double latency, bandwidth; // seconds; bytes per second that a rank receives
-    int points;                // if it was measured at several sizes: these, instead of the line
+    int points;                // how many sizes were measured; 0: use latency and bandwidth
     double bytes[MAX_POINTS], seconds[MAX_POINTS];
     char source[160]; // which transport, ranks and hosts it was measured with, for people
 } CollectiveRate;
@@ -42,7 +42,7 @@ static double collective_seconds(const CollectiveRate *rate, double bytes) {
     return rate->seconds[i - 1] * pow(rate->seconds[i] / rate->seconds[i - 1], fraction);
 }
 
-/* On how many hosts the most spread group of an axis lies, if each host has `ranks_each` consecutive ranks. */
+/* The largest number of hosts that one group of this axis spans, if each host has `ranks_each` consecutive ranks. */
 static int group_spans(const Mesh *m, Axis axis, int ranks_each) {
     int most = 0;
     for (int r = 0; r < m->world; r++) {
@@ -64,6 +64,11 @@ static double cluster_number(const cJSON *json, const char *where, const char *k
     if (!item || cJSON_IsNull(item))
         user_error("%s: \"%s\" is missing: add it; dev/kernels/collectives.cu documents cluster files", where, key);
     return json_number(json, where, key, NAN, low, high);
+}
+
+static int cluster_integer(const cJSON *json, const char *where, const char *key, int low, int high) {
+    cluster_number(json, where, key, low, high);
+    return json_integer(json, where, key, NAN, low, high);
 }
 
 /* Reads a string. `choices`: the allowed values, separated by |; NULL: any. Returns which of them it is. */
@@ -106,12 +111,12 @@ static double matmul_row(OpRate *o, const cJSON *row, const char *where, int ele
 
 static double attention_row(OpRate *o, const cJSON *row, const char *where) {
     AttentionShape s = ZERO;
-    s.B = (int)cluster_number(row, where, "B", 1, 1e6);
-    s.Tq = (int)cluster_number(row, where, "T", 1, 1 << 24);
+    s.B = cluster_integer(row, where, "B", 1, 1000000);
+    s.Tq = cluster_integer(row, where, "T", 1, 1 << 24);
     s.Tk = s.Tq;
-    s.HD = (int)cluster_number(row, where, "HD", 1, 1e6);
-    s.NH = (int)cluster_number(row, where, "NH", 1, 1e6);
-    s.NKV = (int)cluster_number(row, where, "NKV", 1, 1e6);
+    s.HD = cluster_integer(row, where, "HD", 1, 1000000);
+    s.NH = cluster_integer(row, where, "NH", 1, 1000000);
+    s.NKV = cluster_integer(row, where, "NKV", 1, 1000000);
     o->flops = (o->op == OP_ATTENTION_FORWARD ? 4 : 10) * s.HD * attention_pairs(&s);
     return attention_bytes(&s, o->op == OP_ATTENTION_FORWARD ? 1 : 2);
 }
@@ -174,8 +179,8 @@ static double nearest_row(const cJSON **nearest, CollectiveRate *rate, char wher
         snprintf(here, sizeof here, "%s: row %d of \"collectives\"", path, ++i);
         cluster_word(row, here, "transport", NULL, &by);
         cluster_word(row, here, "op", "all_gather|reduce_scatter|reduce_scatter+sum", &op);
-        int row_ranks = (int)cluster_number(row, here, "ranks", 2, 1 << 20);
-        int row_hosts = (int)cluster_number(row, here, "hosts", 1, 1 << 20);
+        int row_ranks = cluster_integer(row, here, "ranks", 2, 1 << 20);
+        int row_hosts = cluster_integer(row, here, "hosts", 1, 1 << 20);
         double distance = fabs(log((double)row_ranks / ranks)) + fabs(log((double)row_hosts / hosts));
         if (strcmp(op, collective) || (transport && strcmp(by, transport)) || distance >= smallest) continue;
         smallest = distance;
@@ -252,9 +257,9 @@ static void cluster_collective(CollectiveRate *rate, const cJSON *root, const ch
 // ---------------------------------------------------------------------------
 // the cluster
 
-/* Reads the rates for a rank of `mesh`. Ranks are placed on hosts in the order of their numbers. If the file has rates
- * of a host, its ranks share them, or each has the part of its threads. `threads` 0: all cores; `transport` NULL:
- * any. */
+/* Reads the rates for a rank of `mesh`. Ranks are placed on hosts in the order of their numbers. If the rates are those
+ * of a whole host, each rank gets 1 / ranks_per_host of them, or threads / cores if that is less. `threads` 0: all
+ * cores; `transport` NULL: any. */
 static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int threads, const char *transport) {
     memset(c, 0, sizeof *c);
     char *text = read_text_file(path);
@@ -267,8 +272,8 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
     cluster_word(root, path, "name", NULL, &name);
     snprintf(c->name, sizeof c->name, "%s", name);
     int of_device = cluster_word(root, path, "rates_of", "host|device", &of);
-    int cores = of_device ? 1 : (int)cluster_number(root, path, "cores_per_host", 1, 1 << 20);
-    int ranks_per_host = of_device ? (int)cluster_number(root, path, "ranks_per_host", 1, 1 << 20)
+    int cores = of_device ? 1 : cluster_integer(root, path, "cores_per_host", 1, 1 << 20);
+    int ranks_per_host = of_device ? cluster_integer(root, path, "ranks_per_host", 1, 1 << 20)
                                    : json_integer(root, path, "ranks_per_host", cores, 1, 1 << 20);
     c->ranks_per_host = (int)min_i64(ranks_per_host, mesh->world);
     double share = of_device ? 1 : fmin(threads ? (double)threads / cores : 1, 1.0 / c->ranks_per_host);

@@ -1,5 +1,5 @@
-/* host_problems.h: what --check-hosts finds out about the hosts of a run, and what of it would make the run
- * fail or slow.
+/* host_problems.h: gathers facts about the hosts of a run for --check-hosts, and reports those that would make the run
+ * fail or slow it down.
  *
  * All ranks gather the facts and measure together; rank 0 judges. Each problem is a line that names the host, what was
  * found, what was expected and what to do.
@@ -10,7 +10,7 @@
 #include "host_rates.h" // defines: measure_hosts, measure_links, measure_axes, RankRates, LinkRate, AxisRate
 #include <sys/statvfs.h>
 
-/* Factors to the median host beyond which a host counts as slow. */
+/* Factors to the median host beyond which a host counts as slow, or as short of memory. */
 static const double SLOW_LINK = 2.5, SLOW_COMPUTE = 1.5, LITTLE_MEMORY = 2;
 
 /* What a rank reports about its host. */
@@ -24,6 +24,13 @@ typedef struct {
 enum { NEIGHBORS = 8 }; // how many of the next hosts a host connects to in the test of the networks
 typedef uint8_t NetworkStates[NEIGHBORS][MAX_INTERFACES]; // NetworkState of each interface to each of them
 
+/* Of all ranks of a host together. */
+typedef struct {
+    double flops_per_s; // in a matmul
+    int cores;          // that the ranks may run on
+    double link;        // bytes per second of the best link to another host; 0: none was measured
+} HostSummary;
+
 /* What --check-hosts found out; complete on rank 0. */
 typedef struct {
     Job *job;
@@ -33,6 +40,8 @@ typedef struct {
     NetworkStates *states; // (world) those of a host's first rank count
     int *sees_out;         // (world); NULL: no --out, or one host
     RankRates *rates;      // (world)
+    Cluster cluster;       // of --cluster
+    HostSummary *hosts;    // (run_hosts.count)
     LinkRate *links;       // (num_links)
     int num_links;
     AxisRate axes[MESH_AXES], hybrid[MESH_AXES]; // of the mesh, and of hybrid sharding with a replica on each host
@@ -96,8 +105,8 @@ static void check_networks(HostCheck *h, Listener *listener) {
     if (h->facts[comm->rank].network.port) listener_close(listener);
 }
 
-/* Measures the groups of hybrid sharding with a replica of the model on each host, if that is another layout of the
- * same ranks. */
+/* Measures the layout with one replica of the model per host (hybrid sharding), if the ranks allow it and it is not the
+ * layout of this run. */
 static void measure_hybrid(HostCheck *h, char *buffers) {
     Job *j = h->job;
     Mesh mesh = j->mesh;
@@ -107,12 +116,15 @@ static void measure_hybrid(HostCheck *h, char *buffers) {
     mesh.size[AXIS_DP_SHARD] = shard / hosts;
     mesh.size[AXIS_DP_REPLICATE] = hosts;
     if (hosts_of_axis(&mesh, AXIS_FSDP) > 1) return;
+    size_t mark = arena_mark(h->comm->dev, MEM_COMM);
     comm_close(h->comm);
     comm_open(&comm, h->comm->dev, &mesh, h->comm->rank, j->transport, j->host_transport, &j->thread_world,
               h->comm->timeout);
     h->num_hybrid = measure_axes(&comm, h->hybrid, buffers);
     quiet_barrier(&comm, "end of the measurements");
     comm_close(&comm);
+    arena_release(h->comm->dev, MEM_COMM, mark);
+    h->comm->dev->poll_arg = h->comm; // from here on this rank's waits belong to the run's own groups again
 }
 
 // ---------------------------------------------------------------------------
@@ -143,22 +155,25 @@ static const HostFacts *facts_of_host(const HostCheck *h, int host) {
     return &h->facts[run_hosts.hosts[host].first_rank];
 }
 
-/* Cores that the ranks of a host may run on. */
-static int cores_of_host(const HostCheck *h, int host) {
-    cpu_set_t all = ZERO;
-    for (int i = 0; i < h->comm->mesh.world; i++)
-        if (host_index(i) == host) CPU_OR(&all, &all, &h->facts[i].cores);
-    return CPU_COUNT(&all);
-}
-
-/* The rate of the best link of a host to another one; 0: none was measured. */
-static double link_of_host(const HostCheck *h, int host) {
-    double best = 0;
+/* Fills in h->hosts. */
+static void summarize_hosts(HostCheck *h) {
+    int hosts = run_hosts.count, world = h->comm->mesh.world;
+    h->hosts = new_array(HostSummary, hosts);
+    cpu_set_t *cores = new_array(cpu_set_t, hosts);
+    double *flops = flops_of_hosts(h->rates, world, 0);
+    for (int i = 0; i < world; i++) CPU_OR(&cores[host_index(i)], &cores[host_index(i)], &h->facts[i].cores);
+    for (int i = 0; i < hosts; i++) {
+        h->hosts[i].flops_per_s = flops[i];
+        h->hosts[i].cores = CPU_COUNT(&cores[i]);
+    }
     for (int i = 0; i < h->num_links; i++) {
         const LinkRate *l = &h->links[i];
-        if (l->from != l->to && (l->from == host || l->to == host)) best = fmax(best, l->bytes_per_s);
+        if (l->from == l->to) continue;
+        h->hosts[l->from].link = fmax(h->hosts[l->from].link, l->bytes_per_s);
+        h->hosts[l->to].link = fmax(h->hosts[l->to].link, l->bytes_per_s);
     }
-    return best;
+    free(cores);
+    free(flops);
 }
 
 static void check_starts(HostCheck *h) {
@@ -193,6 +208,10 @@ static void check_states(HostCheck *h) {
     int hosts = run_hosts.count, count = (int)min_i64(NEIGHBORS, hosts - 1);
     uint32_t reported[MAX_INTERFACES];
     int num_reported = 0;
+    for (int i = 0; i < hosts && hosts > 1; i++)
+        if (!facts_of_host(h, i)->network.port)
+            printf("note: the networks of host %s were not tested, because it could not listen on a TCP port\n",
+                   run_hosts.hosts[i].name);
     for (int n = 0; n < hosts * count * MAX_INTERFACES && num_reported < MAX_INTERFACES; n++) {
         int from = n / MAX_INTERFACES / count, neighbor = n / MAX_INTERFACES % count, i = n % MAX_INTERFACES;
         int state = h->states[run_hosts.hosts[from].first_rank][neighbor][i], seen = 0;
@@ -205,8 +224,8 @@ static void check_states(HostCheck *h) {
         reported[num_reported++] = own->address & own->mask;
         say_network(&t, own->address & own->mask, own->mask);
         problem(h,
-                "the network %s (%s) does not connect host %s to host %s%s: name the one that does, for example "
-                "with --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 after mpirun, or "
+                "the network %s (%s) does not connect host %s to host %s%s: tell Open MPI to use the network that "
+                "does, for example with --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 after mpirun, or "
                 "OMPI_MCA_btl_tcp_if_include=eth0 in the environment of srun",
                 network, own->name, names[0], names[1],
                 state == SAME_ADDRESS ? ", because both have the same address there" : "");
@@ -243,14 +262,13 @@ static void check_compute_of_hosts(HostCheck *h) {
     int hosts = run_hosts.count;
     double *flops = new_array(double, hosts), *cores = new_array(double, hosts);
     for (int i = 0; i < hosts; i++) {
-        flops[i] = flops_of_host(h->rates, h->comm->mesh.world, i, 0) / run_hosts.hosts[i].ranks;
-        cores[i] = (double)cores_of_host(h, i) / run_hosts.hosts[i].ranks;
+        flops[i] = h->hosts[i].flops_per_s / run_hosts.hosts[i].ranks;
+        cores[i] = (double)h->hosts[i].cores / run_hosts.hosts[i].ranks;
     }
     double median_flops = median_of(flops, hosts), median_cores = median_of(cores, hosts);
     for (int i = 0; i < hosts; i++) {
         const RunHost *host = &run_hosts.hosts[i];
-        double rate = flops_of_host(h->rates, h->comm->mesh.world, i, 0) / host->ranks,
-               its_cores = (double)cores_of_host(h, i) / host->ranks;
+        double rate = h->hosts[i].flops_per_s / host->ranks, its_cores = (double)h->hosts[i].cores / host->ranks;
         if (rate * SLOW_COMPUTE < median_flops || its_cores * SLOW_COMPUTE < median_cores)
             problem(h,
                     "host %s computes with %.1f GFLOP/s and %.3g cores per rank, the median host with %.1f and %.3g: "
@@ -266,10 +284,10 @@ static void check_compute_of_hosts(HostCheck *h) {
 static void check_links_of_hosts(HostCheck *h) {
     int hosts = run_hosts.count;
     double *links = new_array(double, hosts);
-    for (int i = 0; i < hosts; i++) links[i] = link_of_host(h, i);
+    for (int i = 0; i < hosts; i++) links[i] = h->hosts[i].link;
     double median = median_of(links, hosts);
     for (int i = 0; i < hosts; i++) {
-        double link = link_of_host(h, i);
+        double link = h->hosts[i].link;
         if (link > 0 && link * SLOW_LINK < median)
             problem(h,
                     "host %s communicates %.1f times slower than the median host (%.3f and %.3f GB/s): check its "
@@ -278,13 +296,14 @@ static void check_links_of_hosts(HostCheck *h) {
     }
     for (int i = 0; i < h->num_links; i++) {
         const LinkRate *l = &h->links[i];
-        double other = fmin(link_of_host(h, l->from), link_of_host(h, l->to));
+        double other = fmin(h->hosts[l->from].link, h->hosts[l->to].link);
         if (l->from != l->to && l->bytes_per_s * SLOW_LINK < other)
-            problem(h,
-                    "the connection between host %s and host %s is %.1f times slower than their others (%.3f and "
-                    "%.3f GB/s): check the switches between them",
-                    run_hosts.hosts[l->from].name, run_hosts.hosts[l->to].name, other / l->bytes_per_s,
-                    l->bytes_per_s / 1e9, other / 1e9);
+            problem(
+                h,
+                "the connection between host %s and host %s is %.1f times slower than the other connections of these "
+                "two hosts (%.3f and %.3f GB/s): check the switches between them",
+                run_hosts.hosts[l->from].name, run_hosts.hosts[l->to].name, other / l->bytes_per_s,
+                l->bytes_per_s / 1e9, other / 1e9);
     }
     free(links);
 }
@@ -292,14 +311,12 @@ static void check_links_of_hosts(HostCheck *h) {
 /* Compares the measured collectives with those of --cluster. */
 static void check_against_cluster(HostCheck *h) {
     const Options *o = &h->job->opt;
-    Cluster cluster;
     if (!o->cluster) return;
-    cluster_open(&cluster, o->cluster, &h->job->mesh, o->threads, h->job->transport->name);
     for (int a = 0; a < h->num_axes; a++) {
         const AxisRate *r = &h->axes[a];
         for (int c = ALL_GATHER; c <= REDUCE_SCATTER; c++) {
             int last = r->sizes - 1;
-            double expected = collective_seconds(&cluster.collectives[r->axis][c], r->bytes[last]);
+            double expected = collective_seconds(&h->cluster.collectives[r->axis][c], r->bytes[last]);
             double factor = r->seconds[c][last] / expected;
             printf("%s over %s: %.3g s for %.3g MB per rank, %.2f times what %s expects\n", collective_names[c],
                    axis_names[r->axis], r->seconds[c][last], r->bytes[last] / 1e6, factor, o->cluster);
@@ -310,7 +327,6 @@ static void check_against_cluster(HostCheck *h) {
                         collective_names[c], axis_names[r->axis], factor, o->cluster);
         }
     }
-    cluster_close(&cluster);
 }
 
 #endif

@@ -10,7 +10,8 @@
 #include "../llama3.h"        // defines: Llama3Config
 #include "cluster.h"          // defines: rated_ops, RATED_OPS
 
-/* All-gathers `send` (bytes) of all ranks into `recv` (world, bytes), and sleeps while it waits. */
+/* All-gathers `send` (bytes) of all ranks into `recv` (world, bytes), and sleeps while it waits. After --timeout it waits
+ * without sleeping, as long as start-up may take, and then names who is to blame. */
 static void quiet_all_gather(Comm *comm, const char *what, const void *send, void *recv, size_t bytes) {
     Request r = ZERO;
     double start = seconds_now();
@@ -20,7 +21,7 @@ static void quiet_all_gather(Comm *comm, const char *what, const void *send, voi
         comm_alive(comm);
         comm_progress(comm);
     }
-    comm_wait(comm, &r); // beyond the limit it names who is to blame
+    comm_wait(comm, &r);
     request_close(&r);
 }
 
@@ -154,12 +155,11 @@ static RankRates measure_ops(Device *dev, const Llama3Config *c) {
     return rates;
 }
 
-/* FLOP/s of all ranks of a host together, by one op; rates (world). */
-static double flops_of_host(const RankRates *rates, int world, int host, int op) {
-    double sum = 0;
-    for (int i = 0; i < world; i++)
-        if (host_index(i) == host) sum += rates[i].ops[op].flops / rates[i].ops[op].seconds;
-    return sum;
+/* FLOP/s of all ranks of each host together, (hosts), by one op; rates (world). The caller frees it. */
+static double *flops_of_hosts(const RankRates *rates, int world, int op) {
+    double *sums = new_array(double, run_hosts.count);
+    for (int i = 0; i < world; i++) sums[host_index(i)] += rates[i].ops[op].flops / rates[i].ops[op].seconds;
+    return sums;
 }
 
 /* Measures the hosts for which `due` is set: the ranks of a host together, and few hosts one after the other. */
@@ -175,14 +175,14 @@ static void measure_due_hosts(Comm *comm, const Llama3Config *c, const char *due
 
 /* Marks in due (hosts) the hosts that look slow. Returns whether there are any. */
 static int hosts_that_look_slow(const RankRates *all, int world, char *due) {
-    double fastest = 0;
+    double fastest = 0, *flops = flops_of_hosts(all, world, 0);
     int some = 0;
-    for (int i = 0; i < run_hosts.count; i++)
-        fastest = fmax(fastest, flops_of_host(all, world, i, 0) / run_hosts.hosts[i].ranks);
+    for (int i = 0; i < run_hosts.count; i++) fastest = fmax(fastest, flops[i] / run_hosts.hosts[i].ranks);
     for (int i = 0; i < run_hosts.count; i++) {
-        due[i] = flops_of_host(all, world, i, 0) / run_hosts.hosts[i].ranks < 0.75 * fastest;
+        due[i] = flops[i] / run_hosts.hosts[i].ranks < 0.75 * fastest;
         some |= due[i];
     }
+    free(flops);
     return some;
 }
 
@@ -221,8 +221,8 @@ static LinkRate measure_link(Comm *comm, int peer, int first) {
     return link;
 }
 
-/* The host that `host` is measured with in a round: in count - 1 rounds (count if it is odd) each host meets every
- * other one once (the circle method of round-robin tournaments). Returns -1 if it has none in this round. */
+/* The partner of `host` in a round-robin tournament (circle method); -1: none in this round. After count - 1 rounds, or
+ * count rounds if count is odd, every pair has met once. */
 static int partner_in_round(int host, int round, int count) {
     int n = count + count % 2; // with an odd number of hosts, one has no partner
     int partner = (round - host % (n - 1) + 2 * (n - 1)) % (n - 1);
@@ -286,13 +286,13 @@ enum { MOST_SIZES = 6 };
 
 typedef struct {
     Axis axis;
-    int ranks, hosts; // in a group; on how many hosts the most spread one lies
+    int ranks, hosts; // in a group; the largest number of hosts that one group spans
     int sizes;
     double bytes[MOST_SIZES];                       // that a rank receives
     double seconds[REDUCE_SCATTER + 1][MOST_SIZES]; // of the slowest group, when all groups communicate at once
 } AxisRate;
 
-/* Seconds of a collective of the slowest rank, the best of several. */
+/* Repeats a collective and returns the shortest time in seconds. The time of a repetition is that of its slowest rank. */
 static double measure_collective(Comm *comm, Axis axis, Collective collective, char *buffers, size_t part,
                                  double *all) {
     double best = INFINITY, spent = 0;
@@ -316,7 +316,7 @@ static double measure_collective(Comm *comm, Axis axis, Collective collective, c
     return best;
 }
 
-/* On how many hosts the most spread group of an axis lies. */
+/* The largest number of hosts that one group of this axis spans. */
 static int hosts_of_axis(const Mesh *m, Axis axis) {
     int most = 1;
     int *group_seen = new_array(int, run_hosts.count); // by a host: the last group with a member there + 1
@@ -339,14 +339,14 @@ static int hosts_of_axis(const Mesh *m, Axis axis) {
 enum { LARGEST_COLLECTIVE = 32 << 20 };
 
 /* Measures all-gathers and reduce-scatters over every axis with groups of several ranks: all its groups at once, as in
- * training. Returns how many axes there are. */
+ * training. NCCL has no collectives over pp, only messages. Returns how many axes were measured. */
 static int measure_axes(Comm *comm, AxisRate rates[MESH_AXES], char *buffers) {
     static const Axis axes[] = {AXIS_TP, AXIS_CP, AXIS_PP, AXIS_FSDP, AXIS_DP_REPLICATE};
     int count = 0;
     double *all = new_array(double, comm->mesh.world);
     for (int a = 0; a < (int)(sizeof axes / sizeof *axes); a++) {
         int n = comm->groups[axes[a]].size;
-        if (n == 1) continue;
+        if (n == 1 || (axes[a] == AXIS_PP && comm->transport != comm->hosts)) continue;
         AxisRate *r = &rates[count++];
         memset(r, 0, sizeof *r);
         r->axis = axes[a];

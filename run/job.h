@@ -604,7 +604,7 @@ static void job_data(Job *j) {
             checkpoint_open(&j->resume_from, o, &j->mesh, j->data.fingerprint, j->base_fingerprint, &j->config,
                             &j->table);
     }
-    if (o->eval || (o->val && j->task == DO_TRAIN))
+    if (o->eval || (o->val && (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS)))
         j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
     if (o->doc_mask) {
@@ -698,7 +698,7 @@ static void job_open(Job *j, const LaunchInfo *s) {
     int world = choose_transport(j, s->world), threads = 0; // ranks that are, or will be, threads of this process
     if (j->host_transport == &transport_threads) threads = world;
     else if (j->opt.plan) threads = j->opt.ranks;
-    if (run_hosts.count && !run_hosts.of_rank) run_hosts.hosts[0].ranks = world; // all are threads of this process
+    if (run_hosts.count && (!run_hosts.of_rank || j->host_transport == &transport_threads)) run_hosts_of_threads(world);
     j->local_rank = s->local;
     job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
     pthread_mutex_init(&j->thread_world.lock, NULL);

@@ -292,7 +292,8 @@ static void test_culprits(void) {
                    "host b with ranks 2, 3 does not answer: it is down, or all its processes have stopped, or the "
                    "network to it is cut");
     check_culprits("if all ranks wait, the network is to be looked at", -1, 0, 0, -1,
-                   "rank 2 does this; all 4 ranks are waiting: look at the network between the hosts");
+                   "rank 2 does this; none of the 4 ranks that answered keeps it from completing: look at the network "
+                   "between the hosts");
 }
 
 static void test_recording_time(void) {
