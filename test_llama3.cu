@@ -41,6 +41,13 @@ static void check(int ok, const char *name, const char *format, ...) {
 }
 #define CHECK(name, condition, ...) check((condition) != 0, name, __VA_ARGS__)
 
+static void sha256_of_file(const char *path, uint8_t out[32]) {
+    size_t len;
+    char *text = tokenizer_read_file(path, &len);
+    sha256(text, len, out);
+    free(text);
+}
+
 // ---------------------------------------------------------------------------
 // witnesses of our own: allocations (the linker wraps them), and MPI's profiling interface
 

@@ -269,13 +269,6 @@ static char *tokenizer_read_file(const char *path, size_t *len) {
     return text;
 }
 
-static void sha256_of_file(const char *path, uint8_t out[32]) {
-    size_t len;
-    char *text = tokenizer_read_file(path, &len);
-    sha256(text, len, out);
-    free(text);
-}
-
 /* Decodes n characters of base64 (RFC 4648, with padding) to `out`. Returns the number of bytes, or 0 if it is not
  * base64. */
 static size_t base64_decode(const char *p, size_t n, char *out) {
@@ -456,10 +449,11 @@ static void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) {
     }
 }
 
-static Tokenizer *tokenizer_open(const char *path) {
+/* `contents` (len): of the file `path`, which errors name. */
+static Tokenizer *tokenizer_from_text(const char *path, const char *contents, size_t len) {
     Tokenizer *t = new_array(Tokenizer, 1);
-    size_t len;
-    char *text = tokenizer_read_file(path, &len);
+    char *text = (char *)checked_malloc(len + 1); // a copy, because reading lines changes it
+    memcpy(text, contents, len);
     const char *header[NUM_HEADER_LINES]; // of Llama 3's format, which has none: what it would say
     header[HEADER_BOS] = "<|begin_of_text|>";
     header[HEADER_EOS] = "<|end_of_text|>";
@@ -484,6 +478,14 @@ static Tokenizer *tokenizer_open(const char *path) {
     t->eot = tokenizer_header_special(t, path, HEADER_EOT, header[HEADER_EOT]);
     t->split = split_open(path, HEADER_SPLIT + 1, header[HEADER_SPLIT]);
     t->vocab_size = t->n_base + t->num_special;
+    free(text);
+    return t;
+}
+
+static Tokenizer *tokenizer_open(const char *path) {
+    size_t len;
+    char *text = tokenizer_read_file(path, &len);
+    Tokenizer *t = tokenizer_from_text(path, text, len);
     free(text);
     return t;
 }

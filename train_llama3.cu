@@ -28,7 +28,8 @@
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
 #include "run/generate.h"          // defines: Candidate, sample_token
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
-#include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit, signals_install
+#include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
+#include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file
 #include "run/matmul_rate.h"       // defines: matmul_rate
@@ -874,12 +875,13 @@ int main(int argc, char **argv) {
         if (process == 0) audit(job.opt.out);
         return 0;
     }
-    int trains = job.opt.out && job.opt.data && !job.opt.plan && !job.opt.check_hosts; // and saves checkpoints
-    if (trains) signals_install_for_start(!under_mpirun());
+    int trains = job.opt.data && !job.opt.plan && !job.opt.check_hosts;
+    signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);
+    if (trains) signal(SIGPIPE, SIG_IGN); // a run does not end because nobody reads its progress any longer
     if (job.opt.check_hosts) check_hosts_limits(&job.opt);
     LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
     job_open(&job, &started);
-    if (job.opt.out && job.task == DO_TRAIN) signals_install(!under_mpirun());
+    if (job.opt.out && job.task == DO_TRAIN) signals_install(under_mpirun());
     if (job.task == DO_PLAN) {
         if (process == 0) plan_main(&job);
     } else {

@@ -376,6 +376,16 @@ static inline void comm_barrier(Comm *comm, const char *what) {
     free(ranks);
 }
 
+/* A random number of rank 0 that all ranks receive. It names files that no other run may have. */
+static inline uint64_t comm_random_name(Comm *comm, const char *what) {
+    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9));
+    uint64_t *names = new_array(uint64_t, comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, what, &name, names, sizeof name);
+    name = names[0];
+    free(names);
+    return name;
+}
+
 /* This rank's clock minus rank 0's, in seconds, and the largest error of that. The difference is bounded from both
  * sides, as in NTP: this rank's receive time minus rank 0's send time is an upper bound, this rank's send time minus
  * rank 0's receive time a lower one. Each round also carries the receive time of the round before. The best bounds of

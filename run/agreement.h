@@ -131,15 +131,12 @@ static void check_agreement(Comm *comm, const Job *j) {
 static int *gather_views_of_out(Comm *comm, const char *out) {
     char path[4096 + 64];
     int world = comm->mesh.world, *all = new_array(int, world);
-    uint64_t name = mix64((uint64_t)time(NULL) << 20 ^ (uint64_t)getpid()), *names = new_array(uint64_t, world);
-    all_gather_now(comm, AXIS_WORLD, "name of the shared file", &name, names, sizeof name);
-    snprintf(path, sizeof path, "%s/.shared-%016" PRIx64, out, names[0]);
+    snprintf(path, sizeof path, "%s/.shared-%016" PRIx64, out, comm_random_name(comm, "name of the shared file"));
     if (comm->rank == 0) fclose(logger_create(out, strrchr(path, '/') + 1));
     comm_barrier(comm, "the shared file is there");
     int sees = comm->rank != host_of_rank(comm->rank)->first_rank || !access(path, F_OK);
     all_gather_now(comm, AXIS_WORLD, "visibility of the shared file", &sees, all, sizeof sees);
     if (comm->rank == 0) unlink(path);
-    free(names);
     return all;
 }
 

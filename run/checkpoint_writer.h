@@ -10,9 +10,9 @@
 #include "after_save.h"    // defines: AfterSave
 #include "checkpoint.h"    // defines: Checkpoint, Progress, trainer_text
 #include "sharded_state.h" // defines: fsdp_gather_state, fsdp_release_state
+#include "signals.h"       // defines: end_signals
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -22,12 +22,13 @@ typedef struct CheckpointWriter {
     const Options *opt;
     const Checkpoint *resume_from; // the run resumed from it; dir "": a new run
     uint64_t base_fingerprint;     // of the frozen model beneath the adapters
-    const char *tokenizer;         // a file that is copied next to the weights; NULL: none
-    const TensorTable *whole;      // all tensors of the model, in the order of the files
-    TensorTable *parts;            // (pp, tp) the tables of the ranks that have different parts of the model
-    float *gathered; // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
-                     // NULL: the model is not split
-    Request relay;   // of `gathered`, from one pipeline stage to the next
+    const char *tokenizer; // (tokenizer_length) text of the file that is written next to the weights; NULL: none
+    size_t tokenizer_length;
+    const TensorTable *whole; // all tensors of the model, in the order of the files
+    TensorTable *parts;       // (pp, tp) the tables of the ranks that have different parts of the model
+    float *gathered;          // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
+                              // NULL: the model is not split
+    Request relay;            // of `gathered`, from one pipeline stage to the next
     OutputFiles checkpoint, exported;
     AfterSave after_save; // rank 0 runs its commands
     char *buffers;        // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
@@ -35,8 +36,7 @@ typedef struct CheckpointWriter {
     uint32_t *sums; // (chunks of this rank) their CRC-32; chunk i of all files belongs to rank i mod world
     // the files that are being written
     const OutputFiles *files; // NULL: none
-    char dir[4096];
-    const char *suffix; // of the files' names until they are complete
+    char dir[4096 + 64];      // gets its final name when all files are complete
     Progress progress;
     double start, paused;         // when the write began; seconds for which it stopped training
     int64_t own, filled, written; // chunks of this rank: all, filled so far, written so far
@@ -138,17 +138,17 @@ static void checkpoint_writer_close(CheckpointWriter *w) {
 // ---------------------------------------------------------------------------
 // the thread that writes this rank's chunks. It makes no call of the transport
 
-static void output_path(const CheckpointWriter *w, char *path, size_t size, int file, const char *suffix) {
-    snprintf(path, size, "%s/%s%s", w->dir, w->files->files[file].name, suffix);
+static void output_path(const CheckpointWriter *w, char *path, size_t size, int file) {
+    snprintf(path, size, "%s/%s", w->dir, w->files->files[file].name);
 }
 
-/* Ends the run with an error. A checkpoint's files are truncated first, so that they free the disk; their names stay
- * until the next run, because other ranks may be about to open them. */
+/* Ends the run with an error. The files are truncated first, so that they free the disk; their names stay until the next
+ * run, because other ranks may be about to open them. */
 static void write_failed(const CheckpointWriter *w, const char *what, const char *path, int reason) {
-    char name[4096 + 128];
+    char name[4096 + 256];
     int is_checkpoint = w->files == &w->checkpoint;
-    for (int i = 0; is_checkpoint && i < w->files->num_files; i++) {
-        output_path(w, name, sizeof name, i, w->suffix);
+    for (int i = 0; i < w->files->num_files; i++) {
+        output_path(w, name, sizeof name, i);
         if (truncate(name, 0)) continue; // it was not created yet
     }
     user_error("cannot %s %s: %s%s", what, path, strerror(reason),
@@ -199,9 +199,9 @@ static int open_output(const CheckpointWriter *w, const char *path) {
 static void write_file(CheckpointWriter *w, int number) {
     const OutputFile *file = &w->files->files[number];
     int64_t chunk = first_own_chunk(w, file);
-    char path[4096 + 128];
+    char path[4096 + 256];
     if (chunk >= file->chunks) return;
-    output_path(w, path, sizeof path, number, w->suffix);
+    output_path(w, path, sizeof path, number);
     int fd = open_output(w, path);
     for (; chunk < file->chunks; chunk += w->fsdp->comm->mesh.world) {
         int64_t i = w->written, bytes = chunk_length(chunk, file->bytes);
@@ -409,27 +409,24 @@ static void put_files(CheckpointWriter *w) {
 
 /* Rank 0 creates the files in their final size, so that a full disk is noticed at once. */
 static void create_files(CheckpointWriter *w) {
-    char path[4096 + 128];
-    if (w->files == &w->checkpoint && mkdir(w->dir, 0777))
-        user_error("cannot create %s: %s; the previous checkpoint is intact", w->dir, strerror(errno));
+    char path[4096 + 256];
+    if (mkdir(w->dir, 0777)) write_failed(w, "create", w->dir, errno);
     for (int i = 0; i < w->files->num_files; i++) {
-        output_path(w, path, sizeof path, i, w->suffix);
-        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), failed = fd < 0;
+        output_path(w, path, sizeof path, i);
+        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), failed = fd < 0;
 #ifdef __linux__
-        failed = failed || (fallocate(fd, 0, 0, w->files->files[i].bytes) && errno != EOPNOTSUPP && errno != ENOSYS);
+        failed = failed || (fallocate(fd, 0, 0, w->files->files[i].bytes) && !is_unsupported(errno));
 #endif
         if (failed || ftruncate(fd, w->files->files[i].bytes)) write_failed(w, "create", path, errno);
         close(fd);
     }
 }
 
-/* Starts to write `files` into w->dir, under names that end with `suffix`. Returns when all chunks
- * of this rank have been filled. If there are fewer buffers than chunks, at most `num_buffers` chunks are then still to
- * be written. */
-static void write_start(CheckpointWriter *w, const OutputFiles *files, const char *suffix) {
+/* Starts to write `files` into the new directory w->dir. Returns when all chunks of this rank have been filled. If there
+ * are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
+static void write_start(CheckpointWriter *w, const OutputFiles *files) {
     Comm *comm = w->fsdp->comm;
     w->files = files;
-    w->suffix = suffix;
     w->own = files->chunks / comm->mesh.world + (comm->rank < files->chunks % comm->mesh.world);
     w->filled = 0;
     w->written = 0;
@@ -469,8 +466,9 @@ static void write_companions(CheckpointWriter *w, Companions *c) {
     }
     if (w->tokenizer) {
         file = companion_add(c, "tokenizer.model");
-        file->text = read_file(w->tokenizer, &file->length);
-        if (!file->text) user_error("cannot read the tokenizer %s: %s", w->tokenizer, strerror(errno));
+        file->text = (char *)checked_malloc(w->tokenizer_length);
+        file->length = w->tokenizer_length;
+        memcpy(file->text, w->tokenizer, file->length);
     }
     for (int i = 0; i < c->count; i++) write_new_file(w->dir, c->files[i].name, c->files[i].text, c->files[i].length);
 }
@@ -550,17 +548,6 @@ static void checkpoint_commit(CheckpointWriter *w) {
     comm_phase(comm, before);
 }
 
-/* Names the directory in which the checkpoint is written, by a random number of rank 0. */
-static void name_directory(CheckpointWriter *w) {
-    Comm *comm = w->fsdp->comm;
-    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9));
-    uint64_t *names = (uint64_t *)checked_malloc(sizeof name * (size_t)comm->mesh.world);
-    all_gather_now(comm, AXIS_WORLD, "saving: name", &name, names, sizeof name);
-    snprintf(w->dir, sizeof w->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, w->opt->out, STEP_DIGITS,
-             w->progress.step, names[0]);
-    free(names);
-}
-
 /* Saves the state of all ranks. With --save-mode async it returns when the state is copied; a later checkpoint_commit
  * of all ranks makes it a checkpoint. */
 static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
@@ -571,50 +558,16 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
     w->start = seconds_now();
     w->saved_step = at->step;
     if (w->fsdp->fingerprints) fsdp_check_replicas(w->fsdp, at->step); // the files mix chunks of all replicas
-    name_directory(w);
-    write_start(w, &w->checkpoint, "");
+    snprintf(w->dir, sizeof w->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, w->opt->out, STEP_DIGITS, at->step,
+             comm_random_name(comm, "saving: name"));
+    write_start(w, &w->checkpoint);
     w->paused = seconds_now() - w->start;
     if (strcmp(w->opt->save_mode, "async")) checkpoint_commit(w);
     comm_phase(comm, before);
 }
 
 // ---------------------------------------------------------------------------
-// signals: SIGUSR1 saves a checkpoint; SIGUSR2 and SIGTERM (not under mpirun) save one and end the run. Ranks tell each
-// other in the step report, so that all save after the same step
-
-enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
-enum { EXIT_ENDED_EARLY = 75 }; // EX_TEMPFAIL of sysexits.h: the same command can be run again, with --resume
-static volatile sig_atomic_t save_signals, end_signals; // received by this process so far
-
-static void signal_count(int number) {
-    int failed = own_heartbeat.table ? own_heartbeat.table->said : 0;
-    if (failed) _exit(failed); // a failure was reported, and now the monitor or the launcher ends this process
-    if (number == SIGUSR1) save_signals = save_signals + 1;
-    else end_signals = end_signals + 1;
-}
-
-static void signals_handle(void (*handler)(int), int handle_sigterm) {
-    struct sigaction action = ZERO;
-    action.sa_handler = handler;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGUSR1, &action, NULL);
-    sigaction(SIGUSR2, &action, NULL);
-    if (handle_sigterm) sigaction(SIGTERM, &action, NULL);
-}
-
-/* Before training there is nothing to save: a signal that asks for the end ends the process at once. */
-static void signal_ends_start(int signal_number) {
-    signal_count(signal_number);
-    if (!end_signals) return;
-    if (own_heartbeat.record) own_heartbeat.record->told_to_end = signal_number;
-    _exit(EXIT_ENDED_EARLY);
-}
-static void signals_install_for_start(int handle_sigterm) { signals_handle(signal_ends_start, handle_sigterm); }
-
-static void signals_install(int handle_sigterm) {
-    signals_handle(signal_count, handle_sigterm);
-    signal(SIGXFSZ, SIG_IGN); // a file that exceeds the size limit is an error like any other
-}
+// the end of the run
 
 /* At the end of the run: waits for the last commands of --after-save, or until a signal asks rank 0 for the end once
  * more. All ranks wait, since a launcher ends the others when one of them exits with 75, and meet ten times a second,

@@ -1,7 +1,7 @@
 /* export.h: writes the model, or its adapters, as a Hugging Face directory.
  *
  * A caller may rely on: export_check refuses an unusable directory before training starts; nothing that exists is
- * overwritten; files appear under their names when all of them are on the disk.
+ * overwritten; the directory appears under its name, by one rename, when all of it is on disk.
  */
 #ifndef EXPORT_H
 #define EXPORT_H
@@ -27,48 +27,74 @@ static void export_files(OutputFiles *files, const TensorTable *whole, const Opt
                      adapters_only ? adapters_stem : "model", STATE_MASTER, STATE_MASTER);
 }
 
-/* Refuses an unusable directory before training starts, so that neither its result nor an existing file is lost. */
-static void export_check(const char *dir, const TensorTable *table, const Options *o) {
-    static const char *const names[] = {"model.safetensors",
-                                        "model.safetensors.index.json",
-                                        "adapter_model.safetensors",
-                                        "adapter_config.json",
-                                        "config.json",
-                                        "tokenizer.model"};
-    enum { NAMES = sizeof names / sizeof names[0] };
-    char path[4096 + 128];
-    OutputFiles files = ZERO;
-    int failed = make_directories(dir);
-    if (failed) user_error("cannot create the directory --export %s: %s", dir, strerror(failed));
-    export_files(&files, table, o);
-    for (int i = 0; i < NAMES + files.num_files; i++) {
-        snprintf(path, sizeof path, "%s/%s", dir, i < NAMES ? names[i] : files.files[i - NAMES].name);
-        if (!access(path, F_OK))
-            user_error("%s exists already: choose another --export directory, or remove the file first", path);
-    }
-    output_files_close(&files);
-    if (access(dir, W_OK)) user_error("cannot write to --export %s: %s", dir, strerror(errno));
+/* The directory that receives DIR of --export: DIR itself if it exists (links are followed), else its path without
+ * slashes at its end. */
+static void export_path(char *path, size_t size, const char *dir) {
+    char real[PATH_MAX];
+    snprintf(path, size, "%s", realpath(dir, real) ? real : dir);
+    for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = 0;
 }
 
-/* Writes the weights, config.json and, if there is one, the tokenizer. Weights are renamed when all are on disk. */
+static void export_parent(char *parent, size_t size, const char *path) {
+    const char *slash = strrchr(path, '/');
+    if (!slash) snprintf(parent, size, ".");
+    else snprintf(parent, size, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
+/* The name of an entry of a directory; "" if it is empty. */
+static void first_entry(char *name, size_t size, const char *dir) {
+    DIR *d = opendir(dir);
+    name[0] = 0;
+    for (struct dirent *item = d ? readdir(d) : NULL; item && !name[0]; item = readdir(d))
+        if (strcmp(item->d_name, ".") && strcmp(item->d_name, "..")) snprintf(name, size, "%s", item->d_name);
+    if (d) closedir(d);
+}
+
+/* Refuses an unusable directory before training starts, so that its result is not lost. */
+static void export_check(const char *dir) {
+    char path[4096], parent[4096], name[300];
+    struct stat info, above;
+    export_path(path, sizeof path, dir);
+    export_parent(parent, sizeof parent, path);
+    int failed = make_directories(parent);
+    if (failed) user_error("cannot create the directory --export %s: %s", dir, strerror(failed));
+    if (access(parent, W_OK))
+        user_error("cannot write to %s, where --export %s belongs: %s", parent, dir, strerror(errno));
+    if (lstat(path, &info)) return;
+    if (!S_ISDIR(info.st_mode))
+        user_error("--export %s exists already and is not a directory: choose another name", dir);
+    first_entry(name, sizeof name, path);
+    if (name[0])
+        user_error("%s/%s exists already: give a new or an empty directory to --export, or remove what is in this one",
+                   dir, name);
+    if (stat(parent, &above) || info.st_dev != above.st_dev)
+        user_error("--export %s is the root of a file system, which cannot be replaced by the complete model: give a "
+                   "new directory in it, %s/model for example",
+                   dir, dir);
+}
+
+/* Writes the weights, config.json and, if there is one, the tokenizer into a new directory, which gets the name of
+ * --export when all of it is on disk. */
 static void model_export(CheckpointWriter *w) {
     Comm *comm = w->fsdp->comm;
+    const char *dir = w->opt->export_dir;
+    char path[4096], parent[4096];
     Phase before = comm_phase(comm, PHASE_SAVING);
-    snprintf(w->dir, sizeof w->dir, "%s", w->opt->export_dir);
-    write_start(w, &w->exported, ".part");
+    export_path(path, sizeof path, dir);
+    export_parent(parent, sizeof parent, path);
+    snprintf(w->dir, sizeof w->dir, "%s.part-%016" PRIx64, path, comm_random_name(comm, "export: name"));
+    write_start(w, &w->exported);
     write_finish(w);
-    for (int i = 0; i < w->files->num_files && comm->rank == 0; i++) {
-        char path[4096 + 128], temporary[4096 + 128];
-        output_path(w, path, sizeof path, i, "");
-        output_path(w, temporary, sizeof temporary, i, w->suffix);
-        if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
-    }
-    Companions companions = ZERO;
     if (comm->rank == 0) {
+        Companions companions;
         write_companions(w, &companions);
+        companions_free(&companions);
         sync_directory(w->dir);
+        if (rename(w->dir, path)) // replaces an empty directory, and nothing else
+            user_error("cannot rename %s, which holds the complete model, to --export %s: %s; rename it yourself",
+                       w->dir, dir, strerror(errno));
+        sync_directory(parent);
     }
-    companions_free(&companions);
     w->files = NULL;
     comm_barrier(comm, "export: done");
     comm_phase(comm, before);

@@ -38,8 +38,10 @@ typedef struct {
     int local_rank, local_ranks;          // this process among those of its host; ranks on this host
     double available_memory;              // bytes free on a rank's device before any rank allocates
     char tokenizer_path[4096];            // "": no tokenizer found
-    Tokenizer *tokenizer;                 // NULL: not needed
-    int32_t *prompt;                      // (prompt_length) token ids of --generate
+    char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
+    size_t tokenizer_length;
+    Tokenizer *tokenizer; // NULL: not needed
+    int32_t *prompt;      // (prompt_length) token ids of --generate
     size_t prompt_length;
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
@@ -171,8 +173,8 @@ static void job_find_tokenizer(Job *j) {
 /* The dataset's files must carry the fingerprint of this tokenizer. */
 static void check_tokenizer_of(const Job *j, const Dataset *d) {
     uint8_t fingerprint[32];
-    if (!j->tokenizer_path[0] || !d->num_files) return;
-    sha256_of_file(j->tokenizer_path, fingerprint);
+    if (!j->tokenizer_text || !d->num_files) return;
+    sha256(j->tokenizer_text, j->tokenizer_length, fingerprint);
     for (int i = 0; i < d->num_files; i++)
         if (memcmp(fingerprint, d->files[i].header.tokenizer, 32))
             user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer, or "
@@ -187,7 +189,7 @@ static void job_read_tokenizer(Job *j, const char *option) {
     if (!j->tokenizer_path[0])
         user_error("%s needs a tokenizer, and there is no tokenizer.model next to %s: give one with --tokenizer FILE",
                    option, data ? data : o->model);
-    j->tokenizer = tokenizer_open(j->tokenizer_path);
+    j->tokenizer = tokenizer_from_text(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length);
     if (j->tokenizer->vocab_size > j->config.V)
         user_error("%s has %d tokens, but the model's vocabulary has %d: give the model's own tokenizer with "
                    "--tokenizer FILE",
@@ -591,6 +593,8 @@ static void job_weights(Job *j) {
 static void job_data(Job *j) {
     const Options *o = &j->opt;
     job_find_tokenizer(j);
+    if (j->tokenizer_path[0]) // read once: the run must not depend on a file that may change while it trains
+        j->tokenizer_text = tokenizer_read_file(j->tokenizer_path, &j->tokenizer_length);
     if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) {
         j->data = dataset_open(o->data, o->seq, j->config.V, 0);
         int64_t per_step = samples_per_step(o, &j->mesh);
@@ -642,8 +646,7 @@ static void job_check_outputs(Job *j) {
         j->out_lock = out_directory_open(j->opt.out, j->resume_from.dir, j->resume_from.progress.step, !!j->opt.resume,
                                          j->opt.keep);
     if (j->opt.trace) trace_check(j->opt.trace);
-    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT))
-        export_check(j->opt.export_dir, &j->table, &j->opt);
+    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
 }
 
 // ---------------------------------------------------------------------------
@@ -712,6 +715,7 @@ static void job_close(Job *j) {
     checkpoint_close(&j->resume_from);
     if (j->out_lock > 0) close(j->out_lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);
+    free(j->tokenizer_text);
     thread_world_close(&j->thread_world);
     table_close(&j->table);
     free(j->prompt);

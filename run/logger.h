@@ -179,8 +179,7 @@ static void logger_ranks(const Logger *l) {
 static void logger_close(Logger *l) {
     if (l->parallel->mesh.world > 1 && l->steps) logger_ranks(l);
     free(l->ranks);
-    if (l->metrics && (fclose(l->metrics) || fclose(l->consumed)))
-        logger_failed(l);
+    if (l->metrics && (fclose(l->metrics) || fclose(l->consumed))) logger_failed(l);
 }
 
 // ---------------------------------------------------------------------------

@@ -168,7 +168,7 @@ static const OptionRow option_rows[] = {
          "directory for checkpoints, metrics.jsonl, samples.jsonl, config.txt, layout.json, plan.json and ledger.json"),
     INT("save-every", save_every, 0, 1 << 30, "N", "0",
         "save a checkpoint every N steps and after the last one; 0: only after the last one; SIGUSR1 saves one too, "
-        "SIGUSR2 and SIGTERM save one and end the run with exit code 75"),
+        "SIGUSR2, SIGTERM, SIGINT (Ctrl-C) and SIGHUP save one and end the run with exit code 75"),
     TEXT("save-mode", save_mode, "sync|async", "sync",
          "async: copy the state to memory, which the plan includes, and write it while training continues"),
     INT("keep", keep, 0, 1 << 30, "K", "0", "keep the newest K checkpoints and remove older ones; 0: keep all"),

@@ -1,7 +1,8 @@
 /* out_dir.h: the directory of --out, and file operations that survive a crash.
  *
  * A caller may rely on: one run at a time owns --out; a file or directory that these functions create is on disk when
- * they return; files of other runs are never overwritten.
+ * they return; files of other runs are never overwritten. On a file system that lacks locks, symbolic links or syncing
+ * directories, a note says which of this no longer holds.
  */
 #ifndef OUT_DIR_H
 #define OUT_DIR_H
@@ -31,11 +32,39 @@ static void write_all(int fd, const char *path, const void *data, size_t n, int6
     if (failed) user_error("cannot write %s: %s", path, strerror(failed));
 }
 
-/* Makes the names of the files in a directory durable. */
-static void sync_directory(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || fsync(fd)) user_error("cannot sync the directory %s to disk: %s", path, strerror(errno));
+/* Does this errno say that the file system lacks an operation, and not that the operation failed? */
+static int is_unsupported(int error) {
+    return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == ENOTTY || error == EPERM;
+}
+
+/* Makes the names of the files in a directory durable. Returns 0 or errno. */
+static int sync_names(const char *path) {
+    static int noted;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), failed = 0;
+    if (fd < 0) return errno;
+    if (fsync(fd)) failed = errno;
     close(fd);
+    if (!is_unsupported(failed)) return failed;
+    if (!noted)
+        fprintf(stderr,
+                "note: the file system of %s cannot sync directories (%s): a loss of power may take the "
+                "newest files with it\n",
+                path, strerror(failed));
+    noted = 1;
+    return 0;
+}
+
+static void sync_directory(const char *path) {
+    int failed = sync_names(path);
+    if (failed) user_error("cannot sync the directory %s to disk: %s", path, strerror(failed));
+}
+
+/* Gives a complete file its name, unless a file of that name has appeared meanwhile. Returns 0 or errno. */
+static int publish_file(const char *temporary, const char *path) {
+    if (!link(temporary, path)) return unlink(temporary) ? errno : 0;
+    if (!is_unsupported(errno)) return errno;
+    if (!access(path, F_OK)) return EEXIST; // a file system without hard links: another program has an instant here
+    return rename(temporary, path) ? errno : 0;
 }
 
 /* Creates a small file that must not exist yet, and waits until it is on disk. */
@@ -57,10 +86,8 @@ static int make_directories(const char *path) {
         part[i] = 0;
         if (mkdir(part, 0777) == 0) {
             strcpy(part + i, "/..");
-            int parent = open(part, O_RDONLY | O_DIRECTORY | O_CLOEXEC); // may fail for another user's directory
-            int failed = parent >= 0 && fsync(parent) ? errno : 0;
-            if (parent >= 0) close(parent);
-            if (failed) return failed;
+            int failed = sync_names(part);
+            if (failed && failed != EACCES) return failed; // another user's directory cannot be opened
         } else if (errno != EEXIST) return errno;
     }
     struct stat info;
@@ -88,24 +115,30 @@ static void remove_directory(const char *dir) {
 #define DELETING ".deleting-"
 enum { STEP_DIGITS = 8 };
 
-/* The step in a checkpoint's name, step-NNNNNNNN; -1 for any other name. */
+/* The step in a checkpoint's name, step-NNNNNNNN; -1 for any other name. Only names of more than eight digits begin with
+ * another digit than 0. */
 static int64_t step_from_name(const char *name) {
+    if (strncmp(name, "step-", 5)) return -1;
     size_t digits = strlen(name) - 5;
-    if (strncmp(name, "step-", 5) || digits < STEP_DIGITS || digits > 15 || strspn(name + 5, "0123456789") != digits)
-        return -1;
+    int is_longer = digits > STEP_DIGITS && name[5] == '0';
+    if (digits < STEP_DIGITS || digits > 15 || is_longer || strspn(name + 5, "0123456789") != digits) return -1;
     return strtoll(name + 5, NULL, 10);
 }
 static void checkpoint_path(char *path, size_t size, const char *out, int64_t step) {
     snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step);
 }
 
-/* The step of the newest checkpoint in `out` before step `below`, or -1. */
+/* The step of the newest checkpoint in `out` before step `below`, or -1. A directory without trainer.json, which a
+ * checkpoint has from its first moment on, is none. */
 static int64_t newest_checkpoint(const char *out, int64_t below) {
+    char path[4096 + 300];
     int64_t newest = -1;
     DIR *d = opendir(out);
     for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         int64_t step = step_from_name(item->d_name);
-        if (step < below) newest = max_i64(newest, step);
+        if (step >= below || step <= newest) continue;
+        snprintf(path, sizeof path, "%s/%s/trainer.json", out, item->d_name);
+        if (!access(path, F_OK)) newest = step;
     }
     if (d) closedir(d);
     return newest;
@@ -119,9 +152,33 @@ static void update_latest_link(const char *out, int64_t step) {
     snprintf(fresh, sizeof fresh, "%s/" SAVING "latest", out);
     if (readlink(link, now, sizeof now - 1) > 0 && !strcmp(now, target)) return;
     unlink(fresh);
-    if (symlink(target, fresh) || rename(fresh, link))
-        user_error("cannot create the link %s: %s", link, strerror(errno));
+    int failed = symlink(target, fresh) ? errno : 0;
+    if (is_unsupported(failed)) {
+        static int noted;
+        if (!noted)
+            fprintf(stderr,
+                    "note: the file system of %s has no symbolic links (%s), so there is no %s; --resume auto "
+                    "finds the newest checkpoint without it\n",
+                    out, strerror(failed), link);
+        noted = 1;
+        return;
+    }
+    if (failed || rename(fresh, link))
+        user_error("cannot create the link %s: %s", link, strerror(failed ? failed : errno));
     sync_directory(out);
+}
+
+/* Is it the name of a checkpoint that is being written or removed? Others that begin alike may be the user's. */
+static int is_leftover(const char *name) {
+    static const char digits[] = "0123456789", hexadecimal[] = "0123456789abcdef";
+    if (!strcmp(name, SAVING "latest")) return 1;
+    if (!strncmp(name, DELETING, strlen(DELETING))) {
+        const char *step = name + strlen(DELETING);
+        return *step && !step[strspn(step, digits)];
+    }
+    if (strncmp(name, SAVING "step-", strlen(SAVING "step-"))) return 0;
+    const char *step = name + strlen(SAVING "step-"), *random = step + strspn(step, digits);
+    return random > step && *random == '-' && strspn(random + 1, hexadecimal) == 16 && !random[17];
 }
 
 /* Removes checkpoints that a crashed run was writing or removing. */
@@ -129,8 +186,7 @@ static void remove_leftovers(const char *out) {
     char path[4096 + 300];
     DIR *d = opendir(out);
     for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
-        if (strncmp(item->d_name, SAVING, strlen(SAVING)) && strncmp(item->d_name, DELETING, strlen(DELETING)))
-            continue;
+        if (!is_leftover(item->d_name)) continue;
         snprintf(path, sizeof path, "%s/%s", out, item->d_name);
         if (unlink(path)) remove_directory(path);
     }
@@ -180,17 +236,25 @@ static int out_directory_lock(const char *out) {
     snprintf(path, sizeof path, "%s/lock", out);
     int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (lock < 0) user_error("cannot write to --out %s: %s", out, strerror(errno));
-    if (flock(lock, LOCK_EX | LOCK_NB))
+    if (!flock(lock, LOCK_EX | LOCK_NB)) return lock;
+    if (errno == EWOULDBLOCK)
         user_error("--out %s is in use: another run holds %s; choose another directory, or wait until that run ends",
                    out, path);
+    if (!is_unsupported(errno) && errno != ENOLCK) user_error("cannot lock %s: %s", path, strerror(errno));
+    fprintf(stderr, "note: the file system of --out %s has no locks (%s): make sure that no other run writes there\n",
+            out, strerror(errno));
     return lock;
 }
 
-/* The name of a file that shows that a run has used `out`; NULL: there is none. */
+/* The name of a file that shows that a run has used `out`; NULL: there is none. A run that failed before its first step
+ * leaves an empty metrics.jsonl, and does not count. */
 static const char *find_run_file(const char *out) {
     static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "config.txt",
                                         "layout.json",   "plan.json",     "ledger.json"};
     char path[4096];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", out);
+    if (!stat(path, &info) && !info.st_size) return NULL;
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
         snprintf(path, sizeof path, "%s/%s", out, names[i]);
         if (!access(path, F_OK)) return names[i];

@@ -102,10 +102,10 @@ static void trace_write(Comm *comm, const char *path) {
     device_synchronize_all(dev);                                 // so that the last ops have their times
     dev->max_events = min_i64(dev->max_events, dev->num_events); // the timeline ends before its own collectives
     size_t length;
-    char *text = trace_text(comm, &length), temporary[4096 + 16];
+    char *text = trace_text(comm, &length), temporary[4096 + 32];
     int64_t offset = trace_offset(comm, (int64_t)length);
-    snprintf(temporary, sizeof temporary, "%s.part", path);
-    int fd = comm->rank == 0 ? open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    snprintf(temporary, sizeof temporary, "%s.part-%016" PRIx64, path, comm_random_name(comm, "trace: name"));
+    int fd = comm->rank == 0 ? open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
     if (comm->rank == 0 && fd < 0) user_error("cannot create %s: %s", temporary, strerror(errno));
     comm_barrier(comm, "trace: file created");
     if (comm->rank) fd = open(temporary, O_WRONLY | O_CLOEXEC);
@@ -115,7 +115,10 @@ static void trace_write(Comm *comm, const char *path) {
     write_all(fd, temporary, text, length, offset);
     if (close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
     comm_barrier(comm, "trace: parts written");
-    if (comm->rank == 0 && rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
+    int failed = comm->rank == 0 ? publish_file(temporary, path) : 0;
+    if (failed)
+        user_error("cannot rename %s, which holds the complete timeline, to --trace %s: %s; rename it yourself",
+                   temporary, path, strerror(failed));
     comm_barrier(comm, "trace: done");
     comm_phase(comm, before);
     free(text);

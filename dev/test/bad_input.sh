@@ -587,8 +587,8 @@ outputs() {
     everywhere "--out that holds a run" "--out holds already holds a run" "${train[@]}" --out holds
     bad "--out that holds a plan and a layout" "half" "${train[@]}" --out half
     bad "--plan --out that holds a plan" "half" --plan --out half
-    everywhere "--export onto a model" "model.safetensors exists" "${train[@]}" --export trained
-    bad "--export of a model onto itself" "model.safetensors exists" --model trained --export trained
+    everywhere "--export onto a model" "trained/.* exists already" "${train[@]}" --export trained
+    bad "--export of a model onto itself" "trained/.* exists already" --model trained --export trained
     bad "--export onto a config.json" "half" "${train[@]}" --export half
     bad "--export onto a model in several files" "index" "${train[@]}" --export index
     bad "--export below a file" "cannot create the directory --export good/train.tok/where" "${train[@]}" --export \

@@ -149,6 +149,7 @@ run_test() {
     beside "token files" dev/test/tokenize.sh
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
+    suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
     suite "planted faults" dev/test/faults.sh
 }
 
@@ -176,6 +177,7 @@ run_all() {
     beside "token files" "dev/test/tokenize.sh all"
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
+    suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
     if dev/test/hosts.sh --possible; then suite "several hosts" dev/test/hosts.sh; fi
     suite "planted faults" dev/test/faults.sh all
     suite "checkpoints of more layouts, fp32" $test checkpoints-all

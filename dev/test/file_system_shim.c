@@ -1,0 +1,65 @@
+/* file_system_shim.c: a file system that lacks what WITHOUT lists, for dev/test/hard_places.sh.
+ *
+ * As a library (cc -shared -fPIC), preloaded into the program. WITHOUT is a list of words: flock, symlink, dirsync,
+ * fallocate, direct (O_DIRECT), hardlink, or whole (each write ends after half of its bytes).
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int lacks(const char *word) {
+    const char *list = getenv("WITHOUT");
+    return list && strstr(list, word) != NULL;
+}
+
+static int refuse(int error) {
+    errno = error;
+    return -1;
+}
+
+int flock(int fd, int operation) {
+    if (lacks("flock")) return refuse(ENOSYS);
+    return (int)syscall(SYS_flock, fd, operation);
+}
+
+int symlink(const char *target, const char *path) {
+    if (lacks("symlink")) return refuse(EPERM);
+    return (int)syscall(SYS_symlinkat, target, AT_FDCWD, path);
+}
+
+int link(const char *from, const char *to) {
+    if (lacks("hardlink")) return refuse(EPERM);
+    return (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int fsync(int fd) {
+    struct stat info;
+    if (lacks("dirsync") && !fstat(fd, &info) && S_ISDIR(info.st_mode)) return refuse(EINVAL);
+    return (int)syscall(SYS_fsync, fd);
+}
+
+int fallocate(int fd, int mode, off_t from, off_t bytes) {
+    if (lacks("fallocate")) return refuse(EOPNOTSUPP);
+    return (int)syscall(SYS_fallocate, fd, mode, from, bytes);
+}
+
+int open(const char *path, int flags, ...) {
+    va_list arguments;
+    va_start(arguments, flags);
+    int mode = flags & O_CREAT ? va_arg(arguments, int) : 0;
+    va_end(arguments);
+    if (flags & O_DIRECT && lacks("direct")) return refuse(EINVAL);
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+ssize_t pwrite(int fd, const void *bytes, size_t count, off_t at) {
+    if (lacks("whole") && count > 1) count /= 2;
+    return syscall(SYS_pwrite64, fd, bytes, count, at);
+}

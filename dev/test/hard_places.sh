@@ -1,0 +1,227 @@
+#!/usr/bin/env bash
+# hard_places.sh [PROGRAM]: runs on shared machines, odd file systems and in hostile folders keep what they promise, or
+# say in one line what does not hold. Each check names the failure that it prevents.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
+program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+top=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit
+export LC_ALL=C OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+prepare() {
+    "$top/dev/test/sample_text.sh" sample
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample >said 2>&1 || {
+        cat said
+        fail "the data" "dev/data/text.sh refuses the text of dev/test/sample_text.sh"
+        exit 1
+    }
+    mkdir model
+    cat >model/config.json <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "intermediate_size": 160, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
+END
+    train=("$program" --model model --data text/train.tok --seq 32 --batch 1 --threads 1 --min-lr 0.0003)
+    "${train[@]}" --steps 30 --deterministic --save-every 10 --out plain --export plain-model >said 2>&1 ||
+        fail "a run" "$(tail -n 1 said)"
+}
+
+# finish PROCESS: its exit code; 99 if it has not ended after ten seconds
+finish() {
+    local tries=200
+    while kill -0 "$1" 2>/dev/null && [ $((tries--)) -gt 0 ]; do sleep 0.05; done
+    if kill -0 "$1" 2>/dev/null; then
+        kill -KILL "$1"
+        wait "$1" 2>/dev/null
+        code=99
+    else
+        wait "$1"
+        code=$?
+    fi
+}
+has_steps() { [ "$(wc -l 2>/dev/null <"$1/metrics.jsonl" || echo 0)" -ge "${2:-3}" ]; }
+wait_for() { # SECONDS COMMAND…
+    local tries=$(($1 * 20))
+    shift
+    until "$@"; do
+        [ $((tries--)) -gt 0 ] || return 1
+        sleep 0.05
+    done
+}
+same() { cmp -s "$1" "$2"; }
+# judge NAME WHAT CONDITION…: all shell commands must succeed
+judge() {
+    local name=$1 what=$2 condition wrong=""
+    shift 2
+    for condition; do eval "$condition" >/dev/null 2>&1 || wrong+="not so: $condition; "; done
+    if [ -z "$wrong" ]; then pass "$name" "$what"; else fail "$name" "$wrong$what"; fi
+}
+
+# ---------------------------------------------------------------- results that two runs publish under one name
+two_exports() {
+    "${train[@]}" --steps 600 --seed 1 --export both >slow 2>&1 &
+    local slow=$!
+    sleep 0.3
+    "${train[@]}" --steps 5 --seed 2 --lr 0.1 --export both >fast 2>&1
+    local first=$?
+    cp -r both kept
+    finish "$slow"
+    judge "of two exports to one directory the first stays whole, and the other says where its model is" \
+        "exit codes $first and $code: $(grep ^error slow)" '[ "$first $code" = "0 1" ]' 'diff -r both kept' \
+        'grep -qE "^error: cannot rename (.*/)?both.part-[0-9a-f]{16}, which holds the complete model" slow' \
+        '"$program" --model "$(echo both.part-*)" --eval text/val.tok --seq 32 --threads 1'
+    rm -rf both both.part-* kept
+    mkdir filled && touch filled/note.txt
+    "${train[@]}" --steps 2 --export filled >said 2>&1
+    judge "an export to a directory that is not empty is refused before training" "$(cat said)" \
+        'grep -q "^error: filled/note.txt exists already" said' '! grep -q "^step" said'
+    mkdir empty
+    "${train[@]}" --steps 2 --export empty/ >said 2>&1
+    code=$?
+    judge "an empty directory receives an export" "$(ls empty | tr '\n' ' ')" '[ $code = 0 ]' '[ -e empty/config.json ]' \
+        '! ls -d empty.part-*'
+}
+
+two_timelines() {
+    "${train[@]}" --steps 400 --trace t.json >slow 2>&1 &
+    local slow=$!
+    sleep 0.3
+    echo mine >t.json
+    finish "$slow"
+    judge "a timeline does not replace a file that appeared while it was recorded" "$(grep ^error slow)" '[ "$code" = 1 ]' \
+        '[ "$(cat t.json)" = mine ]' 'python3 -c "import json, sys; json.load(open(sys.argv[1]))" t.json.part-*'
+    rm -f t.json t.json.part-*
+}
+
+# ---------------------------------------------------------------- inputs that vanish or change while a run trains
+tokenizer_vanishes() {
+    local what
+    for what in removed replaced; do
+        rm -rf run
+        cp text/tokenizer.model moving.model
+        "${train[@]}" --steps 400 --tokenizer moving.model --out run --export run-model >said 2>&1 &
+        local running=$!
+        wait_for 10 has_steps run
+        if [ $what = removed ]; then rm moving.model; else head -n 300 text/tokenizer.model >moving.model; fi
+        finish "$running"
+        judge "a tokenizer that is $what while a run trains is saved as it was at the start" "$(tail -n 1 said)" \
+            '[ "$code" = 0 ]' 'same run/latest/tokenizer.model text/tokenizer.model' \
+            'same run-model/tokenizer.model text/tokenizer.model'
+        rm -rf run-model
+    done
+}
+
+# ---------------------------------------------------------------- file systems that lack something
+# lacking WORDS PATTERN: the run has the checkpoints of any other, and says on one line what no longer holds
+lacking() {
+    local words=$1 pattern=$2 notes=${3:-1}
+    rm -rf run run-model
+    WITHOUT="$words" LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 30 --deterministic --save-every 10 --out run \
+        --export run-model >said 2>err
+    code=$?
+    judge "a file system without $words" "$(cat err)" '[ "$code" = 0 ]' \
+        'same run/step-00000030/model.safetensors plain/step-00000030/model.safetensors' \
+        'same run/step-00000030/trainer.json plain/step-00000030/trainer.json' \
+        'same run-model/model.safetensors plain-model/model.safetensors' '[ "$(grep -cE "$pattern" err)" = "$notes" ]' \
+        '[ "$(wc -l <err)" = "$notes" ]'
+}
+
+weak_file_systems() {
+    if ! "${CC:-cc}" -shared -fPIC -O1 -o shim.so "$top/dev/test/file_system_shim.c" 2>said; then
+        fail "dev/test/file_system_shim.c" "does not build: $(head -n 1 said)"
+        return
+    fi
+    lacking flock "^note: the file system of --out run has no locks"
+    lacking symlink "^note: the file system of run has no symbolic links .*, so there is no run/latest"
+    lacking dirsync "^note: the file system of .* cannot sync directories"
+    lacking "fallocate direct hardlink whole" "." 0
+    WITHOUT=symlink LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 35 --deterministic --out run --resume auto >said 2>&1
+    judge "--resume auto finds the newest checkpoint without the link" "$(grep ^resumed said)" \
+        'grep -q "^resumed from run/step-00000030" said'
+    WITHOUT=hardlink LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 3 --trace link.json >said 2>&1
+    code=$?
+    judge "a timeline on a file system without hard links" "exit code $code" '[ $code = 0 ]' \
+        'python3 -c "import json; json.load(open(\"link.json\"))"'
+}
+
+# ---------------------------------------------------------------- what else may lie under --out
+odd_names() {
+    rm -rf run
+    cp -r plain run
+    mkdir run/step-99999999 run/.saving-notes run/.deleting-old run/step-000000001
+    touch run/.saving-notes/mine
+    mkdir run/.saving-step-00000040-0123456789abcdef
+    "${train[@]}" --steps 40 --deterministic --save-every 10 --keep 1 --out run --resume auto >said 2>&1
+    code=$?
+    judge "directories with odd names under --out are neither checkpoints nor leftovers" "$(tail -n 1 said)" \
+        '[ "$code" = 0 ]' 'grep -q "^resumed from run/step-00000030" said' '[ -e run/.saving-notes/mine ]' \
+        '[ -d run/.deleting-old ]' '[ -d run/step-99999999 ]' '[ -d run/step-000000001 ]' \
+        '[ ! -e run/.saving-step-00000040-0123456789abcdef ]' '[ -d run/step-00000040 ]' '[ ! -d run/step-00000030 ]'
+}
+
+failed_start() {
+    rm -rf run
+    (ulimit -f 0 && exec "${train[@]}" --steps 3 --out run) 2>&1 | cat >said # as on a full disk
+    "${train[@]}" --steps 3 --out run >said2 2>&1
+    code=$?
+    judge "a start that failed before its first step does not refuse the next one" \
+        "$(grep ^error said); then exit code $code" 'grep -q "^error: cannot write" said' '[ "$code" = 0 ]' \
+        '[ -e run/latest/trainer.json ]'
+}
+
+# ---------------------------------------------------------------- signals
+# signalled NAME SIGNAL CODE PATTERN COMMAND…: after some time the command gets the signal; its exit code and what it says
+signalled() {
+    local name=$1 signal=$2 expected=$3 pattern=$4
+    shift 4
+    rm -rf run
+    # a shell without job control starts background commands with SIGINT ignored
+    python3 -c 'import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])' "$@" >said 2>err &
+    local running=$!
+    if [[ " $* " == *" --out run "* ]]; then wait_for 10 has_steps run; else sleep 1; fi
+    kill "-$signal" "$running"
+    finish "$running"
+    judge "$name" "exit code $code: $(tail -n 1 err)" '[ "$code" = "$expected" ]' 'grep -qE "$pattern" said err'
+}
+
+signals() {
+    local signal
+    for signal in INT HUP TERM; do
+        signalled "SIG$signal saves a checkpoint and ends training" $signal 75 "a signal asked to save and to end the run" \
+            "${train[@]}" --steps 100000000 --out run
+        [ -e run/latest/trainer.json ] || fail "SIG$signal saves" "no checkpoint"
+    done
+    signalled "SIGINT without --out ends training, and says that nothing is saved" INT 130 "SIGINT .Ctrl-C.; nothing was" \
+        "${train[@]}" --steps 100000000
+    signalled "SIGTERM without --out ends training by the signal" TERM 143 "ended by a signal; nothing was saved" \
+        "${train[@]}" --steps 100000000
+    rm -rf run
+    nohup "${train[@]}" --steps 100000000 --out run >said 2>err &
+    local running=$!
+    wait_for 10 has_steps run
+    kill -HUP "$running"
+    sleep 0.5
+    if kill -0 "$running" 2>/dev/null; then pass "nohup: SIGHUP stays ignored" "the run goes on"
+    else fail "nohup: SIGHUP stays ignored" "$(tail -n 1 err)"; fi
+    kill -TERM "$running"
+    finish "$running"
+    rm -rf run
+    "${train[@]}" --steps 200 --out run 2>err | head -n 1 >said
+    judge "training does not end when nobody reads its output" "$(wc -l <run/metrics.jsonl) steps; $(head -n 1 err)" \
+        'has_steps run 200' '[ -e run/step-00000200/trainer.json ]'
+    (ulimit -f 4 && exec "$program" --model plain-model --export limited >said 2>&1)
+    code=$?
+    judge "a limit on the size of files is an error of an export" "exit code $code: $(tail -n 1 said)" '[ "$code" = 1 ]' \
+        'grep -q "^error: .*File too large" said' '! [ -e limited ]'
+}
+
+prepare
+for scenario in ${ONLY:-two_exports two_timelines tokenizer_vanishes weak_file_systems odd_names failed_start signals}; do
+    "$scenario"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
