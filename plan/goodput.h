@@ -137,8 +137,8 @@ static int64_t good_hosts(SimulatedRun *r) {
     return all - r->in_repairs;
 }
 
-/* Advances to the time of the next failure. It hits one of the in->hosts hosts at random; if that one has already failed
- * (all but `healthy` have), nothing happens. Returns whether a host failed. */
+/* Advances to the time of the next failure. It hits one of the in->hosts hosts at random; if that host has already
+ * failed (only `healthy` have not), nothing happens. Returns whether a host failed. */
 static int next_failure_strikes(SimulatedRun *r, int64_t healthy) {
     r->now = r->next_failure;
     draw_next_failure(r);

@@ -100,8 +100,8 @@ static int after_save_spawn(AfterSave *a, char *path) {
     return failed;
 }
 
-/* Starts the command for the oldest checkpoint for which it has not run. Checkpoints that --keep has removed already are
- * skipped with a note. */
+/* Starts the command for the oldest checkpoint for which it has not run. Checkpoints that --keep has already removed
+ * are skipped with a note. */
 static void after_save_start_next(AfterSave *a) {
     char path[4096], absolute[PATH_MAX];
     while (!a->process && a->started < a->saved) {

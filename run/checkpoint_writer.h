@@ -142,8 +142,8 @@ static void output_path(const CheckpointWriter *w, char *path, size_t size, int 
     snprintf(path, size, "%s/%s", w->dir, w->files->files[file].name);
 }
 
-/* Ends the run with an error. The files are truncated first, so that they free the disk; their names stay until the next
- * run, because other ranks may be about to open them. */
+/* Ends the run with an error. The files are truncated first, so that they free the disk; their names stay until the
+ * next run, because other ranks may be about to open them. */
 static void write_failed(const CheckpointWriter *w, const char *what, const char *path, int reason) {
     char name[4096 + 256];
     int is_checkpoint = w->files == &w->checkpoint;
@@ -422,8 +422,8 @@ static void create_files(CheckpointWriter *w) {
     }
 }
 
-/* Starts to write `files` into the new directory w->dir. Returns when all chunks of this rank have been filled. If there
- * are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
+/* Starts to write `files` into the new directory w->dir. Returns when all chunks of this rank have been filled. If
+ * there are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
 static void write_start(CheckpointWriter *w, const OutputFiles *files) {
     Comm *comm = w->fsdp->comm;
     w->files = files;

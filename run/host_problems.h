@@ -24,7 +24,7 @@ typedef struct {
 enum { NEIGHBORS = 8 }; // how many of the next hosts a host connects to in the test of the networks
 typedef uint8_t NetworkStates[NEIGHBORS][MAX_INTERFACES]; // NetworkState of each interface to each of them
 
-/* Of all ranks of a host together. */
+/* What all ranks of a host reach together. */
 typedef struct {
     double flops_per_s; // in a matmul
     int cores;          // that the ranks may run on

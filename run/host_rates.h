@@ -10,8 +10,8 @@
 #include "../llama3.h"        // defines: Llama3Config
 #include "cluster.h"          // defines: rated_ops, RATED_OPS
 
-/* All-gathers `send` (bytes) of all ranks into `recv` (world, bytes), and sleeps while it waits. After --timeout it waits
- * without sleeping, as long as start-up may take, and then names who is to blame. */
+/* All-gathers `send` (bytes) of all ranks into `recv` (world, bytes), and sleeps while it waits. After --timeout it
+ * waits without sleeping, as long as start-up may take, and then names who is to blame. */
 static void quiet_all_gather(Comm *comm, const char *what, const void *send, void *recv, size_t bytes) {
     Request r = ZERO;
     double start = seconds_now();
@@ -292,7 +292,7 @@ typedef struct {
     double seconds[REDUCE_SCATTER + 1][MOST_SIZES]; // of the slowest group, when all groups communicate at once
 } AxisRate;
 
-/* Repeats a collective and returns the shortest time in seconds. The time of a repetition is that of its slowest rank. */
+/* Repeats a collective and returns the shortest time in seconds. A repetition takes as long as its slowest rank. */
 static double measure_collective(Comm *comm, Axis axis, Collective collective, char *buffers, size_t part,
                                  double *all) {
     double best = INFINITY, spent = 0;

@@ -494,7 +494,7 @@ more "a checkpoint's directory is not synced" run/checkpoint_writer.h \
     "checkpoints points" "names as synced"
 
 more "the name of --out is not synced" run/out_dir.h \
-    's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' \
+    's/int failed = sync_names(part);/int failed = 0;/' \
     "checkpoints points" "was said to be saved, the run came back from step 0"
 
 more "latest comes before its checkpoint" run/checkpoint_writer.h \
@@ -518,11 +518,11 @@ more "metrics are not cut back" run/out_dir.h \
     "checkpoints points" "other figures in metrics.jsonl"
 
 more "two runs may save to one directory" run/out_dir.h \
-    's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' \
+    's/if (!flock(lock, LOCK_EX | LOCK_NB)) return lock;/return lock;/' \
     "checkpoints refusals" "two runs"
 
 more "a run resumes from the oldest checkpoint" run/out_dir.h \
-    's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' \
+    's/step <= newest) continue;/(newest >= 0 \&\& step > newest)) continue;/' \
     "checkpoints points" "."
 
 more "the chain of waiting ranks is not followed" lib/culprit.h \

@@ -80,8 +80,8 @@ two_exports() {
     mkdir empty
     "${train[@]}" --steps 2 --export empty/ >said 2>&1
     code=$?
-    judge "an empty directory receives an export" "$(ls empty | tr '\n' ' ')" '[ $code = 0 ]' '[ -e empty/config.json ]' \
-        '! ls -d empty.part-*'
+    judge "an empty directory receives an export" "$(ls empty | tr '\n' ' ')" '[ $code = 0 ]' \
+        '[ -e empty/config.json ]' '! ls -d empty.part-*'
 }
 
 two_timelines() {
@@ -90,8 +90,8 @@ two_timelines() {
     sleep 0.3
     echo mine >t.json
     finish "$slow"
-    judge "a timeline does not replace a file that appeared while it was recorded" "$(grep ^error slow)" '[ "$code" = 1 ]' \
-        '[ "$(cat t.json)" = mine ]' 'python3 -c "import json, sys; json.load(open(sys.argv[1]))" t.json.part-*'
+    judge "a timeline does not replace a file that appeared while it was recorded" "$(grep ^error slow)" \
+        '[ "$code" = 1 ]' '[ "$(cat t.json)" = mine ]' 'python3 -c "import json, sys; json.load(open(sys.argv[1]))" t.json.part-*'
     rm -f t.json t.json.part-*
 }
 
@@ -137,7 +137,8 @@ weak_file_systems() {
     lacking symlink "^note: the file system of run has no symbolic links .*, so there is no run/latest"
     lacking dirsync "^note: the file system of .* cannot sync directories"
     lacking "fallocate direct hardlink whole" "." 0
-    WITHOUT=symlink LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 35 --deterministic --out run --resume auto >said 2>&1
+    WITHOUT=symlink LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 35 --deterministic --out run --resume auto \
+        >said 2>&1
     judge "--resume auto finds the newest checkpoint without the link" "$(grep ^resumed said)" \
         'grep -q "^resumed from run/step-00000030" said'
     WITHOUT=hardlink LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 3 --trace link.json >said 2>&1
@@ -172,7 +173,8 @@ failed_start() {
 }
 
 # ---------------------------------------------------------------- signals
-# signalled NAME SIGNAL CODE PATTERN COMMAND…: after some time the command gets the signal; its exit code and what it says
+# signalled NAME SIGNAL CODE PATTERN COMMAND…: the command gets the signal while it runs; it must end with the exit code
+# and say PATTERN
 signalled() {
     local name=$1 signal=$2 expected=$3 pattern=$4
     shift 4
@@ -191,11 +193,11 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" >said 2>err &
 signals() {
     local signal
     for signal in INT HUP TERM; do
-        signalled "SIG$signal saves a checkpoint and ends training" $signal 75 "a signal asked to save and to end the run" \
+        signalled "SIG$signal saves a checkpoint and ends training" $signal 75 "a signal asked to save and to end" \
             "${train[@]}" --steps 100000000 --out run
         [ -e run/latest/trainer.json ] || fail "SIG$signal saves" "no checkpoint"
     done
-    signalled "SIGINT without --out ends training, and says that nothing is saved" INT 130 "SIGINT .Ctrl-C.; nothing was" \
+    signalled "SIGINT without --out ends training, and says that nothing is saved" INT 130 "SIGINT .*; nothing was" \
         "${train[@]}" --steps 100000000
     signalled "SIGTERM without --out ends training by the signal" TERM 143 "ended by a signal; nothing was saved" \
         "${train[@]}" --steps 100000000
@@ -215,12 +217,13 @@ signals() {
         'has_steps run 200' '[ -e run/step-00000200/trainer.json ]'
     (ulimit -f 4 && exec "$program" --model plain-model --export limited >said 2>&1)
     code=$?
-    judge "a limit on the size of files is an error of an export" "exit code $code: $(tail -n 1 said)" '[ "$code" = 1 ]' \
-        'grep -q "^error: .*File too large" said' '! [ -e limited ]'
+    judge "a limit on the size of files is an error of an export" "exit code $code: $(tail -n 1 said)" \
+        '[ "$code" = 1 ]' 'grep -q "^error: .*File too large" said' '! [ -e limited ]'
 }
 
 prepare
-for scenario in ${ONLY:-two_exports two_timelines tokenizer_vanishes weak_file_systems odd_names failed_start signals}; do
+all="two_exports two_timelines tokenizer_vanishes weak_file_systems odd_names failed_start signals"
+for scenario in ${ONLY:-$all}; do
     "$scenario"
 done
 echo "$passed passed, $failed failed"
