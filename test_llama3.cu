@@ -382,6 +382,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_plan.h"
 #include "dev/test/test_simulate.h"
 #include "dev/test/test_goodput.h"
+#include "dev/test/test_hard_places.h"
 #include "dev/test/test_checkpoints.h"
 #include "dev/test/test_adapters.h"
 #include "dev/test/test_mesh_use.h"
@@ -407,7 +408,8 @@ static const char *left_out_if_short(void) {
     if (CUDA_BUILD && FLOATX == DTYPE_BF16) return " mesh orders streams pipeline faults use adapters simulate ";
     if (CUDA_BUILD) return " documents bits simulate pytorch ";
     if (FLOATX == DTYPE_BF16)
-        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput checkpoints failures "
+        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput hard-places checkpoints "
+               "failures "
                "pipeline ";
     return " ";
 }
@@ -446,6 +448,7 @@ static const struct {
               {"goodput", test_goodput, C_BUILD},
               {"failures", test_failures, C_BUILD},
               {"hosts", test_check_hosts, C_BUILD},
+              {"hard-places", test_hard_places, C_BUILD},
               {"pipeline", test_pipeline, BOTH_BUILDS},
               {"faults", test_faults, CUDA}, // a part of "ranks"
               {"streams", test_streams, CUDA},

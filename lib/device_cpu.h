@@ -3,6 +3,7 @@
  */
 #ifndef DEVICE_CPU_H
 #define DEVICE_CPU_H
+#include "container.h" // defines: container_limits
 #include "device_types.h"
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -23,10 +24,10 @@ static inline int device_of(int local) {
     return 0;
 }
 
-/* Bytes of memory. */
+/* Bytes of memory, at most what the container allows. */
 static inline double device_memory(int gpu) {
     (void)gpu;
-    return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    return fmin((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), container_limits().memory);
 }
 
 static inline double pinned_memory(void) { return INFINITY; }

@@ -105,7 +105,7 @@ static inline double pinned_memory(void) {
     FILE *f = fopen("/proc/meminfo", "r");
     while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lld", &kilobytes) != 1) {}
     if (f) fclose(f);
-    return kilobytes ? 1024.0 * (double)kilobytes : INFINITY;
+    return fmin(kilobytes ? 1024.0 * (double)kilobytes : INFINITY, container_limits().memory);
 }
 
 // ---------------------------------------------------------------------------

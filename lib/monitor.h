@@ -188,11 +188,13 @@ static inline void end_on_signal(int signal_number) {
 
 /* The name of the shared file: the same for all ranks of one launch on one host, and no other. */
 static inline void heartbeats_file_name(char *name, size_t size) {
-    static const char *const job[] = {"PMIX_NAMESPACE", "PMIX_SERVER_URI2", "OMPI_MCA_ess_base_jobid",
-                                      "SLURM_JOB_ID",   "SLURM_STEP_ID",    "PMI_JOBID"};
+    // the addresses of the launcher's server cannot be guessed by other users
+    static const char *const job[] = {
+        "PMIX_NAMESPACE", "PMIX_SERVER_URI2", "PMIX_SERVER_URI41", "OMPI_MCA_ess_base_jobid",
+        "SLURM_JOB_ID",   "SLURM_STEP_ID",    "PMI_JOBID"};
     uint64_t h = HASH_START;
     int known = 0;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < (int)(sizeof job / sizeof *job); i++) {
         const char *value = getenv(job[i]);
         if (!value) continue;
         h = hash_bytes(h, value, strlen(value) + 1);
@@ -204,13 +206,30 @@ static inline void heartbeats_file_name(char *name, size_t size) {
 }
 
 __attribute__((noreturn)) static inline void sharing_failed(const char *name, int error) {
-    user_error("cannot create %s, which the ranks of this host share (%s): free space there", name, strerror(error));
+    user_error(
+        "cannot create or open %s, which the ranks of this host share (%s): free space there, or remove it if it "
+        "is not yours",
+        name, strerror(error));
 }
 
-/* Opens this host's table, which whichever rank comes first creates. *index: this rank's place in it. */
+/* Opens the file of this host's table; whichever rank comes first creates it. Anybody may create files in /dev/shm, so
+ * one that is there already must belong to this user, and be closed to all others. */
+static inline int heartbeats_open_file(const char *name) {
+    struct stat info;
+    int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 && errno == EEXIST) fd = open(name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &info)) sharing_failed(name, errno);
+    if (!S_ISREG(info.st_mode) || info.st_uid != geteuid() || info.st_mode & 077 || info.st_nlink > 1)
+        user_error("%s, which the ranks of this host share, was there already, and is not a file that only this user "
+                   "can open: it belongs to user %d and has mode %o; remove it, or find out who created it",
+                   name, (int)info.st_uid, (unsigned)info.st_mode);
+    if (ftruncate(fd, (off_t)heartbeats_bytes(MAX_LOCAL_RANKS))) sharing_failed(name, errno);
+    return fd;
+}
+
+/* Opens this host's table. *index: this rank's place in it. */
 static inline HeartbeatTable *heartbeats_attach(const char *name, int *index) {
-    int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || ftruncate(fd, (off_t)heartbeats_bytes(MAX_LOCAL_RANKS))) sharing_failed(name, errno);
+    int fd = heartbeats_open_file(name);
     int error = posix_fallocate(fd, 0, sizeof(HeartbeatTable)); // reports a lack of memory now, not as a SIGBUS later
     if (error) sharing_failed(name, error);
     void *p = mmap(NULL, heartbeats_bytes(MAX_LOCAL_RANKS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

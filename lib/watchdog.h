@@ -235,6 +235,8 @@ static inline ProcessState process_state(const Heartbeat *k) {
     uint64_t born = 0;
     if (k->pid_space != process_space()) return PROCESS_RUNS; // another namespace, where we cannot look
     int state = process_stat(k->process, &born);
+    if (!state && access("/proc/self/stat", R_OK)) // without /proc it can only be seen whether a process exists
+        return kill(k->process, 0) && errno == ESRCH ? PROCESS_DIED : PROCESS_RUNS;
     if (!state || born != k->born || state == 'Z' || state == 'X') return PROCESS_DIED;
     return state == 'T' || state == 't' ? PROCESS_STOPPED : PROCESS_RUNS;
 }

@@ -115,8 +115,8 @@ static void remove_directory(const char *dir) {
 #define DELETING ".deleting-"
 enum { STEP_DIGITS = 8 };
 
-/* The step in a checkpoint's name, step-NNNNNNNN; -1 for any other name. A name of more than eight digits does not begin
- * with 0. */
+/* The step in a checkpoint's name, step-NNNNNNNN; -1 for any other name. If it has more than eight digits, the first is
+ * not 0. */
 static int64_t step_from_name(const char *name) {
     if (strncmp(name, "step-", 5)) return -1;
     size_t digits = strlen(name) - 5;
