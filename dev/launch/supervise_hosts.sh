@@ -88,19 +88,39 @@ layout_options() {
     if [ "$d" != "$full_data_ranks" ]; then layout+=(--dp-shard $((d / replicas)) --dp-replicate "$replicas"); fi
 }
 
-# Does the program accept the layout? Its plan goes to a directory of its own.
+# Sets `plan` to the program and its options, without those that --plan refuses because they have no effect on a plan.
+plan_command() {
+    local i word
+    plan=()
+    for ((i = 0; i < ${#command[@]}; i++)); do
+        word=${command[i]}
+        case $word in
+            --allow-changes | --merge) ;;
+            --after-save=* | --export=* | --dtype=* | --trace=* | --resume=*) ;;
+            --after-save | --export | --dtype | --trace | --resume) i=$((i + 1)) ;; # the next word is its value
+            *) plan+=("$word") ;;
+        esac
+    done
+}
+
+# Does the program accept the layout? It writes its plan to a directory, which must not contain another plan. What the
+# program says about layouts that it refuses is collected in `refusals`.
 layout_fits() {
-    local d=$1
+    local d=$1 world=$(($1 * model_ranks)) plan
     [ "$d" != "$full_data_ranks" ] || return 0
     if [ -z "${fits[$d]:-}" ]; then
-        "${command[@]}" "${layout[@]}" --plan --world $((d * model_ranks)) --out "$work/plan" >/dev/null 2>&1 9>&-
+        rm -rf "$work/plan"
+        plan_command
+        "${plan[@]}" "${layout[@]}" --plan --world "$world" --out "$work/plan" >/dev/null 2>"$work/plan-errors" 9>&-
         fits[$d]=$?
+        [ "${fits[$d]}" = 0 ] ||
+            refusals+="supervise: --plan with $world ranks: $(tail -n 1 "$work/plan-errors")"$'\n'
     fi
     [ "${fits[$d]}" = 0 ]
 }
 
 # Chooses the largest layout of the available hosts, those that failed least often first. Sets world, layout, and used,
-# a list of HOST:RANKS. Returns 1 if there is none.
+# a list of HOST:RANKS. If there is none, it prints why --plan has refused layouts, and returns 1.
 choose_layout() {
     local name d left ranks=0 available=()
     while read -r _ name; do
@@ -119,5 +139,7 @@ choose_layout() {
         done
         return 0
     done
+    printf '%s' "$refusals" >&2
+    refusals=''
     return 1
 }

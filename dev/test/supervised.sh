@@ -76,6 +76,44 @@ supervised_smaller() {
         'grep -q "^supervise: launching 2 ranks on n1:2, .*--accum 2" "$work/said"'
 }
 
+# Two smaller layouts one after the other. --plan, which checks them, refuses the options at the end of the command.
+supervised_two_smaller() {
+    begin two
+    supervise "n1:2 n2:1 n3:1" -- --allow-changes --after-save true --trace "$work/two.json" \
+        --export "$work/exported" --dtype=bf16
+    wait_for 30 step_beyond "$out" 30
+    signal_host n1 KILL ranks
+    wait_for 30 said_times "^supervise: launching 2 ranks on n2:1 n3:1, .*--accum 2" 1
+    wait_for 30 incidents_are "$out" 1
+    wait_for 30 step_beyond "$out" 100
+    signal_host n3 KILL ranks
+    supervised_ends "a smaller layout, and then one that is smaller still" 0 60 same_checkpoint \
+        'incidents_are "$out" 2' '[ "$(incident 2 world_before) $(incident 2 world_after)" = "2 1" ]' \
+        'grep -q "^supervise: launching 1 ranks on n2:1, .*--accum 4" "$work/said"' '[ -e "$work/exported" ]'
+}
+
+# --plan refuses the layout of two ranks, and that of one rank needs too much memory, which only its launch finds out.
+# The run waits for the lost host.
+supervised_refused_layouts() {
+    begin refused
+    cat >"$work/refusing" <<END
+#!/bin/sh
+case "\$* " in
+    *"--plan --world 2 "*) echo "error: no layout of two ranks is possible" >&2; exit 1 ;;
+esac
+[ "\$OMPI_COMM_WORLD_SIZE" != 1 ] || { echo "error: the run needs 2.00 GB, but 1.00 GB are free" >&2; exit 1; }
+exec $program "\$@"
+END
+    chmod +x "$work/refusing"
+    program=$work/refusing supervise "n1:2 n2:2" --return-after 6 --
+    wait_for 30 step_beyond "$out" 50
+    signal_host n2 STOP all
+    supervised_ends "without a smaller layout the run waits for the lost host" 0 60 same_checkpoint \
+        'incidents_are "$out" 2' '[ "$(incident 1 kind)" = "host does not answer" ]' \
+        '[ "$(incident 2 kind) $(incident 2 world_before) $(incident 2 world_after)" = "error 1 4" ]' \
+        'grep -q "^supervise: --plan with 2 ranks: error: no layout of two ranks is possible" "$work/said"'
+}
+
 # the smaller layout of a pipeline keeps its stages
 supervised_pipeline() {
     begin pipeline
@@ -285,7 +323,7 @@ supervised_slurm() {
 supervised() {
     local scenario
     supervised_reference
-    local all="spare smaller pipeline first_host launcher hung_launcher gives_up error options lock signal killed"
+    local all="spare smaller two_smaller refused_layouts pipeline first_host launcher hung_launcher gives_up error options lock signal killed"
     all+=" frozen_start disk disk_between_saves slurm"
     for scenario in ${SUPERVISED:-$all}; do
         "supervised_$scenario"
