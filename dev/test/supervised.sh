@@ -11,7 +11,7 @@ supervise() {
         shift
     done
     shift
-    on n1 dev/launch/supervise --grace 2 --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
+    on n1 dev/launch/supervise --grace 2 --silence 30 --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
         --launch-options "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 -x OMP_WAIT_POLICY=passive" \
         ${options[@]+"${options[@]}"} -- "$program" "${train[@]}" --out "$out" "$@" </dev/null >>"$work/said" 2>&1 &
     launched=$!
@@ -184,6 +184,27 @@ supervised_error() {
         '[ "$(grep -c launching "$work/said")" = 1 ]' 'grep -q "^error: --lr x" "$work/said"'
 }
 
+# A library prints "error: " before a start that takes longer than the launcher may take to end after a failure.
+supervised_library_error() {
+    begin library
+    printf '#!/bin/sh\necho "error: a library says this" >&2\nsleep 6\nexec %s "$@"\n' "$program" >"$work/slow"
+    chmod +x "$work/slow"
+    program=$work/slow supervise "n1:2 n2:2" -- --steps 20 --min-lr 0.0003
+    supervised_ends "a run that starts slowly after a line 'error: ' of a library goes on" 0 40 \
+        '[ ! -e "$out/incidents.jsonl" ]' 'grep -q "^error: a library says this" "$work/said"'
+}
+
+# SIGTERM is sent to the program until it ends the run, and not later: the second one would end its wait.
+supervised_after_save() {
+    begin after-save
+    rm -f "$work/uploaded"
+    supervise "n1:2 n2:2" -- --save-every 1000 --after-save "sleep 8; touch $work/uploaded"
+    wait_for 30 step_beyond "$out" 20
+    signal_supervise TERM
+    supervised_ends "after a signal the run waits for the command of --after-save" 75 30 '[ -e "$work/uploaded" ]' \
+        '! grep -q "a signal ended the wait" "$work/said"'
+}
+
 signal_supervise() { on n1 sh -c "kill -$1 \$(pgrep -of 'bash dev/launch/supervise')"; }
 
 # A signal saves; a second start continues; a third one at the same time is refused.
@@ -298,7 +319,7 @@ supervised_slurm() {
     begin slurm
     job=$(on n1 env OMP_WAIT_POLICY=passive sbatch --parsable --nodes "$hosts" --ntasks-per-node 2 --no-kill --requeue \
         --open-mode=append --output "$work/said" --wrap "exec dev/launch/supervise --hosts 2 --requeue \
-        --launch-options --overcommit -- $program ${train[*]} --steps 400 --out $out")
+        --silence 30 --launch-options --overcommit -- $program ${train[*]} --steps 400 --out $out")
     wait_for 30 step_beyond "$out" 30
     signal_host n2 KILL ranks
     wait_for 30 said_times "^supervise: launching 4 ranks on n1:2 n3:2" 1
@@ -323,8 +344,8 @@ supervised_slurm() {
 supervised() {
     local scenario
     supervised_reference
-    local all="spare smaller two_smaller refused_layouts pipeline first_host launcher hung_launcher gives_up error options lock signal killed"
-    all+=" frozen_start disk disk_between_saves slurm"
+    local all="spare smaller two_smaller refused_layouts pipeline first_host launcher hung_launcher gives_up error"
+    all+=" options lock signal killed library_error after_save frozen_start disk disk_between_saves slurm"
     for scenario in ${SUPERVISED:-$all}; do
         "supervised_$scenario"
     done
