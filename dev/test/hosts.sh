@@ -456,6 +456,10 @@ slurm_errors() {
     RETRIES=1 program=build/hosts/fails submit -- --out "$work/job"
     job_ends "sbatch: RETRIES limits how often a job is queued again" FAILED 2:0 1 \
         "not queued again, because .* 1 times"
+    on n1 sh -c 'printf "#!/bin/sh\nprintf \"srun: error: the launch failed\" >&2\nexit 1\n" >/mnt/build/hosts/fails'
+    RETRIES=1 program=build/hosts/fails submit -- --out "$work/job"
+    job_ends "sbatch: exit code 1 without an error of the program is tried again" FAILED 1:0 1 \
+        "srun: error: the launch failed"
 }
 
 # The real time limit, of one minute, which is the shortest; Slurm sends the signal 20 to 80 s before it.
