@@ -4,7 +4,7 @@
 # and with options of its own and of the program; its output goes to $work/said
 supervise() {
     local host options=() ssh="ssh -F /mnt/build/hosts/ssh_config -o BatchMode=yes -o ConnectTimeout=2"
-    for host in $1; do echo "${host%:*} slots=${host#*:}"; done >"$work/hostfile"
+    for host in $1; do echo "${host%:*} slots=${host#*:}"; done | head -c -1 >"$work/hostfile" # no last line feed
     shift
     while [ "$1" != -- ]; do
         options+=("$1")
@@ -132,6 +132,25 @@ supervised_first_host() {
     signal_host n1 KILL ranks
     supervised_ends "the host of mpirun returns while other hosts train" 0 60 same_checkpoint 'incidents_are "$out" 2' \
         "[ \"\$(incident 1 hosts_left_out)\" = \"['n1']\" ]" '[ "$(incident 2 kind)" = "hosts returned" ]'
+}
+
+# The list has addresses, and the program the names by which hosts call themselves. The spare cannot train, which is an
+# error of this host alone, so that the run continues without it.
+supervised_addresses() {
+    begin addresses
+    cat >"$work/broken" <<END
+#!/bin/sh
+[ "\$(hostname)" != n3 ] || { echo "error: on host n3: the disk does not work" >&2; exit 1; }
+exec $program "\$@"
+END
+    chmod +x "$work/broken"
+    program=$work/broken supervise "10.77.0.1:2 10.77.0.2:2 10.77.0.3:2" --hosts 2 -- --dp-shard 0
+    wait_for 30 step_beyond "$out" 50
+    signal_host n2 KILL ranks
+    supervised_ends "hosts are listed by address, and the spare has an error" 0 60 same_checkpoint \
+        'incidents_are "$out" 2' "[ \"\$(incident 1 hosts_named)\" = \"['n2']\" ]" \
+        "[ \"\$(incident 2 hosts_left_out)\" = \"['10.77.0.2', '10.77.0.3']\" ]" \
+        'grep -q "^supervise: launching 2 ranks on 10.77.0.1:2, .*--dp-shard 2" "$work/said"'
 }
 
 supervised_launcher() {
@@ -340,12 +359,29 @@ supervised_slurm() {
         '[ "$(checkpoint_hash "$out")" = "$(checkpoint_hash "$work/slurm-reference")" ]'
 }
 
+# srun gives each host as many ranks as the list of hosts says.
+supervised_slurm_slots() {
+    local job
+    begin slurm-slots
+    printf 'n1 slots=1\nn2 slots=2\nn3 slots=1\n' >"$work/hostfile"
+    job=$(on n1 env OMP_WAIT_POLICY=passive sbatch --parsable --nodes 3 --ntasks-per-node 2 --output "$work/said" \
+        --wrap "exec dev/launch/supervise --launcher srun --hostfile $work/hostfile --launch-options --overcommit \
+        -- $program ${train[*]} --out $out")
+    wait_for 60 job_state_is "COMPLETED FAILED CANCELLED TIMEOUT"
+    sleep 0 &
+    launched=$!
+    supervised_ends "Slurm: hosts with different numbers of ranks" 0 1 same_checkpoint \
+        '[ "$(job_field JobState)" = COMPLETED ]' '! grep -q "srun: Warn" "$work/said"' \
+        'grep -q "^hosts: n1 (rank 0), n2 (ranks 1-2), n3 (rank 3)" "$work/said"'
+}
+
 # HOSTS=3 hosts.sh supervised
 supervised() {
     local scenario
     supervised_reference
-    local all="spare smaller two_smaller refused_layouts pipeline first_host launcher hung_launcher gives_up error"
-    all+=" options lock signal killed library_error after_save frozen_start disk disk_between_saves slurm"
+    local all="spare smaller two_smaller refused_layouts pipeline first_host addresses launcher hung_launcher"
+    all+=" gives_up error options lock signal killed library_error after_save frozen_start"
+    all+=" disk disk_between_saves slurm slurm_slots"
     for scenario in ${SUPERVISED:-$all}; do
         "supervised_$scenario"
     done
