@@ -15,9 +15,9 @@ at() {
     timeout -k 1 10 ${reach[@]+"${reach[@]}"} sh -s -- "${@:3}" <<<"$2"
 } 2>/dev/null 9>&-
 
-# A host is cleaned: the processes of run $1 are ended, also stopped ones and Open MPI's daemons, but not those of
-# launch $2, which is running. Shared memory that killed processes have left is removed: files of this user that no
-# process has mapped.
+# The script that cleans a host. It kills all processes of run $1, including stopped ones and orted, except those of
+# launch $2. Then it removes shared memory that killed processes have left: files of this user that no process has
+# mapped. It prints the name by which the host calls itself.
 clean='for process in $(grep -lz -e "^LLAMA3_RUN=$1-" /proc/[0-9]*/environ) \
         $(grep -lz -e "^run-$1-" /proc/[0-9]*/cmdline); do
         process=${process%/*}
@@ -41,23 +41,28 @@ exit_of() {
 
 # visit HOST…: cleans these hosts, all at once; sets `silent` to those that do not answer
 visit() {
-    local name processes=()
+    local name i=0 processes=()
     silent=()
     for name; do
         at "$name" "$clean" "$run" "${running:-none}" >"$work/name.$name" &
         processes+=($!)
     done
     for name; do
-        if exit_of "${processes[0]}"; then real_name[$(cat "$work/name.$name")]=$name; else silent+=("$name"); fi
-        processes=("${processes[@]:1}")
+        if exit_of "${processes[i]}"; then real_name[$(cat "$work/name.$name")]=$name; else silent+=("$name"); fi
+        i=$((i + 1))
     done
+}
+
+# listed_name HOST: the name of a host in the list, where it may have another one than it calls itself; '': none
+listed_name() {
+    if [ -z "$1" ] || [ -n "${slots[$1]:-}" ]; then echo "$1"; else echo "${real_name[$1]:-}"; fi
 }
 
 # leave_out HOST…: hosts of the list, or as they call themselves
 leave_out() {
     local name
     for name; do
-        [ -z "$name" ] || [ -n "${slots[$name]:-}" ] || name=${real_name[$name]:-}
+        name=$(listed_name "$name")
         [ -n "$name" ] || continue
         left_until[$name]=$((EPOCHSECONDS + return_after)) blamed[$name]=$((blamed[$name] + 1))
     done
@@ -88,19 +93,39 @@ layout_options() {
     if [ "$d" != "$full_data_ranks" ]; then layout+=(--dp-shard $((d / replicas)) --dp-replicate "$replicas"); fi
 }
 
-# Does the program accept the layout? Its plan goes to a directory of its own.
+# Sets `plan` to the program and its options, without those that --plan refuses because they have no effect on a plan.
+plan_command() {
+    local i word
+    plan=()
+    for ((i = 0; i < ${#command[@]}; i++)); do
+        word=${command[i]}
+        case $word in
+            --allow-changes | --merge) ;;
+            --after-save=* | --export=* | --dtype=* | --trace=* | --resume=*) ;;
+            --after-save | --export | --dtype | --trace | --resume) i=$((i + 1)) ;; # the next word is its value
+            *) plan+=("$word") ;;
+        esac
+    done
+}
+
+# Does the program accept the layout? It writes its plan to a directory, which must not contain another plan. What the
+# program says about layouts that it refuses is collected in `refusals`.
 layout_fits() {
-    local d=$1
+    local d=$1 world=$(($1 * model_ranks)) plan
     [ "$d" != "$full_data_ranks" ] || return 0
     if [ -z "${fits[$d]:-}" ]; then
-        "${command[@]}" "${layout[@]}" --plan --world $((d * model_ranks)) --out "$work/plan" >/dev/null 2>&1 9>&-
+        rm -rf "$work/plan"
+        plan_command
+        "${plan[@]}" "${layout[@]}" --plan --world "$world" --out "$work/plan" >/dev/null 2>"$work/plan-errors" 9>&-
         fits[$d]=$?
+        [ "${fits[$d]}" = 0 ] ||
+            refusals+="supervise: --plan with $world ranks: $(tail -n 1 "$work/plan-errors")"$'\n'
     fi
     [ "${fits[$d]}" = 0 ]
 }
 
 # Chooses the largest layout of the available hosts, those that failed least often first. Sets world, layout, and used,
-# a list of HOST:RANKS. Returns 1 if there is none.
+# a list of HOST:RANKS. If there is none, it prints why --plan has refused layouts, and returns 1.
 choose_layout() {
     local name d left ranks=0 available=()
     while read -r _ name; do
@@ -119,5 +144,7 @@ choose_layout() {
         done
         return 0
     done
+    printf '%s' "$refusals" >&2
+    refusals=''
     return 1
 }

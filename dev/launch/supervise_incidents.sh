@@ -1,5 +1,5 @@
 # supervise_incidents.sh: how far a supervised run has come, what went wrong, and OUT/incidents.jsonl. Sourced by
-# supervise, which sets out, metrics, incidents, hosts, work, code and best.
+# supervise, which sets out, metrics, incidents, hosts, slots, left_until, trained and work.
 
 # ---------------------------------------------------------------- the state of the run, from its files
 last_step() {
@@ -44,9 +44,9 @@ write_incidents() {
 # incident EXIT_CODE WORLD DETECTION: keeps the beginning of a line until the relaunch is complete
 incident() {
     local step lost resumed
-    step=$(last_step) resumed=$(newest_checkpoint) number=$((number + 1))
-    lost=$(awk -F'"seconds":' -v resumed="$resumed" '/^\{"step":[0-9]+,"loss"/ {
-        if (substr($1, 9) + 0 > resumed) sum += $2 + 0 } END { printf "%.3f", sum }' "$metrics" 2>/dev/null || echo 0)
+    step=$(last_step) resumed=$(newest_checkpoint) number=$((number + 1)) lost=0
+    [ ! -e "$metrics" ] || lost=$(awk -F'"seconds":' -v resumed="$resumed" '/^\{"step":[0-9]+,"loss"/ {
+        if (substr($1, 9) + 0 > resumed) sum += $2 + 0 } END { printf "%.3f", sum }' "$metrics")
     pending=$(printf '{"number":%d,"time":"%s","kind":"%s","message":%s,"hosts_named":%s,"ranks_named":%s,' "$number" \
         "$(date -u +%FT%TZ)" "$kind" "$(json_text "$message")" "$(json_list ${named[@]+"${named[@]}"})" \
         "$(json_list ${ranks[@]+"${ranks[@]}"})")
@@ -97,12 +97,12 @@ judge() {
     esac
 }
 
-# Can the error pass? It can if a disk was full or failed, or if it names a host that has not trained yet: this host is
-# left out.
+# Returns 0 if a relaunch can succeed after this error: a disk was full or failed, or the error names a host that has
+# not trained yet. `named` is then this host, which will be left out.
 may_pass() {
     local name
     [[ $message =~ (No space left on device|Disk quota exceeded|Input/output error|Stale file handle) ]] && return
     [[ $message =~ "on host "([^ :]+) ]] || return
-    name=${BASH_REMATCH[1]}
-    [ "${#trained[@]}" -gt 0 ] && [ -n "${slots[$name]:-}" ] && [ -z "${trained[$name]:-}" ] && named=("$name")
+    name=$(listed_name "${BASH_REMATCH[1]}")
+    [ "${#trained[@]}" -gt 0 ] && [ -n "$name" ] && [ -z "${trained[$name]:-}" ] && named=("$name")
 }

@@ -151,7 +151,7 @@ chaos() {
     start=$EPOCHREALTIME
     if [ "${LAUNCHER:-mpirun}" = srun ]; then
         on n1 env OMP_WAIT_POLICY=passive sbatch --wait --nodes 4 --ntasks-per-node 2 --no-kill --open-mode=append \
-            --output "$work/said" --wrap "exec dev/launch/supervise --grace 2 ${options[*]} \
+            --output "$work/said" --wrap "exec dev/launch/supervise --grace 2 --silence 30 ${options[*]} \
             --launch-options --overcommit -- $program ${train[*]} ${trains[*]} --out $out" >/dev/null 2>&1 &
         launched=$!
     else supervise "n1:2 n2:2 n3:2 n4:2" "${options[@]}" -- "${trains[@]}"; fi

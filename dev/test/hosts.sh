@@ -324,9 +324,9 @@ slow_network() {
 script() {
     local name="mpirun.sh: $1" left
     : >"$work/said"
-    on n1 env GRACE=3 dev/launch/mpirun.sh --allow-run-as-root --bind-to none --oversubscribe -np 2 \
-        --mca mpi_yield_when_idle 1 "${script_options[@]}" sh -c "$4" sh "${train[@]}" --out "$work/script" \
-        </dev/null >"$work/said" 2>&1 &
+    on n1 env GRACE=3 ERROR_GRACE="${ERROR_GRACE:-4}" dev/launch/mpirun.sh --allow-run-as-root --bind-to none \
+        --oversubscribe -np 2 --mca mpi_yield_when_idle 1 "${script_options[@]}" \
+        sh -c "$4" sh "${train[@]}" --out "$work/script" </dev/null >"$work/said" 2>&1 &
     launched=$!
     ends 40
     left=$(on n1 sh -c 'ls -d /tmp/ompi.*/* /dev/shm/vader*' 2>/dev/null | tr '\n' ' ')
@@ -343,13 +343,15 @@ mpirun_script() {
     local freeze='sleep 1; kill -STOP $PPID; sleep 60' script_options=()
     script "the last lines of the program are printed" 7 "^line 3000$" \
         'i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); echo line $i >&2; done; exit 7'
-    script "a hang after an error exits with 1" 1 "^mpirun.sh: mpirun has not ended 3 s" "echo error: x >&2; $freeze"
+    script "a hang after an error exits with 1" 1 "^mpirun.sh: mpirun has not ended 4 s" "echo error: x >&2; $freeze"
     script "a hang after a failure exits with 2" 2 "^mpirun.sh: mpirun has not ended 3 s" "echo failure: x >&2; $freeze"
     script "a line 'error: ' of a library does not end a run that trains" 0 "^step +[0-9]+.* saved" \
         'echo error: a library says this >&2
         trap : USR2
         [ "$OMPI_COMM_WORLD_RANK" != 0 ] || (sleep 6; kill -USR2 $PPID) &
         '"$program"' "$@" --steps 100000000; [ $? = 75 ]'
+    ERROR_GRACE=60 script "a line 'error: ' of a library does not end a run that starts slowly" 7 \
+        "^error: a library" "echo error: a library says this >&2; sleep 6; exit 7"
     script_options=(--tag-output)
     script "with --tag-output a hang after a failure exits with 2" 2 "^mpirun.sh: mpirun has not ended 3 s" \
         "echo failure: x >&2; $freeze"
@@ -454,6 +456,10 @@ slurm_errors() {
     RETRIES=1 program=build/hosts/fails submit -- --out "$work/job"
     job_ends "sbatch: RETRIES limits how often a job is queued again" FAILED 2:0 1 \
         "not queued again, because .* 1 times"
+    on n1 sh -c 'printf "#!/bin/sh\nprintf \"srun: error: the launch failed\" >&2\nexit 1\n" >/mnt/build/hosts/fails'
+    RETRIES=1 program=build/hosts/fails submit -- --out "$work/job"
+    job_ends "sbatch: exit code 1 without an error of the program is tried again" FAILED 1:0 1 \
+        "srun: error: the launch failed"
 }
 
 # The real time limit, of one minute, which is the shortest; Slurm sends the signal 20 to 80 s before it.

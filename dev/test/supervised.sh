@@ -4,14 +4,14 @@
 # and with options of its own and of the program; its output goes to $work/said
 supervise() {
     local host options=() ssh="ssh -F /mnt/build/hosts/ssh_config -o BatchMode=yes -o ConnectTimeout=2"
-    for host in $1; do echo "${host%:*} slots=${host#*:}"; done >"$work/hostfile"
+    for host in $1; do echo "${host%:*} slots=${host#*:}"; done | head -c -1 >"$work/hostfile" # no last line feed
     shift
     while [ "$1" != -- ]; do
         options+=("$1")
         shift
     done
     shift
-    on n1 dev/launch/supervise --grace 2 --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
+    on n1 dev/launch/supervise --grace 2 --silence 30 --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
         --launch-options "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 -x OMP_WAIT_POLICY=passive" \
         ${options[@]+"${options[@]}"} -- "$program" "${train[@]}" --out "$out" "$@" </dev/null >>"$work/said" 2>&1 &
     launched=$!
@@ -76,6 +76,44 @@ supervised_smaller() {
         'grep -q "^supervise: launching 2 ranks on n1:2, .*--accum 2" "$work/said"'
 }
 
+# Two smaller layouts one after the other. --plan, which checks them, refuses the options at the end of the command.
+supervised_two_smaller() {
+    begin two
+    supervise "n1:2 n2:1 n3:1" -- --allow-changes --after-save true --trace "$work/two.json" \
+        --export "$work/exported" --dtype=bf16
+    wait_for 30 step_beyond "$out" 30
+    signal_host n1 KILL ranks
+    wait_for 30 said_times "^supervise: launching 2 ranks on n2:1 n3:1, .*--accum 2" 1
+    wait_for 30 incidents_are "$out" 1
+    wait_for 30 step_beyond "$out" 100
+    signal_host n3 KILL ranks
+    supervised_ends "a smaller layout, and then one that is smaller still" 0 60 same_checkpoint \
+        'incidents_are "$out" 2' '[ "$(incident 2 world_before) $(incident 2 world_after)" = "2 1" ]' \
+        'grep -q "^supervise: launching 1 ranks on n2:1, .*--accum 4" "$work/said"' '[ -e "$work/exported" ]'
+}
+
+# --plan refuses the layout of two ranks, and that of one rank needs too much memory, which only its launch finds out.
+# The run waits for the lost host.
+supervised_refused_layouts() {
+    begin refused
+    cat >"$work/refusing" <<END
+#!/bin/sh
+case "\$* " in
+    *"--plan --world 2 "*) echo "error: no layout of two ranks is possible" >&2; exit 1 ;;
+esac
+[ "\$OMPI_COMM_WORLD_SIZE" != 1 ] || { echo "error: the run needs 2.00 GB, but 1.00 GB are free" >&2; exit 1; }
+exec $program "\$@"
+END
+    chmod +x "$work/refusing"
+    program=$work/refusing supervise "n1:2 n2:2" --return-after 6 --
+    wait_for 30 step_beyond "$out" 50
+    signal_host n2 STOP all
+    supervised_ends "without a smaller layout the run waits for the lost host" 0 60 same_checkpoint \
+        'incidents_are "$out" 2' '[ "$(incident 1 kind)" = "host does not answer" ]' \
+        '[ "$(incident 2 kind) $(incident 2 world_before) $(incident 2 world_after)" = "error 1 4" ]' \
+        'grep -q "^supervise: --plan with 2 ranks: error: no layout of two ranks is possible" "$work/said"'
+}
+
 # the smaller layout of a pipeline keeps its stages
 supervised_pipeline() {
     begin pipeline
@@ -94,6 +132,25 @@ supervised_first_host() {
     signal_host n1 KILL ranks
     supervised_ends "the host of mpirun returns while other hosts train" 0 60 same_checkpoint 'incidents_are "$out" 2' \
         "[ \"\$(incident 1 hosts_left_out)\" = \"['n1']\" ]" '[ "$(incident 2 kind)" = "hosts returned" ]'
+}
+
+# The list has addresses, and the program the names by which hosts call themselves. The spare cannot train, which is an
+# error of this host alone, so that the run continues without it.
+supervised_addresses() {
+    begin addresses
+    cat >"$work/broken" <<END
+#!/bin/sh
+[ "\$(hostname)" != n3 ] || { echo "error: on host n3: the disk does not work" >&2; exit 1; }
+exec $program "\$@"
+END
+    chmod +x "$work/broken"
+    program=$work/broken supervise "10.77.0.1:2 10.77.0.2:2 10.77.0.3:2" --hosts 2 -- --dp-shard 0
+    wait_for 30 step_beyond "$out" 50
+    signal_host n2 KILL ranks
+    supervised_ends "hosts are listed by address, and the spare has an error" 0 60 same_checkpoint \
+        'incidents_are "$out" 2' "[ \"\$(incident 1 hosts_named)\" = \"['n2']\" ]" \
+        "[ \"\$(incident 2 hosts_left_out)\" = \"['10.77.0.2', '10.77.0.3']\" ]" \
+        'grep -q "^supervise: launching 2 ranks on 10.77.0.1:2, .*--dp-shard 2" "$work/said"'
 }
 
 supervised_launcher() {
@@ -144,6 +201,27 @@ supervised_error() {
     supervise "n1:2 n2:2" -- --lr x
     supervised_ends "an error that the user must correct is not tried again" 1 20 '[ ! -e "$out/incidents.jsonl" ]' \
         '[ "$(grep -c launching "$work/said")" = 1 ]' 'grep -q "^error: --lr x" "$work/said"'
+}
+
+# A library prints "error: " before a start that takes longer than the launcher may take to end after a failure.
+supervised_library_error() {
+    begin library
+    printf '#!/bin/sh\necho "error: a library says this" >&2\nsleep 6\nexec %s "$@"\n' "$program" >"$work/slow"
+    chmod +x "$work/slow"
+    program=$work/slow supervise "n1:2 n2:2" -- --steps 20 --min-lr 0.0003
+    supervised_ends "a run that starts slowly after a line 'error: ' of a library goes on" 0 40 \
+        '[ ! -e "$out/incidents.jsonl" ]' 'grep -q "^error: a library says this" "$work/said"'
+}
+
+# SIGTERM is sent to the program until it ends the run, and not later: the second one would end its wait.
+supervised_after_save() {
+    begin after-save
+    rm -f "$work/uploaded"
+    supervise "n1:2 n2:2" -- --save-every 1000 --after-save "sleep 8; touch $work/uploaded"
+    wait_for 30 step_beyond "$out" 20
+    signal_supervise TERM
+    supervised_ends "after a signal the run waits for the command of --after-save" 75 30 '[ -e "$work/uploaded" ]' \
+        '! grep -q "a signal ended the wait" "$work/said"'
 }
 
 signal_supervise() { on n1 sh -c "kill -$1 \$(pgrep -of 'bash dev/launch/supervise')"; }
@@ -260,7 +338,7 @@ supervised_slurm() {
     begin slurm
     job=$(on n1 env OMP_WAIT_POLICY=passive sbatch --parsable --nodes "$hosts" --ntasks-per-node 2 --no-kill --requeue \
         --open-mode=append --output "$work/said" --wrap "exec dev/launch/supervise --hosts 2 --requeue \
-        --launch-options --overcommit -- $program ${train[*]} --steps 400 --out $out")
+        --silence 30 --launch-options --overcommit -- $program ${train[*]} --steps 400 --out $out")
     wait_for 30 step_beyond "$out" 30
     signal_host n2 KILL ranks
     wait_for 30 said_times "^supervise: launching 4 ranks on n1:2 n3:2" 1
@@ -281,12 +359,29 @@ supervised_slurm() {
         '[ "$(checkpoint_hash "$out")" = "$(checkpoint_hash "$work/slurm-reference")" ]'
 }
 
+# srun gives each host as many ranks as the list of hosts says.
+supervised_slurm_slots() {
+    local job
+    begin slurm-slots
+    printf 'n1 slots=1\nn2 slots=2\nn3 slots=1\n' >"$work/hostfile"
+    job=$(on n1 env OMP_WAIT_POLICY=passive sbatch --parsable --nodes 3 --ntasks-per-node 2 --output "$work/said" \
+        --wrap "exec dev/launch/supervise --launcher srun --hostfile $work/hostfile --launch-options --overcommit \
+        -- $program ${train[*]} --out $out")
+    wait_for 60 job_state_is "COMPLETED FAILED CANCELLED TIMEOUT"
+    sleep 0 &
+    launched=$!
+    supervised_ends "Slurm: hosts with different numbers of ranks" 0 1 same_checkpoint \
+        '[ "$(job_field JobState)" = COMPLETED ]' '! grep -q "srun: Warn" "$work/said"' \
+        'grep -q "^hosts: n1 (rank 0), n2 (ranks 1-2), n3 (rank 3)" "$work/said"'
+}
+
 # HOSTS=3 hosts.sh supervised
 supervised() {
     local scenario
     supervised_reference
-    local all="spare smaller pipeline first_host launcher hung_launcher gives_up error options lock signal killed"
-    all+=" frozen_start disk disk_between_saves slurm"
+    local all="spare smaller two_smaller refused_layouts pipeline first_host addresses launcher hung_launcher"
+    all+=" gives_up error options lock signal killed library_error after_save frozen_start"
+    all+=" disk disk_between_saves slurm slurm_slots"
     for scenario in ${SUPERVISED:-$all}; do
         "supervised_$scenario"
     done
