@@ -548,8 +548,8 @@ static void job_model(Job *j) {
                    o->batch, o->seq, (int64_t)o->batch * o->seq, (int)MOST_TOKENS);
 }
 
-/* Cores per rank: those of this process, at most as many as its container may keep busy, divided by the ranks that share
- * them. A launcher that binds processes to cores has divided them already. */
+/* Cores per rank: those of this process, at most as many as its container may keep busy, divided by the ranks that
+ * share them. A launcher that binds processes to cores has divided them already. */
 static int job_cores(int ranks_sharing) {
     cpu_set_t allowed;
     int failed = sched_getaffinity(0, sizeof allowed, &allowed);
