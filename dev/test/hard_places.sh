@@ -259,6 +259,20 @@ containers() {
     rmdir "$cpu" "$memory"
 }
 
+limited_threads() {
+    if [ "$(id -u)" != 0 ] || ! command -v setpriv >/dev/null; then
+        echo "left out: a limit on threads, which needs root to become another user"
+        return
+    fi
+    chmod 755 "$work"
+    cp "$program" limited-program
+    setpriv --reuid 65531 --regid 65531 --clear-groups bash -c 'ulimit -u 4 && exec "$@"' _ ./limited-program \
+        --model model --data text/train.tok --seq 32 --batch 1 --threads 8 --workers 1 --steps 1 >said 2>&1
+    code=$?
+    judge "fewer threads than --threads asks for are an error that names the option" "exit code $code: $(tail -n 1 said)" \
+        '[ "$code" = 1 ]' 'grep -qE "^error: only [0-9]+ of the 8 threads .* use a smaller --threads" said'
+}
+
 without_proc() {
     if [ "$(id -u)" != 0 ] || ! command -v mpirun >/dev/null || ! command -v unshare >/dev/null; then
         echo "left out: mpirun without /proc, which needs root"
@@ -274,7 +288,7 @@ without_proc() {
 
 prepare
 all="two_exports two_timelines tokenizer_vanishes weak_file_systems odd_names failed_start signals containers
-    without_proc"
+    limited_threads without_proc"
 for scenario in ${ONLY:-$all}; do
     "$scenario"
 done

@@ -10,18 +10,19 @@
 #include "../ops_common.h" // defines: Matmul
 #include "vectors.h"       // defines: vfloat, load_x, store_x, MR, NR
 #include <omp.h>
+#include <pthread.h>
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
 #endif
 
 enum {
-    DX_DEPTH = 16384,  // outputs in a partial sum of an fp32 dx: oneDNN is 20 % slower on longer ones
-    DW_TOKENS = 1024,  // tokens in a partial sum of dw: beyond this oneDNN's bits depend on the number of threads
-    PLAIN_ROWS = 128,  // block of C that the plain matmul computes at a time,
+    DX_DEPTH = 16384, // outputs in a partial sum of an fp32 dx: oneDNN is 20 % slower on longer ones
+    DW_TOKENS = 1024, // tokens in a partial sum of dw: beyond this oneDNN's bits depend on the number of threads
+    PLAIN_ROWS = 128, // block of C that the plain matmul computes at a time,
     PLAIN_COLS = 256,
     PLAIN_DEPTH = 256, // and the part of the sums for which A and B are packed
     PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS, // floats per thread
-    RATE_ROWS = 512,   // shape of the matmul that measures this device's speed
+    RATE_ROWS = 512, // shape of the matmul that measures this device's speed
     RATE_COLS = 768,
     RATE_COUNTS = 1 // whether that measurement means anything
 };
@@ -260,10 +261,38 @@ static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, c
 
 static void cpu_require_head_size(int HD) { (void)HD; } // every size works
 
+static void *wait_for_lock(void *lock) {
+    pthread_mutex_lock((pthread_mutex_t *)lock);
+    pthread_mutex_unlock((pthread_mutex_t *)lock);
+    return NULL;
+}
+
+/* Refuses more threads than this account may start. OpenMP's library would end the process without naming an option. */
+static void require_threads(int count) {
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // all threads exist until it is unlocked
+    pthread_t *threads = new_array(pthread_t, count);
+    int started = 1, failed = 0; // the first is the calling one
+    pthread_mutex_lock(&lock);
+    while (started < count && !failed) {
+        failed = pthread_create(&threads[started], NULL, wait_for_lock, &lock);
+        started += !failed;
+    }
+    pthread_mutex_unlock(&lock);
+    for (int i = 1; i < started; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    if (failed)
+        user_error("only %d of the %d threads that a rank computes with could be started: use a smaller --threads, or "
+                   "raise this account's limit of threads (ulimit -u) or the container's (pids.max)",
+                   started, count);
+}
+
 /* oneDNN takes the number of threads from the thread that calls it: hence once per rank, on the rank's own thread. */
 static void cpu_ops_open(Device *dev, int say) {
     if (dev->dry_run) return;
+    require_threads(dev->threads);
     omp_set_num_threads(dev->threads);
+#pragma omp parallel
+    {} // starts OpenMP's threads, while they are known to be allowed
     dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
     const char *why = onednn_open(dev, dev->matmuls);
