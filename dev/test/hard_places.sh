@@ -269,8 +269,9 @@ limited_threads() {
     setpriv --reuid 65531 --regid 65531 --clear-groups bash -c 'ulimit -u 4 && exec "$@"' _ ./limited-program \
         --model model --data text/train.tok --seq 32 --batch 1 --threads 8 --workers 1 --steps 1 >said 2>&1
     code=$?
-    judge "fewer threads than --threads asks for are an error that names the option" "exit code $code: $(tail -n 1 said)" \
-        '[ "$code" = 1 ]' 'grep -qE "^error: only [0-9]+ of the 8 threads .* use a smaller --threads" said'
+    judge "fewer threads than --threads asks for are an error that names the option" \
+        "exit code $code: $(tail -n 1 said)" '[ "$code" = 1 ]' \
+        'grep -qE "^error: only [0-9]+ of the 8 threads .* use a smaller --threads" said'
 }
 
 without_proc() {

@@ -291,8 +291,6 @@ static void cpu_ops_open(Device *dev, int say) {
     if (dev->dry_run) return;
     require_threads(dev->threads);
     omp_set_num_threads(dev->threads);
-#pragma omp parallel
-    {} // starts OpenMP's threads, while they are known to be allowed
     dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
     const char *why = onednn_open(dev, dev->matmuls);
