@@ -51,9 +51,9 @@ static void sum_tp_replicated(SharedGradients *s) {
     for (int first = 0; first < fsdp->table->num_units && tp > 1; first += units_at_once) {
         int end = first + units_at_once;
         int64_t n = copy_tp_replicated(fsdp, first, end, NULL, COUNT_ONLY);
+        if (!n) continue; // then there may be no buffer
         size_t bytes = sizeof(float) * n;
         float *mine = s->tp_buffer, *all = mine + n;
-        if (!n) continue;
         device_zero(fsdp->dev, mine, bytes); // elements of other shards are zero on every tp rank
         copy_tp_replicated(fsdp, first, end, mine, GRADIENTS_TO_BUFFER);
         all_gather_now(fsdp->comm, AXIS_TP, "gradients that tp does not split", mine, all, bytes);
