@@ -112,6 +112,7 @@ static void audit_line(Audit *a, const char *text) {
 }
 
 static void audit(const char *out) {
+    if (!out) user_error("--audit reads what a run left in --out: add --out DIR");
     char path[4096], *text = NULL;
     size_t capacity = 0;
     Audit a = ZERO;
@@ -130,7 +131,6 @@ static void audit(const char *out) {
            ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64
            ",\"of_last_epoch\":%" PRId64 "}\n",
            path, a.first_step, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
-    fflush(stdout);
     fclose(f);
     free(text);
     free(a.consumed_by);

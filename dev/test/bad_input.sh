@@ -864,6 +864,53 @@ adapters() {
     works "… and one that does not" "$program" --plan --model llama3-8b --world 8 --tp 8 --base int8 --lora-rank 16
 }
 
+# ---------------------------------------------------------------- a standard output that is full or closed
+# into FILE COMMAND… : COMMAND with its standard output there.   without_output COMMAND… : with none
+into() { local file=$1; shift; "$@" >"$file"; }
+without_output() { "$@" >&-; }
+export -f into without_output
+# full NAME COMMAND… : a result that cannot be written is an error
+full() {
+    local name=$1
+    shift
+    refused "$name into a full standard output" "standard output cannot be written: No space left on device; " \
+        bash -c 'into /dev/full "$@"' - "$@"
+}
+
+# trains_without NAME HOW : training does not need its progress lines, and says so once
+trains_without() {
+    local code notes
+    rm -rf unseen
+    timeout -k 1 20 bash -c "$2"' "$@"' - "$program" "${train[@]}" --steps 3 --out unseen </dev/null 2>.log
+    code=$?
+    notes=$(grep -c "^note: standard output is full or closed: progress lines are lost, and training continues$" .log)
+    if [ "$code $notes $(wc -l <.log) $(grep -c '"loss"' unseen/metrics.jsonl)" = "0 1 1 3" ]; then
+        pass "$1" "exit code 0, $(cat .log)"
+    else
+        fail "$1" "exit code $code, $notes notes, expected 0 and 1: $(tail -n 2 .log)"
+    fi
+}
+
+results() {
+    echo 12 >ids
+    full "--help" "$program" --help
+    full "plan_llama3 --help" "$planner" --help
+    full "--encode" "$program" --encode sample/00.txt --tokenizer good/tokenizer.model
+    full "--decode" "$program" --decode ids --tokenizer good/tokenizer.model
+    full "--plan" "$program" --plan
+    full "plan_llama3" "$planner" --world 2
+    full "--eval" "$program" --model trained --eval good/val.tok --seq 16 --threads 1
+    full "--eval on 2 ranks" "$program" --model trained --eval good/val.tok --seq 16 --threads 1 --ranks 2
+    full "--generate" "$program" --model trained --generate hello --max-tokens 20 --threads 1
+    full "--check-hosts" "$program" --check-hosts --model model --threads 1
+    works "a run to audit" "$program" "${train[@]}" --out audited
+    full "--audit" "$program" --audit --out audited
+    refused "--eval into a closed standard output" "standard output cannot be written: it is closed; " \
+        bash -c 'without_output "$@"' - "$program" --model trained --eval good/val.tok --seq 16 --threads 1
+    trains_without "training into a full standard output goes on" 'into /dev/full'
+    trains_without "training into a closed standard output goes on" without_output
+}
+
 # ---------------------------------------------------------------- text without text
 corpora() {
     mkdir -p none
@@ -888,6 +935,7 @@ outputs
 clusters
 adapters
 stored
+results
 corpora
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
