@@ -1,6 +1,7 @@
 /* encode.h: --encode FILE prints the token ids of a text, one per line; --decode FILE prints the text of such ids. */
 #ifndef ENCODE_H
 #define ENCODE_H
+#include "../lib/input.h"  // defines: refuse_endless
 #include "../lib/output.h" // defines: check_results
 #include "../tokenizer.h"  // defines: Tokenizer, tokenizer_encode, print_token
 
@@ -31,6 +32,8 @@ static void encode_or_decode(const char *file, const char *encode, const char *d
     Tokenizer *t = tokenizer_open(file);
     size_t length, capacity = 0;
     int32_t *ids = NULL;
+    struct stat info;
+    if (!stat(path, &info)) refuse_endless(path, &info, encode ? "a file of text" : "a file of token ids");
     char *text = read_file(path, &length);
     if (!text) user_error("cannot read %s: %s", path, strerror(errno));
     size_t count = encode ? tokenizer_encode(t, text, length, &ids, &capacity, 0) : 0;

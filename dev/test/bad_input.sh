@@ -351,6 +351,16 @@ tokenizers() {
     bad "--encode of nothing" "nothing.txt" --encode nothing.txt --tokenizer good/tokenizer.model
     bad "--encode of a directory" "good.*directory" --encode good --tokenizer good/tokenizer.model
     bad "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
+    mkfifo pipe
+    bad "--encode of a named pipe" "pipe is a named pipe, expected a file of text" --encode pipe --tokenizer \
+        good/tokenizer.model
+    bad "--encode of a device" "/dev/zero is a device, expected a file of text" --encode /dev/zero --tokenizer \
+        good/tokenizer.model
+    bad "--decode of a named pipe" "pipe is a named pipe, expected a file of token ids" --decode pipe --tokenizer \
+        good/tokenizer.model
+    bad "tokenizer: a named pipe" "tokenizer pipe is not a file" --encode sample/00.txt --tokenizer pipe
+    bad "tokenizer: a device" "tokenizer /dev/zero is not a file" --encode sample/00.txt --tokenizer /dev/zero
+    works "--encode of a pipe" "$program" --encode <(cat sample/00.txt) --tokenizer good/tokenizer.model
     for id in 600 -1 99999999999999999999; do
         echo "$id" >ids
         bad "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer \
