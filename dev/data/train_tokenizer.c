@@ -91,7 +91,6 @@ static void piece_count(Trainer *b, const char *bytes, size_t len) {
 /* Counts the pieces of the corpus. Returns the number of bytes that were used. */
 static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
     pcre2_code *split = split_open("", 0, llama3_split);
-    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     uint64_t bytes = 0;
     for (size_t d = 0; d < corpus->count; d++) {
         const Document *document = &corpus->documents[d];
@@ -102,14 +101,15 @@ static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
         document_read(document, f, text, len);
         fclose(f);
         len = utf8_valid_length(text, len); // the last character may be incomplete
+        Splitter splitter = splitter_open(split, 1, len);
         for (size_t at = 0, end; at < len; at = end) {
-            end = split_next(split, 1, match, text, len, at);
+            end = split_next(&splitter, text, len, at);
             piece_count(b, text + at, end - at);
         }
+        splitter_close(&splitter);
         bytes += len;
         free(text);
     }
-    pcre2_match_data_free(match);
     pcre2_code_free(split);
     return bytes;
 }

@@ -82,6 +82,24 @@ same "a line without blanks: the same for any threads and slices" piece
 tr -dc 'a-z' <text >letters # none
 same "a text without a place to cut: the same for any threads and slices" letters
 
+# ---------------------------------------------------------------- a long run of blanks
+# blanks N : N blanks and a word.   ids FILE : its ids, each run of equal ones once
+blanks() { head -c "$1" /dev/zero | tr '\0' ' '; echo word; }
+ids() { bin/encode tokenizer.model "$1" 2>.err | od -An -v -w4 -td4 -j16 | uniq; }
+blanks 1000000 >blanks-1
+blanks 12000000 >blanks-12
+if bin/train_tokenizer --vocab-size 1000 --out none.model text blanks-12 >.out 2>.err; then
+    pass "a tokenizer is trained on text with 12 million blanks" "$(cat .out)"
+else
+    fail "a tokenizer is trained on text with 12 million blanks" "$(cat .err)"
+fi
+if [ -n "$(ids blanks-1)" ] && [ "$(ids blanks-1)" = "$(ids blanks-12)" ]; then
+    pass "12 million blanks have the ids of a million" "$(ids blanks-1 | tr -s '\n' ' ')"
+else
+    fail "12 million blanks have the ids of a million" "$(ids blanks-12 | head -n 9) $(cat .err)"
+fi
+rm blanks-*
+
 # ---------------------------------------------------------------- larger than memory
 # large NAME MB : text of so many MB, with 2 threads in 64 MB of addresses (one heap for both; else it reserves 64 MB
 # for each)
