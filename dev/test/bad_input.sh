@@ -217,6 +217,8 @@ command_line() {
     works "more loader workers than samples" "$program" "${train[@]}" --workers 64
     bad "an option without its value" "--steps needs a value" "${train[@]}" --steps
     bad "no data at all" "--data is missing" --model tiny
+    bad "a name with control characters of C1" $'cannot read   31m 32m\xc3\xbc\xe2\x80\xa6:' --tokenizer \
+        good/tokenizer.model --encode $'\xc2\x9b31m\x9b32m\xc3\xbc\xe2\x80\xa6'
     for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" \
         "--$option.*needs a value" "${train[@]}" "--$option" ""; done
     bad "a model that is none" "--model llama9.*(preset|directory)" "${train[@]}" --model llama9
