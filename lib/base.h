@@ -148,8 +148,8 @@ static inline size_t utf8_character_length(const uint8_t *p, size_t left) {
 }
 
 /* Replaces control characters by blanks: a line with names from files stays one line, and a terminal is not given
- * commands. They are C0 and DEL in ASCII, and C1, which is U+0080 to U+009F in UTF-8, or a single byte if the text is not
- * UTF-8 there. */
+ * commands. They are C0 and DEL in ASCII, and C1: U+0080 to U+009F in UTF-8, or single bytes 0x80 to 0x9F that are not
+ * part of a valid character. */
 static inline void blank_control_characters(char *text, size_t length) {
     uint8_t *p = (uint8_t *)text;
     for (size_t i = 0, n; i < length; i += n) {

@@ -154,7 +154,7 @@ contract="model vocab-size tokenizer data val tail workers doc-mask seq batch ac
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
     out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
     trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
-    help"
+    help version"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
 lists_options() {
@@ -173,6 +173,27 @@ help_text() {
     lists_options "$program" $contract
     lists_options "$planner" cluster search world trace out model data tp cp pp sharding recompute mtbf hosts spares \
         repair detect relaunch step-seconds save-seconds pause-seconds
+    version_of "$program"
+    version_of "$planner"
+}
+
+# version_of PROGRAM : --version says what a bug report needs, in lines "what: …"
+version_of() {
+    local name=${1##*/} code missing='' what features
+    "$1" --version >version 2>.log
+    code=$?
+    for what in precision compiler "the build uses" "this processor has" MPI cJSON PCRE2 zlib; do
+        grep -qE "^$what: .+" version || missing+=" $what"
+    done
+    grep -qE "^$name, commit ([^ ]*[0-9a-f]{7,}(-dirty)?|unknown)$" version || missing+=" commit"
+    grep -qE "^cJSON: [0-9]+\.[0-9]+\.[0-9]+$" version || missing+=" the number of cJSON"
+    features=$(sed -n 's/^this processor has: //p' version)
+    if grep -qw avx512_bf16 /proc/cpuinfo && [[ $features != *AVX512_BF16* ]]; then missing+=" AVX512_BF16"; fi
+    if [ "$code" != 0 ] || [ -s .log ] || [ -n "$missing" ]; then
+        fail "$name --version" "exit code $code, missing:$missing, on stderr: $(head -n 1 .log)"
+    else
+        pass "$name --version" "$(tr '\n' ';' <version)"
+    fi
 }
 
 # bad_values NAME VALUE… : the option refuses each of the values
@@ -906,6 +927,7 @@ trains_without() {
 results() {
     echo 12 >ids
     full "--help" "$program" --help
+    full "--version" "$program" --version
     full "plan_llama3 --help" "$planner" --help
     full "--encode" "$program" --encode sample/00.txt --tokenizer good/tokenizer.model
     full "--decode" "$program" --decode ids --tokenizer good/tokenizer.model
@@ -935,6 +957,21 @@ corpora() {
     refused "text.sh into a file" "file" "$top/dev/data/text.sh" file sample/00.txt
 }
 
+# ---------------------------------------------------------------- building without the libraries
+# make in a folder of programs with neither a compiler nor MPI says which packages it would install, and nothing else
+building() {
+    local name said
+    mkdir -p few
+    for name in sh make grep id; do ln -sf "$(type -P "$name")" few/; done
+    ln -sf "$(type -P true)" few/apt-get
+    said=$(PATH=$PWD/few make -n -C "$top" demo 2>&1 >.log | head -n 1)
+    if [ -z "$said" ] && grep -q "installing .*cjson" .log; then
+        pass "make without the libraries" "$(grep -am1 installing .log)"
+    else
+        fail "make without the libraries" "on stderr: $said"
+    fi
+}
+
 prepare
 command_line
 token_files
@@ -949,5 +986,6 @@ adapters
 stored
 results
 corpora
+building
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
