@@ -7,6 +7,7 @@
 #ifndef AUDIT_H
 #define AUDIT_H
 #include "../lib/device.h"
+#include "../lib/input.h" // defines: input_open
 #include <cjson/cJSON.h>
 
 typedef struct {
@@ -118,7 +119,7 @@ static void audit(const char *out) {
     Audit a = ZERO;
     snprintf(path, sizeof path, "%s/samples.jsonl", out);
     a.path = path;
-    FILE *f = fopen(path, "r");
+    FILE *f = input_open(path, "the record of a run's samples");
     if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
     while (getline(&text, &capacity, f) > 0) {
         a.line++;

@@ -517,6 +517,9 @@ tasks() {
         --eval good/val.tok --resume trained
     bad "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
     bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
+    mkdir -p endless && mkfifo endless/samples.jsonl
+    bad "--audit of a named pipe" "endless/samples.jsonl is a named pipe, expected the record of a run" --audit --out \
+        endless
     works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
     bad "--resume with another learning rate" \
         "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" \
