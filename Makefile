@@ -57,11 +57,14 @@ plan_llama3 planner: $(BUILD)/plan_llama3
 	@ln -sf $< plan_llama3
 	@echo "built $< ($(PRECISION))"
 
-$(BUILD)/train_llama3: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) $< -o $@ $(LIBS)
+$(BUILD)/train_llama3.o: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -c $< -o $@
 
-$(BUILD)/plan_llama3: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -Wno-unused-function $< -o $@ $(LIBS)
+$(BUILD)/plan_llama3.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -c $< -o $@
+
+$(BUILD)/train_llama3 $(BUILD)/plan_llama3: %: %.o $(BUILD)/commit.o
+	$(CC) $(FLAGS) $^ -o $@ $(LIBS)
 
 $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function $(WRAP) $< -o $@ $(LIBS)
@@ -79,6 +82,14 @@ $(CPU_CUDA_BUILD)/flags: HOW = $(CXX) $(CPU_CUDA_FLAGS)
 build/%/flags: always
 	@mkdir -p $(@D)
 	@echo '$(HOW)' | cmp -s - $@ || echo '$(HOW)' > $@
+
+# The commit, for --version. It is an object of its own: after a commit the programs are linked again, not compiled.
+build/%/commit.o: always
+	@mkdir -p $(@D)
+	@commit=$$(git describe --always --dirty 2>/dev/null || echo unknown); \
+	    text="const char build_commit[] = \"$$commit\";"; source=$(@:.o=.c); \
+	    if ! [ -e $@ ] || ! echo "$$text" | cmp -s - $$source; then \
+	        echo "$$text" > $$source && $(CC) -c $$source -o $@; fi
 
 programs: $(BUILD)/train_llama3 $(BUILD)/test_llama3 $(if $(filter fp32,$(PRECISION)),$(BUILD)/plan_llama3)
 test-programs: programs $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda

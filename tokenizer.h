@@ -162,18 +162,40 @@ static inline size_t split_ascii_word(const char *text, size_t len, size_t at) {
     return end > word && (end == len || (uint8_t)text[end] < 0x80) ? end : 0;
 }
 
+/* Splits one text at a time. */
+typedef struct {
+    const pcre2_code *split;
+    int llama3; // the expression is llama3_split
+    pcre2_match_data *match;
+    pcre2_match_context *limits;
+} Splitter;
+
+/* For texts of at most `len` bytes. PCRE2 limits how often a match may be retried, to 10 million times by default. A
+ * run of blanks is retried once for each of them, so the limit grows with the text. */
+static Splitter splitter_open(const pcre2_code *split, int llama3, size_t len) {
+    Splitter s = {split, llama3, pcre2_match_data_create(1, NULL), pcre2_match_context_create(NULL)};
+    if (!s.match || !s.limits) run_failure("out of memory: cannot allocate PCRE2's match data");
+    size_t retries = len < UINT32_MAX / 8 ? 10000000 + 4 * len : UINT32_MAX;
+    pcre2_set_match_limit(s.limits, (uint32_t)retries);
+    return s;
+}
+
+static void splitter_close(Splitter *s) {
+    pcre2_match_data_free(s->match);
+    pcre2_match_context_free(s->limits);
+}
+
 /* The end of the piece that starts at byte `at` of `len` bytes of valid UTF-8. */
-static inline size_t split_next(const pcre2_code *split, int llama3, pcre2_match_data *match, const char *text,
-                                size_t len, size_t at) {
-    size_t word_end = llama3 ? split_ascii_word(text, len, at) : 0; // twice as fast on English as PCRE2 alone
+static inline size_t split_next(const Splitter *s, const char *text, size_t len, size_t at) {
+    size_t word_end = s->llama3 ? split_ascii_word(text, len, at) : 0; // twice as fast on English as PCRE2 alone
     if (word_end) return word_end;
-    int rc = pcre2_match(split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, match, NULL);
+    int rc = pcre2_match(s->split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, s->match, s->limits);
     if (rc <= 0 && rc != PCRE2_ERROR_NOMATCH) // the JIT's stack may be too small; the interpreter uses the heap
-        rc = pcre2_match(split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
-    if (rc <= 0 && llama3)
+        rc = pcre2_match(s->split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, s->match, s->limits);
+    if (rc <= 0 && s->llama3)
         run_failure("PCRE2 gave up (error %d) at byte %zu of a text of %zu bytes; expected a match at every character",
                     rc, at, len);
-    size_t end = rc > 0 ? pcre2_get_ovector_pointer(match)[1] : at;
+    size_t end = rc > 0 ? pcre2_get_ovector_pointer(s->match)[1] : at;
     if (end <= at)
         user_error("the expression in the tokenizer's file matches no piece at byte %zu of a text of %zu bytes (PCRE2: "
                    "%d), expected a match at every character: correct its `split` line",
@@ -449,11 +471,9 @@ static void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) {
     }
 }
 
-/* `contents` (len): of the file `path`, which errors name. */
-static Tokenizer *tokenizer_from_text(const char *path, const char *contents, size_t len) {
+/* `text` (len, and a NUL): the contents of the file `path`, which errors name; frees it. */
+static Tokenizer *tokenizer_from_text(const char *path, char *text, size_t len) {
     Tokenizer *t = new_array(Tokenizer, 1);
-    char *text = (char *)checked_malloc(len + 1); // a copy, because reading lines changes it
-    memcpy(text, contents, len);
     const char *header[NUM_HEADER_LINES]; // of Llama 3's format, which has none: what it would say
     header[HEADER_BOS] = "<|begin_of_text|>";
     header[HEADER_EOS] = "<|end_of_text|>";
@@ -485,9 +505,7 @@ static Tokenizer *tokenizer_from_text(const char *path, const char *contents, si
 static Tokenizer *tokenizer_open(const char *path) {
     size_t len;
     char *text = tokenizer_read_file(path, &len);
-    Tokenizer *t = tokenizer_from_text(path, text, len);
-    free(text);
-    return t;
+    return tokenizer_from_text(path, text, len);
 }
 
 static void tokenizer_close(Tokenizer *t) {
@@ -661,16 +679,15 @@ static void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, 
 static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int32_t **ids, size_t *capacity,
                                size_t used) {
     Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0};
-    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
-    if (!match) run_failure("out of memory: cannot allocate PCRE2's match data");
-    size_t valid = text_valid_length(t->split, match, text, len), last_piece_id = used;
+    Splitter splitter = splitter_open(t->split, t->llama3, len);
+    size_t valid = text_valid_length(t->split, splitter.match, text, len), last_piece_id = used;
     for (size_t at = 0, end; at < valid; at = end) {
-        end = split_next(t->split, t->llama3, match, text, valid, at);
+        end = split_next(&splitter, text, valid, at);
         last_piece_id = e.used;
         encode_piece(&e, text + at, end - at);
     }
     if (valid < len) encode_rest(&e, text, len, valid, used, last_piece_id);
-    pcre2_match_data_free(match);
+    splitter_close(&splitter);
     free(e.kept);
     free(e.parts);
     free(e.heap);

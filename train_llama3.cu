@@ -6,6 +6,7 @@
  * comes from an arena (lib/device.h). So the same code also runs as a dry run, without arithmetic or memory, which
  * predicts the memory, FLOPs and traffic of any rank.
  */
+#include "lib/output.h"            // defines: finish_results, flush_results, note_lost_progress
 #include "lib/device.h"            // defines: arena_alloc, device_phase, device_copy, device_open_dry_run
 #include "lib/comm_open.h"         // defines: LaunchInfo, comm_start_process, comm_open
 #include "lib/ops.h"               // defines: rmsnorm_forward, rope_forward, attention_forward, …
@@ -36,9 +37,8 @@
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
-#include "run/audit.h"             // defines: audit
 #include "run/launch.h"            // defines: launch
-#include "run/encode.h"            // defines: encode_or_decode
+#include "run/without_ranks.h"     // defines: task_without_ranks; includes run/audit.h and run/encode.h
 #include "run/check_hosts.h"       // defines: check_hosts
 
 // ---------------------------------------------------------------------------
@@ -578,7 +578,7 @@ static void generate(Trainer *trainer) {
         if (tokenizer_ends(j->tokenizer, id) || id >= j->tokenizer->vocab_size) break;
         if (prints) {
             print_token(j->tokenizer, id, stdout);
-            fflush(stdout);
+            flush_results();
         }
         if (i + 1 < o->max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
     }
@@ -689,6 +689,7 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     if (trainer->parallel.rank == 0) {
         logger_step(&trainer->logger, step, &s, trainer->figures);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples);
+        note_lost_progress(&trainer->noted_lost_lines);
     }
     if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
@@ -806,6 +807,7 @@ static int rank_train(Trainer *trainer) {
     loader_close(&trainer->loader, &trainer->parallel.dev);
     if (speaks) logger_loader(&trainer->loader);
     if (speaks) logger_close(&trainer->logger);
+    if (speaks) note_lost_progress(&trainer->noted_lost_lines);
     return complete;
 }
 
@@ -859,22 +861,13 @@ static void rank_main(Job *j, int rank) {
 
 #ifndef TESTING
 int main(int argc, char **argv) {
+    output_prepare();
     int process = rank_of_launcher();
     process_end.process = process;
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
-    if (job.opt.help && process == 0) options_print_help(stdout, 0);
-    if (job.opt.help) return 0;
-    if (job.opt.encode || job.opt.decode) {
-        if (process == 0) encode_or_decode(job.opt.tokenizer, job.opt.encode, job.opt.decode);
-        return 0;
-    }
-    if (job.opt.audit) {
-        if (!job.opt.out) user_error("--audit reads what a run left in --out: add --out DIR");
-        if (process == 0) audit(job.opt.out);
-        return 0;
-    }
+    if (task_without_ranks(&job.opt, process == 0, 0)) return 0;
     int trains = job.opt.data && !job.opt.plan && !job.opt.check_hosts;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);
     if (trains) signal(SIGPIPE, SIG_IGN); // a run does not end because nobody reads its progress any longer
@@ -887,6 +880,7 @@ int main(int argc, char **argv) {
     } else {
         launch(&job, started.rank, job.task == DO_CHECK_HOSTS ? check_hosts : rank_main);
     }
+    if (job.task != DO_TRAIN && job.task != DO_EXPORT) finish_results();
     job_close(&job);
     comm_end_process();
     if (job.has_problems) return 1;

@@ -28,7 +28,8 @@ CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 
                   $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) \
                   $(filter -g -O% -fsanitize%,$(CFLAGS))
 CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
-link_on_cpu = $(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lz -lm -pthread
+link_on_cpu = $(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $(or $(filter %.o,$^),$@.o) -o $@ -lcjson \
+    -lpcre2-8 -lz -lm -pthread
 
 train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	@ln -sf $< $@
@@ -37,15 +38,26 @@ train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	@$(if $(HAVE_MPI),,$(if $(HAVE_NCCL),echo \
 	    "  without MPI: the GPUs of one host$(comma) --ranks N --transport nccl"))
 
+CUDA_PROGRAMS := train_llama3_cuda test_llama3_cuda
 # What ptxas says about each kernel, its registers and shared memory, stays next to the program.
-$(CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed
+$(CUDA_BUILD)/%_cuda.o: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed
 	@$(if $(NVCC),,echo "$(NO_NVCC)" >&2; exit 1)
-	$(NVCC) $(CUDA_FLAGS) $(if $(findstring train,$@),$(CUDA_MPI)) $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || \
-	    { cat $@.ptxas >&2; exit 1; }
+	$(NVCC) $(CUDA_FLAGS) $(if $(findstring train,$@),$(filter-out -L% -l%,$(CUDA_MPI))) -c $< -o $@ \
+	    2> $(@:.o=.ptxas) || \
+	    { cat $(@:.o=.ptxas) >&2; exit 1; }
 
-$(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
-	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@.o
+$(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%): %: %.o
+	$(NVCC) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(if $(findstring train,$@),$(filter -L% -l%,$(CUDA_MPI))) \
+	    $(CUDA_LIBS)
+
+$(CPU_CUDA_BUILD)/%_cuda.o: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@
+
+$(CUDA_PROGRAMS:%=$(CPU_CUDA_BUILD)/%): %: %.o
 	$(link_on_cpu)
+
+$(CUDA_BUILD)/train_llama3_cuda: $(CUDA_BUILD)/commit.o
+$(CPU_CUDA_BUILD)/train_llama3_cuda: $(CPU_CUDA_BUILD)/commit.o
 
 # the program with times, op by op and step by step; dev/gpu_check.sh runs it
 BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_step.h train_llama3.cu
@@ -56,7 +68,6 @@ $(CPU_CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_B
 	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. -c $< -o $@.o
 	$(link_on_cpu)
 
-CUDA_PROGRAMS := train_llama3_cuda test_llama3_cuda
 cuda-programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%) $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
 cuda-on-cpu-programs: $(CUDA_PROGRAMS:%=$(CPU_CUDA_BUILD)/%) \
                       $(if $(filter bf16,$(PRECISION)),$(CPU_CUDA_BUILD)/bench_gpu)

@@ -128,6 +128,39 @@ static inline double seconds_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* The length of the UTF-8 character at p, of which `left` bytes exist; 0 if it is not valid (the table of RFC 3629,
+ * section 4: neither overlong forms nor surrogates). */
+static inline size_t utf8_character_length(const uint8_t *p, size_t left) {
+    uint8_t c = p[0], second_min = 0x80, second_max = 0xBF;
+    if (c < 0x80) return 1;
+    if (c < 0xC2 || c > 0xF4) return 0;
+    size_t n = 2;
+    if (c >= 0xE0) n = 3;
+    if (c >= 0xF0) n = 4;
+    if (c == 0xE0) second_min = 0xA0;
+    if (c == 0xED) second_max = 0x9F;
+    if (c == 0xF0) second_min = 0x90;
+    if (c == 0xF4) second_max = 0x8F;
+    if (n > left || p[1] < second_min || p[1] > second_max) return 0;
+    for (size_t i = 2; i < n; i++)
+        if (p[i] >> 6 != 2) return 0;
+    return n;
+}
+
+/* Replaces control characters by blanks: a line with names from files stays one line, and a terminal is not given
+ * commands. They are C0 and DEL in ASCII, and C1: U+0080 to U+009F in UTF-8, or single bytes 0x80 to 0x9F that are not
+ * part of a valid character. */
+static inline void blank_control_characters(char *text, size_t length) {
+    uint8_t *p = (uint8_t *)text;
+    for (size_t i = 0, n; i < length; i += n) {
+        size_t valid = utf8_character_length(p + i, length - i);
+        int is_c0 = p[i] < ' ' || p[i] == 127;
+        int is_c1 = valid == 2 ? p[i] == 0xC2 && p[i + 1] < 0xA0 : !valid && p[i] < 0xA0;
+        n = valid ? valid : 1;
+        if (is_c0 || is_c1) memset(p + i, ' ', n);
+    }
+}
+
 // ---------------------------------------------------------------------------
 // exact sums
 
@@ -223,8 +256,7 @@ static inline void end_process(int code, const char *prefix, const char *format,
         used += snprintf(line + used, sizeof line - (size_t)used, "on host %s: ", process_end.host);
     used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
     if (used > (int)sizeof line - 2) used = (int)sizeof line - 2;
-    for (int i = 0; i < used; i++) // names from files may hold control characters; the error stays one line
-        if ((unsigned char)line[i] < ' ' || line[i] == 127) line[i] = ' ';
+    blank_control_characters(line, (size_t)used);
     line[used++] = '\n';
     fflush(stdout);
     fwrite(line, 1, (size_t)used, stderr);

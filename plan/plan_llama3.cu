@@ -78,11 +78,9 @@ static void check_plan_options(const Options *o) {
 int main(int argc, char **argv) {
     Job job = ZERO;
     Cluster cluster;
+    output_prepare();
     job.opt = options_parse(argc, argv);
-    if (job.opt.help) {
-        options_print_help(stdout, 1);
-        return 0;
-    }
+    if (task_without_ranks(&job.opt, 1, 1)) return 0;
     check_plan_options(&job.opt);
     check_goodput_options(&job.opt);
     job.opt.plan = 1;
@@ -100,6 +98,7 @@ int main(int argc, char **argv) {
         plan_one_layout(&job, job.opt.cluster ? &cluster : NULL);
     }
     if (job.opt.cluster) cluster_close(&cluster);
+    finish_results();
     job_close(&job);
     return 0;
 }

@@ -7,6 +7,7 @@
 #ifndef AUDIT_H
 #define AUDIT_H
 #include "../lib/device.h"
+#include "../lib/input.h" // defines: input_open
 #include <cjson/cJSON.h>
 
 typedef struct {
@@ -112,12 +113,13 @@ static void audit_line(Audit *a, const char *text) {
 }
 
 static void audit(const char *out) {
+    if (!out) user_error("--audit reads what a run left in --out: add --out DIR");
     char path[4096], *text = NULL;
     size_t capacity = 0;
     Audit a = ZERO;
     snprintf(path, sizeof path, "%s/samples.jsonl", out);
     a.path = path;
-    FILE *f = fopen(path, "r");
+    FILE *f = input_open(path, "the record of a run's samples");
     if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
     while (getline(&text, &capacity, f) > 0) {
         a.line++;
@@ -130,7 +132,6 @@ static void audit(const char *out) {
            ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64
            ",\"of_last_epoch\":%" PRId64 "}\n",
            path, a.first_step, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
-    fflush(stdout);
     fclose(f);
     free(text);
     free(a.consumed_by);

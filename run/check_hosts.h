@@ -8,6 +8,7 @@
 #define CHECK_HOSTS_H
 #include "host_problems.h" // defines: HostCheck, gather_facts, check_starts, …
 #include "../lib/json.h"   // defines: json_real, json_add_integer
+#include "../lib/output.h" // defines: flush_results
 
 // ---------------------------------------------------------------------------
 // the report
@@ -236,7 +237,7 @@ static void report_all(HostCheck *h, double seconds) {
     printf("checked %d host%s with %d rank%s in %.1f s\n", run_hosts.count, run_hosts.count == 1 ? "" : "s",
            h->comm->mesh.world, h->comm->mesh.world == 1 ? "" : "s", seconds);
     if (!h->problems) printf("no problem found\n");
-    fflush(stdout);
+    flush_results();
     if (h->problems)
         fprintf(stderr, "error: --check-hosts found %d problem%s, listed above: correct %s, and check again\n",
                 h->problems, h->problems == 1 ? "" : "s", h->problems == 1 ? "it" : "them");

@@ -1,7 +1,9 @@
 /* encode.h: --encode FILE prints the token ids of a text, one per line; --decode FILE prints the text of such ids. */
 #ifndef ENCODE_H
 #define ENCODE_H
-#include "../tokenizer.h"
+#include "../lib/input.h"  // defines: refuse_endless
+#include "../lib/output.h" // defines: check_results
+#include "../tokenizer.h"  // defines: Tokenizer, tokenizer_encode, print_token
 
 /* Prints the text of ids written as decimal numbers. All ids are checked before the first is printed. */
 static void decode_ids(const Tokenizer *t, const char *path, const char *text, size_t length) {
@@ -17,6 +19,7 @@ static void decode_ids(const Tokenizer *t, const char *path, const char *text, s
             if (id < 0 || id >= t->vocab_size)
                 user_error("%s: id %ld is outside the tokenizer's 0 to %d", path, id, t->vocab_size - 1);
             if (print) print_token(t, (int32_t)id, stdout);
+            check_results();
             at = end + strspn(end, separators);
         }
     }
@@ -29,10 +32,15 @@ static void encode_or_decode(const char *file, const char *encode, const char *d
     Tokenizer *t = tokenizer_open(file);
     size_t length, capacity = 0;
     int32_t *ids = NULL;
+    struct stat info;
+    if (!stat(path, &info)) refuse_endless(path, &info, encode ? "a file of text" : "a file of token ids");
     char *text = read_file(path, &length);
     if (!text) user_error("cannot read %s: %s", path, strerror(errno));
     size_t count = encode ? tokenizer_encode(t, text, length, &ids, &capacity, 0) : 0;
-    for (size_t i = 0; i < count; i++) printf("%d\n", ids[i]);
+    for (size_t i = 0; i < count; i++) {
+        printf("%d\n", ids[i]);
+        check_results();
+    }
     if (decode) decode_ids(t, path, text, length);
     free(ids);
     free(text);

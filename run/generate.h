@@ -2,6 +2,7 @@
 #ifndef GENERATE_H
 #define GENERATE_H
 #include "../lib/base.h" // defines: mix64
+#include <float.h>       // defines: FLT_MIN
 
 typedef struct {
     float p; // probability, up to a common factor
@@ -21,21 +22,23 @@ static double uniform_of_seed(uint64_t seed, int64_t number) {
 }
 
 /* Samples with temperature from the nucleus: the fewest most probable tokens with a total probability of at least top_p
- * (Holtzman et al. 2020). Temperature 0 takes the most probable token. `u` is uniform in [0, 1). */
+ * (Holtzman et al. 2020). Temperature 0 takes the most probable token, and so does one that is less than the smallest
+ * normal fp32 number, by which one cannot divide. `u` is uniform in [0, 1). */
 static int32_t sample_token(const float *logits /* (V) */, int V, double temperature, double top_p, double u,
                             Candidate *scratch /* (V) */) {
-    float largest = logits[0];
+    float largest = logits[0], divisor = (float)temperature;
+    int is_greedy = divisor < FLT_MIN;
     double sum = 0, nucleus = 0;
     int n = 0; // tokens in the nucleus
     for (int v = 1; v < V; v++) largest = logits[v] > largest ? logits[v] : largest;
     for (int v = 0; v < V; v++) {
         scratch[v].id = v;
-        scratch[v].p = temperature > 0 ? expf((logits[v] - largest) / (float)temperature) : logits[v] == largest;
+        scratch[v].p = is_greedy ? logits[v] == largest : expf((logits[v] - largest) / divisor);
         sum += scratch[v].p;
     }
     qsort(scratch, (size_t)V, sizeof *scratch, by_probability);
     while (n < V && (n == 0 || nucleus < top_p * sum)) nucleus += scratch[n++].p;
-    if (temperature == 0) {
+    if (is_greedy) {
         n = 1;
         nucleus = scratch[0].p;
     }

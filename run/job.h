@@ -189,7 +189,9 @@ static void job_read_tokenizer(Job *j, const char *option) {
     if (!j->tokenizer_path[0])
         user_error("%s needs a tokenizer, and there is no tokenizer.model next to %s: give one with --tokenizer FILE",
                    option, data ? data : o->model);
-    j->tokenizer = tokenizer_from_text(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length);
+    char *text = (char *)checked_malloc(j->tokenizer_length + 1); // reading changes it
+    memcpy(text, j->tokenizer_text, j->tokenizer_length);
+    j->tokenizer = tokenizer_from_text(j->tokenizer_path, text, j->tokenizer_length);
     if (j->tokenizer->vocab_size > j->config.V)
         user_error("%s has %d tokens, but the model's vocabulary has %d: give the model's own tokenizer with "
                    "--tokenizer FILE",

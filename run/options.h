@@ -32,7 +32,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
     double timeout, start_timeout; // seconds
     const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
-    int plan, check_hosts, world, search, merge, max_tokens, audit, help;
+    int plan, check_hosts, world, search, merge, max_tokens, audit, help, version;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
     double mtbf, repair, detect, relaunch, step_seconds, save_seconds, pause_seconds; // mtbf, repair: hours
@@ -229,6 +229,9 @@ static const OptionRow option_rows[] = {
     TEXT("encode", encode, "FILE", NULL, "print the token ids of a text, one per line (needs --tokenizer)"),
     TEXT("decode", decode, "FILE", NULL, "print the text of token ids, one per line (needs --tokenizer)"),
     FLAG("help", help, "print this list"),
+    FLAG(
+        "version", version,
+        "print what a bug report needs: commit, precision, compiler, features of the processor, versions of libraries"),
     GROUP(PLANNER_OPTIONS),
     TEXT("cluster", cluster, "FILE", NULL,
          "estimate the time of a step on the machines that FILE describes (examples in dev/clusters and dev/results); "

@@ -77,7 +77,6 @@ static void signals_handle_saving(void (*handler)(int), int all) {
 static void signals_install_for_start(int saves, int under_mpirun, int has_launcher, int is_first) {
     static const int endings[] = {SIGTERM, SIGINT, SIGHUP};
     prints_about_signals = is_first;
-    signal(SIGXFSZ, SIG_IGN); // a file that exceeds the size limit is an error like any other
     if (saves) signals_handle_saving(signal_ends_start, !under_mpirun);
     else if (!has_launcher) signals_handle(signal_ends_unsaved, endings, 3); // with one, lib/monitor.h handles them
 }

@@ -40,8 +40,9 @@ typedef struct Trainer {
     Optimizer optimizer;
     Loader loader;
     CheckpointWriter writer;
-    Logger logger;     // writes on rank 0 only
-    Progress progress; // steps, samples, updates and skipped updates so far
+    Logger logger;        // writes on rank 0 only
+    Progress progress;    // steps, samples, updates and skipped updates so far
+    int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
     // a step
     ExactSum *sums;         // (SUMS) of the step so far, in device memory

@@ -207,7 +207,7 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
 
 /* Appends the conversations of a file; returns their number. */
 static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWriter *val, ValidationSplit *split) {
-    FILE *f = fopen(path, "rb");
+    FILE *f = input_open(path, "a file of JSON lines");
     char *line = NULL;
     size_t room = 0;
     uint64_t conversations = 0;
@@ -238,59 +238,85 @@ static void refuse_existing(const char *path) {
     if (!access(path, F_OK)) user_error("%s exists already: choose another name, or remove it first", path);
 }
 
-int main(int argc, char **argv) {
+typedef struct {
+    const char *tokenizer, **files; // files: (num_files)
+    int num_files;
+    Output train, val; // val.path NULL: no validation
+    double fraction;   // of the text that is for validation; 0: the option was not given
+} Arguments;
+
+static Arguments arguments_parse(int argc, char **argv) {
     static const char usage[] = "usage: chat --tokenizer FILE --out-train FILE [--out-val FILE [--val-fraction 0.05]] "
                                 "JSONL...; conversations are packed: samples are windows "
                                 "over all of them, one after the other, and only the assistant's tokens are targets";
-    const char *tokenizer = NULL, *out_train = NULL, *out_val = NULL, *value,
-               **files = (const char **)checked_malloc((size_t)argc * sizeof *files);
-    int num_files = 0;
-    double fraction = 0;
+    Arguments a = {NULL, new_array(const char *, argc), 0, {"--out-train", NULL}, {"--out-val", NULL}, 0};
+    const char *value;
     for (int i = 1; i < argc; i++) {
-        if (option_value(argc, argv, &i, "--tokenizer", &tokenizer)) continue;
-        if (option_value(argc, argv, &i, "--out-train", &out_train)) continue;
-        if (option_value(argc, argv, &i, "--out-val", &out_val)) continue;
-        if (option_value(argc, argv, &i, "--val-fraction", &value)) fraction = fraction_option(value);
-        else if (!strcmp(argv[i], "--help")) return puts(usage) < 0;
-        else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
-        else files[num_files++] = argv[i];
+        if (option_value(argc, argv, &i, "--tokenizer", &a.tokenizer)) continue;
+        if (option_value(argc, argv, &i, "--out-train", &a.train.path)) continue;
+        if (option_value(argc, argv, &i, "--out-val", &a.val.path)) continue;
+        if (option_value(argc, argv, &i, "--val-fraction", &value)) {
+            a.fraction = fraction_option(value);
+        } else if (!strcmp(argv[i], "--help")) {
+            puts(usage);
+            finish_results();
+            exit(0);
+        } else if (!strncmp(argv[i], "--", 2)) {
+            user_error("unknown option %s; %s", argv[i], usage);
+        } else {
+            a.files[a.num_files++] = argv[i];
+        }
     }
-    if (!tokenizer) user_error("--tokenizer is missing; %s", usage);
-    if (!out_train) user_error("--out-train is missing; %s", usage);
-    if (fraction > 0 && !out_val) user_error("--out-val is missing; %s", usage);
-    if (!num_files) user_error("a file of conversations is missing; %s", usage);
-    if (out_val && !strcmp(out_train, out_val))
-        user_error("--out-train and --out-val are both %s, expected two files", out_val);
-    refuse_existing(out_train);
-    if (out_val) refuse_existing(out_val);
+    if (!a.tokenizer) user_error("--tokenizer is missing; %s", usage);
+    if (!a.train.path) user_error("--out-train is missing; %s", usage);
+    if (a.fraction > 0 && !a.val.path) user_error("--out-val is missing; %s", usage);
+    if (!a.num_files) user_error("a file of conversations is missing; %s", usage);
+    return a;
+}
 
-    Tokenizer *t = tokenizer_open(tokenizer);
+/* Refuses outputs that would replace something. */
+static void check_outputs(const Arguments *a) {
+    const Output *outputs[] = {&a->train, &a->val};
+    refuse_same_outputs(&a->train, &a->val);
+    for (int i = 0; i < 2; i++) {
+        refuse_replaced_input(outputs[i], a->tokenizer);
+        for (int f = 0; f < a->num_files; f++) refuse_replaced_input(outputs[i], a->files[f]);
+        if (outputs[i]->path) refuse_existing(outputs[i]->path);
+    }
+}
+
+int main(int argc, char **argv) {
+    output_prepare();
+    Arguments a = arguments_parse(argc, argv);
+    check_outputs(&a);
+    Tokenizer *t = tokenizer_open(a.tokenizer);
     Chat c = ZERO;
     c.t = t;
-    c.form = template_find(t, tokenizer);
+    c.form = template_find(t, a.tokenizer);
     // what Python's strip() removes, which the templates' trim filter calls
     c.space = expression_open("[" SPACES "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED);
     c.match = pcre2_match_data_create(1, NULL);
     TokenWriter train = ZERO, val = ZERO;
-    ValidationSplit split = {fraction > 0 ? fraction : 0.05, 0, 0};
-    if (!out_val) split.fraction = 0;
+    ValidationSplit split = {a.fraction > 0 ? a.fraction : 0.05, 0, 0};
+    if (!a.val.path) split.fraction = 0;
     uint64_t conversations = 0;
-    writer_open(&train, out_train, t, 1);
-    if (out_val) writer_open(&val, out_val, t, 1);
-    for (int i = 0; i < num_files; i++) conversations += chat_file(&c, files[i], &train, &val, &split);
-    if (!train.targets || (out_val && !val.targets))
+    writer_open(&train, a.train.path, t, 1);
+    if (a.val.path) writer_open(&val, a.val.path, t, 1);
+    for (int i = 0; i < a.num_files; i++) conversations += chat_file(&c, a.files[i], &train, &val, &split);
+    if (!train.targets || (a.val.path && !val.targets))
         user_error("%" PRIu64
                    " conversations leave %s without a target; give more conversations in which the assistant speaks",
-                   conversations, train.targets ? out_val : out_train);
+                   conversations, train.targets ? a.val.path : a.train.path);
     printf("%" PRIu64 " conversations, chat template: %s\n", conversations, c.form->name);
     writer_close(&train);
-    if (out_val) writer_close(&val);
+    if (a.val.path) writer_close(&val);
     pcre2_code_free(c.space);
     pcre2_match_data_free(c.match);
     free(c.ids);
     free(c.mask);
     free(c.text);
-    free(files);
+    free(a.files);
     tokenizer_close(t);
+    finish_results();
     return 0;
 }

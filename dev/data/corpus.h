@@ -7,9 +7,12 @@
  */
 #ifndef CORPUS_H
 #define CORPUS_H
+#include "../../lib/input.h"  // defines: input_open
+#include "../../lib/output.h" // defines: output_prepare, finish_results
 #include "../../tokenizer.h"
 #include "utf8.h" // defines: utf8_valid_length
 #include <dirent.h>
+#include <libgen.h> // defines: dirname, basename
 
 typedef struct {
     char *path;
@@ -69,7 +72,7 @@ static inline void corpus_add_path(Corpus *c, const char *path) {
 
 static inline FILE *document_open(const Document *d) {
     struct stat info;
-    FILE *f = fopen(d->path, "rb");
+    FILE *f = input_open(d->path, "a text file");
     if (!f) user_error("%s cannot be opened: %s; expected a readable text file", d->path, strerror(errno));
     if (fstat(fileno(f), &info) || !S_ISREG(info.st_mode))
         user_error("%s is not a regular file, but it is read twice: write the text to a file first", d->path);
@@ -174,12 +177,22 @@ static inline char *path_with(const char *path, const char *end) {
     return strcat(strcpy(longer, path), end);
 }
 
+/* A new, empty file. A file of this name is removed first, because it could be a link to another one. */
+static inline FILE *create_file(const char *path, const char *mode) {
+    struct stat info;
+    if (!lstat(path, &info) && !S_ISDIR(info.st_mode)) unlink(path);
+    FILE *f = fopen(path, mode);
+    if (!f)
+        user_error("%s cannot be written: %s; expected a folder that exists and may be written to", path,
+                   strerror(errno));
+    return f;
+}
+
 static inline FILE *output_open(const char *path) {
     char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
-    FILE *f = fopen(partial, "wb");
-    if (!f)
-        user_error("%s cannot be written: %s; expected a folder that exists and may be written to", partial,
-                   strerror(errno));
+    struct stat info;
+    if (!stat(path, &info) && S_ISDIR(info.st_mode)) user_error("%s is a folder, expected the name of a file", path);
+    FILE *f = create_file(partial, "wbx");
     while (*slot) slot++; // no tool writes four files
     *slot = partial;
     process_end.last_words = outputs_discard;
@@ -195,6 +208,66 @@ static inline void output_close(FILE *f, const char *path) {
     free(*slot);
     free(partial);
     *slot = NULL;
+}
+
+// ---------------------------------------------------------------------------
+// outputs must not replace inputs
+
+typedef struct {
+    const char *option, *path; // path NULL: the option was not given
+} Output;
+
+/* The ends of the names that an output is written under, one after the other. */
+static const char *const output_ends[] = {"", ".partial", ".mask.partial"};
+enum { OUTPUT_ENDS = sizeof output_ends / sizeof output_ends[0] };
+
+/* Whether both paths lead to the same existing file: by another spelling, a symbolic link or a hard link. */
+static inline int is_same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Whether both paths are the same name in the same folder. The file need not exist. */
+static inline int is_same_name(const char *a, const char *b) {
+    char *names[] = {path_with(a, ""), path_with(b, "")}, *folders[] = {path_with(a, ""), path_with(b, "")};
+    int same =
+        !strcmp(basename(names[0]), basename(names[1])) && is_same_file(dirname(folders[0]), dirname(folders[1]));
+    for (int i = 0; i < 2; i++) {
+        free(names[i]);
+        free(folders[i]);
+    }
+    return same;
+}
+
+/* Refuses an output that would replace this input. */
+static inline void refuse_replaced_input(const Output *out, const char *input) {
+    for (int i = 0; i < OUTPUT_ENDS && out->path; i++) {
+        char *path = path_with(out->path, output_ends[i]);
+        if (is_same_file(path, input))
+            user_error("%s %s would overwrite the input %s: choose another name for the output", out->option, out->path,
+                       input);
+        free(path);
+    }
+}
+
+/* Refuses two outputs that would overwrite each other. */
+static inline void refuse_same_outputs(const Output *a, const Output *b) {
+    for (int i = 0; i < OUTPUT_ENDS * OUTPUT_ENDS && a->path && b->path; i++) {
+        char *x = path_with(a->path, output_ends[i / OUTPUT_ENDS]);
+        char *y = path_with(b->path, output_ends[i % OUTPUT_ENDS]);
+        if (is_same_name(x, y))
+            user_error("%s %s and %s %s would overwrite each other: choose two names", a->option, a->path, b->option,
+                       b->path);
+        free(x);
+        free(y);
+    }
+}
+
+/* Refuses an output that would replace a document: one that the user named, or, when corpus_check has removed files
+ * that are not text, any. An output of an earlier run inside a folder may be replaced if it is not text. */
+static inline void refuse_replaced_documents(const Output *out, const Corpus *c, int only_named) {
+    for (size_t i = 0; i < c->count; i++)
+        if (c->documents[i].named || !only_named) refuse_replaced_input(out, c->documents[i].path);
 }
 
 // ---------------------------------------------------------------------------
@@ -236,9 +309,8 @@ static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer
     w->file = output_open(path);
     if (masked) {
         char *name = path_with(path, ".mask.partial");
-        w->mask = fopen(name, "w+b");
-        if (!w->mask || unlink(name))
-            user_error("%s cannot be written: %s; expected a folder that may be written to", name, strerror(errno));
+        w->mask = create_file(name, "w+bx");
+        unlink(name);
         free(name);
     }
     writer_header(w); // reserves its place; writer_close writes it again with the count

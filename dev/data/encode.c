@@ -5,6 +5,7 @@
 #include "corpus.h"
 
 int main(int argc, char **argv) {
+    output_prepare();
     if (argc < 3)
         user_error("encode was given %d arguments, expected a tokenizer.model and at least one file", argc - 1);
     Tokenizer *t = tokenizer_open(argv[1]);
@@ -23,10 +24,11 @@ int main(int argc, char **argv) {
         fwrite(&seconds, sizeof seconds, 1, stdout);
         fwrite(&count, sizeof count, 1, stdout);
         fwrite(ids, sizeof *ids, count, stdout);
+        check_results();
         fclose(f);
         free(text);
     }
-    if (fflush(stdout)) run_failure("the ids could not be written: %s", strerror(errno));
+    finish_results();
     free(ids);
     tokenizer_close(t);
     return 0;

@@ -193,18 +193,23 @@ static long number_option(const char *name, const char *value, long least, long 
     return n;
 }
 
-int main(int argc, char **argv) {
+typedef struct {
+    const char *tokenizer;
+    Output train, val;
+} Arguments;
+
+/* Parses the options into the result, the reader and OpenMP, and adds the documents to the reader's corpus. */
+static Arguments arguments_parse(Reader *r, int argc, char **argv) {
     static const char usage[] = "usage: tokenize --tokenizer FILE --out-train FILE --out-val FILE [--val-fraction "
                                 "0.05] [--threads N] TEXT|FOLDER...";
-    const char *tokenizer = NULL, *out_train = NULL, *out_val = NULL, *value;
-    Job j = ZERO;
-    Reader *r = &j.reader;
+    Arguments a = {NULL, {"--out-train", NULL}, {"--out-val", NULL}};
+    const char *value;
     r->split.fraction = 0.05;
     r->slice = SLICE;
     for (int i = 1; i < argc; i++) {
-        if (option_value(argc, argv, &i, "--tokenizer", &tokenizer)) continue;
-        if (option_value(argc, argv, &i, "--out-train", &out_train)) continue;
-        if (option_value(argc, argv, &i, "--out-val", &out_val)) continue;
+        if (option_value(argc, argv, &i, "--tokenizer", &a.tokenizer)) continue;
+        if (option_value(argc, argv, &i, "--out-train", &a.train.path)) continue;
+        if (option_value(argc, argv, &i, "--out-val", &a.val.path)) continue;
         if (option_value(argc, argv, &i, "--val-fraction", &value)) r->split.fraction = fraction_option(value);
         else if (option_value(argc, argv, &i, "--threads", &value))
             omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
@@ -213,21 +218,41 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else corpus_add_path(&r->corpus, argv[i]);
     }
-    if (!tokenizer) user_error("--tokenizer is missing; %s", usage);
-    if (!out_train) user_error("--out-train is missing; %s", usage);
-    if (!out_val) user_error("--out-val is missing; %s", usage);
+    if (!a.tokenizer) user_error("--tokenizer is missing; %s", usage);
+    if (!a.train.path) user_error("--out-train is missing; %s", usage);
+    if (!a.val.path) user_error("--out-val is missing; %s", usage);
     if (!r->corpus.count) user_error("a text file is missing; %s", usage);
+    return a;
+}
+
+/* Checks that the documents are text, and refuses outputs that would replace an input. */
+static void check_files(const Arguments *a, Corpus *corpus) {
+    refuse_same_outputs(&a->train, &a->val);
+    refuse_replaced_input(&a->train, a->tokenizer);
+    refuse_replaced_input(&a->val, a->tokenizer);
+    refuse_replaced_documents(&a->train, corpus, 1);
+    refuse_replaced_documents(&a->val, corpus, 1);
+    corpus_check(corpus);
+    refuse_replaced_documents(&a->train, corpus, 0);
+    refuse_replaced_documents(&a->val, corpus, 0);
+}
+
+int main(int argc, char **argv) {
+    output_prepare();
+    Job j = ZERO;
+    Reader *r = &j.reader;
+    Arguments a = arguments_parse(r, argc, argv);
     double started = seconds_now();
-    Tokenizer *t = tokenizer_open(tokenizer);
-    corpus_check(&r->corpus);
+    Tokenizer *t = tokenizer_open(a.tokenizer);
+    check_files(&a, &r->corpus);
     r->paragraph = paragraph_size(&r->corpus, r->split.fraction);
     r->cut = t->llama3 ? cut_open() : NULL;
     r->match = pcre2_match_data_create(1, NULL);
     j.t = t;
     pthread_mutex_init(&j.lock, NULL);
     pthread_cond_init(&j.turn, NULL);
-    writer_open(&j.train, out_train, t, 0);
-    writer_open(&j.val, out_val, t, 0);
+    writer_open(&j.train, a.train.path, t, 0);
+    writer_open(&j.val, a.val.path, t, 0);
     int threads = 0;
 #pragma omp parallel reduction(+ : threads)
     {
@@ -249,5 +274,6 @@ int main(int argc, char **argv) {
     if (r->cut) pcre2_code_free(r->cut);
     pcre2_match_data_free(r->match);
     tokenizer_close(t);
+    finish_results();
     return 0;
 }

@@ -91,7 +91,6 @@ static void piece_count(Trainer *b, const char *bytes, size_t len) {
 /* Counts the pieces of the corpus. Returns the number of bytes that were used. */
 static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
     pcre2_code *split = split_open("", 0, llama3_split);
-    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     uint64_t bytes = 0;
     for (size_t d = 0; d < corpus->count; d++) {
         const Document *document = &corpus->documents[d];
@@ -102,14 +101,15 @@ static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
         document_read(document, f, text, len);
         fclose(f);
         len = utf8_valid_length(text, len); // the last character may be incomplete
+        Splitter splitter = splitter_open(split, 1, len);
         for (size_t at = 0, end; at < len; at = end) {
-            end = split_next(split, 1, match, text, len, at);
+            end = split_next(&splitter, text, len, at);
             piece_count(b, text + at, end - at);
         }
+        splitter_close(&splitter);
         bytes += len;
         free(text);
     }
-    pcre2_match_data_free(match);
     pcre2_code_free(split);
     return bytes;
 }
@@ -288,13 +288,15 @@ static void vocabulary_write(const Tokenizer *t, const char *path) {
 }
 
 int main(int argc, char **argv) {
+    output_prepare();
     static Trainer b;
     Corpus corpus = ZERO;
-    const char *out = NULL, *value;
+    Output output = {"--out", NULL};
+    const char *value;
     long vocab_size = 4096;
     for (int i = 1; i < argc; i++) {
         char *end;
-        if (option_value(argc, argv, &i, "--out", &out)) continue;
+        if (option_value(argc, argv, &i, "--out", &output.path)) continue;
         if (option_value(argc, argv, &i, "--vocab-size", &value)) {
             vocab_size = strtol(value, &end, 10);
             if (*end || vocab_size < 512 || vocab_size > 1 << 20)
@@ -305,11 +307,13 @@ int main(int argc, char **argv) {
             user_error("unknown option %s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", argv[i]);
         else corpus_add_path(&corpus, argv[i]);
     }
-    if (!out || !corpus.count)
+    if (!output.path || !corpus.count)
         user_error("%s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...",
-                   out ? "no text file was given" : "--out is missing");
+                   output.path ? "no text file was given" : "--out is missing");
     double started = seconds_now();
+    refuse_replaced_documents(&output, &corpus, 1);
     corpus_check(&corpus);
+    refuse_replaced_documents(&output, &corpus, 0);
     uint64_t bytes = pieces_of(&b, &corpus);
     int n_base = (int)vocab_size - NUM_SPECIAL_TOKENS;
     vocabulary_open(&b.t, n_base);
@@ -318,10 +322,11 @@ int main(int argc, char **argv) {
         user_error("%" PRIu64 " bytes of text contain pairs for only %d tokens, but %d were asked for; give more text, "
                    "or --vocab-size %d",
                    bytes, b.t.n_base, n_base, b.t.n_base + NUM_SPECIAL_TOKENS);
-    vocabulary_write(&b.t, out);
-    printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", out, vocab_size,
-           n_base, NUM_SPECIAL_TOKENS, (double)bytes / 1e6, b.num_pieces, seconds_now() - started);
+    vocabulary_write(&b.t, output.path);
+    printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", output.path,
+           vocab_size, n_base, NUM_SPECIAL_TOKENS, (double)bytes / 1e6, b.num_pieces, seconds_now() - started);
     if (bytes < corpus.len)
         printf("  a sample: the first %.1f %% of each file\n", 100 * (double)bytes / (double)corpus.len);
+    finish_results();
     return 0;
 }

@@ -98,12 +98,13 @@ static size_t without_missing(const Tokenizer *t, const char *text, size_t lengt
 /* The pieces of valid text one by one, each as the expression alone gives it and, where plain_encode has room, with the
  * ids of plain merging. */
 static void check_merges(const Tokenizer *t, const char *text, size_t length, const int32_t *ids, size_t count) {
-    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    Splitter splitter = splitter_open(t->split, t->llama3, length);
+    pcre2_match_data *match = splitter.match;
     int32_t plain[LONGEST_TOKEN * 4];
     char piece[LONGEST_TOKEN * 4];
     size_t seen = 0, at = 0, end = 0;
     for (; at < length; at = end) {
-        end = split_next(t->split, t->llama3, match, text, length, at);
+        end = split_next(&splitter, text, length, at);
         int rc = pcre2_match(t->split, (PCRE2_SPTR)text, length, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
         EXPECT((rc < 0 && !t->llama3) || (rc > 0 && end == pcre2_get_ovector_pointer(match)[1] && end > at),
                "a piece from byte %zu to %zu, by the expression to %zu", at, end, pcre2_get_ovector_pointer(match)[1]);
@@ -115,7 +116,7 @@ static void check_merges(const Tokenizer *t, const char *text, size_t length, co
         seen += n;
     }
     EXPECT(at < length || seen == count, "%zu ids, expected %zu", count, seen);
-    pcre2_match_data_free(match);
+    splitter_close(&splitter);
 }
 
 static void check_encoding(const Tokenizer *t, const char *text, size_t length) {

@@ -154,7 +154,7 @@ contract="model vocab-size tokenizer data val tail workers doc-mask seq batch ac
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
     out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
     trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
-    help"
+    help version"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
 lists_options() {
@@ -173,6 +173,27 @@ help_text() {
     lists_options "$program" $contract
     lists_options "$planner" cluster search world trace out model data tp cp pp sharding recompute mtbf hosts spares \
         repair detect relaunch step-seconds save-seconds pause-seconds
+    version_of "$program"
+    version_of "$planner"
+}
+
+# version_of PROGRAM : --version says what a bug report needs, in lines "what: …"
+version_of() {
+    local name=${1##*/} code missing='' what features
+    "$1" --version >version 2>.log
+    code=$?
+    for what in precision compiler "the build uses" "this processor has" MPI cJSON PCRE2 zlib; do
+        grep -qE "^$what: .+" version || missing+=" $what"
+    done
+    grep -qE "^$name, commit ([^ ]*[0-9a-f]{7,}(-dirty)?|unknown)$" version || missing+=" commit"
+    grep -qE "^cJSON: [0-9]+\.[0-9]+\.[0-9]+$" version || missing+=" the number of cJSON"
+    features=$(sed -n 's/^this processor has: //p' version)
+    if grep -qw avx512_bf16 /proc/cpuinfo && [[ $features != *AVX512_BF16* ]]; then missing+=" AVX512_BF16"; fi
+    if [ "$code" != 0 ] || [ -s .log ] || [ -n "$missing" ]; then
+        fail "$name --version" "exit code $code, missing:$missing, on stderr: $(head -n 1 .log)"
+    else
+        pass "$name --version" "$(tr '\n' ';' <version)"
+    fi
 }
 
 # bad_values NAME VALUE… : the option refuses each of the values
@@ -217,6 +238,8 @@ command_line() {
     works "more loader workers than samples" "$program" "${train[@]}" --workers 64
     bad "an option without its value" "--steps needs a value" "${train[@]}" --steps
     bad "no data at all" "--data is missing" --model tiny
+    bad "a name with control characters of C1" $'cannot read   31m 32m\xc3\xbc\xe2\x80\xa6:' --tokenizer \
+        good/tokenizer.model --encode $'\xc2\x9b31m\x9b32m\xc3\xbc\xe2\x80\xa6'
     for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" \
         "--$option.*needs a value" "${train[@]}" "--$option" ""; done
     bad "a model that is none" "--model llama9.*(preset|directory)" "${train[@]}" --model llama9
@@ -351,6 +374,16 @@ tokenizers() {
     bad "--encode of nothing" "nothing.txt" --encode nothing.txt --tokenizer good/tokenizer.model
     bad "--encode of a directory" "good.*directory" --encode good --tokenizer good/tokenizer.model
     bad "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
+    mkfifo pipe
+    bad "--encode of a named pipe" "pipe is a named pipe, expected a file of text" --encode pipe --tokenizer \
+        good/tokenizer.model
+    bad "--encode of a device" "/dev/zero is a device, expected a file of text" --encode /dev/zero --tokenizer \
+        good/tokenizer.model
+    bad "--decode of a named pipe" "pipe is a named pipe, expected a file of token ids" --decode pipe --tokenizer \
+        good/tokenizer.model
+    bad "tokenizer: a named pipe" "tokenizer pipe is not a file" --encode sample/00.txt --tokenizer pipe
+    bad "tokenizer: a device" "tokenizer /dev/zero is not a file" --encode sample/00.txt --tokenizer /dev/zero
+    works "--encode of a pipe" "$program" --encode <(cat sample/00.txt) --tokenizer good/tokenizer.model
     for id in 600 -1 99999999999999999999; do
         echo "$id" >ids
         bad "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer \
@@ -484,6 +517,9 @@ tasks() {
         --eval good/val.tok --resume trained
     bad "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
     bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
+    mkdir -p endless && mkfifo endless/samples.jsonl
+    bad "--audit of a named pipe" "endless/samples.jsonl is a named pipe, expected the record of a run" --audit --out \
+        endless
     works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
     bad "--resume with another learning rate" \
         "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" \
@@ -864,6 +900,54 @@ adapters() {
     works "… and one that does not" "$program" --plan --model llama3-8b --world 8 --tp 8 --base int8 --lora-rank 16
 }
 
+# ---------------------------------------------------------------- a standard output that is full or closed
+# into FILE COMMAND… : COMMAND with its standard output there.   without_output COMMAND… : with none
+into() { local file=$1; shift; "$@" >"$file"; }
+without_output() { "$@" >&-; }
+export -f into without_output
+# full NAME COMMAND… : a result that cannot be written is an error
+full() {
+    local name=$1
+    shift
+    refused "$name into a full standard output" "standard output cannot be written: No space left on device; " \
+        bash -c 'into /dev/full "$@"' - "$@"
+}
+
+# trains_without NAME HOW : training does not need its progress lines, and says so once
+trains_without() {
+    local code notes
+    rm -rf unseen
+    timeout -k 1 20 bash -c "$2"' "$@"' - "$program" "${train[@]}" --steps 3 --out unseen </dev/null 2>.log
+    code=$?
+    notes=$(grep -c "^note: standard output is full or closed: progress lines are lost, and training continues$" .log)
+    if [ "$code $notes $(wc -l <.log) $(grep -c '"loss"' unseen/metrics.jsonl)" = "0 1 1 3" ]; then
+        pass "$1" "exit code 0, $(cat .log)"
+    else
+        fail "$1" "exit code $code, $notes notes, expected 0 and 1: $(tail -n 2 .log)"
+    fi
+}
+
+results() {
+    echo 12 >ids
+    full "--help" "$program" --help
+    full "--version" "$program" --version
+    full "plan_llama3 --help" "$planner" --help
+    full "--encode" "$program" --encode sample/00.txt --tokenizer good/tokenizer.model
+    full "--decode" "$program" --decode ids --tokenizer good/tokenizer.model
+    full "--plan" "$program" --plan
+    full "plan_llama3" "$planner" --world 2
+    full "--eval" "$program" --model trained --eval good/val.tok --seq 16 --threads 1
+    full "--eval on 2 ranks" "$program" --model trained --eval good/val.tok --seq 16 --threads 1 --ranks 2
+    full "--generate" "$program" --model trained --generate hello --max-tokens 20 --threads 1
+    full "--check-hosts" "$program" --check-hosts --model model --threads 1
+    works "a run to audit" "$program" "${train[@]}" --out audited
+    full "--audit" "$program" --audit --out audited
+    refused "--eval into a closed standard output" "standard output cannot be written: it is closed; " \
+        bash -c 'without_output "$@"' - "$program" --model trained --eval good/val.tok --seq 16 --threads 1
+    trains_without "training into a full standard output goes on" 'into /dev/full'
+    trains_without "training into a closed standard output goes on" without_output
+}
+
 # ---------------------------------------------------------------- text without text
 corpora() {
     mkdir -p none
@@ -874,6 +958,21 @@ corpora() {
         nothing.txt
     refused "text.sh without a text" "expected an output folder and at least one text" "$top/dev/data/text.sh" tokens
     refused "text.sh into a file" "file" "$top/dev/data/text.sh" file sample/00.txt
+}
+
+# ---------------------------------------------------------------- building without the libraries
+# make in a folder of programs with neither a compiler nor MPI says which packages it would install, and nothing else
+building() {
+    local name said
+    mkdir -p few
+    for name in sh make grep id; do ln -sf "$(type -P "$name")" few/; done
+    ln -sf "$(type -P true)" few/apt-get
+    said=$(PATH=$PWD/few make -n -C "$top" demo 2>&1 >.log | head -n 1)
+    if [ -z "$said" ] && grep -q "installing .*cjson" .log; then
+        pass "make without the libraries" "$(grep -am1 installing .log)"
+    else
+        fail "make without the libraries" "on stderr: $said"
+    fi
 }
 
 prepare
@@ -888,6 +987,8 @@ outputs
 clusters
 adapters
 stored
+results
 corpora
+building
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

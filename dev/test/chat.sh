@@ -223,8 +223,26 @@ sed 's/im_start/start/' chatml.model >other.model
 bad "a tokenizer without a template" "other.model does not have the special tokens of a chat template" bin/chat \
     --tokenizer other.model --out-train bad.tok one.jsonl
 bad "an output that exists" "all.tok exists already" bin/chat --tokenizer llama3.model --out-train all.tok one.jsonl
-bad "one file for both" "are both bad.tok" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.tok \
-    one.jsonl
+bad "one file for both" "--out-train bad.tok and --out-val bad.tok would overwrite each other" bin/chat \
+    --tokenizer llama3.model --out-train bad.tok --out-val bad.tok one.jsonl
+bad "one file for both, spelled differently" "--out-train bad.tok and --out-val ./bad.tok would overwrite" bin/chat \
+    --tokenizer llama3.model --out-train bad.tok --out-val ./bad.tok one.jsonl
+bad "tokens onto the tokenizer" "--out-train llama3.model would overwrite the input llama3.model" bin/chat \
+    --tokenizer llama3.model --out-train llama3.model one.jsonl
+bad "tokens onto the conversations" "--out-train ./one.jsonl would overwrite the input one.jsonl" bin/chat \
+    --tokenizer llama3.model --out-train ./one.jsonl one.jsonl
+cp one.jsonl talk.mask.partial
+bad "tokens through a file of conversations" "--out-train talk would overwrite the input talk.mask.partial" bin/chat \
+    --tokenizer llama3.model --out-train talk talk.mask.partial
+mkfifo pipe
+bad "a named pipe that nobody writes to" "pipe is a named pipe, expected a file of JSON lines" timeout 5 bin/chat \
+    --tokenizer llama3.model --out-train bad.tok pipe
+bad "a device" "/dev/zero is a device, expected a file of JSON lines" timeout 5 bin/chat --tokenizer llama3.model \
+    --out-train bad.tok /dev/zero
+bad "conversations into a full standard output" "standard output cannot be written: No space left on device" bash -c \
+    "bin/chat --tokenizer llama3.model --out-train full.tok many.jsonl >/dev/full"
+bad "--help into a full standard output" "standard output cannot be written: No space left" bash -c \
+    "bin/chat --help >/dev/full"
 bad "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train bad.tok one.jsonl
 bad "a fraction without a file" "--out-val is missing" bin/chat --tokenizer llama3.model --out-train bad.tok \
     --val-fraction 0.1 one.jsonl

@@ -401,9 +401,40 @@ static void test_spoiled_data(void) {
           end.said);
 }
 
+static void test_control_characters(void) {
+    static const struct {
+        const char *name, *text, *want;
+    } cases[] = {
+        {"C0 and DEL", "a\x1b[31m\nb\tc\x7f.", "a [31m b c ."},
+        {"C1 in UTF-8",
+         "a\xC2\x80"
+         "b\xC2\x9B"
+         "31m\xC2\x9F.",
+         "a  b  31m  ."},
+        {"C1 as single bytes",
+         "a\x80"
+         "b\x9B"
+         "31m\x9F.",
+         "a b 31m ."},
+        {"an overlong form of U+009B", "a\xE0\x82\x9B.", "a\xE0  ."},
+        {"text in UTF-8", "\xC3\xBC \xE2\x80\xA6 \xC2\xA0 \xE6\xB0\xB4 \xF0\x9F\x98\x80",
+         "\xC3\xBC \xE2\x80\xA6 \xC2\xA0 \xE6\xB0\xB4 \xF0\x9F\x98\x80"},
+        {"text in Latin-1", "\xFC\xE4", "\xFC\xE4"},
+        {"a character cut off", "a\xE2\x80", "a\xE2 "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%s", cases[i].text);
+        blank_control_characters(text, strlen(text));
+        CHECK("messages: control characters become blanks, and text stays", !strcmp(text, cases[i].want), "%s: '%s'",
+              cases[i].name, text);
+    }
+}
+
 static void test_failures(void) {
     char arguments[512];
     const char *data = make_token_file("failures.tok", 3000, 64, 0);
+    test_control_characters();
     test_late_rank(data);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
     test_collective_orders(arguments);

@@ -9,14 +9,14 @@
 
 /* Pieces, each followed by '|', must be `want`. */
 static int splits_into(const Tokenizer *t, const char *text, const char *want, char *got) {
-    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     size_t len = strlen(text);
+    Splitter splitter = splitter_open(t->split, t->llama3, len);
     *got = 0;
     for (size_t at = 0, end; at < len; at = end) {
-        end = split_next(t->split, t->llama3, match, text, len, at);
+        end = split_next(&splitter, text, len, at);
         sprintf(got + strlen(got), "%.*s|", (int)(end - at), text + at);
     }
-    pcre2_match_data_free(match);
+    splitter_close(&splitter);
     return !strcmp(got, want);
 }
 
@@ -196,6 +196,24 @@ static void test_tokenizer_long_pieces(const Tokenizer *t) {
         CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than a second",
               same && seconds < TEST_PIECE_SECONDS, "%s: %.2f s < %d s, %zu ids", kinds[kind], seconds,
               TEST_PIECE_SECONDS, count);
+    }
+    free(text);
+}
+
+/* PCRE2 retries a match at every blank of a run, and gives up after 10 million retries unless it is told otherwise. */
+static void test_tokenizer_blanks(const Tokenizer *t) {
+    static const char *const cases[][2] = {{"spaces", " "}, {"no-break spaces", "\xC2\xA0"}, {"tabs", "\t"}};
+    enum { BLANKS = 12000000 };
+    char *text = (char *)checked_malloc(2 * BLANKS + 1);
+    for (int c = 0; c < 3; c++) {
+        size_t size = strlen(cases[c][1]), len = size * BLANKS;
+        for (size_t i = 0; i < len; i++) text[i] = cases[c][1][i % size];
+        text[len] = 'x';
+        Splitter splitter = splitter_open(t->split, t->llama3, len + 1);
+        size_t end = split_next(&splitter, text, len + 1, 0);
+        splitter_close(&splitter);
+        CHECK("tokenizer: 12 million blanks before a word are one piece, but for the last", end == len - size,
+              "%s: the piece ends at byte %zu, expected %zu", cases[c][0], end, len - size);
     }
     free(text);
 }
@@ -466,6 +484,7 @@ static void test_own_tokenizer(const char *path) {
                    CASE_PIECES, t);
     test_tokenizer_round_trip(t);
     test_tokenizer_long_pieces(t);
+    test_tokenizer_blanks(t);
     tokenizer_close(t);
     snprintf(learned, sizeof learned, "%s/tokenizer/smollm2_tokens.txt", fixture_dir);
     t = tokenizer_open(learned);
@@ -525,6 +544,7 @@ static void test_tokenizer(void) {
     test_tokenizer_ids(t);
     test_tokenizer_round_trip(t);
     test_tokenizer_long_pieces(t);
+    test_tokenizer_blanks(t);
     test_tokenizer_threads(t);
     tokenizer_close(t);
     test_tokenizer_tiktoken(path);

@@ -129,4 +129,10 @@ static void test_use(void) {
           sample_token(logits, 4, 0, 1, 0.99, scratch) == 1 && sample_token(logits, 4, 1, 0.5, 0.99, scratch) == 1 &&
               sample_token(logits, 4, 1, 1, 0.9999999, scratch) == 3,
           "%s", "three draws");
+    for (double temperature = 1e-3; temperature > 1e-60; temperature /= 1e12) {
+        int32_t first = sample_token(logits, 4, temperature, 1, 0, scratch);
+        int32_t last = sample_token(logits, 4, temperature, 1, 0.99, scratch);
+        CHECK("sampling: the smallest temperatures take the likeliest", first == 1 && last == 1,
+              "temperature %g: tokens %d and %d, expected 1", temperature, first, last);
+    }
 }

@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C
 
-make -s -C dev/data OUT="$work/bin" >"$work/log" 2>&1 ||
+make -s -C dev/data OUT="$work/bin" all encode >"$work/log" 2>&1 ||
     { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
 cd "$work"
 
@@ -82,6 +82,24 @@ same "a line without blanks: the same for any threads and slices" piece
 tr -dc 'a-z' <text >letters # none
 same "a text without a place to cut: the same for any threads and slices" letters
 
+# ---------------------------------------------------------------- a long run of blanks
+# blanks N : N blanks and a word.   ids FILE : its ids, each run of equal ones once
+blanks() { head -c "$1" /dev/zero | tr '\0' ' '; echo word; }
+ids() { bin/encode tokenizer.model "$1" 2>.err | od -An -v -w4 -td4 -j16 | uniq; }
+blanks 1000000 >blanks-1
+blanks 12000000 >blanks-12
+if bin/train_tokenizer --vocab-size 1000 --out none.model text blanks-12 >.out 2>.err; then
+    pass "a tokenizer is trained on text with 12 million blanks" "$(cat .out)"
+else
+    fail "a tokenizer is trained on text with 12 million blanks" "$(cat .err)"
+fi
+if [ -n "$(ids blanks-1)" ] && [ "$(ids blanks-1)" = "$(ids blanks-12)" ]; then
+    pass "12 million blanks have the ids of a million" "$(ids blanks-1 | tr -s '\n' ' ')"
+else
+    fail "12 million blanks have the ids of a million" "$(ids blanks-12 | head -n 9) $(cat .err)"
+fi
+rm blanks-*
+
 # ---------------------------------------------------------------- larger than memory
 # large NAME MB : text of so many MB, with 2 threads in 64 MB of addresses (one heap for both; else it reserves 64 MB
 # for each)
@@ -122,9 +140,19 @@ bad "a byte that is no UTF-8, alone" "invalid UTF-8 at byte 0;" $(give) broken
 bad "a tokenizer from what is no text" "broken is not text" bin/train_tokenizer --vocab-size 600 --out none.model broken
 : >empty; bad "an empty file" "1 files were given, none with text" $(give) empty
 echo few >small; bad "too little text" "too few to split" $(give) small
+bad "a pipe, which cannot be read twice" "/dev/fd/[0-9]+ is not a regular file, but it is read twice" $(give) \
+    <(cat text)
 mkfifo pipe
-cat text >pipe 2>/dev/null &
-bad "a pipe" "pipe is not a regular file" $(give) pipe
+bad "a named pipe that nobody writes to" "pipe is a named pipe, expected a text file: write" timeout 5 $(give) pipe
+bad "a device" "/dev/zero is a device, expected a text file: write" timeout 5 $(give) /dev/zero
+bad "a tokenizer from a named pipe" "pipe is a named pipe, expected a text file" timeout 5 bin/train_tokenizer --out \
+    none.model pipe
+bad "a named pipe as tokenizer" "tokenizer pipe is not a file" timeout 5 bin/tokenize --tokenizer pipe --out-train \
+    bad.train --out-val bad.val text
+if command -v python3 >/dev/null; then
+    python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket")'
+    bad "a socket" "socket is a socket, expected a text file" timeout 5 $(give) socket
+fi
 bad "a text that is not there" "nowhere cannot be found" $(give) nowhere
 bad "no threads" "--threads 0 was given, expected a number from 1" $(give) --threads 0 text
 bad "words for threads" "--threads two was given" $(give) --threads two text
@@ -140,6 +168,76 @@ if tokens mixed mixed && cmp plain.train mixed.train && cmp plain.val mixed.val 
     pass "files in a folder that are not text are skipped" "$(head -n 1 .out)"
 else
     fail "files in a folder that are not text are skipped" "$(cat .out .err)"
+fi
+
+# ---------------------------------------------------------------- outputs that would replace inputs
+state() { find . -type f ! -name .out ! -name .err -exec cksum {} + | sort; }
+# keeps NAME PATTERN COMMAND… : the command is refused, and no file is changed, made or removed
+keeps() {
+    local name=$1 before said
+    before=$(state)
+    said=$(bad "$@")
+    if [ "$before" != "$(state)" ]; then said="FAIL $name: a file has changed"; fi
+    if [[ $said == pass* ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    echo "$said"
+}
+mkdir inputs
+cp text inputs/t.txt
+cp tokenizer.model inputs/k.model
+ln -s inputs/t.txt symbolic
+ln inputs/t.txt hard
+cp text name.partial
+input="would overwrite the input"
+tokenize=(bin/tokenize --tokenizer inputs/k.model --out-val bad.val)
+keeps "tokens onto their text" "--out-train inputs/t.txt $input inputs/t.txt: choose another name" \
+    "${tokenize[@]}" --out-train inputs/t.txt inputs/t.txt
+keeps "tokens onto their text, spelled differently" "--out-train ./inputs/../inputs/t.txt $input inputs/t.txt" \
+    "${tokenize[@]}" --out-train ./inputs/../inputs/t.txt inputs/t.txt
+keeps "tokens onto a symbolic link to their text" "--out-train symbolic $input inputs/t.txt" "${tokenize[@]}" \
+    --out-train symbolic inputs/t.txt
+keeps "tokens onto a hard link to their text" "--out-train hard $input inputs/t.txt" "${tokenize[@]}" --out-train \
+    hard inputs/t.txt
+keeps "tokens onto a text of the folder that they come from" "--out-train inputs/t.txt $input inputs/t.txt" \
+    "${tokenize[@]}" --out-train inputs/t.txt inputs
+keeps "validation tokens onto their text" "--out-val inputs/t.txt $input inputs/t.txt" bin/tokenize --tokenizer \
+    inputs/k.model --out-train bad.train --out-val inputs/t.txt inputs/t.txt
+keeps "tokens onto a text that is empty" "--out-train empty $input empty" "${tokenize[@]}" --out-train empty \
+    text empty
+keeps "tokens onto the tokenizer" "--out-train inputs/k.model $input inputs/k.model" "${tokenize[@]}" --out-train \
+    inputs/k.model text
+keeps "tokens through a file that is the text" "--out-train name $input name.partial" "${tokenize[@]}" --out-train \
+    name name.partial
+keeps "a tokenizer onto its text" "--out inputs/t.txt $input ./inputs/t.txt" bin/train_tokenizer --vocab-size 600 \
+    --out inputs/t.txt ./inputs/t.txt
+keeps "both outputs in one file" "--out-train x and --out-val x would overwrite each other" bin/tokenize --tokenizer \
+    tokenizer.model --out-train x --out-val x text
+keeps "both outputs in one file, spelled differently" "--out-train x and --out-val inputs/../x would overwrite" \
+    bin/tokenize --tokenizer tokenizer.model --out-train x --out-val inputs/../x text
+keeps "an output through the other one" "--out-train x.partial and --out-val x would overwrite each other" \
+    bin/tokenize --tokenizer tokenizer.model --out-train x.partial --out-val x text
+keeps "a folder as output" "inputs is a folder, expected the name of a file" "${tokenize[@]}" --out-train inputs text
+ln -sf inputs/t.txt linked.partial
+before=$(cksum inputs/t.txt)
+if "${tokenize[@]}" --out-train linked text >.out 2>.err && [ "$before" = "$(cksum inputs/t.txt)" ]; then
+    pass "an unfinished output that is a link is not written through" "$(head -n 1 .out)"
+else
+    fail "an unfinished output that is a link is not written through" "$(cksum inputs/t.txt) $(cat .err)"
+fi
+
+# ---------------------------------------------------------------- a standard output that is full
+for command in "bin/tokenize --tokenizer tokenizer.model --out-train full.train --out-val full.val text" \
+    "bin/train_tokenizer --vocab-size 600 --out full.model text" "bin/encode tokenizer.model text"; do
+    name=${command%% *}
+    bad "${name#bin/} into a full standard output" "standard output cannot be written: No space left on device" \
+        bash -c "$command >/dev/full"
+done
+bin/tokenize --tokenizer tokenizer.model --out-train closed.train --out-val closed.val text >&- 2>.err
+cp .err closed.err
+tokens open text
+if cmp closed.train open.train && cmp closed.val open.val; then
+    pass "a closed standard output does not end up in the tokens" "$(cat closed.err)"
+else
+    fail "a closed standard output does not end up in the tokens" "closed.train and open.train differ"
 fi
 
 echo "$passed passed, $failed failed"
