@@ -103,6 +103,8 @@ static void checkpoint_path(char *path, size_t size, const char *out, int64_t st
 static int64_t newest_checkpoint(const char *out, int64_t below) {
     int64_t newest = -1;
     DIR *d = opendir(out);
+    if (!d && errno != ENOENT && errno != ENOTDIR)
+        user_error("cannot look for checkpoints in %s: %s; make the directory readable", out, strerror(errno));
     for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         int64_t step = step_from_name(item->d_name);
         if (step < below) newest = max_i64(newest, step);
