@@ -143,7 +143,13 @@ static uint32_t *expected_sums(const cJSON *files, const char *trainer, const ch
                    "checkpoint",
                    trainer, name, chunks_of(bytes), cJSON_GetArraySize(list));
     uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(chunks_of(bytes) + 1));
-    cJSON_ArrayForEach(item, list) sums[n++] = (uint32_t)item->valuedouble;
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= UINT32_MAX))
+            user_error("%s: checksum %" PRId64 " of %s is not a number from 0 to %u: trainer.json is damaged; resume "
+                       "from another checkpoint",
+                       trainer, n, name, UINT32_MAX);
+        sums[n++] = (uint32_t)item->valuedouble;
+    }
     return sums;
 }
 

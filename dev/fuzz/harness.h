@@ -163,6 +163,7 @@ int omp_get_thread_num(void) { return 0; }
 void omp_set_num_threads(int n) { (void)n; }
 #endif
 
+#define printf(...) fprintf(stdout, __VA_ARGS__)
 #define fopen(path, mode) program_fopen(path, mode)
 #define fclose(f) program_fclose(f)
 #define open(...) program_open(__VA_ARGS__)
