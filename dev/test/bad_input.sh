@@ -910,6 +910,9 @@ unreachable_weights() {
         "${train[@]}" --model parts
     echo '{"weight_map": {"a": "part.safetensors"}}' >parts/model.safetensors.index.json
     ln -s gone parts/part.safetensors
+    ln -s nowhere dangling
+    bad "--model is a dangling link" "dangling is a symbolic link to nowhere, which cannot be reached" "${train[@]}" \
+        --model dangling
     bad "a part of weights that is a dangling link" "parts/part.safetensors is a symbolic link to gone.*cp -rL" \
         "${train[@]}" --model parts
     command -v setpriv >/dev/null && [ "$(id -u)" = 0 ] || return
@@ -924,6 +927,12 @@ unreachable_weights() {
     refused "an index that one may not read" "cannot read hidden/model.safetensors.index.json: Permission denied" \
         "${nobody[@]}" ./as_nobody "${train[@]}" --model hidden
     mkdir mute && cp good/train.tok mute/ && cp good/tokenizer.model mute/ && chmod 000 mute/tokenizer.model
+    cp -r saved sealed && cp -r trained locked/ && chown -R 65534 sealed && chmod 300 sealed
+    refused "--resume auto in a directory that one may not list" \
+        "cannot look for checkpoints in sealed: Permission denied" "${nobody[@]}" ./as_nobody "${train[@]}" --out \
+        sealed --resume auto
+    refused "a model in a directory that one may not enter" "cannot look for locked/trained: Permission denied" \
+        "${nobody[@]}" ./as_nobody "${train[@]}" --model locked/trained
     refused "a tokenizer that one may not read" "mute/tokenizer.model cannot be opened: Permission denied" \
         "${nobody[@]}" ./as_nobody "${train[@]}" --data mute/train.tok
 }
@@ -1034,6 +1043,9 @@ small_stacks() {
     works "a stack of 128 KB: --export --dtype bf16" "${small[@]}" "$program" --model trained --export half16 --dtype \
         bf16
     works "a stack of 128 KB: --eval of bf16 files" "${small[@]}" "$program" --model half16 --eval good/val.tok --seq 16
+    works "a stack of 128 KB: plan_llama3" "${small[@]}" "$planner" --model llama3-8b --world 64 --tp 4 --pp 2
+    works "a stack of 128 KB: plan_llama3 --search" "${small[@]}" "$planner" --cluster \
+        "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
     works "a stack of 128 KB: --export --dtype int8" "${small[@]}" "$program" --model trained --export int8 --dtype int8
 }
 
