@@ -123,7 +123,9 @@ static void audit(const char *out) {
     Audit a = ZERO;
     snprintf(path, sizeof path, "%s/samples.jsonl", out);
     a.path = path;
-    FILE *f = fopen(path, "r");
+    struct stat info;
+    int fd = open_regular_file(path, &info);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "r");
     if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
     while (getline(&text, &capacity, f) > 0) {
         a.line++;

@@ -971,6 +971,8 @@ endless_inputs() {
         --seq 16 --adapters adapted_pipe
     rm -rf saved3 && cp -r saved/step-00000001 saved3
     not_a_file "trainer.json" saved3/trainer.json "${train[@]}" --resume saved3
+    mkdir -p piped_run
+    not_a_file "samples.jsonl" piped_run/samples.jsonl --audit --out piped_run
     bad "--data is a device" "/dev/null is a device" "${train[@]}" --data /dev/null
     truncate -s 2G sparse.json
     mkdir -p sparse && mv sparse.json sparse/config.json
