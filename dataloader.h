@@ -10,10 +10,7 @@
 #define DATALOADER_H
 #include "context_parallel.h" // defines: cp_select_halves
 #include "lib/device.h"
-#include <fcntl.h>
 #include <glob.h>
-#include <sys/stat.h>
-#include <pthread.h>
 
 // ---------------------------------------------------------------------------
 // token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
@@ -73,12 +70,12 @@ static void token_file_check(const TokenFile *f, int64_t bytes, int vocab_size) 
 static TokenFile token_file_open(const char *path, int vocab_size) {
     TokenFile f = ZERO;
     struct stat info;
-    f.path = strdup(path);
-    f.fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (f.fd < 0 || fstat(f.fd, &info))
-        user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
-    TokenFileHeader *h = &f.header;
-    if (pread(f.fd, h, sizeof *h, 0) != (ssize_t)sizeof *h || memcmp(h->magic, TOKEN_FILE_MAGIC, 8))
+    f.path = checked_strdup(path);
+    f.fd = open_regular_file(path, &info);
+    if (f.fd < 0) user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
+    int64_t got = read_bytes_at(f.fd, &f.header, sizeof f.header, 0);
+    if (got < 0) user_error("cannot read token file %s: %s", path, strerror(errno));
+    if (got != (int64_t)sizeof f.header || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
         user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
                    TOKEN_FILE_MAGIC);
     token_file_check(&f, (int64_t)info.st_size, vocab_size);
@@ -90,8 +87,9 @@ static TokenFile token_file_open(const char *path, int vocab_size) {
 static Dataset dataset_open(const char *pattern, int T, int vocab_size, int partial) {
     Dataset d = ZERO;
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0)
-        user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", pattern);
+    int failed = glob(pattern, 0, NULL, &found);
+    if (failed == GLOB_NOSPACE) run_failure("out of memory: could not list the files of %s", pattern);
+    if (failed) user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", pattern);
     d.num_files = (int)found.gl_pathc;
     d.files = new_array(TokenFile, d.num_files);
     d.T = T;
@@ -127,9 +125,9 @@ static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *r
     int64_t width = f->header.width;
     int64_t tokens_offset = (int64_t)sizeof(TokenFileHeader);
     int64_t mask_offset = tokens_offset + (int64_t)f->header.count * width;
-    if (pread(f->fd, raw, n * width, tokens_offset + first * width) != n * width) return 0;
+    if (read_bytes_at(f->fd, raw, n * width, tokens_offset + first * width) != n * width) return 0;
     if (!(f->header.flags & TOKEN_FILE_MASKED)) return 1;
-    return pread(f->fd, raw + n * width, n, mask_offset + first) == n;
+    return read_bytes_at(f->fd, raw + n * width, n, mask_offset + first) == n;
 }
 
 static uint32_t token_at(const char *raw, int64_t t, int width) {
@@ -447,7 +445,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     pthread_cond_init(&l->ready, &monotonic);
     pthread_condattr_destroy(&monotonic);
     for (int i = 0; i < l->num_workers; i++)
-        if (pthread_create(&l->workers[i].thread, NULL, loader_worker, &l->workers[i]))
+        if (thread_start(&l->workers[i].thread, loader_worker, &l->workers[i]))
             user_error("loader worker %d of %d could not be started as a thread: use fewer --workers, or raise this "
                        "account's limit of threads (ulimit -u)",
                        i + 1, l->num_workers);

@@ -365,6 +365,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_tokenizer.h"
 #include "dev/test/test_family.h"
 #include "dev/test/test_data.h"
+#include "dev/test/test_safetensors.h"
 #include "dev/test/test_pytorch.h"
 #include "dev/test/test_ranks.h"
 #include "dev/test/test_layouts.h"
@@ -423,6 +424,7 @@ static const struct {
               {"tokenizer", test_tokenizer, C_BUILD},
               {"family", test_family, C_BUILD},
               {"data", test_data, C_BUILD},
+              {"safetensors", test_safetensors, C_BUILD},
               {"pytorch", test_pytorch, BOTH_BUILDS},
               {"documents", test_doc_mask, BOTH_BUILDS},
               {"ranks", test_ranks, C_BUILD},

@@ -13,7 +13,6 @@
 #include "lib/sha256.h"
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h> // defines: pcre2_compile, pcre2_jit_compile, pcre2_match
-#include <sys/stat.h>
 
 enum { NUM_SPECIAL_TOKENS = 256, SPECIAL_NAME_BYTES = 40 /* at most */, NO_TOKEN = -1 };
 
@@ -278,13 +277,13 @@ static void tokenizer_add_special(Tokenizer *t) {
 
 static char *tokenizer_read_file(const char *path, size_t *len) {
     struct stat info;
-    if (stat(path, &info)) user_error("tokenizer %s cannot be opened: %s; " TOKENIZER_EXPECTED, path, strerror(errno));
-    if (!S_ISREG(info.st_mode)) user_error("tokenizer %s is not a file; " TOKENIZER_EXPECTED, path);
+    int fd = open_regular_file(path, &info);
+    if (fd < 0) user_error("tokenizer %s cannot be opened: %s; " TOKENIZER_EXPECTED, path, strerror(errno));
     if (info.st_size > 1 << 28)
         user_error("tokenizer %s has %lld bytes; " TOKENIZER_EXPECTED ", a few million bytes", path,
                    (long long)info.st_size);
-    char *text = read_file(path, len);
-    if (!text) user_error("tokenizer %s cannot be opened: %s; " TOKENIZER_EXPECTED, path, strerror(errno));
+    char *text = read_to_end(fd, len);
+    if (!text) user_error("tokenizer %s cannot be read: %s; copy the file again", path, strerror(errno));
     if (*len != (size_t)info.st_size)
         user_error("tokenizer %s: %zu of %lld bytes could be read; copy the file again", path, *len,
                    (long long)info.st_size);

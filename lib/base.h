@@ -9,14 +9,17 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -305,32 +308,122 @@ static inline void *checked_realloc(void *p, size_t bytes) {
     return p;
 }
 
-/* Reads a whole file or pipe. A NUL follows the `length` bytes, and the caller frees them. On an error the result is
- * NULL, errno is set, and the length is 0. */
-static inline char *read_file(const char *path, size_t *length) {
-    *length = 0;
-    FILE *f = fopen(path, "rb");
-    if (!f) return NULL;
+/* A copy of `text`, or the run ends. */
+static inline char *checked_strdup(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    return (char *)memcpy(checked_malloc(bytes), text, bytes);
+}
+
+/* Whether the directory has an entry of this name. An entry that cannot be reached is an error: if it counted as
+ * absent, the run would silently go without the user's file. */
+static inline int entry_exists(const char *path) {
+    struct stat info;
+    char target[1024];
+    if (lstat(path, &info)) {
+        if (errno == ENOENT || errno == ENOTDIR) return 0;
+        user_error("cannot look for %s: %s; make its directory accessible", path, strerror(errno));
+    }
+    if (!S_ISLNK(info.st_mode) || !stat(path, &info)) return 1;
+    int reason = errno, length = (int)readlink(path, target, sizeof target);
+    user_error("%s is a symbolic link to %.*s, which cannot be reached (%s): make that file accessible; if this is a "
+               "copy of a Hugging Face cache snapshot, copy it again with cp -rL, which copies files instead of links",
+               path, length > 0 ? length : 0, target, strerror(reason));
+}
+
+static inline const char *file_kind(mode_t mode) {
+    if (S_ISREG(mode)) return "a regular file";
+    if (S_ISDIR(mode)) return "a directory";
+    if (S_ISFIFO(mode)) return "a pipe";
+    if (S_ISSOCK(mode)) return "a socket";
+    return "a device";
+}
+
+/* Opens a regular file for reading. Anything else is an error, because reading from a pipe or a device may never end.
+ * If the file cannot be opened, the result is -1 and errno is set. */
+static inline int open_regular_file(const char *path, struct stat *info) {
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), reason = errno; // O_NONBLOCK: a pipe may have no writer
+    int known = fd < 0 ? entry_exists(path) && !stat(path, info) : !fstat(fd, info);
+    if (known && !S_ISREG(info->st_mode))
+        user_error("%s is %s, expected a regular file: give the path of a file, and save what a pipe or a device "
+                   "delivers to a file first",
+                   path, file_kind(info->st_mode));
+    if (fd < 0) errno = reason;
+    return fd;
+}
+
+/* Reads `bytes` bytes of a file from `offset` on. One system call may return fewer: after a signal, on network file
+ * systems, or above 2 GB. Returns how many bytes the file has there, at most `bytes`, or -1 with errno set. */
+static inline int64_t read_bytes_at(int fd, void *buffer, int64_t bytes, int64_t offset) {
+    int64_t done = 0;
+    while (done < bytes) {
+        ssize_t got = pread(fd, (char *)buffer + done, (size_t)(bytes - done), (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        done += got;
+    }
+    return done;
+}
+
+/* Reads until the end of a file or pipe, and closes it. A NUL follows the `length` bytes, and the caller frees them. On
+ * an error the result is NULL, errno is set, and the length is 0. */
+static inline char *read_to_end(int fd, size_t *length) {
     size_t capacity = 1 << 16, used = 0;
     char *text = (char *)checked_malloc(capacity);
+    int reason = 0;
     for (;;) {
-        size_t got = fread(text + used, 1, capacity - used - 1, f);
-        used += got;
-        if (!got) break;
+        ssize_t got = read(fd, text + used, capacity - used - 1);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) reason = errno; // a directory opens like a file, but cannot be read
+        if (got <= 0) break;
+        used += (size_t)got;
         if (capacity - used > 1) continue;
         capacity *= 2;
         text = (char *)checked_realloc(text, capacity);
     }
-    int reason = ferror(f) ? errno : 0; // a directory opens like a file, but cannot be read
-    fclose(f);
-    if (reason) {
-        free(text);
-        errno = reason;
-        return NULL;
-    }
+    close(fd);
+    *length = reason ? 0 : used;
     text[used] = 0;
-    *length = used;
-    return text;
+    if (!reason) return text;
+    free(text);
+    errno = reason;
+    return NULL;
+}
+
+/* read_to_end of a file or pipe by name. */
+static inline char *read_file(const char *path, size_t *length) {
+    *length = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 ? NULL : read_to_end(fd, length);
+}
+
+/* read_to_end of a regular file of at most 1 GiB, which is far more than any text that this program reads whole. */
+static inline char *read_regular_file(const char *path, size_t *length) {
+    struct stat info;
+    *length = 0;
+    int fd = open_regular_file(path, &info);
+    if (fd < 0) return NULL;
+    if (info.st_size > 1 << 30)
+        user_error("%s has %lld bytes, expected at most 1 GiB: check that this is the right file", path,
+                   (long long)info.st_size);
+    return read_to_end(fd, length);
+}
+
+// ---------------------------------------------------------------------------
+// threads
+
+/* Stack size of every thread. The default would be that of `ulimit -s`, or 128 KB with musl. */
+enum { THREAD_STACK_BYTES = 8 << 20 };
+
+/* Returns 0, or the error number. */
+static inline int thread_start(pthread_t *thread, void *(*body)(void *), void *argument) {
+    pthread_attr_t attributes;
+    int failed = pthread_attr_init(&attributes);
+    if (failed) return failed;
+    pthread_attr_setstacksize(&attributes, THREAD_STACK_BYTES);
+    failed = pthread_create(thread, &attributes, body, argument);
+    pthread_attr_destroy(&attributes);
+    return failed;
 }
 
 #endif

@@ -69,7 +69,7 @@ static inline int32_t name_id(NameTable *t, const char *text) {
     if (t->count * 2 >= t->size) name_table_grow(t);
     int32_t *slot = name_slot(t, text);
     if (!*slot) {
-        t->text[t->count] = strdup(text);
+        t->text[t->count] = checked_strdup(text);
         *slot = ++t->count;
     }
     return *slot - 1;

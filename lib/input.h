@@ -3,7 +3,7 @@
  */
 #ifndef INPUT_H
 #define INPUT_H
-#include "base.h" // defines: user_error
+#include "base.h" // defines: user_error, file_kind
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -14,10 +14,9 @@ static inline int is_open_stream(const char *path) {
 /* What the path leads to, if reading it could wait or go on for ever; NULL: it may be read. */
 static inline const char *endless_kind(const char *path, const struct stat *info) {
     int is_terminal = !strcmp(path, "/dev/stdin") && isatty(STDIN_FILENO);
-    if (S_ISSOCK(info->st_mode)) return "a socket";
-    if (S_ISBLK(info->st_mode) || (S_ISCHR(info->st_mode) && !is_terminal)) return "a device";
-    if (S_ISFIFO(info->st_mode) && !is_open_stream(path)) return "a named pipe";
-    return NULL;
+    int is_endless = S_ISSOCK(info->st_mode) || S_ISBLK(info->st_mode) || (S_ISCHR(info->st_mode) && !is_terminal) ||
+                     (S_ISFIFO(info->st_mode) && !is_open_stream(path));
+    return is_endless ? file_kind(info->st_mode) : NULL;
 }
 
 /* Refuses such a path. `expected` says what it should be. */

@@ -5,17 +5,66 @@
 #include "base.h"
 #include <cjson/cJSON.h> // defines: cJSON_Parse, cJSON_GetObjectItemCaseSensitive, …
 
-static char *read_text_file(const char *path) {
+static void *json_allocate(size_t bytes) { return checked_malloc(bytes); }
+
+/* cJSON reports a failed allocation as if the text were not JSON; so its allocations must not fail. This runs before
+ * main, since the tests and the tools have a main of their own. */
+__attribute__((constructor)) static void json_set_allocator(void) {
+    cJSON_Hooks hooks = {json_allocate, free};
+    cJSON_InitHooks(&hooks);
+}
+
+static inline char *read_text_file(const char *path) {
     size_t length;
-    return read_file(path, &length);
+    return read_regular_file(path, &length);
+}
+
+static int by_key(const void *a, const void *b) {
+    return strcmp((*(const cJSON *const *)a)->string, (*(const cJSON *const *)b)->string);
+}
+
+/* Refuses objects that hold a key twice, at any depth: readers disagree on which of the two values is valid. */
+static void json_refuse_duplicates(const cJSON *json, const char *path) {
+    const cJSON *item;
+    int count = 0;
+    cJSON_ArrayForEach(item, json) {
+        json_refuse_duplicates(item, path);
+        count++;
+    }
+    if (!cJSON_IsObject(json) || count < 2) return;
+    const cJSON **items = new_array(const cJSON *, count);
+    count = 0;
+    cJSON_ArrayForEach(item, json) items[count++] = item;
+    qsort(items, (size_t)count, sizeof *items, by_key);
+    for (int i = 1; i < count; i++)
+        if (!strcmp(items[i - 1]->string, items[i]->string))
+            user_error("%s: the key \"%s\" occurs twice in one object: remove the one that is wrong", path,
+                       items[i]->string);
+    free(items);
+}
+
+/* Parses (length) `text`, which ends with a NUL and must be one JSON object; `expected` says of what. `path` is named
+ * in errors. An object with duplicate keys is not refused here. */
+static cJSON *json_parse_object(const char *text, size_t length, const char *path, const char *expected) {
+    const char *end = NULL;
+    if (strlen(text) < length)
+        user_error("%s is not a JSON object: byte %zu is NUL; expected %s", path, strlen(text), expected);
+    cJSON *json = cJSON_ParseWithOpts(text, &end, 0);
+    if (!cJSON_IsObject(json)) user_error("%s is not a JSON object: expected %s", path, expected);
+    end += strspn(end, " \t\r\n");
+    if (*end)
+        user_error("%s: found '%.*s' after the end of the JSON object, expected nothing more: remove it", path,
+                   (int)min_i64(20, (int64_t)strcspn(end, "\r\n")), end);
+    return json;
 }
 
 /* Reads a file that must hold a JSON object; `expected` says of what. NULL: it cannot be read, see errno. */
 static cJSON *json_read_object(const char *path, const char *expected) {
-    char *text = read_text_file(path);
+    size_t length;
+    char *text = read_regular_file(path, &length);
     if (!text) return NULL;
-    cJSON *json = cJSON_Parse(text);
-    if (!cJSON_IsObject(json)) user_error("%s is not a JSON object: expected %s", path, expected);
+    cJSON *json = json_parse_object(text, length, path, expected);
+    json_refuse_duplicates(json, path);
     free(text);
     return json;
 }

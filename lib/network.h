@@ -146,7 +146,7 @@ static inline uint16_t listener_open(Listener *l, uint64_t id) {
     if (l->socket < 0) return 0;
     int failed = bind(l->socket, (struct sockaddr *)(void *)&at, size) || listen(l->socket, 128);
     if (!failed) failed = getsockname(l->socket, (struct sockaddr *)(void *)&at, &size);
-    if (!failed) failed = pthread_create(&l->thread, NULL, listener_thread, l);
+    if (!failed) failed = thread_start(&l->thread, listener_thread, l);
     if (!failed) return at.sin_port;
     close(l->socket);
     return 0;

@@ -7,8 +7,7 @@
 #ifndef AUDIT_H
 #define AUDIT_H
 #include "../lib/device.h"
-#include "../lib/input.h" // defines: input_open
-#include <cjson/cJSON.h>
+#include "../lib/json.h" // defines: cJSON_ParseWithOpts, cJSON_GetObjectItemCaseSensitive, …
 
 typedef struct {
     const char *path;         // OUT/samples.jsonl
@@ -43,11 +42,11 @@ static void audit_end_epoch(Audit *a) {
 
 /* The line that describes the data of the steps after it. */
 static void audit_data(Audit *a, const cJSON *windows, const cJSON *tail, const cJSON *consumed_before) {
-    a->windows = (int64_t)windows->valuedouble;
     a->pad = !strcmp(tail->valuestring, "pad");
-    if (a->windows < 1 || a->windows > INT32_MAX)
+    if (!(windows->valuedouble >= 1 && windows->valuedouble <= INT32_MAX))
         user_error("%s, line %" PRId64 ": found %g windows, expected 1 to %d: the file is damaged", a->path, a->line,
                    windows->valuedouble, INT32_MAX);
+    a->windows = (int64_t)windows->valuedouble;
     free(a->consumed_by);
     a->consumed_by = new_array(int32_t, a->windows);
     a->epoch = -1;
@@ -57,10 +56,10 @@ static void audit_data(Audit *a, const cJSON *windows, const cJSON *tail, const 
 }
 
 static void audit_sample(Audit *a, const cJSON *sample) {
-    int64_t w = (int64_t)sample->valuedouble;
-    if (!cJSON_IsNumber(sample) || w < 0 || w >= a->windows)
+    if (!cJSON_IsNumber(sample) || !(sample->valuedouble >= 0 && sample->valuedouble < (double)a->windows))
         user_error("%s: step %" PRId64 " consumed window %g, expected 0 to %" PRId64 ": the file is damaged", a->path,
                    a->step, sample->valuedouble, a->windows - 1);
+    int64_t w = (int64_t)sample->valuedouble;
     if (a->consumed_by[w] && !a->pad)
         user_error("%s: step %" PRId64 " consumed window %" PRId64 " of epoch %" PRId64
                    " a second time; step %d had consumed it before",
@@ -94,8 +93,14 @@ static void audit_step(Audit *a, int64_t step, int64_t epoch, const cJSON *sampl
     cJSON_ArrayForEach(sample, samples) audit_sample(a, sample);
 }
 
+/* Whether an item is a number that an int32_t can hold. */
+static int audit_is_count(const cJSON *item, int low) {
+    return cJSON_IsNumber(item) && item->valuedouble >= low && item->valuedouble <= INT32_MAX;
+}
+
 static void audit_line(Audit *a, const char *text) {
-    cJSON *json = cJSON_Parse(text);
+    const char *end;
+    cJSON *json = cJSON_ParseWithOpts(text, &end, 1); // 1: nothing may follow on the line
     const cJSON *windows = cJSON_GetObjectItemCaseSensitive(json, "windows");
     const cJSON *tail = cJSON_GetObjectItemCaseSensitive(json, "tail");
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step");
@@ -103,7 +108,7 @@ static void audit_line(Audit *a, const char *text) {
     const cJSON *samples = cJSON_GetObjectItemCaseSensitive(json, "samples");
     if (cJSON_IsNumber(windows) && cJSON_IsString(tail))
         audit_data(a, windows, tail, cJSON_GetObjectItemCaseSensitive(json, "consumed_before"));
-    else if (a->windows && cJSON_IsNumber(step) && cJSON_IsNumber(epoch) && cJSON_IsArray(samples))
+    else if (a->windows && audit_is_count(step, 1) && audit_is_count(epoch, 0) && cJSON_IsArray(samples))
         audit_step(a, (int64_t)step->valuedouble, (int64_t)epoch->valuedouble, samples);
     else
         user_error("%s, line %" PRId64 ": expected a description of the data or a step with its samples: the file is "
@@ -119,12 +124,15 @@ static void audit(const char *out) {
     Audit a = ZERO;
     snprintf(path, sizeof path, "%s/samples.jsonl", out);
     a.path = path;
-    FILE *f = input_open(path, "the record of a run's samples");
+    struct stat info;
+    int fd = open_regular_file(path, &info);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "r");
     if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
     while (getline(&text, &capacity, f) > 0) {
         a.line++;
         audit_line(&a, text);
     }
+    if (!feof(f)) user_error("--audit: cannot read %s after line %" PRId64 ": %s", path, a.line, strerror(errno));
     if (!a.steps) user_error("--audit: %s contains no steps: expected --out DIR of a run that trained", path);
     int64_t left = a.windows - (a.consumed - a.repeated);
     if (!left || (!a.pad && left < a.step_samples)) audit_end_epoch(&a);

@@ -245,7 +245,7 @@ static void report_all(HostCheck *h, double seconds) {
 
 /* One rank of --check-hosts. */
 static void check_hosts(Job *j, int rank) {
-    HostCheck h = ZERO;
+    HostCheck *h = new_array(HostCheck, 1); // on the heap: the stack may be small
     Device dry_run, dev;
     Comm comm;
     double start = seconds_now();
@@ -262,19 +262,20 @@ static void check_hosts(Job *j, int rank) {
     comm_open(&comm, &dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
     char *buffers = (char *)arena_alloc(&dev, MEM_COMM, "measured", 2 * LARGEST_COLLECTIVE);
-    h.job = j;
-    h.comm = &comm;
+    h->job = j;
+    h->comm = &comm;
     if (rank == 0 && j->opt.cluster)
-        cluster_open(&h.cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->transport->name);
-    measure_all(&h, buffers);
-    measure_hybrid(&h, buffers);
-    if (rank == 0) report_all(&h, seconds_now() - start);
+        cluster_open(&h->cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->transport->name);
+    measure_all(h, buffers);
+    measure_hybrid(h, buffers);
+    if (rank == 0) report_all(h, seconds_now() - start);
     // all ranks end in order, with the same exit code: an abort could keep the launcher from showing the report
     int *problems = new_array(int, j->mesh.world);
-    quiet_all_gather(&comm, "number of problems", &h.problems, problems, sizeof(int));
+    quiet_all_gather(&comm, "number of problems", &h->problems, problems, sizeof(int));
     if (problems[0]) __atomic_store_n(&j->has_problems, 1, __ATOMIC_RELAXED); // by all threads
     free(problems);
-    cluster_close(&h.cluster);
+    cluster_close(&h->cluster);
+    free(h);
     comm_close(&comm);
     ops_close(&dev);
     device_close(&dev);

@@ -14,7 +14,6 @@
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
 #include <zlib.h>          // defines: crc32
-#include <fcntl.h>
 
 // ---------------------------------------------------------------------------
 // trainer.json: the progress of the run, its options, and the checksums of the other files
@@ -144,7 +143,13 @@ static uint32_t *expected_sums(const cJSON *files, const char *trainer, const ch
                    "checkpoint",
                    trainer, name, chunks_of(bytes), cJSON_GetArraySize(list));
     uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(chunks_of(bytes) + 1));
-    cJSON_ArrayForEach(item, list) sums[n++] = (uint32_t)item->valuedouble;
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= UINT32_MAX))
+            user_error("%s: checksum %" PRId64 " of %s is not a number from 0 to %u: trainer.json is damaged; resume "
+                       "from another checkpoint",
+                       trainer, n, name, UINT32_MAX);
+        sums[n++] = (uint32_t)item->valuedouble;
+    }
     return sums;
 }
 
@@ -170,7 +175,7 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
             user_error("cannot read %s: %s; the checkpoint is incomplete, resume from another one", path,
                        strerror(errno));
         if (ending && !ending[strlen(".safetensors")]) continue;
-        char *text = read_file(path, &length);
+        char *text = read_regular_file(path, &length);
         if (!text) user_error("cannot read %s: %s", path, strerror(errno));
         uint32_t *sums = expected_sums(files, trainer, path, (int64_t)length);
         for (int64_t c = 0; c < chunks_of((int64_t)length); c++)
@@ -215,7 +220,7 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
         user_error("--resume %s: options that affect the training result have changed (%s): give the old values, or "
                    "add --allow-changes",
                    c->dir, list);
-    if (used) c->changes = strdup(list);
+    if (used) c->changes = checked_strdup(list);
 }
 
 /* The checkpoint's config.json must describe this model. Both are printed and compared line by line. */
@@ -249,7 +254,7 @@ static void checkpoint_find(char dir[4096], const Options *o) {
     const char *given = is_auto ? o->out : o->resume;
     snprintf(dir, 4096, "%s", given);
     snprintf(path, sizeof path, "%s/trainer.json", given);
-    if (!is_auto && !access(path, F_OK)) return;
+    if (!is_auto && entry_exists(path)) return;
     int64_t newest = newest_checkpoint(given, INT64_MAX);
     if (newest >= 0) checkpoint_path(dir, 4096, given, newest);
     else if (is_auto) dir[0] = 0;
@@ -264,14 +269,15 @@ static cJSON *trainer_read(const char *path, uint64_t *fingerprint) {
     static const char last_key[] = ",\n\"crc32\":";
     char expected[64] = "";
     size_t length;
-    char *text = read_file(path, &length), *last = NULL;
+    char *text = read_regular_file(path, &length), *last = NULL;
     if (!text) user_error("cannot read %s: %s", path, strerror(errno));
     for (char *at = strstr(text, last_key); at; at = strstr(at + 1, last_key)) last = at;
     if (last) snprintf(expected, sizeof expected, "%s%u}\n", last_key, crc32_of(text, last - text));
     if (!last || strcmp(expected, last))
         user_error("%s is damaged: its checksum does not match its text; resume from another checkpoint", path);
     *fingerprint = hash_bytes(HASH_START, text, length);
-    cJSON *json = cJSON_Parse(text);
+    cJSON *json = json_parse_object(text, length, path, "a checkpoint's trainer.json");
+    json_refuse_duplicates(json, path);
     free(text);
     if (trainer_integer(json, path, "format") != 1 || trainer_integer(json, path, "chunk_bytes") != FILE_CHUNK_BYTES ||
         !json_object(json, path, "settings") || !json_object(json, path, "files"))
@@ -350,7 +356,7 @@ typedef struct {
 /* Reads a chunk of a file and compares it with its checksum. */
 static void chunk_read(ChunkReader *r, const StFile *file, int64_t chunk) {
     if (r->file == file && r->chunk == chunk) return;
-    int64_t at = chunk * FILE_CHUNK_BYTES, got = pread(file->fd, r->bytes, FILE_CHUNK_BYTES, at);
+    int64_t at = chunk * FILE_CHUNK_BYTES, got = read_bytes_at(file->fd, r->bytes, FILE_CHUNK_BYTES, at);
     if (got <= 0)
         user_error("cannot read %s from byte %" PRId64 " on: %s", file->path, at,
                    got ? strerror(errno) : "the file ends there");

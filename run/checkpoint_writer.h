@@ -327,20 +327,21 @@ static void put_tensor(const CheckpointWriter *w, const OutputTensor *t, const G
         read_elements(w, g, (float *)(void *)out, begin / size, (end - begin) / size);
         return;
     }
-    PutBuffers b;
-    const void *bytes = b.fp32;
-    if (t->dtype == ST_BF16) bytes = b.half;
-    if (t->dtype == ST_I8) bytes = b.int8;
-    if (t->scales) bytes = b.scales;
+    PutBuffers *b = new_array(PutBuffers, 1); // on the heap: the stack may be small
+    const void *bytes = b->fp32;
+    if (t->dtype == ST_BF16) bytes = b->half;
+    if (t->dtype == ST_I8) bytes = b->int8;
+    if (t->scales) bytes = b->scales;
     int64_t piece = PUT_ELEMENTS * size; // the bytes of PUT_ELEMENTS elements
     if (t->scales) piece /= INT8_BLOCK;
     for (int64_t at = begin, next; at < end; at = next) {
         int64_t number = at / piece, n = min_i64(PUT_ELEMENTS, elements - number * PUT_ELEMENTS);
         next = min_i64(end, (number + 1) * piece);
-        read_elements(w, g, b.fp32, number * PUT_ELEMENTS, n);
-        convert_elements(w, t, &b, n);
+        read_elements(w, g, b->fp32, number * PUT_ELEMENTS, n);
+        convert_elements(w, t, b, n);
         memcpy(out + (at - begin), (const char *)bytes + at % piece, (size_t)(next - at));
     }
+    free(b);
 }
 
 /* Produces the next `bytes` bytes of a file, which begin at `from`: tensor t, or the header if it is NULL. Every rank
@@ -433,7 +434,7 @@ static void write_start(CheckpointWriter *w, const OutputFiles *files) {
     w->done = 0;
     if (comm->rank == 0) create_files(w);
     comm_barrier(comm, "saving: files created");
-    if (pthread_create(&w->thread, NULL, writer_thread, w)) run_failure("cannot start the thread that writes files");
+    if (thread_start(&w->thread, writer_thread, w)) run_failure("cannot start the thread that writes files");
     put_files(w);
 }
 

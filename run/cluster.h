@@ -262,13 +262,9 @@ static void cluster_collective(CollectiveRate *rate, const cJSON *root, const ch
  * cores; `transport` NULL: any. */
 static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int threads, const char *transport) {
     memset(c, 0, sizeof *c);
-    char *text = read_text_file(path);
-    if (!text) user_error("cannot read --cluster %s: %s", path, strerror(errno));
-    cJSON *root = cJSON_Parse(text);
+    cJSON *root = json_read_object(path, "a cluster file as make -C dev/kernels collectives writes it");
+    if (!root) user_error("cannot read --cluster %s: %s", path, strerror(errno));
     const char *name, *of;
-    if (!cJSON_IsObject(root))
-        user_error("--cluster %s is not a JSON object: expected a file as make -C dev/kernels collectives writes it",
-                   path);
     cluster_word(root, path, "name", NULL, &name);
     snprintf(c->name, sizeof c->name, "%s", name);
     int of_device = cluster_word(root, path, "rates_of", "host|device", &of);
@@ -296,7 +292,6 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
         c->collectives[a][RECEIVE] = c->collectives[a][SEND];
     }
     cJSON_Delete(root);
-    free(text);
 }
 
 static void cluster_close(Cluster *c) {

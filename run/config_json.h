@@ -97,7 +97,7 @@ static Llama3Config config_load(const char *model) {
     struct stat info;
     if (preset_find(model)) return *preset_find(model);
     for (int i = 0; i < LLAMA3_PRESETS; i++) strcat(strcat(known, i ? ", " : ""), llama3_presets[i].name);
-    if (stat(model, &info) || !S_ISDIR(info.st_mode))
+    if (!entry_exists(model) || stat(model, &info) || !S_ISDIR(info.st_mode))
         user_error("--model %s is neither a directory nor a preset (%s)", model, known);
     snprintf(path, sizeof path, "%s/config.json", model);
     Llama3Config c = config_from_json(path);

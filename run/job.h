@@ -164,10 +164,10 @@ static void job_find_tokenizer(Job *j) {
         const char *slash = strrchr(data, '/');
         snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%.*stokenizer.model",
                  slash ? (int)(slash + 1 - data) : 0, data);
-        if (!access(j->tokenizer_path, R_OK)) return;
+        if (entry_exists(j->tokenizer_path)) return;
     }
     snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s/tokenizer.model", o->model);
-    if (access(j->tokenizer_path, R_OK)) j->tokenizer_path[0] = 0;
+    if (!entry_exists(j->tokenizer_path)) j->tokenizer_path[0] = 0;
 }
 
 /* The dataset's files must carry the fingerprint of this tokenizer. */
@@ -264,7 +264,7 @@ static void job_resume_adapters(const Job *j) {
     Llama3Config c = ZERO;
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/adapter_config.json", dir);
-    int has_adapters = !access(path, F_OK);
+    int has_adapters = entry_exists(path);
     c.C = 1 << 20; // the model is not known yet: accept any rank
     if (has_adapters) adapters_config_read(&c, dir);
     if (has_adapters && !o->lora_rank)

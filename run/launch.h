@@ -28,7 +28,7 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
         args[i].job = j;
         args[i].rank = i;
         args[i].body = body;
-        if (pthread_create(&threads[i], NULL, rank_thread, &args[i]))
+        if (thread_start(&threads[i], rank_thread, &args[i]))
             run_failure("the thread of rank %d could not be started: use fewer --ranks, or raise this account's limit "
                         "of threads (ulimit -u)",
                         i);

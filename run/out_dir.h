@@ -134,6 +134,8 @@ static int64_t newest_checkpoint(const char *out, int64_t below) {
     char path[4096 + 300];
     int64_t newest = -1;
     DIR *d = opendir(out);
+    if (!d && errno != ENOENT && errno != ENOTDIR)
+        user_error("cannot look for checkpoints in %s: %s; make the directory readable", out, strerror(errno));
     for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         int64_t step = step_from_name(item->d_name);
         if (step >= below || step <= newest) continue;

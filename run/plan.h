@@ -63,8 +63,7 @@ static void plan_add(Plan *p, const Job *j, int rank, Trainer *trainer) {
         free(trainer);
         return;
     }
-    p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (i + 1));
-    if (!p->classes) run_failure("out of memory");
+    p->classes = (RankClass *)checked_realloc(p->classes, sizeof(RankClass) * (i + 1));
     RankClass *added = &p->classes[p->count++];
     added->first_rank = rank;
     added->trainer = trainer;

@@ -7,8 +7,7 @@
 #define SAFETENSORS_H
 #include "../fsdp.h" // defines: Tensor, TensorTable, StateKind
 #include "../lib/json.h"
-#include <fcntl.h>
-#include <sys/stat.h>
+#include <dirent.h> // defines: opendir, readdir
 
 // ---------------------------------------------------------------------------
 // reading. A safetensors file is: 8 bytes with the length of the header, the header (JSON), the tensors' bytes
@@ -38,10 +37,11 @@ typedef struct StTensor {
 
 enum { MAX_OPEN_FILES = 1024 };
 
-typedef struct {       // the tensors of a model's files. It is not copied: its tensors point to its files
-    StTensor *tensors; // (count)
-    int count, num_files;
-    StFile files[MAX_OPEN_FILES];
+typedef struct {       // the tensors of a model's files
+    StTensor *tensors; // (capacity, of which `count` are used)
+    int count, capacity, num_files;
+    int *slots;    // (2 capacity) hash table with open addressing by name: 1 + the tensor's number; 0: an empty slot
+    StFile *files; // (MAX_OPEN_FILES, of which `num_files` are used); tensors point to them
 } StFiles;
 
 static StDtype st_dtype_of(const char *path, const cJSON *item) {
@@ -71,10 +71,26 @@ static void st_read_shape(StTensor *t, const char *path, const cJSON *item) {
     t->elements = t->rows * t->cols;
 }
 
+/* The slot of the hash table that holds tensor `name`, or the empty one where it belongs. */
+static int *st_slot(const StFiles *s, const char *name) {
+    uint64_t slots = 2 * (uint64_t)s->capacity, slot = mix64(hash_bytes(HASH_START, name, strlen(name))) % slots;
+    while (s->slots[slot] && strcmp(s->tensors[s->slots[slot] - 1].name, name)) slot = (slot + 1) % slots;
+    return &s->slots[slot];
+}
+
 static const StTensor *st_find(const StFiles *s, const char *name) {
-    for (int i = 0; i < s->count; i++)
-        if (!strcmp(s->tensors[i].name, name)) return &s->tensors[i];
-    return NULL;
+    int slot = s->count ? *st_slot(s, name) : 0;
+    return slot ? &s->tensors[slot - 1] : NULL;
+}
+
+/* Makes room for one more tensor. */
+static void st_reserve(StFiles *s) {
+    if (s->count < s->capacity) return;
+    s->capacity = s->capacity ? 2 * s->capacity : 64;
+    s->tensors = (StTensor *)checked_realloc(s->tensors, sizeof(StTensor) * (size_t)s->capacity);
+    free(s->slots);
+    s->slots = new_array(int, 2 * s->capacity);
+    for (int i = 0; i < s->count; i++) *st_slot(s, s->tensors[i].name) = i + 1;
 }
 
 /* Adds the tensor that the header's `item` describes. `data`: offset in the file of the first tensor's bytes. */
@@ -99,27 +115,30 @@ static void st_add_tensor(StFiles *s, const StFile *file, const cJSON *item, int
                    " bytes: the file is truncated or damaged; copy it again",
                    path, item->string, begin, end, file->bytes - data, bytes);
     t.begin = data + (int64_t)begin;
-    t.name = strdup(item->string);
+    t.name = checked_strdup(item->string);
     t.file = file;
-    s->tensors = (StTensor *)realloc(s->tensors, sizeof(StTensor) * (size_t)(s->count + 1));
-    if (!s->tensors) run_failure("out of memory reading %s", path);
+    st_reserve(s);
+    *st_slot(s, t.name) = s->count + 1;
     s->tensors[s->count++] = t;
 }
 
 /* By offset in the file; an empty tensor comes before the one that starts at the same offset. */
 static int by_place(const void *a, const void *b) {
-    const StTensor *x = (const StTensor *)a, *y = (const StTensor *)b;
+    const StTensor *x = *(const StTensor *const *)a, *y = *(const StTensor *const *)b;
     return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin)
                                 : (x->elements > y->elements) - (x->elements < y->elements);
 }
 
 /* The format requires that the tensors of a file, from number `first` on, fill it from the header to its end without
  * gaps. */
-static void st_check_places(StFiles *s, int first, const StFile *file, int64_t data) {
+static void st_check_places(const StFiles *s, int first, const StFile *file, int64_t data) {
     int64_t end = data;
-    if (s->count > first) qsort(s->tensors + first, (size_t)(s->count - first), sizeof *s->tensors, by_place);
-    for (int i = first; i < s->count; i++) {
-        const StTensor *t = &s->tensors[i];
+    int count = s->count - first;
+    const StTensor **tensors = new_array(const StTensor *, count);
+    for (int i = 0; i < count; i++) tensors[i] = &s->tensors[first + i];
+    qsort(tensors, (size_t)count, sizeof *tensors, by_place);
+    for (int i = 0; i < count; i++) {
+        const StTensor *t = tensors[i];
         if (t->begin != end)
             user_error("%s: tensor %s starts at byte %" PRId64 " of the data, expected %" PRId64
                        ": tensors overlap or leave gaps; the file is damaged, copy it again",
@@ -130,35 +149,42 @@ static void st_check_places(StFiles *s, int first, const StFile *file, int64_t d
         user_error("%s: its tensors have %" PRId64 " bytes, but %" PRId64
                    " bytes follow the header: the file is damaged; copy it again",
                    file->path, end - data, file->bytes - data);
+    free(tensors);
 }
 
 /* Opens a file and adds all of its tensors. */
 static void st_add_file(StFiles *s, const char *path) {
     struct stat info;
     uint64_t length = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC), first = s->count;
-    if (fd < 0 || fstat(fd, &info)) user_error("cannot read the weights %s: %s", path, strerror(errno));
+    char name[4096 + 32];
+    int fd = open_regular_file(path, &info), first = s->count;
+    if (fd < 0) user_error("cannot read the weights %s: %s", path, strerror(errno));
     if (s->num_files == MAX_OPEN_FILES)
         user_error("%s: the model has more than %d files of weights: save it in fewer, larger files", path,
                    (int)MAX_OPEN_FILES);
-    if (pread(fd, &length, 8, 0) != 8 || length < 2 || length > 100000000 ||
-        (int64_t)length + 8 > (int64_t)info.st_size)
+    int64_t got = read_bytes_at(fd, &length, 8, 0);
+    if (got < 0) user_error("cannot read the weights %s: %s", path, strerror(errno));
+    if (got != 8 || length < 2 || length > 100000000 || (int64_t)length + 8 > (int64_t)info.st_size)
         user_error("%s is not a safetensors file: its first 8 bytes should give the length of its header, but they "
                    "give %" PRIu64 " in a file of %" PRId64 " bytes; if the file is damaged, copy it again",
                    path, length, (int64_t)info.st_size);
     char *header = (char *)checked_malloc(length + 1);
-    if (pread(fd, header, length, 8) != (ssize_t)length) user_error("cannot read the header of %s", path);
-    cJSON *json = cJSON_Parse(header);
-    if (!cJSON_IsObject(json))
-        user_error("%s: the header is not JSON: the file is damaged, or not a safetensors file; copy it again", path);
+    got = read_bytes_at(fd, header, (int64_t)length, 8);
+    if (got != (int64_t)length)
+        user_error("cannot read the header of %s: %s", path, got < 0 ? strerror(errno) : "the file ends within it");
+    snprintf(name, sizeof name, "%s: the header", path);
+    cJSON *json = json_parse_object(header, length, name,
+                                    "a list of tensors: the file is damaged, or not a safetensors file; copy it again");
+    if (!s->files) s->files = new_array(StFile, MAX_OPEN_FILES);
     StFile *file = &s->files[s->num_files++];
-    file->path = strdup(path);
+    file->path = checked_strdup(path);
     file->fd = fd;
     file->bytes = info.st_size;
     int64_t data = 8 + (int64_t)length;
     cJSON *item;
     cJSON_ArrayForEach(item, json) {
         if (strcmp(item->string, "__metadata__")) st_add_tensor(s, file, item, data);
+        json_refuse_duplicates(item, path);
     }
     st_check_places(s, first, file, data);
     cJSON_Delete(json);
@@ -173,6 +199,8 @@ static void st_close(StFiles *s) {
         close(s->files[i].fd);
     }
     free(s->tensors);
+    free(s->slots);
+    free(s->files);
     memset(s, 0, sizeof *s);
 }
 
@@ -205,7 +233,7 @@ static void st_find_scales(StFiles *s) {
 
 /* Reads `bytes` bytes of a tensor, from its byte `from` on. */
 static void st_read_bytes(const StTensor *t, void *out, int64_t from, int64_t bytes) {
-    int64_t got = pread(t->file->fd, out, (size_t)bytes, t->begin + from);
+    int64_t got = read_bytes_at(t->file->fd, out, bytes, t->begin + from);
     if (got != bytes)
         user_error("%s: cannot read tensor %s: %s", t->file->path, t->name,
                    got < 0 ? strerror(errno) : "the file ends within it; copy it again");
@@ -223,13 +251,17 @@ enum { READ_ELEMENTS = 1 << 16 }; // how many elements are read and converted at
 
 /* Reads elements [first, first + count) of a tensor as fp32; of an int32 tensor, their bits. */
 static void st_read(const StTensor *t, float *out, int64_t first, int64_t count) {
-    bf16 half[READ_ELEMENTS];
-    int8_t int8[READ_ELEMENTS];
-    float scales[(int)READ_ELEMENTS / (int)INT8_BLOCK];
     int size = st_dtype_sizes[t->dtype];
-    if (size == 4) st_read_bytes(t, out, first * size, count * size);
+    if (size == 4) {
+        st_read_bytes(t, out, first * size, count * size);
+        return;
+    }
     int64_t begin = t->dtype == ST_I8 ? first / INT8_BLOCK * INT8_BLOCK : first;
-    for (int64_t at = begin, n; at < first + count && size < 4; at += n) {
+    int64_t most = min_i64(READ_ELEMENTS, first + count - begin);
+    bf16 *half = new_array(bf16, t->dtype == ST_I8 ? 0 : most); // on the heap: the stack may be small
+    int8_t *int8 = new_array(int8_t, t->dtype == ST_I8 ? most : 0);
+    float *scales = new_array(float, int8_blocks(most));
+    for (int64_t at = begin, n; at < first + count; at += n) {
         n = min_i64(READ_ELEMENTS, first + count - at);
         if (t->dtype == ST_I8) st_read_quantized(t, int8, scales, at, n);
         else st_read_bytes(t, half, at * size, n * size);
@@ -239,26 +271,57 @@ static void st_read(const StTensor *t, float *out, int64_t first, int64_t count)
             else *element = t->dtype == ST_BF16 ? bf16_to_float(half[i]) : half_to_float(half[i].bits);
         }
     }
+    free(half);
+    free(int8);
+    free(scales);
 }
 
 // ---------------------------------------------------------------------------
 // a model directory
 
-/* Opens the files that an index lists, each once. `text`: the index; `path`: its file. */
-static void st_open_index(StFiles *s, const char *dir, const char *path, const char *text) {
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* Opens the files that the index at `path` lists, each once, in the order of their names. */
+static void st_open_index(StFiles *s, const char *dir, const char *path) {
     char file[4096];
-    cJSON *json = cJSON_Parse(text), *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *item;
+    cJSON *json = json_read_object(path, "an index with a \"weight_map\"");
+    if (!json) user_error("cannot read %s: %s; make it readable, or copy the directory again", path, strerror(errno));
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *item;
     if (!cJSON_IsObject(map))
         user_error("%s has no \"weight_map\": the index is damaged; copy the whole directory again", path);
+    char **names = new_array(char *, cJSON_GetArraySize(map));
+    int count = 0;
     cJSON_ArrayForEach(item, map) {
-        int is_open = 0;
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
             user_error("%s: the entry of \"%s\" is not the name of a file in the same directory", path, item->string);
-        snprintf(file, sizeof file, "%s/%s", dir, item->valuestring);
-        for (int i = 0; i < s->num_files; i++) is_open |= !strcmp(s->files[i].path, file);
-        if (!is_open) st_add_file(s, file);
+        names[count++] = item->valuestring;
     }
+    qsort(names, (size_t)count, sizeof *names, by_text);
+    for (int i = 0; i < count; i++) {
+        if (i && !strcmp(names[i - 1], names[i])) continue;
+        snprintf(file, sizeof file, "%s/%s", dir, names[i]);
+        st_add_file(s, file);
+    }
+    free(names);
     cJSON_Delete(json);
+}
+
+/* Refuses a directory that holds parts of the weights, stem-00001-of-00002.safetensors, without their index. */
+static void st_refuse_parts(const char *dir, const char *stem) {
+    char part[300] = "";
+    size_t length = strlen(stem);
+    DIR *d = opendir(dir);
+    for (struct dirent *entry = d ? readdir(d) : NULL; entry && !part[0]; entry = readdir(d)) {
+        const char *name = entry->d_name, *of = strstr(name, "-of-"), *ending = strstr(name, ".safetensors");
+        if (strncmp(name, stem, length) || name[length] != '-' || !of || !ending || strcmp(ending, ".safetensors"))
+            continue;
+        snprintf(part, sizeof part, "%s", name);
+    }
+    if (d) closedir(d);
+    if (part[0])
+        user_error("%s holds %s, but neither %s.safetensors nor the index %s.safetensors.index.json: copy the whole "
+                   "directory again",
+                   dir, part, stem, stem);
 }
 
 /* Opens `stem`.safetensors in a directory, or the files that its index lists. Returns 0 if there are none. */
@@ -266,13 +329,13 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
     char path[4096];
     memset(s, 0, sizeof *s);
     snprintf(path, sizeof path, "%s/%s.safetensors.index.json", dir, stem);
-    char *index = read_text_file(path);
-    if (index) {
-        st_open_index(s, dir, path, index);
-        free(index);
-    } else {
+    if (entry_exists(path)) st_open_index(s, dir, path);
+    else {
         snprintf(path, sizeof path, "%s/%s.safetensors", dir, stem);
-        if (access(path, F_OK)) return 0;
+        if (!entry_exists(path)) {
+            st_refuse_parts(dir, stem);
+            return 0;
+        }
         st_add_file(s, path);
     }
     st_find_scales(s);
@@ -438,9 +501,8 @@ static void output_files_add(OutputFiles *o, const TensorTable *table, int begin
                              StateKind kind, StateKind last) {
     int num_kinds = last - kind + 1, most_tensors = 2 * num_kinds * (end - begin); // with scales
     int first = o->num_tensors, first_file = o->num_files;
-    o->tensors = (OutputTensor *)realloc(o->tensors, sizeof(OutputTensor) * (size_t)(first + most_tensors));
-    o->files = (OutputFile *)realloc(o->files, sizeof(OutputFile) * (size_t)(first_file + most_tensors));
-    if (!o->tensors || !o->files) run_failure("out of memory");
+    o->tensors = (OutputTensor *)checked_realloc(o->tensors, sizeof(OutputTensor) * (size_t)(first + most_tensors));
+    o->files = (OutputFile *)checked_realloc(o->files, sizeof(OutputFile) * (size_t)(first_file + most_tensors));
     for (int k = 0; k < num_kinds; k++)
         for (int i = begin; i < end; i++) output_add_tensor(o, &table->tensors[i], (StateKind)(kind + k));
     int64_t most = max_i64(MAX_FILE_BYTES, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MAX_FILES);

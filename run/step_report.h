@@ -12,16 +12,18 @@
  * this rank owns; -1: there is none. */
 static int64_t first_bad_tensor(Trainer *trainer) {
     enum { CHUNK = 1 << 14 };
-    float values[CHUNK];
+    float *values = new_array(float, CHUNK);
     ShardPiece p;
-    for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
-        for (int64_t done = 0; done < p.count; done += CHUNK) {
+    int64_t bad = -1;
+    for (int i = 0; bad < 0 && next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
+        for (int64_t done = 0; done < p.count && bad < 0; done += CHUNK) {
             int64_t n = min_i64(CHUNK, p.count - done);
             device_read(&trainer->parallel.dev, values, p.unit->grad + p.at + done, sizeof(float) * n);
             for (int64_t e = 0; e < n; e++)
-                if (!isfinite(values[e])) return p.tensor->index;
+                if (!isfinite(values[e])) bad = p.tensor->index;
         }
-    return -1;
+    free(values);
+    return bad;
 }
 
 /* All-gathers the reports of all ranks. Reading the sums from the device waits until all of the step's arithmetic is

@@ -1,6 +1,7 @@
-/* fuzz.cu: the program's readers, given any bytes whatever: token files, tokenizers, config.json, safetensors, the
- * command line. Whatever comes, the program has to take it or refuse it with one line `error: …` and exit code 1; what
- * it takes has to be what the bytes say, which each target reads again in a way of its own.
+/* fuzz.cu: the program's readers, given any bytes whatever: token files, tokenizers, config.json, safetensors, their
+ * index, adapters, trainer.json, cluster files, samples.jsonl, conversations, the command line. Whatever comes, the
+ * program has to take it or refuse it with one line `error: …` and exit code 1; what it takes has to be what the bytes
+ * say, which each target reads again in a way of its own.
  *
  *   make -C dev/fuzz             every target, 1,000,000 executions each; see Makefile and run.sh
  *   build/fuzz/TARGET FILE…      these inputs again, such as one that was a finding
@@ -54,6 +55,10 @@ static char *text_of(Bytes b) {
 #include "target_options.h"
 #include "target_config.h"
 #include "target_safetensors.h"
+#include "target_checkpoint.h"
+#include "target_adapters.h"
+#include "target_cluster.h"
+#include "target_lines.h"
 
 // ---------------------------------------------------------------------------
 // a fault that is no fault of the program: an engine that does not find it finds nothing
@@ -85,6 +90,12 @@ static const Target targets[] = {
     {"config", fuzz_config, 1200, 7, 1, config_words},
     {"options", fuzz_options, 400, 7, -1, option_words},
     {"safetensors", fuzz_safetensors, 2000, 7, 1, safetensors_words},
+    {"index", fuzz_index, 2000, 7, 1, index_words},
+    {"trainer", fuzz_trainer, 800, 7, 1, trainer_words},
+    {"adapters", fuzz_adapter_files, 1200, 7, 0, adapter_words},
+    {"cluster", fuzz_cluster, 3000, 7, 1, cluster_words},
+    {"audit", fuzz_audit, 600, 7, 1, audit_words},
+    {"chat", fuzz_chat, 600, 7, 1, chat_words},
     {"planted", fuzz_planted, 64, 4, -1, planted_words},
 };
 enum { TARGETS = sizeof targets / sizeof targets[0] };
@@ -130,10 +141,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 /* As libFuzzer reads dictionaries. */
 static void print_dictionary(const Target *t) {
     for (int i = 0; t->words[i]; i++) {
-        printf("\"");
+        dprintf(1, "\"");
         for (const char *c = t->words[i]; *c; c++)
-            printf(*c >= '0' && *c <= 'z' && *c != '\\' ? "%c" : "\\x%02x", (uint8_t)*c);
-        printf("\"\n");
+            dprintf(1, *c >= '0' && *c <= 'z' && *c != '\\' ? "%c" : "\\x%02x", (uint8_t)*c);
+        dprintf(1, "\"\n");
     }
 }
 
@@ -179,6 +190,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
         finding("'%s' is the name of no target, or there is no folder %s", name, folder);
     mkdir(path_of("weights"), 0700);
     mkdir(path_of("parts"), 0700);
+    mkdir(path_of("saved"), 0700);
+    mkdir(path_of("adapted"), 0700);
     for (int i = 0; i < 3; i++) unsetenv(launchers[i]);
     said_out.file = fmemopen(said_out.text, sizeof said_out.text, "w");
     said_err.file = fmemopen(said_err.text, sizeof said_err.text, "w");

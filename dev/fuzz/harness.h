@@ -78,10 +78,20 @@ static int program_open(const char *path, int flags, ...) { // the targets make 
     if (fd >= 0 && held.num_fds < HELD_FILES) held.fds[held.num_fds++] = fd;
     return fd;
 }
-static int program_close(int fd) {
+static void fd_given(int fd) {
     for (int i = 0; i < held.num_fds; i++)
         if (held.fds[i] == fd) held.fds[i] = held.fds[--held.num_fds];
+}
+static int program_close(int fd) {
+    fd_given(fd);
     return close(fd);
+}
+static FILE *program_fdopen(int fd, const char *mode) {
+    FILE *f = fdopen(fd, mode);
+    if (!f) return NULL;
+    fd_given(fd); // it belongs to the stream now
+    if (held.num_files < HELD_FILES) held.files[held.num_files++] = f;
+    return f;
 }
 
 static void take_back(void) {
@@ -163,7 +173,9 @@ int omp_get_thread_num(void) { return 0; }
 void omp_set_num_threads(int n) { (void)n; }
 #endif
 
+#define printf(...) fprintf(stdout, __VA_ARGS__)
 #define fopen(path, mode) program_fopen(path, mode)
+#define fdopen(fd, mode) program_fdopen(fd, mode)
 #define fclose(f) program_fclose(f)
 #define open(...) program_open(__VA_ARGS__)
 #define close(fd) program_close(fd)

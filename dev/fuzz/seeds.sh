@@ -220,8 +220,106 @@ printf 't%s\n' 'a I8 2,65' 'a.scale F32 3' 'b I8 0' 'b.scale F32 0' 'c I8 3' | s
 printf 't%s\n' "$(lines)" | seed safetensors/model-as-lines
 map() { sed -E 's/:\{[^}]*\}/:"part-1.safetensors"/g' <<<"{$entries}"; }
 two_files=$(map | sed -E 's/("model.layers.0.self_attn.o_proj)/\n\1/' | sed '2s/part-1/part-2/g')
-printf 'i{"metadata":{},"weight_map":%s}' "$two_files" | seed safetensors/index
-printf 'i{"weight_map":{"a":"../b"}}' | seed safetensors/index-elsewhere
+
+# ---------------------------------------------------------------- the index of weights
+printf 'i{"metadata":{},"weight_map":%s}' "$two_files" | seed index/two-files
+printf 'i{"weight_map":{"a":"part-1.safetensors","b":"part-2.safetensors"}}' | seed index/other-names
+printf 'i{"weight_map":{"a":"../b"}}' | seed index/elsewhere
+printf 'i{"weight_map":{"a":"part-1.safetensors"}}' | seed index/half
+printf 'i{"weight_map":{"a":"part-1.safetensors","a":"part-2.safetensors"}}' | seed index/a-key-twice
+printf 'i{"weight_map":[]}' | seed index/a-list
+
+# ---------------------------------------------------------------- trainer.json
+# crc32 : of standard input, as a number
+crc32() { gzip -c | tail -c 8 | od -An -tu4 -N4 | tr -d ' '; }
+config_sum=$(printf '{}\n' | crc32)
+weights_sum=$(head -c 100 /dev/zero | crc32)
+progress='"step":3,"updates":2,"skips":1,"samples":96,"epoch":1,"samples_of_epoch":32'
+listed='"config.json":{"bytes":3,"crc32":['$config_sum']}'
+listed+=',"model.safetensors":{"bytes":100,"crc32":['$weights_sum']}'
+# trainer PROGRESS FILES
+trainer() {
+    printf 'b{\n"format":1,\n%s,\n"settings":{"--seq":"16"},\n"chunk_bytes":4194304,\n"files":{%s}}' "$1" "$2"
+}
+trainer "$progress" "$listed" | seed trainer/whole
+trainer "$progress" '' | seed trainer/no-files
+trainer "$progress" "${listed/$config_sum/1}" | seed trainer/another-sum
+trainer "$progress" "${listed/$config_sum/-1e300}" | seed trainer/a-sum-beyond-all
+trainer "$progress" "${listed/model/optimizer}" | seed trainer/a-file-missing
+trainer "${progress/96/9e15}" "$listed" | seed trainer/many-samples
+{ printf f; trainer "$progress" "$listed" | tail -c +2; } | seed trainer/no-sum
+
+# ---------------------------------------------------------------- adapters
+adapters='{"peft_type": "LORA", "r": 1, "lora_alpha": 15, "bias": "none", "target_modules": ["q_proj", "down_proj"]}'
+printf %s "$adapters" | seed adapters/two-targets
+printf %s "${adapters/\"r\": 1/\"r\": 2}" | seed adapters/rank-2
+entries=
+at=0 dtype=F32 width=4
+for name in A B; do
+    tensor "base_model.model.model.layers.0.self_attn.q_proj.lora_$name.weight" $([ $name = A ] && echo 1 2 || echo 2 1)
+done
+{ printf '%s\0{%s}\0' "${adapters/, \"down_proj\"/}" "$entries"; data; } | seed adapters/with-a-file
+{ printf '%s\0{%s}\0' "$adapters" "$entries"; data; } | seed adapters/a-file-of-others
+
+# ---------------------------------------------------------------- cluster files
+# ops : a row of each rated op
+ops() {
+    local op comma=
+    printf '"matmuls":['
+    for op in linear_forward linear_backward_weight linear_backward_input; do
+        printf '%s{"dtype":"fp32","op":"%s","M":8,"N":16,"K":32,"flops_per_s":1e9}' "$comma" $op
+        comma=,
+    done
+    printf '],"attention":[' && comma=
+    for op in attention_forward attention_backward; do
+        printf '%s{"dtype":"fp32","op":"%s","B":1,"T":64,"HD":32,"NH":4,"NKV":2,"flops_per_s":1e9}' "$comma" $op
+        comma=,
+    done
+    printf ']'
+}
+host='"name":"a","rates_of":"host","cores_per_host":8,"memory_bytes_per_s":1e9'
+links='"links":{"within_host":{"latency_s":1e-6,"bytes_per_s":1e9},'
+links+='"between_hosts":{"latency_s":1e-5,"bytes_per_s":1e8}}'
+row='"transport":"threads","ranks":2,"hosts":1,"latency_s":1e-6,"bytes_per_s":1e9'
+row+=',"measured_bytes":[256,1024],"measured_s":[1e-6,2e-6]'
+rows='"collectives":[{"op":"all_gather",'$row'},{"op":"reduce_scatter",'$row'},{"op":"reduce_scatter+sum",'$row'}]'
+printf '\1{%s,%s,%s}' "$host" "$(ops)" "$rows" | seed cluster/rows
+printf '\16{%s,%s,%s}' "$host" "$(ops)" "$rows" | seed cluster/rows-of-threads
+printf '\2{%s,%s,%s}' "${host/host/device},\"ranks_per_host\":4" "$(ops)" "$links" | seed cluster/links
+printf '\3{%s,%s,%s,%s}' "$host,\"ranks_per_host\":8,\"hosts_per_rack\":2" "$(ops)" "$links" "$rows" |
+    seed cluster/links-and-rows
+printf '\0{%s,%s}' "$host" "$(ops)" | seed cluster/one-rank
+printf '\1{%s,%s}' "$host" "$rows" | seed cluster/no-ops
+
+# ---------------------------------------------------------------- samples.jsonl
+data_line='{"windows":4,"tail":"drop","consumed_before":0}'
+# audit NAME LINE…
+audit() {
+    local name=$1 IFS=,
+    shift
+    printf 'j[%s]' "$*" | seed "audit/$name"
+}
+audit two-epochs "$data_line" '{"step":1,"epoch":0,"samples":[2,0]}' '{"step":2,"epoch":0,"samples":[1,3]}' \
+    '{"step":3,"epoch":1,"samples":[3,2]}'
+audit padded "${data_line/drop/pad}" '{"step":1,"epoch":0,"samples":[2,0,1]}' '{"step":2,"epoch":0,"samples":[3,2,0]}'
+audit resumed "${data_line/0\}/3\}}" '{"step":7,"epoch":2,"samples":[1,3]}'
+audit twice "$data_line" '{"step":1,"epoch":0,"samples":[2,2]}'
+audit windows-beyond-all "${data_line/4/1e300}"
+audit steps-beyond-all "$data_line" '{"step":1e300,"epoch":-1e300,"samples":[1e300]}'
+printf 'f%s\n' "$data_line" '{"step":1,"epoch":0,"samples":[2,0]}' '{"step":2,"ep' | seed audit/torn
+
+# ---------------------------------------------------------------- conversations
+user='{"role":"user","content":"Hello, <|im_end|> 1 2 é"}'
+assistant='{"role":"assistant","content":" Good day.\n"}'
+system='{"role":"system","content":"Be brief."}'
+for form in c l; do
+    printf '%s{"messages":[%s,%s]}\n' $form "$user" "$assistant" | seed chat/one-$form
+    printf '%s{"messages":[%s,%s,%s,%s,%s]}\n[%s,%s]\n' $form "$system" "$user" "$assistant" "$user" "$assistant" \
+        "$user" "$assistant" | seed chat/longer-$form
+done
+printf 'c{"messages":[%s],"tools":[{}]}\n' "$user" | seed chat/tools
+printf 'c{"messages":[{"role":"user","content":"\\u0000"}]}\n' | seed chat/zero
+printf 'l[{"role":"assistant","content":" \302\240\\u2003 "}]\n' | seed chat/spaces-alone
 
 echo seq | seed planted/word
 du -sb seeds

@@ -110,19 +110,21 @@ static void check_plan(Job *j, int rank) {
     trainer_close(&dry_run);
 }
 
-/* If a key occurs twice, the first counts. */
+/* Gives the file with those lines of a good one whose keys it lacks. */
 static void give_completed(Bytes file) {
-    static const char good[] = "\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"intermediate_"
-                               "size\":48,\"vocab_size\":600,\"max_position_embeddings\":2048}";
-    char *text = (char *)checked_malloc(file.left + sizeof good + 1);
+    static const char *const good[][2] = {{"\"hidden_size\"", "32"},        {"\"num_hidden_layers\"", "2"},
+                                          {"\"num_attention_heads\"", "4"}, {"\"intermediate_size\"", "48"},
+                                          {"\"vocab_size\"", "600"},        {"\"max_position_embeddings\"", "2048"}};
+    char *text = (char *)checked_malloc(file.left + 512);
     while (file.left && file.at[file.left - 1] != '}') file.left--;
     if (file.left > 1) memcpy(text, file.at, file.left - 1);
     size_t end = strlen(text);
     while (end && strchr(" \t\r\n", text[end - 1])) end--;
-    if (end) {
-        memcpy(text + end, text[end - 1] == '{' ? " " : ",", 1);
-        memcpy(text + end + 1, good, sizeof good);
-    }
+    text[end] = 0;
+    for (size_t i = 0; i < sizeof good / sizeof *good && end; i++)
+        if (!strstr(text, good[i][0]))
+            end += (size_t)sprintf(text + end, "%s%s:%s", text[end - 1] == '{' ? " " : ",", good[i][0], good[i][1]);
+    if (end) strcpy(text + end, "}");
     give("config.json", text, strlen(text));
     free(text);
 }

@@ -118,7 +118,8 @@ static void fuzz_options(Bytes in) {
         job_prepare(&j, choose_transport(&j, 1), 1, 1);
         double product = 1;
         for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
-        EXPECT((j.task == DO_PLAN || j.task == DO_CHECK_HOSTS) && product == j.mesh.world && j.threads_per_rank > 0,
+        EXPECT(j.task == (o.check_hosts ? DO_CHECK_HOSTS : DO_PLAN) && product == j.mesh.world &&
+                   j.threads_per_rank > 0,
                "task %d, world %d of %.0f, %d threads", j.task, j.mesh.world, product, j.threads_per_rank);
         job_close(&j);
     }

@@ -1,6 +1,7 @@
 /* target_safetensors.h: weights, one file or several with an index.
  * Input: f FILE, h HEADER 0 DATA, t (q: of a model whose blocks are in 8 bits) and lines `NAME DTYPE DIM,DIM…` of
- * tensors one after the other, or i INDEX (of part-1.safetensors, part-2.safetensors); F, H, T, Q, I: of a tied model.
+ * tensors one after the other; F, H, T, Q: of a tied model. Input of `index`: i INDEX (of part-1.safetensors and
+ * part-2.safetensors), or I INDEX: of a tied model.
  */
 #ifndef TARGET_SAFETENSORS_H
 #define TARGET_SAFETENSORS_H
@@ -79,55 +80,67 @@ static size_t build_safetensors(uint8_t *file, size_t room, Bytes lines) {
     return 8 + length + data;
 }
 
+/* The weights of a directory are those of the table. */
+static void check_model_weights(const char *dir, const TensorTable *table, BaseKind base) {
+    static StFiles s;
+    EXPECT(model_weights_open(&s, path_of(dir), table, base), "the weights were not found");
+    held.taken = 1;
+    for (int i = 0; i < table->num_tensors; i++) {
+        const StTensor *t = st_find(&s, table->tensors[i].name);
+        EXPECT(t && t->rows == table->tensors[i].rows && t->cols == table->tensors[i].cols,
+               "tensor %s was taken as it is not", table->tensors[i].name);
+    }
+    st_close(&s);
+}
+
 static void fuzz_safetensors(Bytes in) {
     static StFiles s;
     TensorTable table;
     Llama3Config c = smallest;
-    int kind = next_byte(&in), one = (kind | 32) != 'i';
+    int kind = next_byte(&in);
     c.tied = kind < 'a';
     if ((kind | 32) == 'q') c.base = BASE_INT8;
     table_open(&table, &c, 0, &WHOLE_MODEL);
-    if (one) {
-        size_t room = 100 * in.left + 4096, at = 0; // a line grows by less than 100 bytes
-        uint8_t *file = (uint8_t *)checked_malloc(room);
-        if ((kind | 32) == 't' || (kind | 32) == 'q') {
-            at = build_safetensors(file, room, in);
-            in.left = 0;
-        } else if ((kind | 32) == 'h') {
-            Bytes header = up_to_zero(&in);
-            uint64_t length = header.left;
-            at = sizeof length;
-            memcpy(file, &length, at);
-            if (length) {
-                memcpy(file + at, header.at, length);
-                at += length;
-            }
+    size_t room = 100 * in.left + 4096, at = 0; // a line grows by less than 100 bytes
+    uint8_t *file = (uint8_t *)checked_malloc(room);
+    if ((kind | 32) == 't' || (kind | 32) == 'q') {
+        at = build_safetensors(file, room, in);
+        in.left = 0;
+    } else if ((kind | 32) == 'h') {
+        Bytes header = up_to_zero(&in);
+        uint64_t length = header.left;
+        at = sizeof length;
+        memcpy(file, &length, at);
+        if (length) {
+            memcpy(file + at, header.at, length);
+            at += length;
         }
-        if (in.left) {
-            memcpy(file + at, in.at, in.left);
-            at += in.left;
-        }
-        give("weights/model.safetensors", file, at);
-        memset(&s, 0, sizeof s);
-        st_add_file(&s, path_of("weights/model.safetensors")); // by itself, whatever its tensors
-        st_find_scales(&s);
-        held.taken = 1;
-        check_weights(&s, file, at);
-        st_close(&s);
-        free(file);
-    } else {
-        give("parts/model.safetensors.index.json", in.at, in.left);
-        give_weights("parts/part-1.safetensors", &table, 0, 5);
-        give_weights("parts/part-2.safetensors", &table, 5, table.num_tensors - 5);
     }
-    EXPECT(model_weights_open(&s, path_of(one ? "weights" : "parts"), &table, c.base), "the weights were not found");
+    if (in.left) {
+        memcpy(file + at, in.at, in.left);
+        at += in.left;
+    }
+    give("weights/model.safetensors", file, at);
+    memset(&s, 0, sizeof s);
+    st_add_file(&s, path_of("weights/model.safetensors")); // by itself, whatever its tensors
+    st_find_scales(&s);
     held.taken = 1;
-    for (int i = 0; i < table.num_tensors; i++) {
-        const StTensor *t = st_find(&s, table.tensors[i].name);
-        EXPECT(t && t->rows == table.tensors[i].rows && t->cols == table.tensors[i].cols,
-               "tensor %s was taken as it is not", table.tensors[i].name);
-    }
+    check_weights(&s, file, at);
     st_close(&s);
+    free(file);
+    check_model_weights("weights", &table, c.base);
+    table_close(&table);
+}
+
+static void fuzz_index(Bytes in) {
+    TensorTable table;
+    Llama3Config c = smallest;
+    c.tied = next_byte(&in) < 'a';
+    table_open(&table, &c, 0, &WHOLE_MODEL);
+    give("parts/model.safetensors.index.json", in.at, in.left);
+    give_weights("parts/part-1.safetensors", &table, 0, 5);
+    give_weights("parts/part-2.safetensors", &table, 5, table.num_tensors - 5);
+    check_model_weights("parts", &table, c.base);
     table_close(&table);
 }
 
@@ -145,9 +158,14 @@ static const char *const safetensors_words[] = {"\"__metadata__\":{\"format\":\"
                                                 "\"rotary_emb.inv_freq\"",
                                                 "\"lm_head.weight\"",
                                                 "\"model.norm.weight\"",
-                                                "\"weight_map\":{}",
-                                                "\"a\":\"part-1.safetensors\"",
-                                                "\"part-2.safetensors\"",
                                                 NULL};
+
+static const char *const index_words[] = {"\"metadata\":{}",
+                                          "\"weight_map\":{}",
+                                          "\"a\":\"part-1.safetensors\"",
+                                          "\"part-1.safetensors\"",
+                                          "\"part-2.safetensors\"",
+                                          "\"../part-2.safetensors\"",
+                                          NULL};
 
 #endif

@@ -235,7 +235,7 @@ cp one.jsonl talk.mask.partial
 bad "tokens through a file of conversations" "--out-train talk would overwrite the input talk.mask.partial" bin/chat \
     --tokenizer llama3.model --out-train talk talk.mask.partial
 mkfifo pipe
-bad "a named pipe that nobody writes to" "pipe is a named pipe, expected a file of JSON lines" timeout 5 bin/chat \
+bad "a named pipe that nobody writes to" "pipe is a pipe, expected a file of JSON lines" timeout 5 bin/chat \
     --tokenizer llama3.model --out-train bad.tok pipe
 bad "a device" "/dev/zero is a device, expected a file of JSON lines" timeout 5 bin/chat --tokenizer llama3.model \
     --out-train bad.tok /dev/zero

@@ -174,6 +174,7 @@ run_all() {
     beside "style" dev/test/style.sh
     beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3 all"
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
+    beside "failed allocations" "dev/test/allocations.sh build/cpu-fp32/train_llama3 200"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
     settle

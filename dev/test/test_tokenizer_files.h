@@ -70,7 +70,7 @@ static void test_tokenizer_malformed(const char *path) {
     char *cut = test_tokenizer_text(200);
     expect_user_error("tokenizer: a missing file is refused", test_open_tokenizer, "/nowhere/tokenizer.model",
                       "/nowhere/tokenizer.model");
-    expect_user_error("tokenizer: a folder is refused", test_open_tokenizer, "/", "not a file");
+    expect_user_error("tokenizer: a folder is refused", test_open_tokenizer, "/", "is a directory");
     test_write(path, "", 0);
     expect_user_error("tokenizer: an empty file is refused", test_open_tokenizer, path, "0 bytes");
     test_write(path, "\n\n\n", 3);

@@ -143,11 +143,11 @@ echo few >small; bad "too little text" "too few to split" $(give) small
 bad "a pipe, which cannot be read twice" "/dev/fd/[0-9]+ is not a regular file, but it is read twice" $(give) \
     <(cat text)
 mkfifo pipe
-bad "a named pipe that nobody writes to" "pipe is a named pipe, expected a text file: write" timeout 5 $(give) pipe
+bad "a named pipe that nobody writes to" "pipe is a pipe, expected a text file: write" timeout 5 $(give) pipe
 bad "a device" "/dev/zero is a device, expected a text file: write" timeout 5 $(give) /dev/zero
-bad "a tokenizer from a named pipe" "pipe is a named pipe, expected a text file" timeout 5 bin/train_tokenizer --out \
+bad "a tokenizer from a named pipe" "pipe is a pipe, expected a text file" timeout 5 bin/train_tokenizer --out \
     none.model pipe
-bad "a named pipe as tokenizer" "tokenizer pipe is not a file" timeout 5 bin/tokenize --tokenizer pipe --out-train \
+bad "a named pipe as tokenizer" "pipe is a pipe, expected a regular file" timeout 5 bin/tokenize --tokenizer pipe --out-train \
     bad.train --out-val bad.val text
 if command -v python3 >/dev/null; then
     python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket")'

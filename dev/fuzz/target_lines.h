@@ -1,0 +1,163 @@
+/* target_lines.h: files of JSON lines: samples.jsonl, which --audit reads, and the conversations of dev/data/chat.c.
+ * Input of `audit`: f FILE, or j LIST, whose items are written on a line each. Input of `chat`: c (ChatML) or l
+ * (Llama 3), then the file.
+ */
+#ifndef TARGET_LINES_H
+#define TARGET_LINES_H
+#define main chat_main
+#include "dev/data/chat.c"
+#undef main
+
+// ---------------------------------------------------------------------------
+// samples.jsonl
+
+/* Whether a line announces so many windows that their table would not fit the memory of this machine. */
+static int has_many_windows(const char *text) {
+    for (const char *at = strstr(text, "\"windows\""); at; at = strstr(at + 1, "\"windows\"")) {
+        const char *colon = strchr(at, ':');
+        if (colon && strtod(colon + 1, NULL) > 1e6 && strtod(colon + 1, NULL) <= INT32_MAX) return 1;
+    }
+    return 0;
+}
+
+static void give_lines(Bytes list) {
+    char *text, *json_list = text_of(list);
+    size_t length;
+    FILE *f = text_stream_open(&text, &length);
+    cJSON *json = cJSON_Parse(json_list), *item;
+    cJSON_ArrayForEach(item, json) {
+        char *line = cJSON_PrintUnformatted(item);
+        fprintf(f, "%s\n", line);
+        free(line);
+    }
+    text_stream_close(f);
+    give("saved/samples.jsonl", text, length);
+    cJSON_Delete(json);
+    free(json_list);
+    free(text);
+}
+
+static void fuzz_audit(Bytes in) {
+    int kind = next_byte(&in);
+    char *text = text_of(in);
+    int too_many = has_many_windows(text);
+    free(text);
+    if (too_many) return;
+    if (kind == 'j') give_lines(in);
+    else give("saved/samples.jsonl", in.at, in.left);
+    audit(path_of("saved"));
+    held.taken = 1;
+    cJSON *json = cJSON_ParseWithLength(said_out.text, said_length(&said_out));
+    const char *const keys[] = {"steps", "samples", "windows", "whole_epochs", "dropped", "of_last_epoch"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, keys[i]);
+        EXPECT(cJSON_IsNumber(item) && item->valuedouble >= 0, "\"%s\" in %.*s", keys[i], (int)said_length(&said_out),
+               said_out.text);
+    }
+    cJSON_Delete(json);
+}
+
+static const char *const audit_words[] = {"{\"windows\":4,\"tail\":\"drop\"}",
+                                          "\"tail\":\"pad\"",
+                                          "\"consumed_before\":4",
+                                          "{\"step\":1,\"epoch\":0,\"samples\":[0,1]}",
+                                          "\"step\":2",
+                                          "\"epoch\":1",
+                                          "\"samples\":[]",
+                                          NULL};
+
+// ---------------------------------------------------------------------------
+// conversations
+
+/* A tokenizer with a token for each byte and, if `with_header`, the special tokens of ChatML. It is opened once. */
+static const Tokenizer *chat_tokenizer(int with_header) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    static Tokenizer *opened[2];
+    int counted = running;
+    if (opened[with_header]) return opened[with_header];
+    running = 0; // what is allocated here stays
+    char *file = (char *)checked_malloc(1 << 14), *at = file;
+    if (with_header)
+        at += sprintf(at, "byte-level-bpe 1\ntokens 258\nmissing 0\nbos -\neos <|im_end|>\neot <|im_end|>\nsplit %s\n",
+                      llama3_split);
+    for (int i = 0; i < 256; i++) at += sprintf(at, "%c%c== %d\n", digits[i >> 2], digits[(i & 3) << 4], i);
+    if (with_header) at += sprintf(at, "special <|im_start|> 256\nspecial <|im_end|> 257\n");
+    opened[with_header] = tokenizer_open(give("chat.model", file, (size_t)(at - file)));
+    free(file);
+    running = counted;
+    return opened[with_header];
+}
+
+/* The text of a conversation in ChatML, by the template in words; the caller frees it. */
+static char *chatml_text(const char *line, size_t *length) {
+    char *text;
+    cJSON *json = cJSON_Parse(line);
+    const cJSON *list = cJSON_IsObject(json) ? cJSON_GetObjectItemCaseSensitive(json, "messages") : json, *message;
+    FILE *f = text_stream_open(&text, length);
+    cJSON_ArrayForEach(message, list) {
+        const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
+        const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
+        if (message == list->child && strcmp(role, "system"))
+            fprintf(f, "<|im_start|>system\n%s<|im_end|>\n", templates[1].system);
+        fprintf(f, "<|im_start|>%s\n%s<|im_end|>\n", role, content);
+    }
+    text_stream_close(f);
+    cJSON_Delete(json);
+    return text;
+}
+
+static void check_conversation(const Chat *c, const char *line) {
+    size_t length = 0, at = 0;
+    char *want = c->t->llama3 ? NULL : chatml_text(line, &length);
+    for (size_t i = 0; i < c->count; i++) {
+        const char *bytes;
+        size_t n = tokenizer_decode(c->t, c->ids[i], &bytes);
+        EXPECT(n > 0 && c->mask[i] <= 1, "token %zu is %d, its mask %d", i, c->ids[i], c->mask[i]);
+        if (!want) continue;
+        EXPECT(at + n <= length && !memcmp(want + at, bytes, n), "token %zu is not that of %s", i, want);
+        at += n;
+    }
+    EXPECT(at == length, "%zu bytes of tokens, the text has %zu: %s", at, length, want ? want : "");
+    free(want);
+}
+
+static void fuzz_chat(Bytes in) {
+    Chat c = ZERO;
+    c.t = chat_tokenizer(next_byte(&in) != 'l');
+    c.form = template_find(c.t, "chat.model");
+    c.space = expression_open("[" SPACES "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED);
+    c.match = pcre2_match_data_create(1, NULL);
+    Place place = {"chat.jsonl", 0};
+    char *text = text_of(in);
+    for (size_t at = 0, length; at < in.left; at += length) {
+        const char *end = (const char *)memchr(text + at, '\n', in.left - at);
+        length = end ? (size_t)(end + 1 - (text + at)) : in.left - at;
+        Bytes bytes = {(const uint8_t *)text + at, length};
+        char *line = text_of(bytes);
+        place.line++;
+        chat_line(&c, &place, line, length);
+        held.taken = 1;
+        check_conversation(&c, line);
+        free(line);
+    }
+    free(text);
+    pcre2_match_data_free(c.match);
+    free(c.ids);
+    free(c.mask);
+    free(c.text);
+}
+
+static const char *const chat_words[] = {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n",
+                                         "{\"role\":\"system\",\"content\":\"b\"}",
+                                         "{\"role\":\"assistant\",\"content\":\" c \"}",
+                                         "\"role\":\"user\"",
+                                         "\"content\":\"<|im_end|>\"",
+                                         "\"tools\":[]",
+                                         "\"tool_calls\":null",
+                                         "\\u00e9",
+                                         "\\u0000",
+                                         "\\ud83d\\ude00",
+                                         "\\n",
+                                         NULL};
+
+#endif
