@@ -382,7 +382,8 @@ tokenizers() {
     bad "--decode of a named pipe" "pipe is a pipe, expected a file of token ids" --decode pipe --tokenizer \
         good/tokenizer.model
     bad "tokenizer: a named pipe" "pipe is a pipe, expected a regular file" --encode sample/00.txt --tokenizer pipe
-    bad "tokenizer: a device" "/dev/zero is a device, expected a regular file" --encode sample/00.txt --tokenizer /dev/zero
+    bad "tokenizer: a device" "/dev/zero is a device, expected a regular file" --encode sample/00.txt \
+        --tokenizer /dev/zero
     works "--encode of a pipe" "$program" --encode <(cat sample/00.txt) --tokenizer good/tokenizer.model
     for id in 600 -1 99999999999999999999; do
         echo "$id" >ids

@@ -147,8 +147,8 @@ bad "a named pipe that nobody writes to" "pipe is a pipe, expected a text file: 
 bad "a device" "/dev/zero is a device, expected a text file: write" timeout 5 $(give) /dev/zero
 bad "a tokenizer from a named pipe" "pipe is a pipe, expected a text file" timeout 5 bin/train_tokenizer --out \
     none.model pipe
-bad "a named pipe as tokenizer" "pipe is a pipe, expected a regular file" timeout 5 bin/tokenize --tokenizer pipe --out-train \
-    bad.train --out-val bad.val text
+bad "a named pipe as tokenizer" "pipe is a pipe, expected a regular file" timeout 5 bin/tokenize --tokenizer pipe \
+    --out-train bad.train --out-val bad.val text
 if command -v python3 >/dev/null; then
     python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket")'
     bad "a socket" "socket is a socket, expected a text file" timeout 5 $(give) socket
