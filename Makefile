@@ -86,7 +86,7 @@ build/%/flags: always
 # The commit, for --version. It is an object of its own: after a commit the programs are linked again, not compiled.
 build/%/commit.o: always
 	@mkdir -p $(@D)
-	@commit=$$(git describe --always --dirty 2>/dev/null || echo unknown); \
+	@commit=$$(GIT_OPTIONAL_LOCKS=0 git describe --always --dirty 2>/dev/null || echo unknown); \
 	    text="const char build_commit[] = \"$$commit\";"; source=$(@:.o=.c); \
 	    if ! [ -e $@ ] || ! echo "$$text" | cmp -s - $$source; then \
 	        echo "$$text" > $$source && $(CC) -c $$source -o $@; fi

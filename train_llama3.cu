@@ -717,6 +717,7 @@ static int train(Trainer *trainer) {
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
     int ends = progress->step == o->steps;
     const Progress before = *progress;
+    is_training = 1;
     timeline_truncate(dev, 0);                        // the timeline begins here
     if (ends && o->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
@@ -729,8 +730,10 @@ static int train(Trainer *trainer) {
         if (asked && trainer->parallel.rank == 0)
             printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
                    asked & SIGNAL_END ? " and to end the run" : "");
+        fflush(stdout); // launch scripts read this line
         if (o->out) save_when_due(trainer, asked, ends);
     }
+    is_training = 0;
     if (o->trace) write_timeline(trainer, traced);
     return progress->step == o->steps;
 }
@@ -870,7 +873,7 @@ int main(int argc, char **argv) {
     if (task_without_ranks(&job.opt, process == 0, 0)) return 0;
     int trains = job.opt.data && !job.opt.plan && !job.opt.check_hosts;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);
-    if (trains) signal(SIGPIPE, SIG_IGN); // a run does not end because nobody reads its progress any longer
+    if (trains) signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
     if (job.opt.check_hosts) check_hosts_limits(&job.opt);
     LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
     job_open(&job, &started);

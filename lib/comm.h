@@ -223,8 +223,8 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
     if (!comm->heartbeat) return c; // a dry run
     if (comm->transport->channel_open) comm->transport->channel_open(comm, c);
     RankLines *lines = &comm->heartbeat->lines;
-    ChannelEnd end = {c->axis, receives, c->peer_rank, ""};
-    snprintf(end.peer_name, sizeof end.peer_name, "%s", rank_name(c->peer_rank));
+    ChannelEnd end = {c->axis, receives, c->peer_rank};
+    snprintf(comm->heartbeat->peer_names[i], sizeof comm->heartbeat->peer_names[i], "%s", rank_name(c->peer_rank));
     lines->channels[i] = end;
     __atomic_store_n(&lines->num_channels, comm->num_channels, __ATOMIC_SEQ_CST);
     return c;

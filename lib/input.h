@@ -1,5 +1,5 @@
 /* input.h: opening files that the user names. A named pipe, a device or a socket is refused by name, because reading it
- * could wait or go on for ever. A stream that is open already, as in `<(command)` or /dev/stdin, is read to its end.
+ * may never end. A stream that is open already, as in `<(command)` or /dev/stdin, is read to its end.
  */
 #ifndef INPUT_H
 #define INPUT_H
@@ -11,8 +11,10 @@ static inline int is_open_stream(const char *path) {
     return !strcmp(path, "/dev/stdin") || !strncmp(path, "/dev/fd/", 8) || !strncmp(path, "/proc/self/fd/", 14);
 }
 
-/* What the path leads to, if reading it could wait or go on for ever; NULL: it may be read. */
+/* The kind of file, if reading it may never end; otherwise NULL. */
 static inline const char *endless_kind(const char *path, const struct stat *info) {
+    struct stat null;
+    if (S_ISCHR(info->st_mode) && !stat("/dev/null", &null) && null.st_rdev == info->st_rdev) return NULL;
     int is_terminal = !strcmp(path, "/dev/stdin") && isatty(STDIN_FILENO);
     int is_endless = S_ISSOCK(info->st_mode) || S_ISBLK(info->st_mode) || (S_ISCHR(info->st_mode) && !is_terminal) ||
                      (S_ISFIFO(info->st_mode) && !is_open_stream(path));

@@ -42,9 +42,8 @@ enum { LINES = (int)AXES + (int)CHANNELS };
 
 typedef struct {
     int axis;
-    int receives;       // 1: this rank receives; 0: it sends
-    int peer;           // the rank in the world at the other end
-    char peer_name[88]; // "rank 3 on host n2"; the monitor has no table of hosts
+    int receives; // 1: this rank receives; 0: it sends
+    int peer;     // the rank in the world at the other end
 } ChannelEnd;
 
 /* The lines of a rank, for comparison with those of other ranks. */
@@ -80,7 +79,8 @@ typedef struct Heartbeat {
     int wait_line;      // RANK_WAITING: for this collective
     int64_t wait_number;
     RankLines lines;
-    int64_t started[LINES]; // collectives started on each line
+    char peer_names[CHANNELS][88]; // "rank 3 on host n2"; the monitor has no table of hosts
+    int64_t started[LINES];        // collectives started on each line
     FlightRecord flights[LINES][FLIGHTS];
 } Heartbeat;
 
@@ -248,7 +248,7 @@ static inline void say_line(Sentence *t, const Heartbeat *k, int line) {
         return;
     }
     const ChannelEnd *c = &k->lines.channels[line - AXES];
-    say(t, "%s %s %s", axis_names[c->axis], c->receives ? "from" : "to", c->peer_name);
+    say(t, "%s %s %s", axis_names[c->axis], c->receives ? "from" : "to", k->peer_names[line - AXES]);
 }
 
 /* "all_gather #12 of 'embedding' on fsdp", "receive #3 of 'activations of micro-batch 2' on pp from rank 3" */

@@ -57,7 +57,7 @@ static char **environment_without_launcher(void) {
 
 /* MPI's files, among others, must not stay open in a command. */
 static void close_files_on_exec(void) {
-    int64_t end = min_i64(sysconf(_SC_OPEN_MAX), 1 << 16);
+    int64_t most = sysconf(_SC_OPEN_MAX), end = most < 0 ? 1 << 16 : min_i64(most, 1 << 16); // -1: no limit
     for (int fd = STDERR_FILENO + 1; fd < end; fd++) {
         int flags = fcntl(fd, F_GETFD);
         if (flags >= 0) fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
@@ -137,7 +137,7 @@ static void after_save_report(const AfterSave *a, int status) {
 static void after_save_check(AfterSave *a) {
     int status = 0;
     pid_t ended = a->process ? waitpid(a->process, &status, WNOHANG) : 0;
-    if (ended == a->process) after_save_report(a, status);
+    if (ended > 0) after_save_report(a, status);
     if (ended) a->process = 0; // -1: its exit code is lost, because this process was started with SIGCHLD ignored
     after_save_start_next(a);
 }

@@ -37,6 +37,7 @@ typedef struct CheckpointWriter {
     // the files that are being written
     const OutputFiles *files; // NULL: none
     char dir[4096 + 64];      // gets its final name when all files are complete
+    int dir_lock;             // descriptor of its lock; rank 0 alone
     Progress progress;
     double start, paused;         // when the write began; seconds for which it stopped training
     int64_t own, filled, written; // chunks of this rank: all, filled so far, written so far
@@ -412,6 +413,8 @@ static void put_files(CheckpointWriter *w) {
 static void create_files(CheckpointWriter *w) {
     char path[4096 + 256];
     if (mkdir(w->dir, 0777)) write_failed(w, "create", w->dir, errno);
+    w->dir_lock = open(w->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (w->dir_lock >= 0) flock(w->dir_lock, LOCK_EX | LOCK_NB); // shows that this run still writes there
     for (int i = 0; i < w->files->num_files; i++) {
         output_path(w, path, sizeof path, i);
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), failed = fd < 0;
@@ -445,6 +448,12 @@ static void write_finish(CheckpointWriter *w) {
     wait_for_thread(w, w->own);
     pthread_join(w->thread, NULL);
     comm_barrier(w->fsdp->comm, "saving: chunks written");
+}
+
+/* Rank 0 has given the directory its name. */
+static void unlock_directory(CheckpointWriter *w) {
+    if (w->dir_lock >= 0) close(w->dir_lock);
+    w->dir_lock = -1;
 }
 
 /* Writes the small files next to the weights: config.json, indices and the tokenizer. They stay in `c`, for their
@@ -519,7 +528,9 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     write_trainer_json(w, sums, &companions);
     sync_directory(w->dir);
     checkpoint_path(path, sizeof path, out, w->progress.step);
-    if (rename(w->dir, path)) write_failed(w, "rename to", path, errno);
+    if (rename(w->dir, path))
+        user_error("cannot rename the complete checkpoint %s to %s: %s; rename it yourself, and resume from it", w->dir,
+                   path, strerror(errno));
     sync_directory(out);
     update_latest_link(out, w->progress.step);
     after_save_check(&w->after_save);
@@ -543,6 +554,7 @@ static void checkpoint_commit(CheckpointWriter *w) {
     uint32_t *sums = gather_sums(w);
     w->paused += seconds_now() - start;
     if (comm->rank == 0) publish_checkpoint(w, sums);
+    if (comm->rank == 0) unlock_directory(w);
     free(sums);
     w->files = NULL;
     comm_barrier(comm, "saving: done");

@@ -41,12 +41,35 @@ static void export_parent(char *parent, size_t size, const char *path) {
     else snprintf(parent, size, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-/* The name of an entry of a directory; "" if it is empty. */
-static void first_entry(char *name, size_t size, const char *dir) {
-    DIR *d = opendir(dir);
-    name[0] = 0;
-    for (struct dirent *item = d ? readdir(d) : NULL; item && !name[0]; item = readdir(d))
-        if (strcmp(item->d_name, ".") && strcmp(item->d_name, "..")) snprintf(name, size, "%s", item->d_name);
+static const char part_mark[] = ".part-"; // an unfinished export of DIR is DIR.part-0123456789abcdef
+
+/* Is `name` an unfinished export of the directory `base`? */
+static int is_part_of(const char *name, const char *base) {
+    size_t n = strlen(base), mark = strlen(part_mark);
+    if (strncmp(name, base, n) || strncmp(name + n, part_mark, mark)) return 0;
+    const char *random = name + n + mark;
+    return strspn(random, "0123456789abcdef") == 16 && !random[16];
+}
+
+/* Removes what interrupted exports of `path` have left: directories without configuration, which is written last, that
+ * no running export has locked. */
+static void remove_unfinished_exports(const char *path, const char *parent) {
+    static const char *const last[] = {"config.json", "adapter_config.json"};
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    char part[4096 + 600], file[4096 + 700];
+    DIR *d = opendir(parent);
+    for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
+        int is_complete = 0;
+        if (!is_part_of(item->d_name, base)) continue;
+        snprintf(part, sizeof part, "%s/%s", parent, item->d_name);
+        for (int i = 0; i < 2; i++) {
+            snprintf(file, sizeof file, "%s/%s", part, last[i]);
+            is_complete |= entry_exists(file);
+        }
+        int fd = is_complete ? -1 : open(part, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB)) remove_directory(part);
+        if (fd >= 0) close(fd);
+    }
     if (d) closedir(d);
 }
 
@@ -59,12 +82,14 @@ static void export_check(const char *dir) {
     int failed = make_directories(parent);
     if (failed) user_error("cannot create the directory --export %s: %s", dir, strerror(failed));
     if (access(parent, W_OK))
-        user_error("cannot write to %s, where --export %s belongs: %s", parent, dir, strerror(errno));
+        user_error("cannot write to %s, where --export %s is created by a rename: %s; give a directory in one that you "
+                   "can write to, %s/model for example",
+                   parent, dir, strerror(errno), dir);
+    remove_unfinished_exports(path, parent);
     if (lstat(path, &info)) return;
     if (!S_ISDIR(info.st_mode))
         user_error("--export %s exists already and is not a directory: choose another name", dir);
-    first_entry(name, sizeof name, path);
-    if (name[0])
+    if (has_entries(path, name))
         user_error("%s/%s exists already: give a new or an empty directory to --export, or remove what is in this one",
                    dir, name);
     if (stat(parent, &above) || info.st_dev != above.st_dev)
@@ -82,7 +107,7 @@ static void model_export(CheckpointWriter *w) {
     Phase before = comm_phase(comm, PHASE_SAVING);
     export_path(path, sizeof path, dir);
     export_parent(parent, sizeof parent, path);
-    snprintf(w->dir, sizeof w->dir, "%s.part-%016" PRIx64, path, comm_random_name(comm, "export: name"));
+    snprintf(w->dir, sizeof w->dir, "%s%s%016" PRIx64, path, part_mark, comm_random_name(comm, "export: name"));
     write_start(w, &w->exported);
     write_finish(w);
     if (comm->rank == 0) {
@@ -94,6 +119,7 @@ static void model_export(CheckpointWriter *w) {
             user_error("cannot rename %s, which holds the complete model, to --export %s: %s; rename it yourself",
                        w->dir, dir, strerror(errno));
         sync_directory(parent);
+        unlock_directory(w);
     }
     w->files = NULL;
     comm_barrier(comm, "export: done");

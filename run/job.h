@@ -552,12 +552,12 @@ static void job_model(Job *j) {
 
 /* Cores per rank: those of this process, at most as many as its container may keep busy, divided by the ranks that
  * share them. A launcher that binds processes to cores has divided them already. */
-static int job_cores(int ranks_sharing) {
+static int job_cores(int ranks_sharing, int local_ranks) {
     cpu_set_t allowed;
     int failed = sched_getaffinity(0, sizeof allowed, &allowed);
     int cores = failed ? (int)sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&allowed);
-    cores = (int)fmin(cores, fmax(1, round(container_limits().cpus)));
-    return (int)max_i64(1, cores / ranks_sharing);
+    double allowed_each = container_limits().cpus / local_ranks;
+    return (int)fmax(1, fmin(cores / ranks_sharing, round(allowed_each)));
 }
 
 static void job_layout(Job *j, int world, int local_ranks, int ranks_sharing) {
@@ -568,7 +568,7 @@ static void job_layout(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_pipeline_options(j);
     if (!job_layout_fits(j, problem, sizeof problem)) user_error("%s", problem);
     j->local_ranks = local_ranks;
-    j->cores_per_rank = job_cores(ranks_sharing);
+    j->cores_per_rank = job_cores(ranks_sharing, local_ranks);
     j->threads_per_rank = o->threads ? o->threads : j->cores_per_rank;
     table_open(&j->table, &j->config, number_after_colon(o->wrap, "size"), &WHOLE_MODEL);
     check_counters(j, world);

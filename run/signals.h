@@ -2,9 +2,9 @@
  *
  * While a run trains with --out, SIGUSR1 saves a checkpoint; SIGUSR2, SIGTERM, SIGINT (Ctrl-C) and SIGHUP save one and
  * end the run with exit code 75; a second SIGINT ends it at once. Ranks tell each other in the step report, so that all
- * save after the same step. What has nothing to save says so and ends by the signal itself, as shells expect. Under
- * mpirun, which kills its ranks a second after SIGTERM, only SIGUSR1 and SIGUSR2 are handled here. A signal that the
- * parent process had ignored stays ignored (nohup).
+ * save after the same step. Before training, such a run ends with 75 at once. Tasks without a checkpoint to save print
+ * a note and end by the signal itself, as shells expect. Under mpirun, which kills its ranks a second after SIGTERM,
+ * only SIGUSR1 and SIGUSR2 are handled here. A signal that the parent process had ignored stays ignored (nohup).
  */
 #ifndef SIGNALS_H
 #define SIGNALS_H
@@ -16,15 +16,17 @@ enum { EXIT_ENDED_EARLY = 75 }; // EX_TEMPFAIL of sysexits.h: the same command c
 
 static volatile sig_atomic_t save_signals, end_signals; // received by this process so far
 static volatile sig_atomic_t interrupts;                // SIGINT among them
+static volatile sig_atomic_t is_training;               // from the first step to the last save
 static int prints_about_signals;                        // this process is the first of its launcher
 
 /* Prints from a signal handler, where printf must not be called. */
 static void signal_print(const char *text) {
-    if (prints_about_signals && write(STDERR_FILENO, text, strlen(text)) < 0) return; // nobody reads it
+    if (prints_about_signals && write(STDERR_FILENO, text, strlen(text)) < 0) return; // stderr has no reader any longer
 }
 
 /* Ends the process by the signal, so that its parent sees which one it was. */
 static void end_by_signal(int number) {
+    if (own_heartbeat.record) own_heartbeat.record->told_to_end = number; // for the monitor this is no failure
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -34,7 +36,7 @@ static void signal_count(int number) {
     if (failed) _exit(failed); // a failure was reported, and now the monitor or the launcher ends this process
     if (number == SIGUSR1) save_signals = save_signals + 1;
     else end_signals = end_signals + 1;
-    if (number != SIGINT) return;
+    if (number != SIGINT || !is_training) return;
     interrupts = interrupts + 1;
     if (interrupts == 1)
         signal_print(
@@ -47,6 +49,7 @@ static void signal_count(int number) {
 static void signal_ends_start(int number) {
     signal_count(number);
     if (!end_signals) return;
+    signal_print("note: ended by a signal before training began; nothing was saved\n");
     if (own_heartbeat.record) own_heartbeat.record->told_to_end = number;
     _exit(EXIT_ENDED_EARLY);
 }

@@ -12,7 +12,6 @@
 #include "../../tokenizer.h"
 #include "utf8.h" // defines: utf8_valid_length
 #include <dirent.h>
-#include <libgen.h> // defines: dirname, basename
 
 typedef struct {
     char *path;
@@ -229,13 +228,15 @@ static inline int is_same_file(const char *a, const char *b) {
 
 /* Whether both paths are the same name in the same folder. The file need not exist. */
 static inline int is_same_name(const char *a, const char *b) {
-    char *names[] = {path_with(a, ""), path_with(b, "")}, *folders[] = {path_with(a, ""), path_with(b, "")};
-    int same =
-        !strcmp(basename(names[0]), basename(names[1])) && is_same_file(dirname(folders[0]), dirname(folders[1]));
+    char *folders[] = {path_with(a, ""), path_with(b, "")}; // each is cut off behind its last slash
+    const char *slashes[] = {strrchr(a, '/'), strrchr(b, '/')}, *names[] = {a, b};
     for (int i = 0; i < 2; i++) {
-        free(names[i]);
-        free(folders[i]);
+        if (slashes[i]) folders[i][slashes[i] + 1 - names[i]] = 0;
+        if (slashes[i]) names[i] = slashes[i] + 1;
     }
+    int same =
+        !strcmp(names[0], names[1]) && is_same_file(slashes[0] ? folders[0] : ".", slashes[1] ? folders[1] : ".");
+    for (int i = 0; i < 2; i++) free(folders[i]);
     return same;
 }
 

@@ -498,7 +498,7 @@ more "the name of --out is not synced" run/out_dir.h \
     "checkpoints points" "was said to be saved, the run came back from step 0"
 
 more "latest comes before its checkpoint" run/checkpoint_writer.h \
-    's/^    if (rename(w->dir, path)) write_failed.*/    update_latest_link(out, w->progress.step);\n&/' \
+    's/^    if (rename(w->dir, path))$/    update_latest_link(out, w->progress.step);\n&/' \
     "checkpoints points" "latest leads to"
 
 more "what a dead run left stays" run/out_dir.h \

@@ -73,6 +73,16 @@ two_exports() {
         'grep -qE "^error: cannot rename (.*/)?both.part-[0-9a-f]{16}, which holds the complete model" slow' \
         '"$program" --model "$(echo both.part-*)" --eval text/val.tok --seq 32 --threads 1'
     rm -rf both both.part-* kept
+    "${train[@]}" --steps 100000000 --export killed >said 2>&1 &
+    local killed=$!
+    mkdir killed.part-0123456789abcdef killed.part-0123456789abcdee killed.part-mine
+    touch killed.part-0123456789abcdef/model.safetensors killed.part-0123456789abcdee/config.json
+    kill -KILL $killed
+    wait $killed 2>/dev/null
+    "${train[@]}" --steps 2 --export killed >said 2>&1
+    judge "an export removes what an interrupted one has left, and no complete model" "$(ls -d killed* | tr '\n' ' ')" \
+        '[ -e killed/config.json ]' '! [ -e killed.part-0123456789abcdef ]' '[ -d killed.part-mine ]' \
+        '[ -e killed.part-0123456789abcdee/config.json ]'
     mkdir filled && touch filled/note.txt
     "${train[@]}" --steps 2 --export filled >said 2>&1
     judge "an export to a directory that is not empty is refused before training" "$(cat said)" \
@@ -149,6 +159,17 @@ weak_file_systems() {
 }
 
 # ---------------------------------------------------------------- what else may lie under --out
+unreadable_checkpoint() {
+    rm -rf run
+    cp -r plain run
+    rm run/step-00000030/trainer.json
+    "${train[@]}" --steps 40 --deterministic --out run --resume auto >said 2>&1
+    code=$?
+    judge "a newest checkpoint without trainer.json is reported, and not passed over" "exit code $code: $(cat said)" \
+        '[ "$code" = 1 ]' 'grep -q "^error: .*run/step-00000030.*trainer.json" said' \
+        'has_steps run 30'
+}
+
 odd_names() {
     rm -rf run
     cp -r plain run
@@ -186,7 +207,11 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])' "$@" >said 2>err &
     local running=$!
     if [[ " $* " == *" --out run "* ]]; then wait_for 10 has_steps run; else sleep 1; fi
-    kill "-$signal" "$running"
+    kill "-${signal% twice}" "$running"
+    if [ "$signal" != "${signal% twice}" ]; then
+        sleep 0.02
+        kill "-${signal% twice}" "$running"
+    fi
     finish "$running"
     judge "$name" "exit code $code: $(tail -n 1 err)" '[ "$code" = "$expected" ]' 'grep -qE "$pattern" said err'
 }
@@ -202,6 +227,8 @@ signals() {
         "${train[@]}" --steps 100000000
     signalled "SIGTERM without --out ends training by the signal" TERM 143 "ended by a signal; nothing was saved" \
         "${train[@]}" --steps 100000000
+    signalled "a second Ctrl-C ends training at once" "INT twice" 130 "press Ctrl-C again" "${train[@]}" --seq 256 \
+        --batch 64 --steps 100000000 --out run
     rm -rf run
     nohup "${train[@]}" --steps 100000000 --out run >said 2>err &
     local running=$!
@@ -288,8 +315,8 @@ without_proc() {
 }
 
 prepare
-all="two_exports two_timelines tokenizer_vanishes weak_file_systems odd_names failed_start signals containers
-    limited_threads without_proc"
+all="two_exports two_timelines tokenizer_vanishes weak_file_systems unreadable_checkpoint odd_names failed_start
+    signals containers limited_threads without_proc"
 for scenario in ${ONLY:-$all}; do
     "$scenario"
 done
