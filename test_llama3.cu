@@ -310,6 +310,7 @@ static int child_says(void (*body)(void *), void *arg, char *said, size_t size) 
         Child child = {body, arg};
         pthread_t thread;
         if (!pthread_create(&thread, NULL, child_thread, &child)) pthread_join(thread, NULL);
+        fflush(stdout);
         _exit(0);
     }
     close(ends[1]);

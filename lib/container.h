@@ -15,7 +15,7 @@ typedef struct {
 /* Reads a file of a control group. Returns 0 if it has none of this name. */
 static inline int group_file(char text[4096], const char *group, const char *name) {
     char path[8192];
-    snprintf(path, sizeof path, "%s/%s", group, name);
+    if (snprintf(path, sizeof path, "%s/%s", group, name) >= (int)sizeof path) return 0;
     FILE *f = fopen(path, "r");
     if (!f) return 0;
     text[fread(text, 1, 4095, f)] = 0;

@@ -303,6 +303,7 @@ static TraceFound trace_run(const char *name, int process, int world, int steps,
     traced_memory_equal = 0;
     traced_room = room;
     Job *j = make_job(arguments, world, transport);
+    if (process == 0) unlink(path); // of an earlier run: a timeline never replaces a file
     launch(j, process, trace_body);
     end_job(j);
     return read_trace(path);
