@@ -717,7 +717,7 @@ static int train(Trainer *trainer) {
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
     int ends = progress->step == o->steps;
     const Progress before = *progress;
-    is_training = 1;
+    is_training = 1; // from here on Ctrl-C saves a checkpoint
     timeline_truncate(dev, 0);                        // the timeline begins here
     if (ends && o->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
@@ -727,10 +727,11 @@ static int train(Trainer *trainer) {
         if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
         ends = progress->step == o->steps || asked & SIGNAL_END;
         if (ends) check_learned(&before, progress);
-        if (asked && trainer->parallel.rank == 0)
+        if (asked && trainer->parallel.rank == 0) {
             printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
                    asked & SIGNAL_END ? " and to end the run" : "");
-        fflush(stdout); // launch scripts read this line
+            fflush(stdout); // launch scripts read this line
+        }
         if (o->out) save_when_due(trainer, asked, ends);
     }
     is_training = 0;
