@@ -87,7 +87,7 @@ build/%/flags: always
 build/%/commit.o: always
 	@mkdir -p $(@D)
 	@commit=$$(GIT_OPTIONAL_LOCKS=0 git describe --always --dirty 2>/dev/null || echo unknown); \
-	    text="const char build_commit[] = \"$$commit\";"; source=$(@:.o=.c); \
+	    text="const char *build_commit = \"$$commit\";"; source=$(@:.o=.c); \
 	    if ! [ -e $@ ] || ! echo "$$text" | cmp -s - $$source; then \
 	        echo "$$text" > $$source && $(CC) -c $$source -o $@; fi
 

@@ -437,13 +437,9 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     l->opened_at = seconds_now();
     loader_allocate(l, dev);
     if (dev->dry_run) return;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC); // a change of the wall clock must not move the deadline
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->room, NULL);
-    pthread_cond_init(&l->ready, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cond_init_timed(&l->ready);
     for (int i = 0; i < l->num_workers; i++)
         if (thread_start(&l->workers[i].thread, loader_worker, &l->workers[i]))
             user_error("loader worker %d of %d could not be started as a thread: use fewer --workers, or raise this "
@@ -457,7 +453,7 @@ static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
     StepBatch *batch = &l->ring[l->consumed % LOADER_DEPTH];
     double start = seconds_now();
     struct timespec deadline;
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    clock_gettime(COND_CLOCK, &deadline);
     deadline.tv_sec += (time_t)ceil(timeout);
     int late = 0;
     pthread_mutex_lock(&l->lock);

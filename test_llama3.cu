@@ -8,10 +8,7 @@
  *   mpirun … test_llama3 mpi network  the same on hosts with a slow network between them (dev/test/hosts.sh)
  */
 #define TESTING
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <time.h>
+#include "lib/system.h"
 static __thread double
     clock_ahead; // seconds: hosts' monotonic clocks have nothing in common, and neither have ranks' here
 static int clock_of_rank(clockid_t id, struct timespec *t) {

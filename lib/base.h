@@ -5,9 +5,7 @@
  */
 #ifndef BASE_H
 #define BASE_H
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#include "system.h" // first: it chooses which calls the C library declares
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -7,7 +7,6 @@
 #include "transport_mpi.h"
 #include "transport_nccl.h"
 #include "transport_threads.h"
-#include <sched.h>
 
 // ---------------------------------------------------------------------------
 // the launcher
@@ -97,11 +96,10 @@ static inline void find_local_processes(LaunchInfo *l) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l->rank, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &l->local);
     MPI_Comm_size(host, &l->on_host);
-    cpu_set_t mine = ZERO, *all = new_array(cpu_set_t, l->on_host);
-    sched_getaffinity(0, sizeof mine, &mine);
+    CoreSet mine = core_set_of_process(), *all = new_array(CoreSet, l->on_host);
     MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, host);
     l->on_cores = 0;
-    for (int i = 0; i < l->on_host; i++) l->on_cores += CPU_EQUAL(&mine, &all[i]);
+    for (int i = 0; i < l->on_host; i++) l->on_cores += !memcmp(&mine, &all[i], sizeof mine);
     free(all);
     find_hosts(l, host);
     MPI_Comm_free(&host);

@@ -13,7 +13,6 @@
 #else
 #include "device_cpu.h"
 #endif
-#include <sys/vfs.h>
 
 // ---------------------------------------------------------------------------
 // copies and streams, built on the functions that device_cpu.h and device_cuda.h define
@@ -187,13 +186,6 @@ static inline size_t device_need(const Device *dry_run) {
 }
 static inline size_t pinned_need(const Device *dry_run) {
     return CUDA_BUILD ? device_arenas(dry_run, 1) + dry_run->arenas[MEM_HOST].peak : 0;
-}
-
-/* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. */
-static inline int is_in_memory(const char *dir) {
-    const uint32_t tmpfs = 0x01021994u, ramfs = 0x858458F6u; // from the kernel's magic.h
-    struct statfs info;
-    return !statfs(dir, &info) && ((uint32_t)info.f_type == tmpfs || (uint32_t)info.f_type == ramfs);
 }
 
 /* A dry-run device hands out addresses that are never mapped. Bit c of `offloaded`: category c is to be offloaded. */

@@ -44,7 +44,7 @@ static inline void *map_file(const char *dir, int rank, const char *category, si
     if (fd < 0)
         user_error("cannot create %s for --offload (%s): give an --out that is writable", path, strerror(errno));
     unlink(path);
-    int error = posix_fallocate(fd, 0, (off_t)bytes); // reports a full disk now instead of a SIGBUS later
+    int error = reserve_file(fd, 0, (int64_t)bytes);
     if (error)
         user_error("cannot reserve %zu bytes for %s under --out (%s): --offload needs that much free disk space", bytes,
                    path, strerror(error));
@@ -65,7 +65,7 @@ static inline void *memory_open(Device *dev, MemCategory category, size_t bytes,
         user_error("cannot reserve %zu bytes of memory for %s (%s): use more ranks, a smaller --batch or --seq, or a "
                    "smaller model",
                    bytes, mem_category_names[category], strerror(errno));
-    if (bytes >= (8u << 20)) madvise(p, bytes, MADV_HUGEPAGE);
+    if (bytes >= (8u << 20)) use_huge_pages(p, bytes);
     return p;
 }
 

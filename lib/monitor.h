@@ -230,7 +230,7 @@ static inline int heartbeats_open_file(const char *name) {
 /* Opens this host's table. *index: this rank's place in it. */
 static inline HeartbeatTable *heartbeats_attach(const char *name, int *index) {
     int fd = heartbeats_open_file(name);
-    int error = posix_fallocate(fd, 0, sizeof(HeartbeatTable)); // reports a lack of memory now, not as a SIGBUS later
+    int error = reserve_file(fd, 0, sizeof(HeartbeatTable));
     if (error) sharing_failed(name, error);
     void *p = mmap(NULL, heartbeats_bytes(MAX_LOCAL_RANKS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) sharing_failed(name, errno);
@@ -240,7 +240,7 @@ static inline HeartbeatTable *heartbeats_attach(const char *name, int *index) {
         __atomic_fetch_sub(&table->attached, 1, __ATOMIC_SEQ_CST);
         user_error("more than %d ranks were started on this host: start at most %d", MAX_LOCAL_RANKS, MAX_LOCAL_RANKS);
     }
-    error = posix_fallocate(fd, (off_t)heartbeats_bytes(i), sizeof(Heartbeat));
+    error = reserve_file(fd, (int64_t)heartbeats_bytes(i), sizeof(Heartbeat));
     if (error) sharing_failed(name, error);
     close(fd);
     *index = i;

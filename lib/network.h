@@ -161,8 +161,9 @@ static inline void listener_close(Listener *l) {
 /* Begins to connect from an interface of this host. Returns the socket, or -1. */
 static inline int connect_start(const Interface *from, uint32_t address, uint16_t port) {
     struct sockaddr_in own = ZERO, other = ZERO;
-    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s < 0) return -1;
+    fcntl(s, F_SETFL, O_NONBLOCK);
     own.sin_family = other.sin_family = AF_INET;
     own.sin_addr.s_addr = from->address;
     other.sin_addr.s_addr = address;

@@ -363,8 +363,7 @@ static void chunk_read(ChunkReader *r, const StFile *file, int64_t chunk) {
     r->file = file;
     r->chunk = chunk;
     r->length = got;
-    posix_fadvise(file->fd, at, FILE_CHUNK_BYTES, POSIX_FADV_DONTNEED); // the state needs the memory
-    posix_fadvise(file->fd, at + FILE_CHUNK_BYTES, FILE_CHUNK_BYTES, POSIX_FADV_WILLNEED);
+    file_advance(file->fd, at, FILE_CHUNK_BYTES); // the state needs the memory
     chunk_check(file->path, chunk, r->bytes, got, file->sums[chunk]);
 }
 

@@ -13,9 +13,7 @@
 #include "signals.h"       // defines: end_signals
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 
 typedef struct CheckpointWriter {
     Fsdp *fsdp;
@@ -220,7 +218,7 @@ static void write_file(CheckpointWriter *w, int number) {
 static void *writer_thread(void *arg) {
     CheckpointWriter *w = (CheckpointWriter *)arg;
     if (writes_in_background(w)) // training has the higher priority
-        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
+        lower_priority_of_thread();
     for (int i = 0; i < w->files->num_files; i++) write_file(w, i);
     __atomic_store_n(&w->done, 1, __ATOMIC_RELEASE);
     return NULL;
@@ -417,11 +415,11 @@ static void create_files(CheckpointWriter *w) {
     if (w->dir_lock >= 0) flock(w->dir_lock, LOCK_EX | LOCK_NB); // shows that this run still writes there
     for (int i = 0; i < w->files->num_files; i++) {
         output_path(w, path, sizeof path, i);
-        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), failed = fd < 0;
-#ifdef __linux__
-        failed = failed || (fallocate(fd, 0, 0, w->files->files[i].bytes) && !is_unsupported(errno));
-#endif
-        if (failed || ftruncate(fd, w->files->files[i].bytes)) write_failed(w, "create", path, errno);
+        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0) write_failed(w, "create", path, errno);
+        int full = reserve_blocks(fd, w->files->files[i].bytes);
+        if (full && !is_unsupported(full)) write_failed(w, "create", path, full);
+        if (ftruncate(fd, w->files->files[i].bytes)) write_failed(w, "create", path, errno);
         close(fd);
     }
 }

@@ -15,7 +15,7 @@ static const double SLOW_LINK = 2.5, SLOW_COMPUTE = 1.5, LITTLE_MEMORY = 2;
 
 /* What a rank reports about its host. */
 typedef struct {
-    cpu_set_t cores;              // that it may run on
+    CoreSet cores;                // that it may run on
     double free_memory, free_shm; // bytes
     double clock;                 // seconds that its wall clock is ahead of that of rank 0
     HostNetwork network;
@@ -80,7 +80,7 @@ static void gather_facts(HostCheck *h, Listener *listener) {
     h->facts = new_array(HostFacts, comm->mesh.world);
     mine.free_memory = free_memory();
     mine.free_shm = free_shm();
-    sched_getaffinity(0, sizeof mine.cores, &mine.cores);
+    mine.cores = core_set_of_process();
     mine.network.count = list_interfaces(mine.network.interfaces);
     mine.network.id = mix64((uint64_t)(wall_clock() * 1e6) ^ (uint64_t)comm->rank << 48 ^ (uint64_t)getpid());
     if (run_hosts.count > 1 && comm->rank == host_of_rank(comm->rank)->first_rank)
@@ -159,12 +159,12 @@ static const HostFacts *facts_of_host(const HostCheck *h, int host) {
 static void summarize_hosts(HostCheck *h) {
     int hosts = run_hosts.count, world = h->comm->mesh.world;
     h->hosts = new_array(HostSummary, hosts);
-    cpu_set_t *cores = new_array(cpu_set_t, hosts);
+    CoreSet *cores = new_array(CoreSet, hosts);
     double *flops = flops_of_hosts(h->rates, world, 0);
-    for (int i = 0; i < world; i++) CPU_OR(&cores[host_index(i)], &cores[host_index(i)], &h->facts[i].cores);
+    for (int i = 0; i < world; i++) core_set_add(&cores[host_index(i)], &h->facts[i].cores);
     for (int i = 0; i < hosts; i++) {
         h->hosts[i].flops_per_s = flops[i];
-        h->hosts[i].cores = CPU_COUNT(&cores[i]);
+        h->hosts[i].cores = core_set_count(&cores[i]);
     }
     for (int i = 0; i < h->num_links; i++) {
         const LinkRate *l = &h->links[i];

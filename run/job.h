@@ -16,7 +16,6 @@
 #include "logger.h"
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
-#include <sched.h>
 
 typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
 static const char *const task_names[] = {"training", "--eval", "--generate", "--export", "--plan", "--check-hosts"};
@@ -553,9 +552,8 @@ static void job_model(Job *j) {
 /* Cores per rank: those of this process, at most as many as its container may keep busy, divided by the ranks that
  * share them. A launcher that binds processes to cores has divided them already. */
 static int job_cores(int ranks_sharing, int local_ranks) {
-    cpu_set_t allowed;
-    int failed = sched_getaffinity(0, sizeof allowed, &allowed);
-    int cores = failed ? (int)sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&allowed);
+    CoreSet allowed = core_set_of_process();
+    int cores = core_set_count(&allowed);
     double allowed_each = container_limits().cpus / local_ranks;
     return (int)fmax(1, fmin(cores / ranks_sharing, round(allowed_each)));
 }

@@ -21,14 +21,8 @@
 #include <nccl.h>
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-/* The Makefile links it: `git describe --always --dirty`, or "unknown". Other builds may lack it. */
-extern const char build_commit[] __attribute__((weak));
-#ifdef __cplusplus
-}
-#endif
+/* `git describe --always --dirty`, from the object that the Makefile links; other builds keep this value. */
+__attribute__((weak)) const char *build_commit = "unknown";
 
 typedef struct {
     const char *name;
@@ -125,7 +119,7 @@ static void print_libraries(FILE *f) {
 
 static void print_version(FILE *f, int is_planner) {
     const char *program = CUDA_BUILD ? "train_llama3_cuda" : "train_llama3";
-    fprintf(f, "%s, commit %s\n", is_planner ? "plan_llama3" : program, build_commit ? build_commit : "unknown");
+    fprintf(f, "%s, commit %s\n", is_planner ? "plan_llama3" : program, build_commit);
     fprintf(f, "precision: %s\n", PRECISION_NAME);
     print_compiler(f);
     print_features(f);

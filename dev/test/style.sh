@@ -56,7 +56,7 @@ fi
 # layer FILE: a file includes files of its own layer and of those below
 layer() {
     case $1 in
-        lib/base.h | lib/container.h) echo 0 ;;
+        lib/system.h | lib/base.h | lib/container.h) echo 0 ;;
         lib/device*) echo 1 ;;
         lib/*) echo 2 ;;
         llama3.h | tokenizer.h) echo 3 ;;

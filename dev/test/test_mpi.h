@@ -46,7 +46,7 @@ static void test_mpi(int process, int world) {
                      tied ? " --sharding no_shard" : " --dp-replicate 2 --sharding no_shard --accumulate local", first,
                      0);
     }
-    static const char *const adapted[] = {" --lora-rank 4 --base " PRECISION_NAME, " --lora-rank 4 --base int8",
+    static const char *const adapted[] = {(" --lora-rank 4 --base " PRECISION_NAME), " --lora-rank 4 --base int8",
                                           " --lora-rank 4 --base int8:all --sharding shard_grad_op",
                                           " --lora-rank 4 --base int8 --dp-replicate 2"};
     for (int i = 0; i < 4 && 8 % world == 0; i++) {

@@ -395,8 +395,8 @@ static Estimate estimate_by(const char *options, int world, DryRunKind kind, dou
 static void test_simulation_of_few(void) {
     static const char *const layouts[] = {
         "--model llama3-8b --seq 4096 --batch 1 --tp 2 --cp 2 --pp 4 --accum 8",
-        "--model llama3-8b --seq 2048 --batch 1 --tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --pp-schedule "
-        "interleaved --pp-chunks 4 --pp-light-ends",
+        ("--model llama3-8b --seq 2048 --batch 1 --tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --pp-schedule "
+         "interleaved --pp-chunks 4 --pp-light-ends"),
         "--model llama3-8b --seq 2048 --batch 1 --tp 4 --accum 2 --recompute full",
         "--model llama3.2-1b --seq 2048 --batch 2 --accum 2 --sharding shard_grad_op"};
     for (int i = 0; i < 4; i++) {

@@ -1,0 +1,177 @@
+/* system.h: what only Linux has, and what is done instead on other POSIX systems (macOS, the BSDs).
+ *
+ * Every other file uses calls that all these systems have, or the functions below. A build with -DONLY_POSIX works
+ * without Linux's own calls on Linux, too: tests run it, and the C library then hides what no other system has.
+ */
+#ifndef SYSTEM_H
+#define SYSTEM_H
+#if defined(__linux__) && !defined(ONLY_POSIX)
+#define LINUX 1
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#elif defined(__linux__)
+#define _XOPEN_SOURCE 700
+#define _DEFAULT_SOURCE // calls that Linux shares with the BSDs and macOS: flock, madvise, MAP_ANONYMOUS
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef LINUX
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#endif
+
+// Flags that some systems lack. Without them the same is done, less well: writes go through the page cache, memory that
+// is reserved counts as used at once, and child processes inherit a socket.
+#if !defined(LINUX) && !defined(O_DIRECT)
+#define O_DIRECT 0
+#endif
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+#ifndef SOCK_CLOEXEC
+#define SOCK_CLOEXEC 0
+#endif
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0
+#endif
+
+// ---------------------------------------------------------------------------
+// cores
+
+/* The cores that a process may run on, as bits. Without Linux's call it may run on all of them. */
+typedef struct {
+    uint8_t bits[128];
+} CoreSet;
+
+static inline CoreSet core_set_of_process(void) {
+    CoreSet set;
+    memset(&set, 0, sizeof set);
+#ifdef LINUX
+    cpu_set_t allowed;
+    if (!sched_getaffinity(0, sizeof allowed, &allowed)) {
+        memcpy(&set, &allowed, sizeof set < sizeof allowed ? sizeof set : sizeof allowed);
+        return set;
+    }
+#endif
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    for (long i = 0; i < (cores < 1 ? 1 : cores) && i < 8 * (long)sizeof set; i++)
+        set.bits[i / 8] = (uint8_t)(set.bits[i / 8] | 1u << i % 8);
+    return set;
+}
+
+static inline int core_set_count(const CoreSet *set) {
+    int count = 0;
+    for (size_t i = 0; i < sizeof *set; i++) count += __builtin_popcount(set->bits[i]);
+    return count;
+}
+
+static inline void core_set_add(CoreSet *set, const CoreSet *other) {
+    for (size_t i = 0; i < sizeof *set; i++) set->bits[i] = (uint8_t)(set->bits[i] | other->bits[i]);
+}
+
+/* Lets other threads of this machine go first. Elsewhere, all threads of a process have the same priority. */
+static inline void lower_priority_of_thread(void) {
+#ifdef LINUX
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
+#endif
+}
+
+// ---------------------------------------------------------------------------
+// memory and files
+
+static inline void use_huge_pages(void *memory, size_t bytes) {
+#ifdef LINUX
+    madvise(memory, bytes, MADV_HUGEPAGE);
+#else
+    (void)memory;
+    (void)bytes;
+#endif
+}
+
+/* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. Only Linux can tell. */
+static inline int is_in_memory(const char *dir) {
+#ifdef LINUX
+    const uint32_t tmpfs = 0x01021994u, ramfs = 0x858458F6u; // from the kernel's magic.h
+    struct statfs info;
+    return !statfs(dir, &info) && ((uint32_t)info.f_type == tmpfs || (uint32_t)info.f_type == ramfs);
+#else
+    (void)dir;
+    return 0;
+#endif
+}
+
+/* Makes sure that bytes `from` to `from + bytes` of a file can be written through a mapping: a full disk is reported
+ * here, and not as a SIGBUS later. Returns 0 or errno. Without Linux's call the part beyond the file's end is written
+ * with zeros, and the part within it is not reserved. */
+static inline int reserve_file(int fd, int64_t from, int64_t bytes) {
+#ifdef LINUX
+    return posix_fallocate(fd, (off_t)from, (off_t)bytes);
+#else
+    static const char zeros[1 << 16];
+    off_t at = lseek(fd, 0, SEEK_END);
+    while (at >= 0 && at < from + bytes) {
+        int64_t left = from + bytes - at, part = left < (int64_t)sizeof zeros ? left : (int64_t)sizeof zeros;
+        ssize_t wrote = pwrite(fd, zeros, (size_t)part, at);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) return wrote ? errno : EIO;
+        at += wrote;
+    }
+    return at < 0 ? errno : 0;
+#endif
+}
+
+/* Takes disk space for a new file, where the system and the file system can. Returns 0 or errno. */
+static inline int reserve_blocks(int fd, int64_t bytes) {
+#ifdef LINUX
+    return fallocate(fd, 0, 0, (off_t)bytes) ? errno : 0;
+#else
+    (void)fd;
+    (void)bytes;
+    return 0;
+#endif
+}
+
+/* Drops a part of a file from the page cache, and reads the next part of the same length ahead. */
+static inline void file_advance(int fd, int64_t at, int64_t bytes) {
+#ifdef LINUX
+    posix_fadvise(fd, (off_t)at, (off_t)bytes, POSIX_FADV_DONTNEED);
+    posix_fadvise(fd, (off_t)(at + bytes), (off_t)bytes, POSIX_FADV_WILLNEED);
+#else
+    (void)fd;
+    (void)at;
+    (void)bytes;
+#endif
+}
+
+// ---------------------------------------------------------------------------
+// waiting until a moment
+
+/* The clock of the deadlines of cond_init_timed's variables. A change of the wall clock must not move a deadline, but
+ * macOS has no other clock there. */
+#ifdef LINUX
+#define COND_CLOCK CLOCK_MONOTONIC
+#else
+#define COND_CLOCK CLOCK_REALTIME
+#endif
+
+static inline void cond_init_timed(pthread_cond_t *changed) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+#ifdef LINUX
+    pthread_condattr_setclock(&attributes, COND_CLOCK);
+#endif
+    pthread_cond_init(changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+#endif
