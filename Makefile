@@ -13,6 +13,7 @@
 # make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
 # make deps       installs what is missing        make clean
+# DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)
 
 CC       ?= cc
 ARCH     ?= native
@@ -37,7 +38,8 @@ BUILD := build/cpu-$(PRECISION)
 FLAGS := -std=c11 $(CFLAGS) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -fopenmp -Wall -Wextra \
          $(if $(CI),-Werror) $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) \
          $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
-LIBS  := $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread
+LIBS  := $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread \
+         $(DEPS_LIB:%=-Wl,-rpath,%)
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
 HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h dev/test/*.h dev/data/*.h)
 

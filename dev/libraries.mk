@@ -1,5 +1,22 @@
 # libraries.mk: which libraries are installed, and the packages of this system that have them. The Makefile includes it.
-has_header = $(shell $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)
+#
+# DEPS=DIR: they are below DIR, in include/ and lib/ or in usr/, as dev/fetch_libraries.sh leaves them: needs no root
+ifneq ($(DEPS),)
+below        = $(wildcard $(foreach d,$(1) $(1:%=usr/%),$(addprefix $(abspath $(DEPS))/$(d),/ /*-linux-gnu*)))
+DEPS_INCLUDE := $(call below,include)
+DEPS_LIB     := $(call below,lib lib64)
+ifeq ($(DEPS_INCLUDE),)
+$(error DEPS=$(DEPS): expected a directory that has include/ or usr/include/; dev/fetch_libraries.sh DIR makes one)
+endif
+# Every compiler that is called from here, also by other makefiles and scripts, looks there.
+colons = $(subst $() ,:,$(strip $(1)))
+export C_INCLUDE_PATH     := $(call colons,$(DEPS_INCLUDE) $(C_INCLUDE_PATH))
+export CPLUS_INCLUDE_PATH := $(call colons,$(DEPS_INCLUDE) $(CPLUS_INCLUDE_PATH))
+export LIBRARY_PATH       := $(call colons,$(DEPS_LIB) $(LIBRARY_PATH))
+export LD_RUN_PATH        := $(call colons,$(DEPS_LIB) $(LD_RUN_PATH))
+endif
+has_header = $(shell C_INCLUDE_PATH=$(C_INCLUDE_PATH) \
+    $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)
 # Fedora's mpicc is not in the PATH
 MPICC       := $(firstword $(shell command -v mpicc /usr/lib64/openmpi/bin/mpicc 2>/dev/null))
 MPI_CFLAGS  := $(if $(MPICC),$(shell $(MPICC) --showme:compile 2>/dev/null))
@@ -14,6 +31,7 @@ HAVE_ZLIB   := $(call has_header,zlib.h)
 command_or = $(if $(shell command -v $(1) 2>/dev/null),,$(2))
 ifneq ($(shell command -v apt-get 2>/dev/null),)
 SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
+WITHOUT_ROOT := dev/fetch_libraries.sh DIR && make DEPS=DIR
 UPDATE   := $(SUDO) apt-get update -qq
 INSTALL  := $(SUDO) apt-get install -y --no-install-recommends
 PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev zlib1g-dev
@@ -35,6 +53,8 @@ else
 INSTALL  := brew install
 PACKAGES := open-mpi onednn cjson pcre2 zlib
 endif
+UPDATE ?= true
+WITHOUT_ROOT ?= unpack them below a directory DIR that has include/ and lib/, and make DEPS=DIR
 OPTIONAL := $(if $(HAVE_MPI),,$(word 1,$(PACKAGES))) $(if $(HAVE_ONEDNN),,$(word 2,$(PACKAGES)))
 NEEDED   := $(strip $(if $(HAVE_CJSON),,$(word 3,$(PACKAGES))) $(if $(HAVE_PCRE2),,$(word 4,$(PACKAGES))) \
                     $(if $(HAVE_ZLIB),,$(word 5,$(PACKAGES))))
@@ -42,12 +62,15 @@ MISSING  := $(strip $(OPTIONAL) $(NEEDED))
 
 needed:
 	@$(if $(NEEDED),echo "error: missing: $(NEEDED). Install with: $(INSTALL) $(MISSING)" \
-	    "  (or make deps)" >&2; exit 1)
+	    "  (or make deps; without root: $(WITHOUT_ROOT))" >&2; exit 1)
 
+WANTED := $(strip $(MISSING) $(EXTRA))
+define install
+echo "installing $(WANTED)"; $(UPDATE); DEBIAN_FRONTEND=noninteractive $(INSTALL) $(WANTED) || { \
+    echo "error: could not install these packages: $(WANTED). Without root: $(WITHOUT_ROOT)" >&2; exit 1; }
+endef
 deps:
-	@if [ -n "$(strip $(MISSING) $(EXTRA))" ]; then \
-	    echo "installing $(strip $(MISSING) $(EXTRA))"; \
-	    $(if $(UPDATE),$(UPDATE);) \
-	    DEBIAN_FRONTEND=noninteractive $(INSTALL) $(strip $(MISSING) $(EXTRA)); fi
+	@$(if $(WANTED),$(if $(DEPS),echo "not installed$(comma) because of DEPS=$(DEPS): $(WANTED)",$(install)))
+	@$(if $(DEPS),$(if $(NEEDED),echo "error: not below $(DEPS): $(NEEDED)" >&2; exit 1))
 
 .PHONY: needed deps

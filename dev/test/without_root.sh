@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# without_root.sh: builds and runs the program as an ordinary user, on a machine without the libraries. Runs as root,
+# which hides the libraries of this machine in a mount namespace of the test's own; fetches packages.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
+if [ "$(id -u)" != 0 ] || ! command -v dpkg >/dev/null; then
+    echo "left out: hiding this machine's libraries needs root, and Debian's or Ubuntu's packages"
+    pass "builds without root" "left out"
+    counts
+    exit
+fi
+if [ -z "${HIDDEN:-}" ]; then HIDDEN=1 exec unshare --mount "$0"; fi
+work=$(mktemp -d)
+trap 'umount -R -l "$work" 2>/dev/null; rm -rf "$work"' EXIT
+mount -t tmpfs none "$work" && chmod 755 "$work"
+
+# The headers, and the libraries that no other program of this machine needs.
+hide() {
+    mkdir "$work/upper" "$work/work"
+    mount -t overlay none -o "lowerdir=/usr,upperdir=$work/upper,workdir=$work/work" /usr || return
+    dpkg -L libcjson-dev libcjson1 libpcre2-dev zlib1g-dev libdnnl-dev ocl-icd-libopencl1 2>/dev/null |
+        grep -E '/include/|\.so$|libcjson|libOpenCL' | while read -r path; do [ -d "$path" ] || rm -f "$path"; done
+    rm -f /usr/lib/*/libdnnl.so*
+    ! [ -e /usr/include/zlib.h ]
+}
+
+# as_user COMMAND…: as an ordinary user, in a clone of this tree
+as_user() {
+    (cd "$work/tree" && env -i PATH="$PATH" HOME="$work" LC_ALL=C OMPI_MCA_rmaps_base_oversubscribe=1 CUDA= \
+        setpriv --reuid 65534 --regid 65534 --clear-groups "$@")
+}
+
+# refuses NAME TEXT COMMAND…: the command fails, and says TEXT
+refuses() {
+    local name=$1 text=$2 said
+    shift 2
+    if said=$(as_user "$@" 2>&1); then fail "$name" "it succeeded"
+    elif grep -qE -- "$text" <<<"$said"; then pass "$name" "$(grep -E -- "$text" <<<"$said" | tail -n 1)"
+    else fail "$name" "said: $(tail -n 1 <<<"$said")"; fi
+}
+
+# works NAME COMMAND…
+works() {
+    local name=$1 said
+    shift
+    if said=$(as_user "$@" 2>&1); then pass "$name" "$(tail -n 1 <<<"$said")"
+    else fail "$name" "$(tail -n 3 <<<"$said" | tr '\n' ' ')"; fi
+}
+
+if ! hide; then
+    fail "hiding the libraries" "no overlay over /usr"
+    counts
+    exit 1
+fi
+mkdir "$work/tree" && git archive HEAD | tar -x -C "$work/tree" && chown -R 65534:65534 "$work" 2>/dev/null
+refuses "make without root and libraries says how to get them" "fetch_libraries.sh DIR && make DEPS=DIR" make
+refuses "make deps without root says it too" "without root|Without root" make deps
+refuses "DEPS that names no libraries is an error" "DEPS=.*expected a directory" make DEPS=/nowhere
+works "fetch_libraries.sh" dev/fetch_libraries.sh "$work/libraries"
+works "make DEPS=DIR" make DEPS="$work/libraries" train_llama3 plan_llama3
+elsewhere=$(as_user ldd ./train_llama3 | grep -E 'cjson|pcre2|libz|dnnl|OpenCL' | grep -v "$work/libraries")
+if [ -z "$elsewhere" ]; then pass "the program finds them there" "$(as_user ldd ./train_llama3 | grep cjson)"
+else fail "the program finds them there" "$elsewhere"; fi
+works "make demo" env STEPS=20 VAL_EVERY=20 make DEPS="$work/libraries" demo
+counts
