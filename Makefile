@@ -39,7 +39,7 @@ FLAGS := -std=c11 $(CFLAGS) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -f
          $(if $(CI),-Werror) $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) \
          $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
 LIBS  := $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread \
-         $(DEPS_LIB:%=-Wl,-rpath,%)
+         $(DEPS_LINK)
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
 HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h dev/test/*.h dev/data/*.h)
 
