@@ -31,6 +31,7 @@
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
+#include "run/spinning.h"          // defines: limit_spinning
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file
 #include "run/matmul_rate.h"       // defines: matmul_rate
@@ -865,6 +866,7 @@ static void rank_main(Job *j, int rank) {
 
 #ifndef TESTING
 int main(int argc, char **argv) {
+    if (!CUDA_BUILD) limit_spinning(argv);
     output_prepare();
     int process = rank_of_launcher();
     process_end.process = process;

@@ -15,7 +15,7 @@ export CPLUS_INCLUDE_PATH := $(call colons,$(DEPS_INCLUDE) $(CPLUS_INCLUDE_PATH)
 export LIBRARY_PATH       := $(call colons,$(DEPS_LIB) $(LIBRARY_PATH))
 export LD_RUN_PATH        := $(call colons,$(DEPS_LIB) $(LD_RUN_PATH))
 # Programs look there at run time. With the old tag, the libraries' own libraries are looked for there, too.
-DEPS_LINK := $(DEPS_LIB:%=-Wl,-rpath,%) $(if $(filter Linux,$(shell uname)),-Wl$(comma)--disable-new-dtags)
+DEPS_LINK := $(DEPS_LIB:%=-L%) $(DEPS_LIB:%=-Wl,-rpath,%) $(if $(filter Linux,$(shell uname)),-Wl$(comma)--disable-new-dtags)
 endif
 has_header = $(shell C_INCLUDE_PATH=$(C_INCLUDE_PATH) \
     $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)
@@ -43,6 +43,10 @@ ifneq ($(filter test-hosts,$(MAKECMDGOALS)),)
 EXTRA    += $(call command_or,ip,iproute2) $(call command_or,sshd /usr/sbin/sshd,openssh-server) \
             $(call command_or,ssh,openssh-client) $(call command_or,munged /usr/sbin/munged,munge) \
             $(call command_or,slurmctld /usr/sbin/slurmctld,slurmctld slurmd slurm-client slurm-wlm-basic-plugins)
+endif
+ifneq ($(filter measure,$(MAKECMDGOALS)),)
+EXTRA    += $(call command_or,aarch64-linux-gnu-gcc,gcc-aarch64-linux-gnu libc6-dev-arm64-cross) \
+            $(call command_or,qemu-aarch64,qemu-user)
 endif
 else ifneq ($(shell command -v dnf 2>/dev/null),)
 INSTALL  := sudo dnf install -y

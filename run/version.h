@@ -14,6 +14,10 @@
 #endif
 #include <mpi.h>
 #endif
+#if defined(__aarch64__) && defined(LINUX)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
 #endif
@@ -28,6 +32,19 @@ typedef struct {
     const char *name;
     int in_build, in_processor; // the compiler may use it; this processor has it
 } Feature;
+
+#ifdef __aarch64__
+/* Where the system does not tell, the processor has what the build uses. */
+static int processor_has_bf16(void) {
+#ifdef LINUX
+    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return 1;
+#else
+    return 0;
+#endif
+}
+#endif
 
 static void print_features(FILE *f) {
 #if defined(__x86_64__)
@@ -48,8 +65,13 @@ static void print_features(FILE *f) {
         {"AVX512_BF16", 0, __builtin_cpu_supports("avx512bf16") != 0},
 #endif
     };
-#elif defined(__ARM_NEON)
-    const Feature features[] = {{"NEON", 1, 1}};
+#elif defined(__aarch64__)
+    const Feature features[] = {{"NEON", 1, 1},
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+                                {"BF16", 1, processor_has_bf16()}};
+#else
+                                {"BF16", 0, processor_has_bf16()}};
+#endif
 #else
     const Feature features[] = {{"of this kind of processor", 0, 0}};
 #endif

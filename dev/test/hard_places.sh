@@ -95,7 +95,7 @@ two_exports() {
 }
 
 two_timelines() {
-    "${train[@]}" --steps 400 --trace t.json >slow 2>&1 &
+    "${train[@]}" --steps 3000 --trace t.json >slow 2>&1 &
     local slow=$!
     sleep 0.3
     echo mine >t.json
@@ -314,9 +314,31 @@ without_proc() {
         '[ "$code" = 0 ]' '! grep -q "^failure" said' 'has_steps run 300'
 }
 
+# The environment and the name of a run that was started with the given variables.
+started_with() {
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME "$@" "${train[@]}" --steps 3000 >said 2>&1 &
+    local run=$!
+    sleep 0.3
+    settings=$(tr '\0' '\n' <"/proc/$run/environ" | grep -E '^(OMP_WAIT_POLICY|GOMP_SPINCOUNT|KMP_BLOCKTIME)=')
+    process_name=$(<"/proc/$run/comm")
+    kill $run
+    wait $run 2>/dev/null
+}
+
+spinning() {
+    local settings process_name
+    started_with
+    judge "threads that wait sleep soon, without a setting of the user's" "$process_name, $settings" \
+        'grep -q GOMP_SPINCOUNT= <<<"$settings"' '[ "$process_name" = train_llama3 ]'
+    started_with GOMP_SPINCOUNT=7
+    judge "the user's setting of GOMP_SPINCOUNT is left alone" "$settings" '[ "$settings" = GOMP_SPINCOUNT=7 ]'
+    started_with OMP_WAIT_POLICY=active
+    judge "the user's OMP_WAIT_POLICY is left alone" "$settings" '[ "$settings" = OMP_WAIT_POLICY=active ]'
+}
+
 prepare
 all="two_exports two_timelines tokenizer_vanishes weak_file_systems unreadable_checkpoint odd_names failed_start
-    signals containers limited_threads without_proc"
+    signals containers limited_threads without_proc spinning"
 for scenario in ${ONLY:-$all}; do
     "$scenario"
 done

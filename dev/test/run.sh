@@ -3,7 +3,7 @@
 #   run.sh          make test: seven to ten minutes on two cores; each row of the requirements has a check in it
 #   run.sh all      make test-all: every test of the program as it is built here
 #   run.sh measure  make measure: a million executions of each fuzz target, and the unit tests in builds for other
-#                   processors, without libraries, and with sanitizers
+#                   processors (Arm in an emulator), without libraries, and with sanitizers
 # `all` and `measure` write the result of each suite into its row of dev/results/test-all.md as soon as it ends.
 # ONLY=REGEX runs the suites whose names match. RESUME=1 leaves out those that have passed at this commit.
 set -uo pipefail
@@ -186,19 +186,27 @@ run_all() {
     suite "every mesh, fp32" $test mesh-all
     suite "pipelines' bits, and what surrounds the steps, on more meshes, fp32" $test mesh-bits-all mesh-use-all
     suite "every layout of every strategy and option, fp32" $test layouts-all
+    variant "only POSIX calls, fp32" posix-fp32 CFLAGS="-O3 -DONLY_POSIX" PRECISION=fp32 TESTS=short
+    if command -v clang >/dev/null; then
+        for precision in fp32 bf16; do
+            variant "clang, $precision" clang-$precision CC=clang CI=1 PRECISION=$precision TESTS=short
+        done
+    fi
+    suite "builds without root" dev/test/without_root.sh
 }
 
-# ---------------------------------------------------------------- make measure
+# ---------------------------------------------------------------- other builds
+emulator=() # the command that runs programs of another processor
 # variant NAME FOLDER MAKE-ARGUMENT… [TESTS=GROUP…]: unit tests built in another way
 variant() {
-    local name="unit tests, $1" build=build/test-$2 tests='' fixed_addresses=''
+    local name="unit tests, $1" build=build/test-$2 tests='' started_by=("${emulator[@]}")
     wanted "$name" || return 0
     case ${!#} in TESTS=*) tests=${!#} ;; esac
     shift 2
     # The thread sanitizer finds no room for its shadow memory beside random addresses.
-    if command -v setarch >/dev/null; then fixed_addresses="setarch -R"; fi
+    if [[ $build = *tsan* ]] && command -v setarch >/dev/null; then started_by=(setarch -R); fi
     built "$name" make -s BUILD="$build" "$@" "$build/test_llama3" || return 0
-    suite "$name" $fixed_addresses "$build/test_llama3" ${tests#TESTS=}
+    suite "$name" "${started_by[@]}" "$build/test_llama3" ${tests#TESTS=}
 }
 
 # cuda_variant NAME FOLDER PRECISION CFLAGS: unit tests of the kernels in the emulator, built in another way
@@ -207,6 +215,23 @@ cuda_variant() {
     wanted "$name" || return 0
     built "$name" make -s CPU_CUDA_BUILD="build/test-$2" PRECISION="$3" CFLAGS="$4" "$program" || return 0
     suite "$name" "$program" kernels pytorch faults replicas
+}
+
+# On Arm, in an emulator. The groups left out need another program of this processor, or hours.
+run_on_arm() {
+    local libraries=$PWD/build/libraries-arm64
+    local arm=(CC=aarch64-linux-gnu-gcc HAVE_ONEDNN= HAVE_MPI= DEPS="$libraries")
+    local groups="kernels tokenizer family data safetensors pytorch documents ranks layouts mesh mesh-bits bits adapters"
+    if ! command -v qemu-aarch64 aarch64-linux-gnu-gcc >/dev/null; then
+        echo "neither qemu-aarch64 nor aarch64-linux-gnu-gcc are here: the tests on Arm are left out"
+        return
+    fi
+    built "unit tests, Arm" dev/fetch_libraries.sh "$libraries" arm64 || return 0
+    emulator=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+    variant "Arm (NEON), fp32" arm-fp32 "${arm[@]}" ARCH=armv8-a PRECISION=fp32 TESTS="$groups checkpoints"
+    variant "Arm (NEON, BFMMLA), bf16" arm-bf16 "${arm[@]}" ARCH=armv8.6-a PRECISION=bf16 TESTS="$groups"
+    suite "the demo on Arm" dev/test/demo_in_emulator.sh "$libraries" "${emulator[@]}"
+    emulator=()
 }
 
 run_measure() {
@@ -222,6 +247,7 @@ run_measure() {
         cuda_variant "races in shared memory" "cuda-races-$precision" $precision "$threads"
     done
     variant "no vector extensions, fp32" sse-fp32 ARCH=x86-64 PRECISION=fp32
+    run_on_arm
     # The sanitizer cannot see into OpenMP's barriers, so ranks and workers are the only threads.
     export TSAN_OPTIONS=halt_on_error=1 OMP_THREAD_LIMIT=1
     variant "thread sanitizer, 2 to 4 ranks over threads, 1 to 64 loader workers, fp32" tsan-fp32 HAVE_ONEDNN= \

@@ -19,6 +19,7 @@ enum {
     FORWARD_KEYS = 256,  // keys between two steps of the online softmax
     BACKWARD_ROWS = 128, // rows and keys of a tile of scores in backward
     BACKWARD_KEYS = 128,
+    SCORED_KEYS = (int)MR > (int)VL ? MR : VL,                // a strip's scores are for a multiple of so many keys
     BACKWARD_STRIPS = BACKWARD_ROWS / (int)MR,                // a strip is MR rows, the register tile of a matmul
     STRIP_SCORES = BACKWARD_KEYS * (int)MR,                   // 32-bit words of a strip's scores
     TILE_SCORES = BACKWARD_KEYS * BACKWARD_ROWS / (int)PAIR,  // and of a tile's, when PAIR operands share a word
@@ -104,6 +105,8 @@ static size_t attention_layout(Attention *a, const AttentionShape *s, int thread
     return (size_t)floats * sizeof(float) + (size_t)(backward * a->resident * a->blocks) * sizeof(int);
 }
 
+static_assert(NR % SCORED_KEYS == 0, "keys are padded to a multiple of NR only");
+
 static size_t cpu_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
     Attention a;
     return attention_layout(&a, s, dev->threads, backward, NULL);
@@ -131,7 +134,7 @@ static inline int64_t resident_key(const Attention *a, int64_t group, int64_t ke
 /* VL words of a row of which n elements are left: bf16 as they are in memory, or floats. */
 static inline vfloat operand_load(const floatX *in, int64_t n) {
 #ifdef HAVE_PAIRS
-    return (vfloat)_mm512_maskz_loadu_epi16(n >= 2 * VL ? ~0u : (1u << n) - 1, in);
+    return (vfloat)load_words(in, n);
 #else
     return load_x(in, n);
 #endif
@@ -400,7 +403,7 @@ static void backward_item_load(const Attention *a, BackwardItem *it, const float
     }
 }
 
-/* S and dP of the strip that begins with row r, for n keys from k0 on (n a multiple of VL); then P = exp(S - lse) and
+/* S and dP of the strip that begins with row r, for n keys from k0 on (n a multiple of SCORED_KEYS); then P = exp(S - lse) and
  * dS = P (dP - D), multiplied by 1 / sqrt(HD) here, once for both dQ and dK. */
 static void backward_scores(const Attention *a, BackwardItem *it, int64_t r, int64_t k0, int64_t n) {
     int64_t panels = resident_key(a, it->group, k0) * a->depth;
@@ -456,7 +459,7 @@ static void attention_backward_item(const Attention *a, BackwardItem *it, floatX
         int visible = k0 + keys > begin; // not a block of another document
         for (int64_t r = 0; r < it->padded && visible; r += MR) {
             int64_t strip_end = visible_keys(a, it->first_row + min_i64(r + MR, it->rows) - 1);
-            int64_t n = round_up(max_i64(0, min_i64(keys, strip_end - k0)), VL);
+            int64_t n = round_up(max_i64(0, min_i64(keys, strip_end - k0)), SCORED_KEYS);
             computed[r / MR] = n;
             backward_scores(a, it, r, k0, n);
             tile_matmul(it->dq + r * ld, ld, it->dp, BACKWARD_KEYS, 1, a->kv + base / PAIR * ld, ld, 1, a->width,

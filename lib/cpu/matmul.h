@@ -9,6 +9,9 @@
 #include "../device.h"     // defines: Device, run_failure, checked_malloc
 #include "../ops_common.h" // defines: Matmul
 #include "vectors.h"       // defines: vfloat, load_x, store_x, MR, NR
+#ifdef HAVE_BFMMLA
+#include "matmul_arm.h" // defines: Packed, pack_panel, packed_tile
+#endif
 #include <omp.h>
 #include <pthread.h>
 #ifdef HAVE_ONEDNN
@@ -70,9 +73,12 @@ static inline __attribute__((always_inline)) void tile_matmul(float *c, int64_t 
 // ---------------------------------------------------------------------------
 // the plain matmul
 
+#ifndef HAVE_BFMMLA
+typedef float Packed; // what panels hold
+
 /* panel (depth, width) = `count` vectors of `depth` floatX, converted to fp32; zeros for vectors beyond count. Vector j
  * begins at in + j * row, its elements are col apart. */
-static void pack_panel(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count,
+static void pack_panel(Packed *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count,
                        int64_t depth) {
     count = min_i64(count, width);
     if (count < width) memset(panel, 0, (size_t)(width * depth) * sizeof(float));
@@ -85,11 +91,19 @@ static void pack_panel(float *panel, int64_t width, const floatX *in, int64_t ro
     }
 }
 
+/* c (MR, NR) = or += a (MR, depth) b (depth, NR), both packed. */
+static inline void packed_tile(float *c, int64_t c_row, const Packed *a, const Packed *b, int64_t depth,
+                               int accumulate) {
+    tile_matmul(c, c_row, a, 1, MR, b, NR, 1, NR, depth, accumulate, 1);
+}
+#endif
+
 /* The block of C that begins at (i0, j0). A and B are packed for PLAIN_DEPTH steps of the sums at a time, so that the
  * inner loop reads both in order and from the cache. */
 static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const floatX *b, int64_t i0, int64_t j0,
                                float *pack) {
-    float *as = pack, *bs = as + PLAIN_ROWS * PLAIN_DEPTH, *cs = bs + PLAIN_COLS * PLAIN_DEPTH;
+    float *cs = pack;
+    Packed *as = (Packed *)(void *)(cs + PLAIN_ROWS * PLAIN_COLS), *bs = as + PLAIN_ROWS * PLAIN_DEPTH;
     int64_t rows = min_i64(PLAIN_ROWS, p->M - i0), cols = min_i64(PLAIN_COLS, p->N - j0);
     for (int64_t k0 = 0; k0 < p->K; k0 += PLAIN_DEPTH) {
         int64_t depth = min_i64(PLAIN_DEPTH, p->K - k0);
@@ -101,8 +115,8 @@ static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const 
                        depth);
         for (int64_t j = 0; j < cols; j += NR)
             for (int64_t i = 0; i < rows; i += MR)
-                tile_matmul(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR,
-                            1, NR, depth, k0 > 0, 1);
+                packed_tile(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, bs + j * PLAIN_DEPTH, depth,
+                            k0 > 0);
     }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j += VL) {

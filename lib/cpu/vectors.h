@@ -11,6 +11,8 @@
 #include <string.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #ifdef __NVCC__
 #pragma nv_diag_suppress 1675 // nvcc passes "GCC unroll" to the host compiler, with a remark
@@ -43,7 +45,12 @@ enum { VL = 8, MR = 4 }; // 16 registers
     (vhalf) _mm256_castsi256_si128(                                                                                    \
         _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)(u), (__m256i)(u)), 0x08))
 #else
+#ifdef __aarch64__
+#define NEON 1
+enum { VL = 4, MR = 8 }; // 32 registers
+#else
 enum { VL = 4, MR = 4 };
+#endif
 #define LANE_NUMBERS                                                                                                   \
     { 0, 1, 2, 3 }
 #define WIDEN(h) __builtin_convertvector(h, vuint)
@@ -80,9 +87,15 @@ static inline vfloat vrounded(vfloat x) {
     return x;
 }
 #else
+#ifdef NEON
+static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return vfmaq_f32(c, a, b); }
+static inline vfloat vsqrt(vfloat a) { return vsqrtq_f32(a); }
+static inline vfloat vrounded(vfloat x) {
+    __asm__("" : "+w"(x));
+    return x;
+}
+#else
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return a * b + c; }
-static inline vfloat vmax(vfloat a, vfloat b) { return vselect(a > b, a, b); }
-static inline vfloat vmin(vfloat a, vfloat b) { return vselect(a < b, a, b); }
 static inline vfloat vsqrt(vfloat a) {
     for (int i = 0; i < VL; i++) a[i] = sqrtf(a[i]);
     return a;
@@ -92,13 +105,23 @@ static inline vfloat vrounded(vfloat x) {
     return x;
 }
 #endif
+static inline vfloat vmax(vfloat a, vfloat b) { return vselect(a > b, a, b); }
+static inline vfloat vmin(vfloat a, vfloat b) { return vselect(a < b, a, b); }
+#endif
 
-/* PAIR: how many operands a 32-bit lane of a matmul holds. With AVX512_BF16 it is 2 in bf16: one instruction multiplies
- * both and adds them to c. Otherwise a lane is one float. */
+/* PAIR: how many operands a 32-bit lane of a matmul holds. With AVX512_BF16 or Arm's BF16 it is 2 in bf16: one
+ * instruction multiplies both and adds them to c. Otherwise a lane is one float. */
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
 #define HAVE_PAIRS 1
 enum { PAIR = 2 };
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+#elif defined(PRECISION_BF16) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAVE_PAIRS 1
+#define HAVE_BFMMLA 1
+enum { PAIR = 2 };
+static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) {
+    return vbfdotq_f32(c, (bfloat16x8_t)a, (bfloat16x8_t)b);
+}
 #else
 enum { PAIR = 1 };
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return a * b + c; }
@@ -208,6 +231,17 @@ static inline vuint load_bits(const bf16 *p, int64_t n) {
     else h = load_tail_half(p, n);
     return WIDEN(h);
 }
+/* 2 VL bf16, two in each 32-bit lane. */
+static inline vuint load_words(const bf16 *p, int64_t n) {
+#ifdef AVX512
+    return (vuint)_mm512_maskz_loadu_epi16(n >= 2 * VL ? ~0u : (1u << n) - 1, p);
+#else
+    vuint words;
+    if (n < 2 * VL) return load_tail_bits(p, n);
+    memcpy(&words, p, sizeof words);
+    return words;
+#endif
+}
 static inline vfloat load_bf16(const bf16 *p, int64_t n) { return (vfloat)(load_bits(p, n) << 16); }
 
 /* Rounds to the nearest bf16, ties to even, as float_to_bf16 does. The AVX512_BF16 instruction differs in one point: it
@@ -215,6 +249,8 @@ static inline vfloat load_bf16(const bf16 *p, int64_t n) { return (vfloat)(load_
 static inline vhalf vround(vfloat x) {
 #ifdef __AVX512BF16__
     return (vhalf)_mm512_cvtneps_pbh(x);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return (vhalf)vcvt_bf16_f32(x);
 #else
     vuint u = (vuint)x, rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
     vuint nan = (vuint)((vint)(u & 0x7FFFFFFFu) > 0x7F800000);
