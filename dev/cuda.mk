@@ -9,7 +9,8 @@ CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) 
 CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
               -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno \
               $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
-CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lz -lm $(addprefix -Xlinker ,$(subst -Wl$(comma),,$(subst rpath$(comma),rpath=,$(DEPS_LINK))))
+CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lz -lm \
+              $(addprefix -Xlinker ,$(subst -Wl$(comma),,$(subst rpath$(comma),rpath=,$(DEPS_LINK))))
 # Several GPUs need NCCL, and several hosts MPI to start on them. Tests of the CUDA build need neither.
 NCCL_PLACES := $(dir $(NVCC))../include /usr/include /usr/local/include $(NCCL_HOME)/include
 HAVE_NCCL   := $(if $(NVCC),$(if $(wildcard $(NCCL_PLACES:=/nccl.h)),1))

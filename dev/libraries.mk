@@ -15,7 +15,8 @@ export CPLUS_INCLUDE_PATH := $(call colons,$(DEPS_INCLUDE) $(CPLUS_INCLUDE_PATH)
 export LIBRARY_PATH       := $(call colons,$(DEPS_LIB) $(LIBRARY_PATH))
 export LD_RUN_PATH        := $(call colons,$(DEPS_LIB) $(LD_RUN_PATH))
 # Programs look there at run time. With the old tag, the libraries' own libraries are looked for there, too.
-DEPS_LINK := $(DEPS_LIB:%=-L%) $(DEPS_LIB:%=-Wl,-rpath,%) $(if $(filter Linux,$(shell uname)),-Wl$(comma)--disable-new-dtags)
+DEPS_LINK := $(DEPS_LIB:%=-L%) $(DEPS_LIB:%=-Wl,-rpath,%) \
+             $(if $(filter Linux,$(shell uname)),-Wl$(comma)--disable-new-dtags)
 endif
 has_header = $(shell C_INCLUDE_PATH=$(C_INCLUDE_PATH) \
     $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)

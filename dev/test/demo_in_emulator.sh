@@ -40,7 +40,8 @@ done
 if [ "$(losses run-1 40)" = "$(losses run-2 40)" ] && [ "$(losses run-1 40 | wc -l)" = 40 ] &&
     cmp model-1/model.safetensors model-2/model.safetensors; then
     pass "2 ranks have one rank's losses and weights" "$(losses run-2 40 | tail -n 1)"
-else fail "2 ranks have one rank's losses and weights" "$(losses run-1 40 | tail -n 1) $(losses run-2 40 | tail -n 1)"; fi
+else fail "2 ranks have one rank's losses and weights" "$(losses run-1 40 | tail -n 1) $(losses run-2 40 | tail -n 1)"
+fi
 first=$(losses run-1 1) last=$(losses run-1 40 | tail -n 1)
 if awk "BEGIN { exit !(${last#*:} < ${first#*:} - 1) }"; then pass "the loss falls" "$first $last"
 else fail "the loss falls" "$first $last"; fi

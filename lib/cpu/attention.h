@@ -105,7 +105,7 @@ static size_t attention_layout(Attention *a, const AttentionShape *s, int thread
     return (size_t)floats * sizeof(float) + (size_t)(backward * a->resident * a->blocks) * sizeof(int);
 }
 
-static_assert(NR % SCORED_KEYS == 0, "keys are padded to a multiple of NR only");
+static_assert((int)NR % (int)SCORED_KEYS == 0, "keys are padded to a multiple of NR only");
 
 static size_t cpu_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
     Attention a;
@@ -403,8 +403,8 @@ static void backward_item_load(const Attention *a, BackwardItem *it, const float
     }
 }
 
-/* S and dP of the strip that begins with row r, for n keys from k0 on (n a multiple of SCORED_KEYS); then P = exp(S - lse) and
- * dS = P (dP - D), multiplied by 1 / sqrt(HD) here, once for both dQ and dK. */
+/* S and dP of the strip that begins with row r, for n keys from k0 on (a multiple of SCORED_KEYS); then
+ * P = exp(S - lse) and dS = P (dP - D), multiplied by 1 / sqrt(HD) here, once for both dQ and dK. */
 static void backward_scores(const Attention *a, BackwardItem *it, int64_t r, int64_t k0, int64_t n) {
     int64_t panels = resident_key(a, it->group, k0) * a->depth;
     tile_matmul(it->s, BACKWARD_KEYS, it->q + r * a->row, a->row, 1, a->kt + panels, NR, a->depth, n, a->depth, 0,

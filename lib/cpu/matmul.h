@@ -9,9 +9,7 @@
 #include "../device.h"     // defines: Device, run_failure, checked_malloc
 #include "../ops_common.h" // defines: Matmul
 #include "vectors.h"       // defines: vfloat, load_x, store_x, MR, NR
-#ifdef HAVE_BFMMLA
-#include "matmul_arm.h" // defines: Packed, pack_panel, packed_tile
-#endif
+#include "matmul_arm.h"    // defines with HAVE_BFMMLA: Packed, pack_panel, packed_tile
 #include <omp.h>
 #include <pthread.h>
 #ifdef HAVE_ONEDNN

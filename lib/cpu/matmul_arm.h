@@ -6,6 +6,7 @@
 #ifndef CPU_MATMUL_ARM_H
 #define CPU_MATMUL_ARM_H
 #include "vectors.h" // defines: MR, NR, bf16
+#ifdef HAVE_BFMMLA
 
 typedef bf16 Packed; // what panels hold
 
@@ -50,4 +51,5 @@ static inline void packed_tile(float *c, int64_t c_row, const Packed *a, const P
         for (int j = 0; j < B; j++) store_block(c + 2 * i * c_row + 2 * j, c_row, sum[i][j]);
 }
 
+#endif
 #endif
