@@ -80,8 +80,8 @@ fi
 {
     echo "# A step beside another program"
     echo
-    echo "\`dev/busy_cpu.sh\`: bench-8m, fp32, 2 threads, \`--seq 256 --batch 4\`; medians of $rounds runs whose settings"
-    echo "take turns. $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores;" \
+    echo "\`dev/busy_cpu.sh\`: bench-8m, fp32, 2 threads, \`--seq 256 --batch 4\`; medians of $rounds runs; the"
+    echo "settings take turns. $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores;" \
         "commit $(git -C "$top" describe --always --dirty)."
     echo
     echo "| threads that wait | quiet | relative to the library's | beside a busy core | times the quiet step |"
