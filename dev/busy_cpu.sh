@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# busy_cpu.sh [PYTHON]: a step of bench-8m in fp32 on two cores while the machine is quiet, while another program keeps
+# busy_cpu.sh [PYTHON]: a step of bench-8m in fp32 with two threads while the machine is quiet, while another program keeps
 # one core busy, and under a quota of one core (as root). Writes dev/results/busy-cpu.md. PYTHON has PyTorch, for its
 # factor. The settings take turns; figures are medians. Run it alone on a machine with two cores.
 set -euo pipefail
@@ -26,7 +26,7 @@ step() {
     rm -rf out
     env -u OMP_WAIT_POLICY -u OMP_NUM_THREADS "${variables[@]}" "$program" --model bench-8m --data text/train.tok \
         --seq 256 --batch 4 --steps 13 --save-every 0 --out out "$@" >said 2>&1 || { tail -n 1 said >&2; exit 1; }
-    grep -o '"seconds":[0-9.]*' out/metrics.jsonl | tail -n +4 | awk -F: '{ printf "%.1f\n", 1000 * $2 }' |
+    grep -oE '"seconds":[0-9.]+' out/metrics.jsonl | tail -n +4 | awk -F: '{ printf "%.1f\n", 1000 * $2 }' |
         median >>"$name"
 }
 
@@ -46,7 +46,7 @@ turns() { # WHEN
 # PyTorch's tokens per second on two threads
 pytorch() {
     "$python" "$top/dev/pytorch/bench.py" --models bench-8m --precision fp32 --only eager --threads 2 2>/dev/null |
-        grep eager | tail -n 1
+        awk -F'|' '/PyTorch eager, 1 rank/ { gsub(/[ ,]/, "", $5); print $5 }'
 }
 
 echo "quiet" >&2
@@ -97,7 +97,8 @@ fi
     done
     echo
     if [ -n "$python" ]; then
-        printf 'PyTorch, eager, 2 threads: quiet `%s`, beside a busy core `%s`.\n\n' "$torch_quiet" "$torch_busy"
+        printf 'PyTorch, eager, 2 threads: quiet %s tokens/s, beside a busy core %s: %s times the step.\n\n' \
+            "$torch_quiet" "$torch_busy" "$(awk "BEGIN { printf \"%.2f\", $torch_quiet / $torch_busy }")"
     fi
     echo "Under a quota of one core: $quota."
 } >"$top/dev/results/busy-cpu.md"
