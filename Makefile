@@ -29,7 +29,7 @@ include dev/libraries.mk
 # ---------------------------------------------------------------- how it is built
 # On x86, matmuls in bf16 are oneDNN's; on Arm they are the program's own.
 BF16_CPU  := $(shell grep -qwE -m1 'avx512_bf16|bf16' /proc/cpuinfo 2>/dev/null && echo 1)
-BF16_FAST := $(if $(BF16_CPU),$(or $(HAVE_ONEDNN),$(filter aarch64,$(shell uname -m))))
+BF16_FAST := $(if $(BF16_CPU),$(or $(HAVE_ONEDNN),$(filter aarch64,$(shell uname -m 2>/dev/null))))
 PRECISION ?= $(if $(BF16_FAST),bf16,fp32)
 ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
@@ -38,7 +38,8 @@ BUILD := build/cpu-$(PRECISION)
 # -ffp-contract=fast: a fused multiply-add wherever the source has a*b+c, the same in every loop
 # -fno-math-errno: sqrtf is one instruction
 # GCC 12 for Arm crashes where it vectorizes a maximum over doubles. Loops over floats are written in vectors anyway.
-NO_VECTORIZER := $(if $(filter aarch64%-12,$(shell $(CC) -dumpmachine)-$(shell $(CC) -dumpversion)),-fno-tree-vectorize)
+COMPILER      := $(shell $(CC) -dumpmachine 2>/dev/null)-$(shell $(CC) -dumpversion 2>/dev/null)
+NO_VECTORIZER := $(if $(filter aarch64%-12,$(COMPILER)),-fno-tree-vectorize)
 FLAGS := -std=c11 $(CFLAGS) $(NO_VECTORIZER) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -fopenmp -Wall -Wextra \
          $(if $(CI),-Werror) $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) \
          $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# busy_cpu.sh [PYTHON]: a step of bench-8m in fp32 with two threads while the machine is quiet, while another program keeps
-# one core busy, and under a quota of one core (as root). Writes dev/results/busy-cpu.md. PYTHON has PyTorch, for its
-# factor. The settings take turns; figures are medians. Run it alone on a machine with two cores.
+# busy_cpu.sh [PYTHON]: a step of bench-8m in fp32 with two threads while the machine is quiet, while another program
+# keeps one core busy, and under a quota of one core (as root). Writes dev/results/busy-cpu.md. PYTHON has PyTorch, for
+# its factor. The settings take turns; figures are medians. Run it alone on a machine with two cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 make --no-print-directory -s PRECISION=fp32 build/cpu-fp32/train_llama3

@@ -16,7 +16,7 @@ export LIBRARY_PATH       := $(call colons,$(DEPS_LIB) $(LIBRARY_PATH))
 export LD_RUN_PATH        := $(call colons,$(DEPS_LIB) $(LD_RUN_PATH))
 # Programs look there at run time. With the old tag, the libraries' own libraries are looked for there, too.
 DEPS_LINK := $(DEPS_LIB:%=-L%) $(DEPS_LIB:%=-Wl,-rpath,%) \
-             $(if $(filter Linux,$(shell uname)),-Wl$(comma)--disable-new-dtags)
+             $(if $(filter Linux,$(shell uname 2>/dev/null)),-Wl$(comma)--disable-new-dtags)
 endif
 has_header = $(shell C_INCLUDE_PATH=$(C_INCLUDE_PATH) \
     $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)
