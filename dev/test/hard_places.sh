@@ -75,10 +75,11 @@ two_exports() {
     rm -rf both both.part-* kept
     "${train[@]}" --steps 100000000 --export killed >said 2>&1 &
     local killed=$!
-    mkdir killed.part-0123456789abcdef killed.part-0123456789abcdee killed.part-mine
-    touch killed.part-0123456789abcdef/model.safetensors killed.part-0123456789abcdee/config.json
+    sleep 0.3
     kill -KILL $killed
     wait $killed 2>/dev/null
+    mkdir killed.part-0123456789abcdef killed.part-0123456789abcdee killed.part-mine
+    touch killed.part-0123456789abcdef/model.safetensors killed.part-0123456789abcdee/config.json
     "${train[@]}" --steps 2 --export killed >said 2>&1
     judge "an export removes what an interrupted one has left, and no complete model" "$(ls -d killed* | tr '\n' ' ')" \
         '[ -e killed/config.json ]' '! [ -e killed.part-0123456789abcdef ]' '[ -d killed.part-mine ]' \
