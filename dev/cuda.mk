@@ -1,5 +1,5 @@
 # cuda.mk: builds with CUDA, and with the emulator of dev/cuda_on_cpu. The Makefile includes it.
-NVCC  := $(firstword $(shell command -v nvcc /usr/local/cuda/bin/nvcc 2>/dev/null))
+NVCC  := $(call program,nvcc /usr/local/cuda/bin/nvcc)
 CUDA  ?= $(if $(NVCC),1)
 CUDA_PRECISION := $(if $(filter command line environment,$(origin PRECISION)),$(PRECISION),bf16)
 CUDA_BUILD := build/cuda-$(CUDA_PRECISION)

@@ -1,7 +1,7 @@
 /* system.h: what only Linux has, and what is done instead on other POSIX systems (macOS, the BSDs).
  *
- * Every other file uses calls that all these systems have, or the functions below. A build with -DONLY_POSIX works
- * without Linux's own calls on Linux, too: tests run it, and the C library then hides what no other system has.
+ * Every other file uses calls that all these systems have, or the functions below. -DONLY_POSIX builds the code for
+ * other systems on Linux, so that tests can run it; glibc then hides the functions that need _GNU_SOURCE.
  */
 #ifndef SYSTEM_H
 #define SYSTEM_H
@@ -30,8 +30,9 @@
 #include <sys/vfs.h>
 #endif
 
-// Flags that some systems lack. Without them the same is done, less well: writes go through the page cache, memory that
-// is reserved counts as used at once, and child processes inherit a socket.
+// Flags that some systems lack. Without O_DIRECT, writes go through the page cache; without MAP_NORESERVE, reserved
+// memory may count against the system's limit; without SOCK_CLOEXEC, child processes inherit a socket; without
+// MSG_NOSIGNAL, sending to a closed connection raises SIGPIPE.
 #if !defined(LINUX) && !defined(O_DIRECT)
 #define O_DIRECT 0
 #endif
@@ -79,7 +80,7 @@ static inline void core_set_add(CoreSet *set, const CoreSet *other) {
     for (size_t i = 0; i < sizeof *set; i++) set->bits[i] = (uint8_t)(set->bits[i] | other->bits[i]);
 }
 
-/* Lets other threads of this machine go first. Elsewhere, all threads of a process have the same priority. */
+/* Lets other threads of this machine go first. On other systems it does nothing: there, a priority is the process's. */
 static inline void lower_priority_of_thread(void) {
 #ifdef LINUX
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
@@ -98,7 +99,7 @@ static inline void use_huge_pages(void *memory, size_t bytes) {
 #endif
 }
 
-/* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. Only Linux can tell. */
+/* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. Elsewhere than on Linux, 0. */
 static inline int is_in_memory(const char *dir) {
 #ifdef LINUX
     const uint32_t tmpfs = 0x01021994u, ramfs = 0x858458F6u; // from the kernel's magic.h
@@ -110,14 +111,17 @@ static inline int is_in_memory(const char *dir) {
 #endif
 }
 
-/* Makes sure that bytes `from` to `from + bytes` of a file can be written through a mapping: a full disk is reported
- * here, and not as a SIGBUS later. Returns 0 or errno. Without Linux's call the part beyond the file's end is written
- * with zeros, and the part within it is not reserved. */
+/* Reserves bytes `from` to `from + bytes` of a file, which are written through a mapping: a full disk is reported here,
+ * and not as a SIGBUS later. Returns 0 or errno. Where the system or the file system cannot reserve, zeros are written
+ * beyond the file's end, and what lies before its end is not reserved. */
 static inline int reserve_file(int fd, int64_t from, int64_t bytes) {
 #ifdef LINUX
-    return posix_fallocate(fd, (off_t)from, (off_t)bytes);
-#else
-    static const char zeros[1 << 16];
+    int failed;
+    do failed = posix_fallocate(fd, (off_t)from, (off_t)bytes);
+    while (failed == EINTR);
+    if (failed != EOPNOTSUPP && failed != EINVAL) return failed; // musl says so where glibc writes instead
+#endif
+    static const char zeros[1 << 16] = {0};
     off_t at = lseek(fd, 0, SEEK_END);
     while (at >= 0 && at < from + bytes) {
         int64_t left = from + bytes - at, part = left < (int64_t)sizeof zeros ? left : (int64_t)sizeof zeros;
@@ -127,7 +131,6 @@ static inline int reserve_file(int fd, int64_t from, int64_t bytes) {
         at += wrote;
     }
     return at < 0 ? errno : 0;
-#endif
 }
 
 /* Takes disk space for a new file, where the system and the file system can. Returns 0 or errno. */
@@ -156,18 +159,19 @@ static inline void file_advance(int fd, int64_t at, int64_t bytes) {
 // ---------------------------------------------------------------------------
 // waiting until a moment
 
-/* The clock of the deadlines of cond_init_timed's variables. A change of the wall clock must not move a deadline, but
- * macOS has no other clock there. */
-#ifdef LINUX
-#define COND_CLOCK CLOCK_MONOTONIC
-#else
+/* The clock for deadlines that are passed to pthread_cond_timedwait, for a variable from cond_init_timed. It is
+ * monotonic, so that setting the wall clock does not move a deadline; macOS has only the wall clock for this. */
+#if defined(__APPLE__) || defined(ONLY_POSIX)
 #define COND_CLOCK CLOCK_REALTIME
+#else
+#define COND_CLOCK CLOCK_MONOTONIC
+#define COND_HAS_CLOCK
 #endif
 
 static inline void cond_init_timed(pthread_cond_t *changed) {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
-#ifdef LINUX
+#ifdef COND_HAS_CLOCK
     pthread_condattr_setclock(&attributes, COND_CLOCK);
 #endif
     pthread_cond_init(changed, &attributes);

@@ -67,7 +67,8 @@ static double free_memory(void) {
 
 static double free_shm(void) {
     struct statvfs shm;
-    return statvfs("/dev/shm", &shm) ? 0 : (double)shm.f_bavail * (double)shm.f_frsize;
+    if (statvfs("/dev/shm", &shm)) return errno == ENOENT ? INFINITY : 0; // not there: MPI needs no /dev/shm either
+    return (double)shm.f_bavail * (double)shm.f_frsize;
 }
 
 // ---------------------------------------------------------------------------

@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
-# demo_in_emulator.sh LIBRARIES EMULATOR…: what make demo does, on 1 and 2 ranks, by a program for 64-bit Arm that the
-# command EMULATOR runs. LIBRARIES is a directory that dev/fetch_libraries.sh made for arm64.
+# demo_in_emulator.sh LIBRARIES EMULATOR…: runs the steps of `make demo` on 1 and 2 ranks with a program for 64-bit Arm,
+# which the command EMULATOR executes. LIBRARIES is a directory that dev/fetch_libraries.sh made for arm64.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
+stop() {
+    fail "$@"
+    echo "$passed passed, $failed failed"
+    exit 1
+}
+[ $# -gt 1 ] || stop "demo_in_emulator.sh" "was given $# arguments; expected LIBRARIES EMULATOR…"
 libraries=$1 top=$PWD build=build/test-arm-fp32
 shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 make -s BUILD=$build CC=aarch64-linux-gnu-gcc HAVE_ONEDNN= HAVE_MPI= DEPS="$libraries" ARCH=armv8-a PRECISION=fp32 \
-    $build/train_llama3 || { fail "the program for Arm" "does not build"; exit 1; }
+    $build/train_llama3 || stop "the program for Arm" "does not build"
 program=("$@" "$top/$build/train_llama3")
 cd "$work" || exit
-"$top/dev/test/sample_text.sh" sample && VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample >said 2>&1 ||
-    { fail "the data" "$(tail -n 1 said)"; exit 1; }
+{ "$top/dev/test/sample_text.sh" sample && VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample; } >said 2>&1 ||
+    stop "the data" "$(tail -n 1 said)"
 
-mkdir model # the emulator is slow
+mkdir model # tiny, because the emulator is slow
 cat >model/config.json <<'END'
 {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
  "intermediate_size": 80, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
@@ -43,7 +49,9 @@ if [ "$(losses run-1 40)" = "$(losses run-2 40)" ] && [ "$(losses run-1 40 | wc 
 else fail "2 ranks have one rank's losses and weights" "$(losses run-1 40 | tail -n 1) $(losses run-2 40 | tail -n 1)"
 fi
 first=$(losses run-1 1) last=$(losses run-1 40 | tail -n 1)
-if awk "BEGIN { exit !(${last#*:} < ${first#*:} - 1) }"; then pass "the loss falls" "$first $last"
+number='^"loss":[0-9.]+$'
+if [[ $first =~ $number && $last =~ $number ]] && awk "BEGIN { exit !(${last#*:} < ${first#*:} - 1) }"; then
+    pass "the loss falls" "$first $last"
 else fail "the loss falls" "$first $last"; fi
 works "--eval" "${program[@]}" --model model-2 --eval text/val.tok --seq 32 --batch 4 --threads 1
 works "--generate" "${program[@]}" --model model-2 --generate "the" --max-tokens 20 --threads 1

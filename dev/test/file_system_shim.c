@@ -50,6 +50,12 @@ int fallocate(int fd, int mode, off_t from, off_t bytes) {
     return (int)syscall(SYS_fallocate, fd, mode, from, bytes);
 }
 
+/* as musl has it: glibc's would write zeros */
+int posix_fallocate(int fd, off_t from, off_t bytes) {
+    if (lacks("fallocate")) return EOPNOTSUPP;
+    return syscall(SYS_fallocate, fd, 0, from, bytes) ? errno : 0;
+}
+
 int open(const char *path, int flags, ...) {
     va_list arguments;
     va_start(arguments, flags);

@@ -149,6 +149,12 @@ weak_file_systems() {
     lacking symlink "^note: the file system of run has no symbolic links .*, so there is no run/latest"
     lacking dirsync "^note: the file system of .* cannot sync directories"
     lacking "fallocate direct hardlink whole" "." 0
+    rm -rf offloaded
+    WITHOUT=fallocate LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 30 --deterministic --offload optimizer \
+        --out offloaded >said 2>&1
+    code=$?
+    judge "--offload on a file system that cannot reserve space" "exit code $code: $(tail -n 1 said)" '[ $code = 0 ]' \
+        'same offloaded/step-00000030/model.safetensors plain/step-00000030/model.safetensors'
     WITHOUT=symlink LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 35 --deterministic --out run --resume auto \
         >said 2>&1
     judge "--resume auto finds the newest checkpoint without the link" "$(grep ^resumed said)" \
@@ -315,7 +321,7 @@ without_proc() {
         '[ "$code" = 0 ]' '! grep -q "^failure" said' 'has_steps run 300'
 }
 
-# The environment and the name of a run that was started with the given variables.
+# started_with VARIABLE=VALUE…: the environment and the name of a run that was started with these variables
 started_with() {
     env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME "$@" "${train[@]}" --steps 3000 >said 2>&1 &
     local run=$!
@@ -327,7 +333,7 @@ started_with() {
 }
 
 spinning() {
-    local settings process_name
+    local settings process_name loader
     started_with
     judge "threads that wait sleep soon, without a setting of the user's" "$process_name, $settings" \
         'grep -q GOMP_SPINCOUNT= <<<"$settings"' '[ "$process_name" = train_llama3 ]'
@@ -335,6 +341,13 @@ spinning() {
     judge "the user's setting of GOMP_SPINCOUNT is left alone" "$settings" '[ "$settings" = GOMP_SPINCOUNT=7 ]'
     started_with OMP_WAIT_POLICY=active
     judge "the user's OMP_WAIT_POLICY is left alone" "$settings" '[ "$settings" = OMP_WAIT_POLICY=active ]'
+    rm -rf run
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT "${train[@]}" --steps 3 --out run --after-save env >said 2>&1
+    judge "commands of --after-save do not inherit the limit" "$(tail -n 1 said)" '[ -s run/after-save.log ]' \
+        '! grep -qE "SPINCOUNT|STARTED_AGAIN" run/after-save.log'
+    loader=$(ldd "$program" | sed -nE 's/^[[:space:]]*(\/[^ ]*\/ld-[^ ]*).*/\1/p')
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT "$loader" "$program" --version >said 2>&1
+    judge "the dynamic loader can start the program" "$loader: $(head -n 1 said)" 'grep -q "^train_llama3, commit" said'
 }
 
 prepare

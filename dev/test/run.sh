@@ -227,11 +227,14 @@ run_on_arm() {
         return
     fi
     built "unit tests, Arm" dev/fetch_libraries.sh "$libraries" arm64 || return 0
-    emulator=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+    # a variable, and no option of the emulator: programs that the program starts need it, too
+    export QEMU_LD_PREFIX=/usr/aarch64-linux-gnu
+    emulator=(qemu-aarch64)
     variant "Arm (NEON), fp32" arm-fp32 "${arm[@]}" ARCH=armv8-a PRECISION=fp32 TESTS="$groups"
     variant "Arm (NEON, BFMMLA), bf16" arm-bf16 "${arm[@]}" ARCH=armv8.6-a PRECISION=bf16 TESTS="$groups"
     suite "the demo on Arm" dev/test/demo_in_emulator.sh "$libraries" "${emulator[@]}"
     emulator=()
+    unset QEMU_LD_PREFIX
 }
 
 run_measure() {
@@ -248,6 +251,7 @@ run_measure() {
     done
     variant "no vector extensions, fp32" sse-fp32 ARCH=x86-64 PRECISION=fp32
     run_on_arm
+    if dev/test/other_systems.sh --possible; then suite "musl, macOS and the BSDs" dev/test/other_systems.sh; fi
     # The sanitizer cannot see into OpenMP's barriers, so ranks and workers are the only threads.
     export TSAN_OPTIONS=halt_on_error=1 OMP_THREAD_LIMIT=1
     variant "thread sanitizer, 2 to 4 ranks over threads, 1 to 64 loader workers, fp32" tsan-fp32 HAVE_ONEDNN= \

@@ -108,6 +108,9 @@ alone() {
             if ! "${CC:-cc}" -x c -std=c11 $flags $installed "$2" 2>"$2.said"; then
                 echo "$file:1: alone: not as C11: $(grep -a -m1 error "$2.said")"
                 return
+            fi
+            if grep -q LINUX "$file" && ! "${CXX:-c++}" -x c++ -std=c++20 $flags -DONLY_POSIX "$2" 2>"$2.said"; then
+                echo "$file:1: alone: not as C++20 without Linux's calls: $(grep -a -m1 error "$2.said")"
             fi ;;
     esac
     if ! "${CXX:-c++}" -x c++ -std=c++20 $flags $installed "$2" 2>"$2.said"; then

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# without_root.sh [--possible]: builds and runs the program as an ordinary user, on a machine without the libraries. It
-# is started by root, to hide this machine's libraries in a mount namespace of its own, and fetches packages. With
-# --possible it only says whether it can run here.
+# without_root.sh [--possible]: builds and runs the program as an ordinary user, on a machine without the libraries.
+# Root must start it: it hides this machine's libraries in a mount namespace. It downloads packages. With --possible it
+# only says whether it can run here.
 set -uo pipefail
+script=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
-if [ "$(id -u)" != 0 ] || ! command -v dpkg >/dev/null; then
-    echo "left out: hiding this machine's libraries needs root, and Debian's or Ubuntu's packages"
+if [ "$(id -u)" != 0 ] || ! command -v dpkg >/dev/null || ! unshare --mount mount -t tmpfs none /mnt 2>/dev/null; then
+    echo "left out: hiding this machine's libraries needs root, the right to mount, and Debian's or Ubuntu's packages"
     exit 1
 fi
 if [ "${1:-}" = --possible ]; then exit; fi
-if [ -z "${HIDDEN:-}" ]; then HIDDEN=1 exec unshare --mount "$0"; fi
+if [ "${1:-}" != --in-namespace ]; then exec unshare --mount "$script" --in-namespace; fi
 work=$(mktemp -d)
 trap 'umount -R -l "$work" 2>/dev/null; rm -rf "$work"' EXIT
 mount -t tmpfs none "$work" && chmod 755 "$work"
 
-# The headers, and the libraries that no other program of this machine needs.
+# Hides the headers, and the shared libraries that only this program uses.
 hide() {
     mkdir "$work/upper" "$work/work"
     mount -t overlay none -o "lowerdir=/usr,upperdir=$work/upper,workdir=$work/work" /usr || return
@@ -25,10 +26,10 @@ hide() {
     ! [ -e /usr/include/zlib.h ]
 }
 
-# as_user COMMAND…: as an ordinary user, in a clone of this tree
+# as_user COMMAND…: as an ordinary user without a terminal, in an unpacked archive of HEAD
 as_user() {
     (cd "$work/tree" && env -i PATH="$PATH" HOME="$work" LC_ALL=C OMPI_MCA_rmaps_base_oversubscribe=1 CUDA= \
-        setpriv --reuid 65534 --regid 65534 --clear-groups "$@")
+        setsid setpriv --reuid 65534 --regid 65534 --clear-groups "$@")
 }
 
 # refuses NAME TEXT COMMAND…: the command fails, and says TEXT
@@ -59,9 +60,12 @@ refuses "make deps without root says it too" "without root|Without root" make de
 refuses "DEPS that names no libraries is an error" "DEPS=.*expected a directory" make DEPS=/nowhere
 works "fetch_libraries.sh" dev/fetch_libraries.sh "$work/libraries"
 works "make DEPS=DIR" make DEPS="$work/libraries" train_llama3 plan_llama3
-elsewhere=$(as_user ldd ./train_llama3 | grep -E 'cjson|pcre2|libz|dnnl|OpenCL' | grep -v "$work/libraries")
-if [ -z "$elsewhere" ]; then pass "the program finds them there" "$(as_user ldd ./train_llama3 | grep cjson)"
-else fail "the program finds them there" "$elsewhere"; fi
+found=$(as_user ldd ./train_llama3)
+for library in libcjson libpcre2 libz libdnnl libOpenCL; do
+    name="the program finds $library there"
+    if grep -qE "$library.* => $work/libraries/" <<<"$found"; then pass "$name" "$(grep $library <<<"$found")"
+    else fail "$name" "$(grep $library <<<"$found" || echo "it is not among the program's libraries")"; fi
+done
 works "make demo" env STEPS=20 VAL_EVERY=20 make DEPS="$work/libraries" demo
 echo
 echo "$passed passed, $failed failed"

@@ -310,7 +310,11 @@ static void cpu_ops_open(Device *dev, int say) {
     const char *why = "built without oneDNN";
 #endif
     dev->matmuls->plain = why != NULL;
+#ifdef HAVE_BFMMLA
+    (void)say; // on this processor, the program's own matmul is the one to use
+#else
     if (why && say) fprintf(stderr, "note: matmuls are plain C, several times slower: %s\n", why);
+#endif
 }
 
 static void cpu_ops_close(Device *dev) {
