@@ -1,7 +1,9 @@
 /* test_llama3.cu: includes the program and checks it. Each check says the property in its name and prints the
  * measured figure next to the bound.
  *
- *   test_llama3 [GROUP…]              all groups, or the named ones, in this process (ranks as threads)
+ *   test_llama3 [GROUP…]              all groups, or the named ones, in this process (ranks as threads); kernels:NAME
+ *                                     is one test of the group kernels
+ *   test_llama3 list                  the names of the groups that this build runs, and of the tests of kernels
  *   test_llama3 short                 what `make test` runs: fewer layouts, and no group that another build covers
  *   mpirun -np N test_llama3 mpi      the groups that need processes
  *   mpirun -np 2 test_llama3 mpi waiting   of these, that the reported waiting is what MPI's profiling interface sees
@@ -454,8 +456,38 @@ static const struct {
               {"streams", test_streams, CUDA},
               {"orders", test_orders, CUDA}};
 
+static const char KERNEL_TEST[] = "kernels:";
+
+/* The test of kernels that an argument names, or NULL. */
+static const char *named_kernel_test(const char *argument) {
+    size_t length = strlen(KERNEL_TEST);
+    return strncmp(argument, KERNEL_TEST, length) ? NULL : argument + length;
+}
+
+static void list_groups(void) {
+    for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
+        if (groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD)) printf("%s\n", groups[g].name);
+    for (int i = 0; i < KERNEL_TESTS; i++) printf("%s%s\n", KERNEL_TEST, kernel_tests[i].name);
+}
+
+/* A name that is no group's must not end as a run that found nothing wrong. */
+static void check_names(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        const char *test = named_kernel_test(argv[i]);
+        int known = is_short;
+        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) known |= !strcmp(argv[i], groups[g].name);
+        for (int k = 0; k < KERNEL_TESTS && test; k++) known |= !strcmp(test, kernel_tests[k].name);
+        if (!known) user_error("%s is not a group of tests; `%s list` prints their names", argv[i], argv[0]);
+    }
+}
+
 /* Runs the groups that are named, or those of this build. */
 static void run_groups(int argc, char **argv) {
+    check_names(argc, argv);
+    for (int i = 1; i < argc; i++) {
+        const char *test = named_kernel_test(argv[i]);
+        if (test) run_kernel_tests(test);
+    }
     // dev/test/cuda.sh compares some layouts' bits, and so do "orders"
     int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short);
     for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
@@ -473,6 +505,10 @@ static void run_groups(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     is_short = argc == 2 && !strcmp(argv[1], "short");
+    if (argc == 2 && !strcmp(argv[1], "list")) {
+        list_groups();
+        return 0;
+    }
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
         LaunchInfo started = comm_start_process(&argc, &argv, 60, 60);

@@ -69,9 +69,18 @@ $(CPU_CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_B
 	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. -c $< -o $@.o
 	$(link_on_cpu)
 
+# NCCL with one rank; a program of its own, because the others must run where NCCL is not
+$(CUDA_BUILD)/nccl_check: dev/kernels/nccl_check.cu
+	@mkdir -p $(@D)
+	$(NVCC) -x cu -std=c++20 -O2 $(CUDA_CODE) $< -o $@ $(NCCL_HOME:%=-I%/include -L%/lib) -lnccl
+
+$(CPU_CUDA_BUILD)/nccl_check: dev/kernels/nccl_check.cu $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags
+	$(CXX) $(CPU_CUDA_FLAGS) -c $< -o $@.o
+	$(CXX) $@.o -o $@ -pthread
+
 cuda-programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%) $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
 cuda-on-cpu-programs: $(CUDA_PROGRAMS:%=$(CPU_CUDA_BUILD)/%) \
-                      $(if $(filter bf16,$(PRECISION)),$(CPU_CUDA_BUILD)/bench_gpu)
+                      $(if $(filter bf16,$(PRECISION)),$(addprefix $(CPU_CUDA_BUILD)/,bench_gpu nccl_check))
 cuda-on-cpu:
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 cuda-on-cpu-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 cuda-on-cpu-programs
@@ -82,9 +91,12 @@ GPU_HOST := CUDA=1 ARCH=x86-64-v3
 gpu-programs:
 	@$(MAKE) --no-print-directory -j$(JOBS) $(GPU_HOST) HAVE_MPI= HAVE_NCCL= PRECISION=bf16 cuda-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) $(GPU_HOST) HAVE_MPI= HAVE_NCCL= PRECISION=fp32 cuda-programs
+	@$(if $(HAVE_NCCL),$(MAKE) --no-print-directory $(GPU_HOST) PRECISION=bf16 build/cuda-bf16/nccl_check)
+	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3
+	@bash dev/gpu_check.sh --function loss_curve_on_cpu
 	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels $(GPU_HOST) CUDA_ARCH=sm_90 cuda-pages
 	@mkdir -p build/lib
-	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2|libz/ {print $$3}' | \
+	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2|libz|libgomp/ {print $$3}' | \
 	    xargs -I{} install -m 644 {} build/lib/
 	@git rev-parse --short HEAD > build/commit
 

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# gpu_check.sh: checks and measures what only an NVIDIA GPU can show. It runs in stages, each with its own time limit,
-# and writes the results to disk after each stage.
+# gpu_check.sh: checks and measures what only an NVIDIA GPU can show. Its stages are grouped in calls of at most ten
+# minutes; it writes the results to disk after each stage.
 #
 #   make gpu-programs              builds everything that it runs; if on another machine, copy build/ here
-#   dev/gpu_check.sh               all stages: build machine kernels tests ranks roofline attention sanitizer training
-#                                  training-8b pages
-#   STAGES="kernels ranks" dev/gpu_check.sh
+#   dev/gpu_check.sh CALL…         correctness  machine nccl kernels tests ranks curve
+#                                  speed        roofline attention profiler pages
+#                                  training     a step of Llama-3.2-1B beside PyTorch's
+#                                  sanitizers   compute-sanitizer on the kernels; variants of the step
+#                                  training-8b  the shape of Llama-3-8B
+#                                  without a CALL: all of them, and before them the stage build
+#   STAGES="kernels ranks" dev/gpu_check.sh    these stages alone
 #   OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md;
 #                    earlier results of other stages are kept
 #   LIMIT=seconds    for the whole call (540): a stage gets at most what is left
@@ -14,7 +18,29 @@
 #   DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, but figures mean nothing
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-stages=${STAGES:-build machine kernels tests ranks roofline attention sanitizer training training-8b pages}
+die() { echo "error: $*" >&2; exit 1; }
+all_stages="build machine nccl kernels tests ranks curve roofline attention profiler sanitizer variants training
+    training-8b pages"
+stages=
+own_function= # `stage` calls this script again to run a function under its time limit
+if [ "${1:-}" = --function ]; then
+    own_function=$2
+    shift 2
+else
+    for call; do
+        case $call in
+            correctness) stages+=" machine nccl kernels tests ranks curve" ;;
+            speed) stages+=" roofline attention profiler pages" ;;
+            training | training-8b) stages+=" $call" ;;
+            sanitizers) stages+=" sanitizer variants" ;;
+            *) die "$call: expected correctness, speed, training, sanitizers or training-8b" ;;
+        esac
+    done
+fi
+stages=${STAGES:-${stages:-$all_stages}}
+for name in $stages; do
+    [[ " ${all_stages//$'\n'/ } " == *" $name "* ]] || die "there is no stage $name; these are there:" $all_stages
+done
 out=$(realpath -m "${OUT:-dev/results}") whole=${LIMIT:-540} python=${PYTHON:-python3} dry=${DRY:+1} failed=0
 on=${dry:+-on-cpu} # build/cuda-bf16 or build/cuda-on-cpu-bf16
 bench=build/cuda$on-bf16/bench_gpu
@@ -43,16 +69,37 @@ quoted() {
 }
 wanted() { [[ " $stages " == *" $1 "* ]]; }
 
-# sampled once a second during a stage: minimum, maximum and median MHz of the multiprocessors, median W, maximum °C
 middle() { sort -n | awk '{x[NR] = $1} END {print x[int((NR + 1) / 2)]}'; }
+
+# Sampled once a second during a stage: minimum, maximum and median MHz of the multiprocessors, median W, maximum °C,
+# and in how many of the samples the driver held the clock down, for which reasons.
 clocks() {
-    local mhz watt hot
+    local mhz watt hot slow
     [ -s "$work/clocks" ] || return
     tr -d ' ' <"$work/clocks" >"$work/samples"
     mhz=$(cut -d, -f1 "$work/samples" | sort -n)
     watt=$(cut -d, -f2 "$work/samples" | middle)
     hot=$(cut -d, -f3 "$work/samples" | sort -n | tail -n 1)
-    echo "$(head -n 1 <<<"$mhz") to $(tail -n 1 <<<"$mhz") MHz, median $(middle <<<"$mhz"), $watt W, $hot °C"
+    slow=$(cut -d, -f4 "$work/samples" | throttled)
+    echo "$(head -n 1 <<<"$mhz") to $(tail -n 1 <<<"$mhz") MHz, median $(middle <<<"$mhz"), $watt W, $hot °C, $slow"
+}
+
+# Bit masks of reasons, one per line, as NVML's nvmlClocksEventReasons has them, in words.
+throttled() {
+    local mask bit samples=0 slow=0 names=() reasons=
+    declare -A seen=()
+    names[4]="power limit" names[8]="hardware slowdown" names[32]="temperature, by software"
+    names[64]="temperature, by hardware" names[128]="power brake"
+    while read -r mask; do
+        [[ $mask =~ ^0x[0-9a-fA-F]+$ ]] || continue
+        samples=$((samples + 1))
+        ((mask & 236)) && slow=$((slow + 1))
+        for bit in "${!names[@]}"; do ((mask & bit)) && seen[$bit]=1; done
+    done
+    for bit in "${!names[@]}"; do [ -z "${seen[$bit]:-}" ] || reasons+="${reasons:+; }${names[bit]}"; done
+    if [ $samples = 0 ]; then echo "throttling unknown"
+    elif [ $slow = 0 ]; then echo "not throttled"
+    else echo "throttled in $slow of $samples samples ($reasons)"; fi
 }
 
 # json_row NAME RESULT CODE SECONDS CLOCKS: a stage's entry of the JSON, from its log in $log
@@ -114,7 +161,7 @@ stage() {
     if [ "$limit" -lt 5 ]; then echo "left out: $left s are left"; return 0; fi
     : >"$work/clocks"
     if command -v nvidia-smi >/dev/null; then
-        nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader,nounits -l 1 \
+        nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu,$reasons --format=csv,noheader,nounits -l 1 \
             >"$work/clocks" 2>/dev/null &
         sampler=$!
     fi
@@ -127,7 +174,7 @@ stage() {
         said="bounds: $(grep -c '^bound: .*| met$' "$log") met, $(grep -c '^bound: .*| MISSED$' "$log") missed"
     [ -z "$said" ] && said=$(grep -vE '^$|^[|{]' "$log" | tail -n 1 | cut -c1-200)
     [ $code = 124 ] && said="ran past its $limit s; $said"
-    if [ $code != 0 ] && [[ $name != memcheck* && $name != racecheck* || $code != 124 ]]; then
+    if [ $code != 0 ]; then
         failed=1 said="FAILED, exit code $code; $said"
         grep -E '^(FAIL|failure:|error:|  replay:)|ERROR SUMMARY|Error:' "$log" | head -n 20
     fi
@@ -137,102 +184,8 @@ stage() {
     return $code
 }
 
-machine() {
-    local linked versions
-    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
-        --format=csv,noheader
-    nvcc --version | tail -n 1
-    linked=$("${ours[@]}" ldd $bench | grep -E 'cublas|cudart|cjson|pcre2' | tr -s ' \t' ' ' | tr '\n' ';')
-    echo "libraries of the program: $linked"
-    versions='"PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version()'
-    $python -c "import torch; print($versions)" || echo "no PyTorch: nothing to compare with"
-    "${ours[@]}" "$bench" probe
-}
-
-# 1, 2 and 4 ranks on one GPU, and 1 again: losses and norms must have equal bits; then the collectives without
-# --deterministic
-ranks() {
-    local program=build/cuda$on-bf16/train_llama3_cuda equal=0 runs=0 run model=tiny seq=256 times result=MISSED
-    if [ -n "$dry" ]; then
-        seq=24 model=$work/model
-        mkdir -p "$model"
-        cat >"$model/config.json" <<'END'
-{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
- "head_dim": 64, "intermediate_size": 96, "vocab_size": 4096, "max_position_embeddings": 256, "rope_theta": 500000}
-END
-    fi
-    local -a common=(--model "$model" --data "$work/random.tok" --seq $seq --batch 1 --steps 4 --warmup 2 --threads 1)
-    "${ours[@]}" "$bench" tokens "$work/random.tok" || return 1
-    for run in "--accum 4" "--accum 4" "--accum 2 --ranks 2" "--accum 1 --ranks 4" \
-        "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard" \
-        "--accum 2 --ranks 2 --offload all"; do
-        rm -rf "$work/run"
-        if ! "${ours[@]}" "$program" "${common[@]}" --deterministic $run --out "$work/run"; then
-            echo "FAIL $run"
-            return 1
-        fi
-        sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$work/run/metrics.jsonl" \
-            >"$work/bits"
-        [ $runs = 0 ] && cp "$work/bits" "$work/first"
-        runs=$((runs + 1))
-        if [ "$(wc -l <"$work/bits")" = 4 ] && cmp -s "$work/bits" "$work/first"; then
-            equal=$((equal + 1))
-        else
-            echo "FAIL other bits: $run: $(tr '\n' ';' <"$work/bits") not $(tr '\n' ';' <"$work/first")"
-        fi
-    done
-    for run in "--ranks 2" "--ranks 4 --sharding shard_grad_op"; do
-        rm -rf "$work/run"
-        if ! "${ours[@]}" "$program" "${common[@]}" $run --out "$work/run"; then
-            echo "FAIL $run"
-            return 1
-        fi
-        times='.*"step":4,.*"wait_s":\([^,]*\),.*"communication_s":\([^,]*\),.*'
-        sed -n "s/$times/\\1 \\2/p" "$work/run/metrics.jsonl" | awk -v run="$run" '{
-            printf "%s: collectives take %.3f ms of a step, ", run, 1e3 * $2
-            printf "of which %.3f ms keep the compute stream waiting\n", 1e3 * $1
-        }'
-    done
-    [ $equal != $runs ] || result=met
-    echo "bound: deterministic runs of 1, 1 again, 2 and 4 ranks have the same bits | = $runs | $equal | $result"
-    [ $equal = $runs ]
-}
-
-sanitizer() { # compute-sanitizer does not support the GPUs of some machines
-    command -v compute-sanitizer >/dev/null || { echo "not available: no compute-sanitizer"; return; }
-    if "${ours[@]}" compute-sanitizer --error-exitcode 1 "$bench" probe; then
-        echo "works"
-    else
-        echo "not available: $(compute-sanitizer --version | tail -n 1) fails on a program of one kernel"
-    fi
-}
-
-build() { # builds what is missing, without looking at the age of what is there
-    local p program
-    for p in bf16 fp32; do
-        for program in train_llama3_cuda test_llama3_cuda $([ $p = bf16 ] && echo bench_gpu); do
-            [ -x build/cuda-$p/$program ] || make --no-print-directory CUDA=1 PRECISION=$p build/cuda-$p/$program ||
-                return
-        done
-    done
-    echo "programs are there"
-}
-
-pages() { # as many as fit into the time
-    local p names="" programs=""
-    for p in dev/kernels/*.cuh; do p=$(basename "$p" .cuh); [ "$p" = page ] || names+=" $p"; done
-    [ -n "$dry" ] && names=cast
-    for p in bf16 fp32; do
-        [ -n "$dry" ] && [ ! -x build/kernels-cuda$on-$p/pages ] && continue
-        [ -x build/kernels-cuda$on-$p/pages ] || make --no-print-directory -C dev/kernels CUDA=1 \
-            ../../build/kernels-cuda-$p/pages >&2 || return
-        programs+=" $PWD/build/kernels-cuda$on-$p/pages"
-    done
-    NAMES=$names PAGES=$programs "${ours[@]}" dev/kernels/pages.sh table-cuda | tee "$out/kernels-gpu.md"
-}
-
-if [ $# -gt 0 ]; then "$1"; exit; fi # `stage` calls this script again to run a function under its time limit
-
+. dev/gpu_stages.sh
+if [ -n "$own_function" ]; then "$own_function" "$@"; exit; fi
 : >>"$all"
 if ! gpu=$("${ours[@]}" "$bench" probe 2>"$log") && ! wanted build; then
     said=$(tail -n 1 "$log" | sed 's/^error: //')
@@ -240,45 +193,61 @@ if ! gpu=$("${ours[@]}" "$bench" probe 2>"$log") && ! wanted build; then
     exit 1
 fi
 if wanted build && [ -z "$dry" ]; then
-    stage build 500 bash dev/gpu_check.sh build && gpu=$("${ours[@]}" "$bench" probe 2>&1 | tail -n 1)
+    stage build 500 bash dev/gpu_check.sh --function build && gpu=$("${ours[@]}" "$bench" probe 2>&1 | tail -n 1)
 fi
 gpu=${gpu%%,*}$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 |
     sed 's/^/, driver /')
-test=("${ours[@]}" build/cuda$on-bf16/test_llama3_cuda) test32=("${ours[@]}" build/cuda$on-fp32/test_llama3_cuda)
-if wanted machine; then stage machine 60 bash dev/gpu_check.sh machine; cat "$log"; fi
-if wanted kernels; then
-    stage kernels-bf16 80 "${test[@]}" ${TESTS:-kernels}
-    stage kernels-fp32 80 "${test32[@]}" ${TESTS:-kernels}
+reasons=clocks_event_reasons.active # drivers before 535 have the older name
+nvidia-smi --query-gpu=$reasons --format=csv,noheader >/dev/null 2>&1 || reasons=clocks_throttle_reasons.active
+
+# function NAME SECONDS FUNCTION ARGUMENT…: a stage that is a function of gpu_stages.sh
+function_stage() {
+    local name=$1 limit=$2
+    shift 2
+    stage "$name" "$limit" bash dev/gpu_check.sh --function "$@"
+}
+if wanted machine; then function_stage machine 60 machine; cat "$log"; fi
+if wanted nccl; then function_stage nccl 60 nccl; fi
+for group in kernels tests; do
+    wanted $group || continue
+    for precision in bf16 fp32; do
+        function_stage $group-$precision 150 tests build/cuda$on-$precision/test_llama3_cuda $group
+    done
+done
+if wanted ranks; then function_stage ranks 60 ranks; fi
+if wanted curve; then
+    # Two fp32 builds for CPUs differ by 0.00004 on average, and one in bf16 from one in fp32 by 0.006.
+    function_stage curve-fp32 60 loss_curve fp32 0.0004
+    function_stage curve-bf16 60 loss_curve bf16 0.015
 fi
-if wanted tests; then
-    stage tests-bf16 100 "${test[@]}" ${TESTS:-pytorch bits replicas use faults}
-    stage tests-fp32 80 "${test32[@]}" ${TESTS:-pytorch replicas use faults}
-fi
-if wanted ranks; then stage ranks 60 bash dev/gpu_check.sh ranks; fi
 if wanted roofline; then
-    stage roofline 100 "${ours[@]}" $bench roofline ${dry:+tiny}
+    stage roofline 150 "${ours[@]}" $bench roofline ${dry:+tiny}
     {
         printf '# The ops of the CUDA build beside what the GPU can do\n\n'
         printf '%s, %s, commit %s: `bench_gpu roofline`, medians.\n' "$gpu" "$(date -u +%F)" "$commit"
+        printf 'Clocks while it ran: %s.\n' "$(clocks)"
         grep -vE '^(\{|bound:)' "$log"
     } >"$out/roofline-gpu.md"
 fi
 beside=("$python" dev/pytorch/bench_gpu.py --program $bench --library-path "$libraries" --out "$out/training-gpu.md" \
     ${dry:+--device cpu --tiny --rounds 2 --steps 1})
-if wanted attention; then stage attention 60 "${beside[@]}" attention; fi
+# beside_pytorch NAME SECONDS OPTION…: measures in turns with PyTorch, in training-gpu.md, whose last part is the newest
+beside_pytorch() {
+    local name=$1 limit=$2 left=$((whole - SECONDS))
+    shift 2
+    stage "$name" "$limit" "${beside[@]}" --limit $(((left < limit ? left : limit) - 15)) "$@"
+    [ ! -s "$work/clocks" ] || printf '\nClocks while it ran: %s.\n' "$(clocks)" >>"$out/training-gpu.md"
+}
+if wanted attention; then beside_pytorch attention 100 attention; fi
+if wanted profiler; then function_stage profiler 100 profiler; fi
 if wanted sanitizer; then
-    stage sanitizer 40 bash dev/gpu_check.sh sanitizer
+    function_stage sanitizer 40 sanitizer
     if grep -q '^works' "$log"; then
-        stage memcheck-bf16 60 "${ours[@]}" compute-sanitizer --error-exitcode 1 "${test[@]:2}" kernels
-        stage racecheck-bf16 60 "${ours[@]}" compute-sanitizer --tool racecheck --error-exitcode 1 "${test[@]:2}" \
-            kernels
+        for tool in memcheck racecheck synccheck; do function_stage $tool-bf16 150 checked $tool; done
     fi
 fi
-if wanted training; then
-    stage training 310 "${beside[@]}" --limit $((whole - SECONDS < 310 ? whole - SECONDS - 15 : 295)) 1B
-fi
-if wanted training-8b; then
-    stage training-8b 520 "${beside[@]}" --rounds 2 --limit $((whole - SECONDS < 520 ? whole - SECONDS - 15 : 505)) 8B
-fi
-if wanted pages; then stage pages 500 bash dev/gpu_check.sh pages; fi
+if wanted variants; then function_stage variants 120 variants; fi
+if wanted training; then beside_pytorch training 520 1B; fi
+if wanted training-8b; then beside_pytorch training-8b 520 --rounds 2 8B; fi
+if wanted pages; then function_stage pages 500 pages; fi
 exit $failed

@@ -179,6 +179,14 @@ inline void pack(float *packed, const Matrix &m, int64_t first, int64_t rows, in
         for (int i = 0; i < width; i++) packed[k * width + i] = first + i < rows ? element(m, first + i, k) : 0.0f;
 }
 
+/* as tensor cores add, for operands in bf16 */
+inline void multiply_tile_roughly(float (&sums)[TILE_COLUMNS][TILE_ROWS], const float *a, const float *b,
+                                  int64_t depth) {
+    for (int j = 0; j < TILE_COLUMNS; j++)
+        for (int i = 0; i < TILE_ROWS; i++)
+            sums[j][i] = tensor_core_sum(0, a + i, TILE_ROWS, b + j, TILE_COLUMNS, (int)depth);
+}
+
 __attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(float (&sums)[TILE_COLUMNS][TILE_ROWS],
                                                                                const float *a, const float *b,
                                                                                int64_t depth) {
@@ -205,7 +213,9 @@ inline void multiply_matrices(const Matrix &a, const Matrix &b, const Matrix &c,
         for (int64_t m = 0; m < M; m += TILE_ROWS) {
             pack(rows.data(), a, m, M, TILE_ROWS, K);
             for (int64_t n = n0; n < n1; n += TILE_COLUMNS) {
-                multiply_tile(sums, rows.data(), &columns[(size_t)((n - n0) * K)], K);
+                const float *tile = &columns[(size_t)((n - n0) * K)];
+                if (cuda_on_cpu.rough && a.type == CUDA_R_16BF) multiply_tile_roughly(sums, rows.data(), tile, K);
+                else multiply_tile(sums, rows.data(), tile, K);
                 for (int64_t j = n; j < std::min(n1, n + TILE_COLUMNS); j++)
                     for (int64_t i = m; i < std::min(M, m + TILE_ROWS); i++) {
                         float x = alpha * sums[j - n][i - m];

@@ -217,6 +217,7 @@ struct CudaOnCpu {
     int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER: versions, as the two queries say them
     const char *failures =
         nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
+    int rough = 0; // CUDA_ON_CPU_ROUGH: 1 or 2: arithmetic errs as that of a GPU may (arithmetic.h)
     int protect = !CUDA_ON_CPU_ASAN;                        // the host that touches device memory is caught
     const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
     Costs costs;
@@ -231,6 +232,7 @@ struct CudaOnCpu {
         if (const char *s = getenv("CUDA_ON_CPU_DEVICES")) devices = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_DRIVER")) driver = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_PROTECT")) protect = atoi(s);
+        if (const char *s = getenv("CUDA_ON_CPU_ROUGH")) rough = atoi(s);
         failures = getenv("CUDA_ON_CPU_FAIL");
         registers = getenv("CUDA_ON_CPU_REGISTERS");
         nccl_lose = getenv("CUDA_ON_CPU_NCCL_LOSE");
@@ -238,6 +240,7 @@ struct CudaOnCpu {
     }
 };
 inline CudaOnCpu cuda_on_cpu;
+#include "arithmetic.h"
 
 namespace emu { // everything of ours that device code need not name
 

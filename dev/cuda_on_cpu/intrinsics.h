@@ -232,7 +232,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 // ---------------------------------------------------------------------------
 // maths: what C's library lacks. __expf and its like are names of the C library's own, so they are macros here
 
-#define __expf(x) ::expf(x)
+#define __expf(x) emu::approximate_exp(x)
 #define __exp10f(x) ::powf(10.0f, x)
 #define __logf(x) ::logf(x)
 #define __log2f(x) ::log2f(x)
@@ -242,11 +242,11 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 #define __tanf(x) ::tanf(x)
 #define __powf(x, y) ::powf(x, y)
 #define __sincosf(x, s, c) ::sincosf(x, s, c)
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float rsqrtf(float x) { return emu::approximate(1.0f / sqrtf(x), 2 * emu::ULP); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __frsqrt_rn(float x) { return (float)(1.0 / sqrt((double)x)); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fdividef(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) { return emu::approximate(a / b, 2 * emu::ULP); }
 inline float fdividef(float a, float b) { return a / b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }

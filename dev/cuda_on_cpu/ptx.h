@@ -72,7 +72,9 @@ inline void multiply(void *const *lane, uint32_t) {
         memcpy(&d[row][column], m->d, 8);
         memcpy(&d[row + 8][column], m->d + 2, 8);
     }
-    for (int j = 0; j < 8; j += LANES)
+    for (int i = 0; i < 16 && cuda_on_cpu.rough; i++)
+        for (int j = 0; j < 8; j++) d[i][j] = tensor_core_sum(d[i][j], a[i], 1, &b[0][j], 8, 16);
+    for (int j = 0; j < 8 && !cuda_on_cpu.rough; j += LANES)
         for (int i = 0; i < 16; i += 4) {
             FloatV sum[4], row;
             memcpy(&sum[0], &d[i][j], sizeof row);
@@ -157,5 +159,5 @@ inline void ptx_cp_async(void *shared, const void *global, bool valid, emu::Plac
 inline void ptx_cp_async_commit() { emu::current->group++; }
 template <int N> inline void ptx_cp_async_wait() { emu::land_groups(emu::current, N); }
 
-inline float ptx_exp2(float x) { return exp2f(x); }
+inline float ptx_exp2(float x) { return emu::approximate_exp2(x); }
 #endif

@@ -5,6 +5,7 @@
  * can convict (an order that no event ensures) must give other bits under another seed.
  * The last line is `N passed, N failed`; the program ends with 1 when a check failed. See the Makefile beside it.
  */
+#include "test_arithmetic.h" // defines: test_arithmetic
 #include "test_errors.h"     // defines: test_errors
 #include "test_lt.h"         // defines: test_lt
 #include "test_planted.h"    // defines: test_planted
@@ -56,6 +57,7 @@ int main(void) {
     test_ranks();
     test_errors();
     test_lt();
+    test_arithmetic();
     test_seeds();
     test_planted();
     printf("%d passed, %d failed\n", passed, failed);

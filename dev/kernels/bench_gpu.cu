@@ -10,8 +10,9 @@
  *                                 (`steps N`, `parts`, `memory`) a JSON object; ends at `quit` or at the input's end
  *
  * Times are the GPU's own, between events, with the next calls already enqueued. A step's time is the host's, until the
- * step's last kernel has ended. Operands are random, at least several hundred MB, and used in rotation, so that no
- * cache holds them. With `tiny` every line is printed, without figures.
+ * step's last kernel has ended. Shapes are those of a micro-batch of one sequence of 8,192 tokens. Operands are random,
+ * at least twice as large as the L2 cache, and used in rotation, so that no cache holds them. With `tiny` every line is
+ * printed, without figures.
  */
 #ifndef USE_CUDA
 #error "bench_gpu.cu is for CUDA; bench.cu measures a step on a processor"
@@ -88,6 +89,7 @@ typedef struct { // a pool of device memory; each measurement reuses all of it
     uint64_t seed;
     int tiny;
     double copy, matmul_rate; // bytes/s read + written; FLOP/s: of this GPU, measured
+    double cache;             // bytes of its L2 cache
 } Bench;
 
 static void *take(Bench *b, int64_t bytes) {
@@ -122,6 +124,9 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
     device_open(&b->dev, &dry_run, ".", 0);
     ops_open(&b->dev, 0);
     events_open();
+    int cache = 0;
+    cuda_check(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, 0), "asking for the size of the cache");
+    b->cache = cache;
     b->tiny = tiny;
     b->size = tiny ? (size_t)32 << 20 : pool;
     cuda_check(cudaMalloc((void **)&b->base, b->size), "getting memory to measure in");
@@ -209,7 +214,8 @@ static void memory_op(Bench *b, Worst *worst, OpKind op, const char *of, Run run
     snprintf(what, sizeof what, "%s, %s, %.0f MB", op_names[op], of, bytes / 1e6);
     figure("memory", what, took, rate / 1e9, rate / b->copy);
     note_worst(worst, rate / b->copy, what);
-    if (!b->tiny && bytes < 256e6) run_failure("bench_gpu.cu: %s moves less than 256 MB", what);
+    if (!b->tiny && (int)SETS * bytes < 2 * b->cache)
+        run_failure("bench_gpu.cu: %s: %d sets of operands are less than twice the L2 cache", what, (int)SETS);
 }
 template <class Run> static void memory_op(Bench *b, Worst *worst, OpKind op, const char *of, Run run) {
     memory_op(b, worst, op, of, run, [](int) {});
@@ -217,7 +223,7 @@ template <class Run> static void memory_op(Bench *b, Worst *worst, OpKind op, co
 
 static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     Device *dev = &b->dev;
-    int N = b->tiny ? 48 : 32768, T = b->tiny ? 24 : 8192, rows = b->tiny ? 16 : LOGIT_ROWS, QKV = width(s);
+    int N = b->tiny ? 48 : 8192, T = b->tiny ? 24 : 8192, rows = b->tiny ? 16 : LOGIT_ROWS, QKV = width(s);
     int64_t C = s->C, F = s->F, V = s->V,
             halves = rows * V * (int64_t)(sizeof(float) / sizeof(floatX)); // of the logits, as random_kernel counts
     floatX *x[SETS], *y[SETS], *z[SETS], *sum[SETS];

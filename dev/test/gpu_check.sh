@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# gpu_check.sh : dev/gpu_check.sh with small shapes on CUDA on a CPU, so that no line of it runs for the first time on a
-# GPU: all
-# stages, rows that are kept and replaced, failures that are told. With PyTorch, if python3 has it, it is compared with
-# too.
+# gpu_check.sh: runs dev/gpu_check.sh with small shapes on CUDA on a CPU, so that no line of it runs for the first time
+# on a GPU: all stages, rows that are kept and replaced, failures that are reported. If python3 has PyTorch, it is
+# compared with, too.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -20,16 +19,39 @@ mkdir "$work/bin"
 cat >"$work/bin/nvidia-smi" <<'END'
 #!/bin/sh
 case "$*" in
-*clocks.sm,power*) while :; do printf '1755, 300.5, 51\n1980, 612.3, 55\n1980, 600.1, 54\n'; sleep 0.2; done ;;
+*clocks.sm,power*)
+    while :; do
+        printf '1755, 300.5, 51, 0x0000000000000001\n1980, 612.3, 55, 0x0000000000000004\n'
+        printf '1980, 600.1, 54, 0x0000000000000000\n'
+        sleep 0.2
+    done ;;
 *) echo 580.1 ;;
 esac
 END
 chmod +x "$work/bin/nvidia-smi"
+# in place of compute-sanitizer: it runs the program, and can find an error
+cat >"$work/bin/compute-sanitizer" <<'END'
+#!/bin/bash
+while [[ ${1:-} == --* ]]; do shift $([[ $1 = --tool || $1 = --error-exitcode ]] && echo 2 || echo 1); done
+echo "========= checked: $*"
+[[ -z ${PLANTED_ERROR:-} || "$*" != *$PLANTED_ERROR* ]] || { echo "========= Invalid read of size 4"; exit 9; }
+exec "$@"
+END
+chmod +x "$work/bin/compute-sanitizer"
 export PATH=$work/bin:$PATH
+export CURVE=$work/curve CURVE_VOCABULARY=600
+mkdir "$work/model"
+cat >"$work/model/config.json" <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "head_dim": 64, "intermediate_size": 96, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
+END
+export CURVE_OPTIONS="--model $work/model --seq 32 --batch 2 --steps 6 --warmup 2"
+dev/gpu_check.sh --function loss_curve_on_cpu >"$work/said" 2>&1 ||
+    fail "the losses of the CPU build" "$(tail -n 1 "$work/said")"
 
 measured="attention training training-8b"
 command -v python3 >/dev/null || measured=
-check machine kernels tests ranks roofline sanitizer pages $measured
+check machine nccl kernels tests ranks curve roofline sanitizer profiler variants pages $measured
 if [ $code = 0 ] && ! grep -q FAILED "$work/out/gpu-check.md"; then
     pass "every stage runs" "$(grep -c '^== ' "$work/said") stages"
 else
@@ -37,14 +59,18 @@ else
         "exit code $code: $(grep FAILED "$work/out/gpu-check.md" | head -n 2) $(tail -n 1 "$work/out/gpu-check.log")"
 fi
 missing=
-for stage in machine kernels-bf16 kernels-fp32 tests-bf16 tests-fp32 ranks roofline sanitizer $measured; do [ \
-    "$(rows $stage 'CUDA on a CPU')" = 1 ] || missing+=" $stage"; done
+for stage in machine nccl kernels-bf16 kernels-fp32 tests-bf16 tests-fp32 ranks curve-fp32 curve-bf16 roofline \
+    profiler sanitizer memcheck-bf16 racecheck-bf16 synccheck-bf16 variants $measured; do
+    [ "$(rows $stage 'CUDA on a CPU')" = 1 ] || missing+=" $stage"
+done
 if [ -z "$missing" ]; then
     pass "the table has a row of each stage" "$(row ranks)"
 else
     fail "the table has a row of each stage" "missing:$missing"
 fi
-if row ranks | grep -qF '| 1755 to 1980 MHz, median 1980, 600.1 W, 55 °C | CUDA on a CPU (sm_90), driver 580.1, ' &&
+clocks='\| 1755 to 1980 MHz, median 1980, 600.1 W, 55 °C, throttled in [0-9]+ of [0-9]+ samples \(power limit\) \| CUDA'
+if row ranks | grep -qE "$clocks on a CPU \(sm_90\), driver 580.1, " &&
+    grep -q throttled "$work/out/roofline-gpu.md" &&
     ! grep -qsaF "$work/bin/nvidia-smi" /proc/[0-9]*/cmdline; then
     pass "clocks are those of the stage, and nothing goes on sampling" "$(row ranks | cut -d'|' -f5)"
 else fail "clocks are those of the stage, and nothing goes on sampling" "$(row ranks)"; fi
@@ -53,6 +79,9 @@ if [ "$(rows ranks '= 7 | 7 | met')" = 1 ]; then
 else
     fail "ranks on one GPU have one rank's bits" "$(row ranks)"
 fi
+if [ "$(rows 'curve-.*' 'loss curve in .* | met')" = 2 ]; then
+    pass "losses are those of the CPU build" "$(rows 'curve-.*' '| met') precisions"
+else fail "losses are those of the CPU build" "$(rows 'curve-.*' '')"; fi
 count=$(grep -cE '^\| .* \| [0-9.e+-]+ \| [0-9.e+-]+ \| [0-9.]+ \|$' "$work/out/roofline-gpu.md")
 if [ "$count" = 62 ] && [ "$(rows roofline '>= 0')" = 2 ]; then
     pass "the roofline has every figure and two bounds" "$count figures"
@@ -80,10 +109,29 @@ if [ $code = 0 ] && [ "$(rows tests-bf16 '')" = 1 ] &&
 else fail "a later call replaces its rows and keeps the others" "$(diff "$work/before" "$work/out/gpu-check.md")"; fi
 
 CUDA_ON_CPU_FAIL=LAUNCH:700:200 check tests
-if [ $code = 1 ] && [ "$(rows tests-bf16 'FAILED, exit code 2')" = 1 ] &&
-    grep -q '^failure: CUDA: the launch of' "$work/said"; then
-    pass "a kernel that fails is a row that says so" "$(row tests-bf16)"
-else fail "a kernel that fails is a row that says so" "exit code $code: $(row tests-bf16)"; fi
+if [ $code = 1 ] && [ "$(rows tests-bf16 'FAILED, exit code 1')" = 1 ] &&
+    grep -q '^failure: CUDA: the launch of' "$work/said" && grep -q '^-- replicas again: compute-sanitizer' \
+    "$work/out/gpu-check.log"; then
+    pass "a kernel that fails is a row that says so, and runs again under the sanitizer" "$(row tests-bf16)"
+else
+    fail "a kernel that fails is a row that says so, and runs again under the sanitizer" \
+        "exit code $code: $(row tests-bf16)"
+fi
+TESTS="kernels:exp kernels:rope" PLANTED_ERROR=kernels:rope check sanitizer
+if [ $code = 1 ] && [ "$(rows memcheck-bf16 'FAILED, exit code 1; 1 passed, 1 failed')" = 1 ] &&
+    grep -q '^FAIL kernels:rope under memcheck' "$work/said"; then
+    pass "what the sanitizer finds is a row that names the test" "$(row memcheck-bf16)"
+else fail "what the sanitizer finds is a row that names the test" "exit code $code: $(row memcheck-bf16)"; fi
+sed -i 's/"loss":\([0-9]*\)\./"loss":9\1./' "$CURVE/metrics.jsonl"
+check curve
+if [ $code = 1 ] && [ "$(rows 'curve-.*' '| MISSED')" = 2 ]; then
+    pass "other losses miss their bound" "$(row curve-fp32)"
+else fail "other losses miss their bound" "exit code $code: $(row curve-fp32)"; fi
+dev/gpu_check.sh training-9b >"$work/said" 2>&1
+code=$?
+if [ $code = 1 ] && grep -q '^error: training-9b: expected correctness, speed' "$work/said"; then
+    pass "an unknown call is an error" "$(tail -n 1 "$work/said")"
+else fail "an unknown call is an error" "exit code $code: $(tail -n 1 "$work/said")"; fi
 CUDA_ON_CPU_FAIL=LAUNCH:700:9 check roofline
 if [ $code = 1 ] && [ "$(rows roofline 'FAILED')" = 1 ] && [ "$(rows ranks '| met')" = 1 ]; then
     pass "a measurement that fails is a row that says so" "$(row roofline)"

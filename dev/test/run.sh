@@ -164,6 +164,8 @@ run_all() {
     else echo "this build has no MPI: its tests are left out"; fi
     for precision in bf16 fp32; do
         beside "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda"
+        beside "CUDA on a CPU, with the errors of a GPU's arithmetic, $precision" \
+            "CUDA_ON_CPU_ROUGH=2 build/cuda-on-cpu-$precision/test_llama3_cuda kernels pytorch documents use"
     done
     beside "CUDA on a CPU, the program; CUDA compiled" "dev/test/cuda.sh all"
     beside "CUDA on a CPU, the runtime itself" "$(in_folder dev/cuda_on_cpu)"

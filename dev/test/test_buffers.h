@@ -23,12 +23,24 @@ typedef struct {                  // one test's buffers and its worst figures
 /* Memory that host and device both reach. */
 #ifdef USE_CUDA
 static const char *const TEST_DEVICES = "three streams";
+static int no_managed_memory; // some virtual machines refuse it: then pinned memory of the host, which is slower
 static char *shared_alloc(size_t bytes) {
     void *p = NULL;
-    cuda_check(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), "getting managed memory");
+    cudaError_t refused = no_managed_memory ? cudaErrorNotSupported : cudaMallocManaged(&p, bytes, cudaMemAttachGlobal);
+    if (!refused) return (char *)p;
+    if (!no_managed_memory) {
+        printf("note: no managed memory (%s): the tests of ops use pinned memory\n", cudaGetErrorString(refused));
+        cudaGetLastError(); // otherwise the next launch would report this error
+        no_managed_memory = 1;
+    }
+    cuda_check(cudaHostAlloc(&p, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "getting pinned memory");
     return (char *)p;
 }
-static void shared_free(void *p) { cuda_check(cudaFree(p), "freeing managed memory"); }
+static void shared_free(void *p) {
+    cudaPointerAttributes kind;
+    cuda_check(cudaPointerGetAttributes(&kind, p), "asking for the kind of memory");
+    cuda_check(kind.type == cudaMemoryTypeHost ? cudaFreeHost(p) : cudaFree(p), "freeing memory of a test");
+}
 #else
 static const char *const TEST_DEVICES = "1, 2, 3 threads";
 static char *shared_alloc(size_t bytes) { return (char *)checked_malloc(bytes); }

@@ -113,7 +113,29 @@ static void test_dry_run(KernelTest *t) {
     test_free_all(t);
 }
 
-static void test_kernels(void) {
+static const struct {
+    const char *name;
+    void (*run)(KernelTest *);
+} kernel_tests[] = {{"exp", test_exp},
+                    {"embedding", test_embedding},
+                    {"rmsnorm", test_rmsnorm},
+                    {"residual", test_residual_add},
+                    {"linear", test_linears},
+                    {"adapters", test_adapter_ops},
+                    {"rope", test_rope},
+                    {"attention", test_attention},
+                    {"attention-keys", test_attention_chunks},
+                    {"swiglu", test_swiglu},
+                    {"cross-entropy", test_cross_entropy},
+                    {"cross-entropy-slices", test_cross_entropy_slices},
+                    {"flat", test_flat},
+                    {"sum-pieces", test_sum_pieces},
+                    {"adamw", test_adamw},
+                    {"dry-run", test_dry_run}};
+enum { KERNEL_TESTS = sizeof kernel_tests / sizeof kernel_tests[0] };
+
+/* Runs one of the tests, or all of them if `only` is NULL. */
+static void run_kernel_tests(const char *only) {
     KernelTest t;
     memset(&t, 0, sizeof t);
     const char *seed = getenv("TEST_SEED");
@@ -127,18 +149,15 @@ static void test_kernels(void) {
         t.dev[threads].blocking = 1; // the host reads what an op wrote
         ops_open(&t.dev[threads], 0);
     }
-    static void (*const tests[])(KernelTest *) = {test_exp,          test_embedding,     test_rmsnorm,
-                                                  test_residual_add, test_linears,       test_adapter_ops,
-                                                  test_rope,         test_attention,     test_attention_chunks,
-                                                  test_swiglu,       test_cross_entropy, test_cross_entropy_slices,
-                                                  test_flat,         test_sum_pieces,    test_adamw,
-                                                  test_dry_run};
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
-        t.random = t.seed;
-        tests[i](&t); // its numbers are the same, whatever other tests draw
+    for (int i = 0; i < KERNEL_TESTS; i++) {
+        if (only && strcmp(only, kernel_tests[i].name)) continue;
+        t.random = t.seed; // the test's numbers are the same, whatever other tests draw
+        kernel_tests[i].run(&t);
     }
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         ops_close(&t.dev[threads]);
         device_close(&t.dev[threads]);
     }
 }
+
+static void test_kernels(void) { run_kernel_tests(NULL); }

@@ -1,0 +1,242 @@
+#!/usr/bin/env bash
+# gpu_stages.sh: the stages of dev/gpu_check.sh, which sources this file. Each is a function that prints what it finds,
+# lines `bound: name | limit | measured | met or MISSED`, and ends with an exit code.
+
+build() { # builds what is missing, without looking at the age of what is there
+    local p program
+    for p in bf16 fp32; do
+        for program in train_llama3_cuda test_llama3_cuda $([ $p = bf16 ] && echo bench_gpu); do
+            [ -x build/cuda-$p/$program ] || make --no-print-directory CUDA=1 PRECISION=$p build/cuda-$p/$program ||
+                return
+        done
+    done
+    [ -x build/cuda-bf16/nccl_check ] || make --no-print-directory CUDA=1 build/cuda-bf16/nccl_check ||
+        echo "no NCCL here: its check is left out"
+    [ -s "$curve/metrics.jsonl" ] || loss_curve_on_cpu || return
+    echo "programs are there"
+}
+
+machine() {
+    local linked versions
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
+        --format=csv,noheader
+    nvcc --version | tail -n 1
+    linked=$("${ours[@]}" ldd $bench | grep -E 'cublas|cudart|cjson|pcre2' | tr -s ' \t' ' ' | tr '\n' ';')
+    echo "libraries of the program: $linked"
+    versions='"PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version()'
+    $python -c "import torch; print($versions)" || echo "no PyTorch: nothing to compare with"
+    "${ours[@]}" "$bench" probe
+}
+
+# one_by_one PROGRAM TEST…: runs each test in a process of its own, because the first error of a kernel ends a process.
+# A test that fails runs once more, under the memory checker, which names the line, or else with launches that block.
+one_by_one() {
+    local program=$1 name code counts total_passed=0 total_failed=0 checker=(env CUDA_LAUNCH_BLOCKING=1)
+    shift
+    for name; do
+        echo "-- $name"
+        timeout -k 5 "${TEST_LIMIT:-90}" "${ours[@]}" "$program" "$name" >"$work/one" 2>&1
+        code=$?
+        cat "$work/one"
+        counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/one" | tail -n 1)
+        total_passed=$((total_passed + $(cut -d' ' -f1 <<<"${counts:-0}")))
+        total_failed=$((total_failed + $(cut -d' ' -f3 <<<"${counts:-0 passed, 0 failed}")))
+        [ $code != 0 ] || continue
+        if [ -z "$counts" ]; then
+            echo "FAIL $name: ended with exit code $code before its last line"
+            total_failed=$((total_failed + 1))
+        fi
+        if sanitizer | grep -q '^works'; then checker=(compute-sanitizer); fi
+        echo "-- $name again: ${checker[*]}"
+        timeout -k 5 "${TEST_LIMIT:-90}" "${ours[@]}" "${checker[@]}" "$program" "$name" 2>&1 | tail -n 60 |
+            sed -E 's/^([0-9]+ passed, [0-9]+ failed)$/  \1/'
+    done
+    echo "$total_passed passed, $total_failed failed"
+    [ $total_failed = 0 ]
+}
+
+# tests PROGRAM WHICH: the tests of kernels, or all other groups that the program runs on one GPU
+tests() {
+    local names
+    if [ "$2" = kernels ]; then names=$("${ours[@]}" "$1" list | grep '^kernels:')
+    else names=$("${ours[@]}" "$1" list | grep -vE '^kernels|^(mesh|streams|orders)$'); fi # several GPUs
+    one_by_one "$1" ${TESTS:-$names}
+}
+
+# 1, 2 and 4 ranks on one GPU, and 1 again: losses and norms must have equal bits; then the collectives without
+# --deterministic
+ranks() {
+    local program=build/cuda$on-bf16/train_llama3_cuda equal=0 runs=0 run model=tiny seq=256 times result=MISSED
+    if [ -n "$dry" ]; then
+        seq=24 model=$work/model
+        small_model "$model"
+    fi
+    local -a common=(--model "$model" --data "$work/random.tok" --seq $seq --batch 1 --steps 4 --warmup 2 --threads 1)
+    "${ours[@]}" "$bench" tokens "$work/random.tok" || return 1
+    for run in "--accum 4" "--accum 4" "--accum 2 --ranks 2" "--accum 1 --ranks 4" \
+        "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard" \
+        "--accum 2 --ranks 2 --offload all"; do
+        rm -rf "$work/run"
+        if ! "${ours[@]}" "$program" "${common[@]}" --deterministic $run --out "$work/run"; then
+            echo "FAIL $run"
+            return 1
+        fi
+        sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$work/run/metrics.jsonl" \
+            >"$work/bits"
+        [ $runs = 0 ] && cp "$work/bits" "$work/first"
+        runs=$((runs + 1))
+        if [ "$(wc -l <"$work/bits")" = 4 ] && cmp -s "$work/bits" "$work/first"; then
+            equal=$((equal + 1))
+        else
+            echo "FAIL other bits: $run: $(tr '\n' ';' <"$work/bits") not $(tr '\n' ';' <"$work/first")"
+        fi
+    done
+    for run in "--ranks 2" "--ranks 4 --sharding shard_grad_op"; do
+        rm -rf "$work/run"
+        if ! "${ours[@]}" "$program" "${common[@]}" $run --out "$work/run"; then
+            echo "FAIL $run"
+            return 1
+        fi
+        times='.*"step":4,.*"wait_s":\([^,]*\),.*"communication_s":\([^,]*\),.*'
+        sed -n "s/$times/\\1 \\2/p" "$work/run/metrics.jsonl" | awk -v run="$run" '{
+            printf "%s: collectives take %.3f ms of a step, ", run, 1e3 * $2
+            printf "of which %.3f ms keep the compute stream waiting\n", 1e3 * $1
+        }'
+    done
+    [ $equal != $runs ] || result=met
+    echo "bound: deterministic runs of 1, 1 again, 2 and 4 ranks have the same bits | = $runs | $equal | $result"
+    [ $equal = $runs ]
+}
+
+# The run whose losses are compared: 200 steps of Llama 3 with 6.8 million parameters on invented text. CURVE is the
+# folder of the reference; with DRY, CURVE_OPTIONS chooses a smaller run.
+curve=${CURVE:-build/curve}
+loss_curve_options() {
+    echo --data "$curve/text/train.tok" --lr 3e-4 --min-lr 3e-5 --seed 7 --save-every 0 \
+        "${CURVE_OPTIONS:---model tiny --seq 128 --batch 8 --steps 200 --warmup 20}"
+}
+
+# The reference: the losses of the CPU build in fp32. It is made beforehand, and comes along to the GPU machine.
+loss_curve_on_cpu() {
+    rm -rf "$curve"
+    dev/test/sample_text.sh "$curve/sample" &&
+        VOCAB_SIZE=${CURVE_VOCABULARY:-4096} dev/data/text.sh "$curve/text" "$curve/sample" &&
+        build/cpu-fp32/train_llama3 $(loss_curve_options) --out "$curve/run" &&
+        cp "$curve/run/metrics.jsonl" "$curve/" && rm -rf "$curve/run" "$curve/sample"
+}
+
+# loss_curve PRECISION LIMIT: the same run on the GPU; LIMIT is what losses may differ by on average
+loss_curve() {
+    local program=build/cuda$on-$1/train_llama3_cuda
+    [ -s "$curve/metrics.jsonl" ] || { echo "error: $curve is not here: make gpu-programs"; return 1; }
+    rm -rf "$work/run"
+    "${ours[@]}" "$program" $(loss_curve_options) --out "$work/run" || return
+    losses() { sed -nE 's/.*"step":([0-9]+),"loss":([^,]*),.*/\1 \2/p' "$1/metrics.jsonl"; }
+    paste -d' ' <(losses "$curve") <(losses "$work/run") | awk -v limit="$2" -v precision="$1" '
+        $1 != $3 || $2 !~ /^[0-9.]+$/ || $4 !~ /^[0-9.]+$/ { bad++ }
+        {
+            d = $2 > $4 ? $2 - $4 : $4 - $2
+            sum += d
+            if (d > most) most = d
+            if (NR == 1) first = $4
+            last = $4
+        }
+        END {
+            mean = NR ? sum / NR : 1
+            printf "%d steps, from loss %s to %s, at most %.4f from the CPU build in one step\n", NR, first, last, most
+            printf "bound: loss curve in %s: mean difference to the CPU build in fp32 | <= %s | %.5f | %s\n", precision,
+                limit, mean, !bad && mean <= limit ? "met" : "MISSED"
+            exit bad || mean > limit || !NR
+        }'
+}
+
+sanitizer() { # compute-sanitizer does not support the GPUs of some machines
+    command -v compute-sanitizer >/dev/null || { echo "not available: no compute-sanitizer"; return; }
+    if "${ours[@]}" compute-sanitizer --error-exitcode 1 "$bench" probe; then
+        echo "works"
+    else
+        echo "not available: $(compute-sanitizer --version | tail -n 1) fails on a program of one kernel"
+    fi
+}
+
+# checked TOOL: the tests of kernels, one by one, under a tool of compute-sanitizer; those for which there is no time
+# are left out, and named.
+checked() {
+    local program=build/cuda$on-bf16/test_llama3_cuda name clean=0 errors=0 late=""
+    for name in ${TESTS:-$("${ours[@]}" "$program" list | grep '^kernels:')}; do
+        timeout -k 5 "${TEST_LIMIT:-40}" "${ours[@]}" compute-sanitizer --tool "$1" --error-exitcode 9 "$program" \
+            "$name" >"$work/one" 2>&1
+        case $? in
+            0) clean=$((clean + 1)) ;;
+            124) late+=" $name" ;;
+            *)
+                errors=$((errors + 1))
+                echo "FAIL $name under $1"
+                grep -m 20 '^=========' "$work/one" ;;
+        esac
+    done
+    echo "without an end in ${TEST_LIMIT:-40} s:${late:- none}"
+    echo "$clean passed, $errors failed"
+    [ $errors = 0 ]
+}
+
+nccl() {
+    local program=build/cuda$on-bf16/nccl_check
+    if [ -x "$program" ]; then "${ours[@]}" "$program"
+    else echo "left out: built without NCCL"; fi
+}
+
+# What the profiler says about the kernels of attention: a share of the peak rates tells what limits them.
+profiler() {
+    local metrics=gpu__time_duration.sum
+    command -v ncu >/dev/null || { echo "not available: no ncu"; return; }
+    for unit in sm__throughput dram__throughput l1tex__data_pipe_lsu_wavefronts_mem_shared \
+        sm__inst_executed_pipe_tensor; do
+        metrics+=,$unit.avg.pct_of_peak_sustained_elapsed
+    done
+    if printf '64 1\n128 1\n' | "${ours[@]}" ncu --csv --launch-count 200 --kernel-name regex:attention \
+        --metrics "$metrics" "$bench" attention ${dry:+tiny} >"$work/profile" 2>&1; then
+        grep '^"' "$work/profile"
+    else echo "not available: $(tail -n 1 "$work/profile")"; fi
+}
+
+# A training step in other ways: which price each has.
+variants() {
+    local options model=$work/model more=(--seq 8192 --batch 1 --accum 2)
+    mkdir -p "$model"
+    cat >"$model/config.json" <<'END'
+{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+ "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256,
+ "max_position_embeddings": 8192, "rope_theta": 500000, "tie_word_embeddings": true}
+END
+    [ -z "$dry" ] || { small_model "$model"; more=(--seq 24 --batch 1 --accum 2); }
+    for options in "" "--deterministic" "--recompute selective" "--recompute full" "--accumulate local" \
+        "--lora-rank 16 --base int8"; do
+        printf 'steps 2\nsteps 4\nquit\n' | "${ours[@]}" "$bench" train --model "$model" "${more[@]}" $options \
+            >"$work/answers" || { tail -n 3 "$work/answers"; return 1; }
+        sed -nE 's/.*"ms":\[([0-9.,e+]*)\].*/\1/p' "$work/answers" | tail -n 1 | tr , '\n' | middle |
+            sed "s/^/step in ms, ${options:-default}: /"
+    done
+}
+
+small_model() { # DIR
+    mkdir -p "$1"
+    cat >"$1/config.json" <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "head_dim": 64, "intermediate_size": 96, "vocab_size": 4096, "max_position_embeddings": 256, "rope_theta": 500000}
+END
+}
+
+pages() { # as many as fit into the time
+    local p names="" programs=""
+    for p in dev/kernels/*.cuh; do p=$(basename "$p" .cuh); [ "$p" = page ] || names+=" $p"; done
+    [ -n "$dry" ] && names=cast
+    for p in bf16 fp32; do
+        [ -n "$dry" ] && [ ! -x build/kernels-cuda$on-$p/pages ] && continue
+        [ -x build/kernels-cuda$on-$p/pages ] || make --no-print-directory -C dev/kernels CUDA=1 \
+            ../../build/kernels-cuda-$p/pages >&2 || return
+        programs+=" $PWD/build/kernels-cuda$on-$p/pages"
+    done
+    NAMES=$names PAGES=$programs "${ours[@]}" dev/kernels/pages.sh table-cuda | tee "$out/kernels-gpu.md"
+}
+
