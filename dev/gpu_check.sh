@@ -6,7 +6,7 @@
 #   dev/gpu_check.sh CALL…         correctness  machine nccl kernels tests ranks curve
 #                                  speed        roofline attention profiler pages
 #                                  training     a step of Llama-3.2-1B beside PyTorch's
-#                                  sanitizers   compute-sanitizer on the kernels; variants of the step
+#                                  sanitizers   variants of the step; compute-sanitizer on the kernels
 #                                  training-8b  the shape of Llama-3-8B
 #                                  without a CALL: all of them, and before them the stage build
 #   STAGES="kernels ranks" dev/gpu_check.sh    these stages alone
@@ -32,7 +32,7 @@ else
             correctness) stages+=" machine nccl kernels tests ranks curve" ;;
             speed) stages+=" roofline attention profiler pages" ;;
             training | training-8b) stages+=" $call" ;;
-            sanitizers) stages+=" sanitizer variants" ;;
+            sanitizers) stages+=" variants sanitizer" ;;
             *) die "$call: expected correctness, speed, training, sanitizers or training-8b" ;;
         esac
     done
@@ -41,7 +41,7 @@ stages=${STAGES:-${stages:-$all_stages}}
 for name in $stages; do
     [[ " ${all_stages//$'\n'/ } " == *" $name "* ]] || die "there is no stage $name; these are there:" $all_stages
 done
-out=$(realpath -m "${OUT:-dev/results}") whole=${LIMIT:-540} python=${PYTHON:-python3} dry=${DRY:+1} failed=0
+out=$(realpath -m "${OUT:-dev/results}") whole=${LIMIT:-540} left_out= python=${PYTHON:-python3} dry=${DRY:+1} failed=0
 on=${dry:+-on-cpu} # build/cuda-bf16 or build/cuda-on-cpu-bf16
 bench=build/cuda$on-bf16/bench_gpu
 json=$out/gpu-check.json all=$out/gpu-check.log work=$(mktemp -d)
@@ -50,14 +50,16 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
 for dir in /usr/local/nvidia/bin /usr/local/cuda/bin; do [ -d $dir ] && PATH=$PATH:$dir; done
 
-# the programs' libraries: those copied along, then CUDA's from the toolkit or from Python packages; PyTorch has its own
+# LD_LIBRARY_PATH of our programs: libraries copied with build/, then CUDA's, from the toolkit or from Python packages.
+# PyTorch uses its own.
 libraries=$PWD/build/lib
-for dir in /usr/local/cuda/lib64 \
+for dir in /usr/local/nvidia/lib64 /usr/local/cuda/lib64 \
     $($python -c 'import glob, sysconfig; print(*glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib"))' \
     2>/dev/null); do
     [ -d "$dir" ] && libraries+=:$dir
 done
-ours=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
+libraries+=${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+ours=(env "LD_LIBRARY_PATH=$libraries")
 commit=$(git describe --always --dirty --exclude '*' 2>/dev/null || cat build/commit 2>/dev/null || echo unknown)
 
 # quoted TEXT…: for JSON, and for a table's cell
@@ -105,7 +107,7 @@ throttled() {
 # json_row NAME RESULT CODE SECONDS CLOCKS: a stage's entry of the JSON, from its log in $log
 json_row() {
     local bounds figures where="${gpu:-}, $(date -u +%F), commit $commit"
-    # the last of a name
+    # if a bound was printed twice, the last one
     bounds=$(sed -n 's/^bound: //p' "$log" | tac | awk -F' [|] ' '!seen[$1]++' | tac |
         tr -d '"[]\\' | sed 's/.*/"&"/' | paste -sd,)
     figures=$(grep '^{"section"' "$log" | paste -sd,)
@@ -158,14 +160,19 @@ stage() {
     [ -n "$dry" ] && limit=$((4 * limit))
     [ $left -lt "$limit" ] && limit=$left
     echo "== $name"
-    if [ "$limit" -lt 5 ]; then echo "left out: $left s are left"; return 0; fi
     : >"$work/clocks"
+    : >"$log"
+    if [ "$limit" -lt 5 ]; then
+        echo "left out: $left s are left"
+        left_out+=" $name"
+        return 0
+    fi
     if command -v nvidia-smi >/dev/null; then
-        nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu,$reasons --format=csv,noheader,nounits -l 1 \
-            >"$work/clocks" 2>/dev/null &
+        stdbuf -oL nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu,$reasons \
+            --format=csv,noheader,nounits -l 1 >"$work/clocks" 2>/dev/null &
         sampler=$!
     fi
-    timeout -k 5 "$limit" "$@" >"$log" 2>&1
+    STAGE_LIMIT=$limit timeout -k 5 "$limit" "$@" >"$log" 2>&1
     code=$?
     [ -n "$sampler" ] && { kill $sampler; wait $sampler; } 2>/dev/null
     { echo "== $name, $(date -u +%FT%TZ), commit $commit, exit code $code"; cat "$log"; } >>"$all"
@@ -206,23 +213,23 @@ function_stage() {
     shift 2
     stage "$name" "$limit" bash dev/gpu_check.sh --function "$@"
 }
-if wanted machine; then function_stage machine 60 machine; cat "$log"; fi
+if wanted machine; then function_stage machine 120 machine; cat "$log"; fi
 if wanted nccl; then function_stage nccl 60 nccl; fi
-for group in kernels tests; do
-    wanted $group || continue
-    for precision in bf16 fp32; do
-        function_stage $group-$precision 150 tests build/cuda$on-$precision/test_llama3_cuda $group
-    done
-done
 if wanted ranks; then function_stage ranks 60 ranks; fi
 if wanted curve; then
     # Two fp32 builds for CPUs differ by 0.00004 on average, and one in bf16 from one in fp32 by 0.006.
     function_stage curve-fp32 60 loss_curve fp32 0.0004
     function_stage curve-bf16 60 loss_curve bf16 0.015
 fi
+for group in kernels tests; do
+    wanted $group || continue
+    for precision in bf16 fp32; do
+        function_stage $group-$precision 150 tests build/cuda$on-$precision/test_llama3_cuda $group
+    done
+done
 if wanted roofline; then
     stage roofline 150 "${ours[@]}" $bench roofline ${dry:+tiny}
-    {
+    [ ! -s "$log" ] || {
         printf '# The ops of the CUDA build beside what the GPU can do\n\n'
         printf '%s, %s, commit %s: `bench_gpu roofline`, medians.\n' "$gpu" "$(date -u +%F)" "$commit"
         printf 'Clocks while it ran: %s.\n' "$(clocks)"
@@ -235,19 +242,20 @@ beside=("$python" dev/pytorch/bench_gpu.py --program $bench --library-path "$lib
 beside_pytorch() {
     local name=$1 limit=$2 left=$((whole - SECONDS))
     shift 2
-    stage "$name" "$limit" "${beside[@]}" --limit $(((left < limit ? left : limit) - 15)) "$@"
+    stage "$name" "$limit" "${beside[@]}" --limit $(((left < limit ? left : limit) - 40)) "$@"
     [ ! -s "$work/clocks" ] || printf '\nClocks while it ran: %s.\n' "$(clocks)" >>"$out/training-gpu.md"
 }
 if wanted attention; then beside_pytorch attention 100 attention; fi
 if wanted profiler; then function_stage profiler 100 profiler; fi
+if wanted variants; then function_stage variants 120 variants; fi
 if wanted sanitizer; then
     function_stage sanitizer 40 sanitizer
     if grep -q '^works' "$log"; then
-        for tool in memcheck racecheck synccheck; do function_stage $tool-bf16 150 checked $tool; done
+        for tool in memcheck racecheck synccheck; do function_stage $tool-bf16 130 checked $tool; done
     fi
 fi
-if wanted variants; then function_stage variants 120 variants; fi
 if wanted training; then beside_pytorch training 520 1B; fi
 if wanted training-8b; then beside_pytorch training-8b 520 --rounds 2 8B; fi
 if wanted pages; then function_stage pages 500 pages; fi
+[ -z "$left_out" ] || echo "left out, because the call's time is over:$left_out"
 exit $failed

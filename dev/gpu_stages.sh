@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# gpu_stages.sh: the stages of dev/gpu_check.sh, which sources this file. Each is a function that prints what it finds,
-# lines `bound: name | limit | measured | met or MISSED`, and ends with an exit code.
+# gpu_stages.sh: the stages of dev/gpu_check.sh, which sources this file. Each function prints its findings, and a line
+# `bound: name | limit | measured | met or MISSED` per bound. It returns nonzero if it failed.
 
 build() { # builds what is missing, without looking at the age of what is there
     local p program
@@ -28,14 +28,25 @@ machine() {
     "${ours[@]}" "$bench" probe
 }
 
+# limited SECONDS COMMAND…: runs a command for at most so long, and never beyond the end of the stage, which would leave
+# it running beside the next one. Exit code 124: out of time; nothing is started when less than 5 seconds are left.
+limited() {
+    local most=$1 left=$((${STAGE_LIMIT:-3600} - SECONDS - 6))
+    shift
+    [ $left -ge 5 ] || return 124
+    timeout -k 2 $((left < most ? left : most)) "$@"
+}
+out_of_time() { [ $((${STAGE_LIMIT:-3600} - SECONDS - 6)) -lt 5 ]; }
+
 # one_by_one PROGRAM TEST…: runs each test in a process of its own, because the first error of a kernel ends a process.
 # A test that fails runs once more, under the memory checker, which names the line, or else with launches that block.
 one_by_one() {
-    local program=$1 name code counts total_passed=0 total_failed=0 checker=(env CUDA_LAUNCH_BLOCKING=1)
+    local program=$1 name code counts late= total_passed=0 total_failed=0 checker=(env CUDA_LAUNCH_BLOCKING=1)
     shift
     for name; do
+        if out_of_time; then late+=" $name"; continue; fi
         echo "-- $name"
-        timeout -k 5 "${TEST_LIMIT:-90}" "${ours[@]}" "$program" "$name" >"$work/one" 2>&1
+        limited 40 "${ours[@]}" "$program" "$name" >"$work/one" 2>&1
         code=$?
         cat "$work/one"
         counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/one" | tail -n 1)
@@ -48,9 +59,10 @@ one_by_one() {
         fi
         if sanitizer | grep -q '^works'; then checker=(compute-sanitizer); fi
         echo "-- $name again: ${checker[*]}"
-        timeout -k 5 "${TEST_LIMIT:-90}" "${ours[@]}" "${checker[@]}" "$program" "$name" 2>&1 | tail -n 60 |
+        limited 30 "${ours[@]}" "${checker[@]}" "$program" "$name" 2>&1 | tail -n 60 |
             sed -E 's/^([0-9]+ passed, [0-9]+ failed)$/  \1/'
     done
+    [ -z "$late" ] || echo "left out, because the stage's time is over:$late"
     echo "$total_passed passed, $total_failed failed"
     [ $total_failed = 0 ]
 }
@@ -159,13 +171,12 @@ sanitizer() { # compute-sanitizer does not support the GPUs of some machines
     fi
 }
 
-# checked TOOL: the tests of kernels, one by one, under a tool of compute-sanitizer; those for which there is no time
-# are left out, and named.
+# checked TOOL: the tests of kernels, one by one, under a tool of compute-sanitizer. Tests that do not end in time are
+# named.
 checked() {
     local program=build/cuda$on-bf16/test_llama3_cuda name clean=0 errors=0 late=""
     for name in ${TESTS:-$("${ours[@]}" "$program" list | grep '^kernels:')}; do
-        timeout -k 5 "${TEST_LIMIT:-40}" "${ours[@]}" compute-sanitizer --tool "$1" --error-exitcode 9 "$program" \
-            "$name" >"$work/one" 2>&1
+        limited 40 "${ours[@]}" compute-sanitizer --tool "$1" --error-exitcode 9 "$program" "$name" >"$work/one" 2>&1
         case $? in
             0) clean=$((clean + 1)) ;;
             124) late+=" $name" ;;
@@ -175,7 +186,7 @@ checked() {
                 grep -m 20 '^=========' "$work/one" ;;
         esac
     done
-    echo "without an end in ${TEST_LIMIT:-40} s:${late:- none}"
+    echo "not ended in time:${late:- none}"
     echo "$clean passed, $errors failed"
     [ $errors = 0 ]
 }
@@ -186,21 +197,22 @@ nccl() {
     else echo "left out: built without NCCL"; fi
 }
 
-# What the profiler says about the kernels of attention: a share of the peak rates tells what limits them.
+# Profiles the attention kernels: the unit closest to its peak rate is what limits them.
 profiler() {
     local metrics=gpu__time_duration.sum
     command -v ncu >/dev/null || { echo "not available: no ncu"; return; }
     for unit in sm__throughput dram__throughput l1tex__data_pipe_lsu_wavefronts_mem_shared \
-        sm__inst_executed_pipe_tensor; do
+        sm__pipe_tensor_cycles_active; do
         metrics+=,$unit.avg.pct_of_peak_sustained_elapsed
     done
-    if printf '64 1\n128 1\n' | "${ours[@]}" ncu --csv --launch-count 200 --kernel-name regex:attention \
-        --metrics "$metrics" "$bench" attention ${dry:+tiny} >"$work/profile" 2>&1; then
-        grep '^"' "$work/profile"
-    else echo "not available: $(tail -n 1 "$work/profile")"; fi
+    # The clocks stay as they are: ncu would lock them, and leave them locked if it were ended.
+    if printf '64 1\n128 1\n' | limited 90 "${ours[@]}" ncu --clock-control none --csv --launch-count 200 \
+        --kernel-name regex:attention --metrics "$metrics" "$bench" attention ${dry:+tiny} >"$work/profile" 2>&1; then
+        grep '^"' "$work/profile" || echo "no kernel was profiled: $(tail -n 1 "$work/profile")"
+    else echo "not available: $(grep -E '^==(ERROR|WARNING)==' "$work/profile" || tail -n 1 "$work/profile")"; fi
 }
 
-# A training step in other ways: which price each has.
+# The time of a training step with other options.
 variants() {
     local options model=$work/model more=(--seq 8192 --batch 1 --accum 2)
     mkdir -p "$model"
@@ -228,7 +240,7 @@ END
 }
 
 pages() { # as many as fit into the time
-    local p names="" programs=""
+    local p names="" programs="" code
     for p in dev/kernels/*.cuh; do p=$(basename "$p" .cuh); [ "$p" = page ] || names+=" $p"; done
     [ -n "$dry" ] && names=cast
     for p in bf16 fp32; do
@@ -237,6 +249,10 @@ pages() { # as many as fit into the time
             ../../build/kernels-cuda-$p/pages >&2 || return
         programs+=" $PWD/build/kernels-cuda$on-$p/pages"
     done
-    NAMES=$names PAGES=$programs "${ours[@]}" dev/kernels/pages.sh table-cuda | tee "$out/kernels-gpu.md"
+    limited 3600 env "NAMES=$names" "PAGES=$programs" "COMMIT=$commit" "${ours[@]}" dev/kernels/pages.sh table-cuda |
+        tee "$out/kernels-gpu.md"
+    code=$?
+    [ $code != 124 ] || echo "the stage's time is over: the pages after these are left out"
+    [ $code = 0 ] || [ $code = 124 ]
 }
 

@@ -1,4 +1,4 @@
-/* arithmetic.h: the errors that a GPU's arithmetic may have and this processor's has not, for CUDA_ON_CPU_ROUGH=1 or 2.
+/* arithmetic.h: adds the errors of GPU arithmetic that a CPU does not have (CUDA_ON_CPU_ROUGH=1 or 2).
  *
  * Without it, exponentials are the C library's and tensor cores add in fp32 one by one, so that results are closer to
  * the definition than a GPU's. With 1, approximate functions err by up to the maximum that NVIDIA states, by a hash of
@@ -42,8 +42,8 @@ inline float toward_zero(double x) {
     return fabs((double)f) > fabs(x) ? nextafterf(f, 0) : f;
 }
 
-/* c + sum of a[k * a_step] * b[k * b_step], as a tensor core adds: in blocks of 4 products, which are exact, aligned to
- * the largest of the block and of c, and cut off below the 24 bits of that one, as is the sum. */
+/* c + sum of a[k * a_step] * b[k * b_step], as a tensor core adds: in blocks of 4 exact products and c. Each term is
+ * aligned to the largest and truncated to 24 bits; the sum is truncated, too. */
 inline float tensor_core_sum(float c, const float *a, int a_step, const float *b, int b_step, int count) {
     enum { BLOCK = 4 };
     for (int first = 0; first < count; first += BLOCK) {

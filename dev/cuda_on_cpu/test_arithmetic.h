@@ -1,4 +1,4 @@
-/* test_arithmetic.h: CUDA_ON_CPU_ROUGH: errors are as large as a GPU's may be, and no larger; tensor cores cut off. */
+/* test_arithmetic.h: CUDA_ON_CPU_ROUGH: errors are as large as a GPU's may be, and no larger; tensor cores truncate. */
 #ifndef TEST_ARITHMETIC_H
 #define TEST_ARITHMETIC_H
 #include "test.h"
@@ -44,10 +44,10 @@ static void test_arithmetic() {
     cuda_on_cpu.rough = 1;
     check(emu::approximate_exp2(0) == 1 && emu::approximate_exp(0) == 1, "an exponential of 0 is exactly 1");
     const float half = 0x1p-24f, small[4] = {half, half, half, half}, one[4] = {1, 1, 1, 1};
-    check(emu::tensor_core_sum(1, small, 1, one, 1, 4) == 1, "a tensor core cuts off small products");
+    check(emu::tensor_core_sum(1, small, 1, one, 1, 4) == 1, "a tensor core truncates small products");
     check(emu::tensor_core_sum(0, small, 1, one, 1, 4) == 4 * half, "it keeps them beside products of their size");
     const float mixed[4] = {1, -half, 0, 0};
-    check(emu::tensor_core_sum(0, mixed, 1, one, 1, 4) == 1, "it cuts off toward zero, also what is negative");
+    check(emu::tensor_core_sum(0, mixed, 1, one, 1, 4) == 1, "it truncates toward zero, also what is negative");
     const float not_finite[4] = {INFINITY, 1, 2, 3};
     check(emu::tensor_core_sum(0, not_finite, 1, one, 1, 4) == INFINITY, "it keeps infinities");
     check(emu::tensor_core_sum(2, one, 1, one, 1, 3) == 5, "it adds a part of a block");

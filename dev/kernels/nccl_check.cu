@@ -1,7 +1,8 @@
 /* nccl_check.cu: every call of NCCL that the program makes, by one rank on one GPU. dev/gpu_check.sh runs it.
  *
  * Several ranks need several GPUs. One rank shows that the library is found, that its version has these calls, that
- * communicators open, split, end and abort, and that memory can be registered. With one rank a collective copies.
+ * communicators open, split, end and abort, and that memory can be registered. With one rank a collective copies, and
+ * in place it does nothing; only messages launch NCCL's kernels.
  */
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -45,7 +46,7 @@ static void needed(ncclComm_t comm, ncclResult_t result, const char *what) {
 
 static float numbers[COUNT], found[COUNT];
 
-/* Fills `from`, clears `to` (if it is another buffer), runs nothing: the collective comes next on the same stream. */
+/* Writes random numbers to `from` and zeros to `to`, if it is another buffer, on the collective's stream. */
 static void fill(float *from, float *to, cudaStream_t stream) {
     for (int i = 0; i < COUNT; i++) numbers[i] = (float)(rand() % 1000) - 500;
     cuda(cudaMemcpyAsync(from, numbers, sizeof numbers, cudaMemcpyHostToDevice, stream), "copying to the GPU");
@@ -70,14 +71,14 @@ static ncclResult_t send_to_itself(const float *from, float *to, ncclComm_t comm
     return ncclGroupEnd();
 }
 
-/* Operations of two communicators on two streams, with no event between them, issued in turns. */
+/* Messages of two communicators on two streams, with no event between them, issued in turns: x (2, COUNT), y too. */
 static void alternate(ncclComm_t a, ncclComm_t b, float *x, float *y, cudaStream_t one, cudaStream_t two) {
     enum { ROUNDS = 100 };
     int bad = 0;
     char figure[64];
     for (int i = 0; i < ROUNDS; i++) {
-        bad += finished(a, ncclAllGather(x, x, COUNT, ncclFloat, a, one)) != ncclSuccess;
-        bad += finished(b, ncclReduceScatter(y, y, COUNT, ncclFloat, ncclSum, b, two)) != ncclSuccess;
+        bad += finished(a, send_to_itself(x, x + COUNT, a, one)) != ncclSuccess;
+        bad += finished(b, send_to_itself(y, y + COUNT, b, two)) != ncclSuccess;
     }
     cuda(cudaStreamSynchronize(one), "the first stream");
     cuda(cudaStreamSynchronize(two), "the second stream");
@@ -85,12 +86,37 @@ static void alternate(ncclComm_t a, ncclComm_t b, float *x, float *y, cudaStream
     check(!bad, "two communicators on two streams, in implicit order", figure);
 }
 
+/* Each operation that the program enqueues, with from (2, COUNT). */
+static void run_operations(ncclComm_t world, ncclComm_t child, float *from, cudaStream_t one, cudaStream_t two) {
+    float *to = from + COUNT, *others = NULL;
+    fill(from, to, one);
+    expect_copy(world, ncclAllGather(from, to, COUNT, ncclFloat, world, one), to, one, "an all-gather");
+    fill(from, from, one);
+    expect_copy(world, ncclAllGather(from, from, COUNT, ncclFloat, world, one), from, one, "an all-gather in place");
+    fill(from, from, one);
+    expect_copy(world, ncclReduceScatter(from, from, COUNT, ncclFloat, ncclSum, world, one), from, one,
+                "a reduce-scatter in place, fp32");
+    fill(from, from, one);
+    expect_copy(world, ncclReduceScatter(from, from, 2 * COUNT, ncclBfloat16, ncclSum, world, one), from, one,
+                "a reduce-scatter in place, bf16");
+    fill(from, to, one);
+    expect_copy(child, send_to_itself(from, to, child, one), to, one, "a send and a receive of one group");
+    cuda(cudaMalloc((void **)&others, 2 * sizeof numbers), "memory");
+    fill(from, to, one);
+    fill(others, others + COUNT, two);
+    cuda(cudaStreamSynchronize(one), "the first stream");
+    cuda(cudaStreamSynchronize(two), "the second stream");
+    alternate(world, child, from, others, one, two);
+    expect_copy(child, ncclSuccess, others + COUNT, two, "what the second of them received");
+    cuda(cudaFree(others), "freeing memory");
+}
+
 int main(void) {
     ncclUniqueId id;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t world = NULL, child = NULL, none = NULL;
     cudaStream_t one, two;
-    float *from = NULL, *to = NULL;
+    float *from = NULL;
     void *registered = NULL;
     int version = 0;
     char text[64];
@@ -100,7 +126,7 @@ int main(void) {
     cuda(cudaStreamCreateWithFlags(&two, cudaStreamNonBlocking), "making a stream");
     ncclGetVersion(&version);
     snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-    check(version >= 22000, "NCCL has the calls that the program makes (2.20)", text);
+    check(version >= 22600, "NCCL is as new as the program demands (2.26)", text);
     needed(NULL, ncclGetUniqueId(&id), "an identifier");
     config.blocking = 0;
     ncclResult_t opening = ncclCommInitRankConfig(&world, 1, id, 0, &config);
@@ -115,24 +141,10 @@ int main(void) {
     ncclResult_t memory = ncclMemAlloc((void **)&from, 2 * sizeof numbers);
     check(memory == ncclSuccess, "memory from NCCL", ncclGetErrorString(memory));
     if (memory) cuda(cudaMalloc((void **)&from, 2 * sizeof numbers), "memory");
-    to = from + COUNT;
     ncclResult_t known = finished(world, ncclCommRegister(world, from, 2 * sizeof numbers, &registered));
     check(known == ncclSuccess, "memory is registered", ncclGetErrorString(known));
 
-    fill(from, to, one);
-    expect_copy(world, ncclAllGather(from, to, COUNT, ncclFloat, world, one), to, one, "an all-gather");
-    fill(from, from, one);
-    expect_copy(world, ncclAllGather(from, from, COUNT, ncclFloat, world, one), from, one, "an all-gather in place");
-    fill(from, from, one);
-    expect_copy(world, ncclReduceScatter(from, from, COUNT, ncclFloat, ncclSum, world, one), from, one,
-                "a reduce-scatter in place, fp32");
-    fill(from, from, one);
-    expect_copy(world, ncclReduceScatter(from, from, 2 * COUNT, ncclBfloat16, ncclSum, world, one), from, one,
-                "a reduce-scatter in place, bf16");
-    fill(from, to, one);
-    expect_copy(child, send_to_itself(from, to, child, one), to, one, "a send and a receive of one group");
-    alternate(world, child, from, to, one, two);
-
+    run_operations(world, child, from, one, two);
     if (registered) needed(world, ncclCommDeregister(world, registered), "memory is no longer registered");
     needed(child, ncclCommFinalize(child), "the end of a communicator");
     ncclResult_t ended = ncclCommDestroy(child);

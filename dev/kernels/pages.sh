@@ -27,7 +27,7 @@ if [ "$what" = check ] || [ "$what" = check-cuda ]; then
     exit
 fi
 
-commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
+commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo none)}
 if [ "$what" = table-cuda ]; then
     gpu=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv,noheader | head -n 1)
     cat <<TEXT

@@ -14,7 +14,7 @@ check() { STAGES="$*" OUT="$work/out" timeout 600 dev/gpu_check.sh >"$work/said"
 rows() { grep -c "^| $1 | .*$2" "$work/out/gpu-check.md"; }
 row() { grep "^| $1 | " "$work/out/gpu-check.md" | head -n 1; }
 
-# what samples the clocks, and is a program of its own that has to be ended
+# a fake nvidia-smi, which prints samples until it is killed
 mkdir "$work/bin"
 cat >"$work/bin/nvidia-smi" <<'END'
 #!/bin/sh
@@ -29,7 +29,16 @@ case "$*" in
 esac
 END
 chmod +x "$work/bin/nvidia-smi"
-# in place of compute-sanitizer: it runs the program, and can find an error
+# a fake profiler, and a fake compute-sanitizer; the profiler may not change the clocks
+cat >"$work/bin/ncu" <<'END'
+#!/bin/bash
+[[ " $* " = *" --clock-control none "* ]] || { echo "==ERROR== the clocks would be locked"; exit 1; }
+while [[ ${1:-} == --* ]]; do shift $([[ $1 = --csv ]] && echo 1 || echo 2); done
+"$@" >&2
+echo '"0","attention_forward","1"'
+END
+chmod +x "$work/bin/ncu"
+# compute-sanitizer runs the program, and can find an error
 cat >"$work/bin/compute-sanitizer" <<'END'
 #!/bin/bash
 while [[ ${1:-} == --* ]]; do shift $([[ $1 = --tool || $1 = --error-exitcode ]] && echo 2 || echo 1); done
@@ -79,6 +88,8 @@ if [ "$(rows ranks '= 7 | 7 | met')" = 1 ]; then
 else
     fail "ranks on one GPU have one rank's bits" "$(row ranks)"
 fi
+if grep -q '^"0","attention_forward"' "$work/out/gpu-check.log"; then pass "the profiler's figures are in the log" ncu
+else fail "the profiler's figures are in the log" "$(row profiler)"; fi
 if [ "$(rows 'curve-.*' 'loss curve in .* | met')" = 2 ]; then
     pass "losses are those of the CPU build" "$(rows 'curve-.*' '| met') precisions"
 else fail "losses are those of the CPU build" "$(rows 'curve-.*' '')"; fi

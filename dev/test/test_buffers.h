@@ -26,7 +26,9 @@ static const char *const TEST_DEVICES = "three streams";
 static int no_managed_memory; // some virtual machines refuse it: then pinned memory of the host, which is slower
 static char *shared_alloc(size_t bytes) {
     void *p = NULL;
-    cudaError_t refused = no_managed_memory ? cudaErrorNotSupported : cudaMallocManaged(&p, bytes, cudaMemAttachGlobal);
+    int managed = !no_managed_memory;
+    if (managed) cuda_check(cudaDeviceGetAttribute(&managed, cudaDevAttrManagedMemory, 0), "asking for managed memory");
+    cudaError_t refused = managed ? cudaMallocManaged(&p, bytes, cudaMemAttachGlobal) : cudaErrorNotSupported;
     if (!refused) return (char *)p;
     if (!no_managed_memory) {
         printf("note: no managed memory (%s): the tests of ops use pinned memory\n", cudaGetErrorString(refused));
