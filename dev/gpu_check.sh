@@ -2,7 +2,7 @@
 # gpu_check.sh: checks and measures what only an NVIDIA GPU can show. Its stages are grouped in calls of at most ten
 # minutes; it writes the results to disk after each stage.
 #
-#   make gpu-programs              builds everything that it runs; if on another machine, copy build/ here
+#   make gpu-programs              builds everything that it runs; docs/guide/gpus.md says what to copy elsewhere
 #   dev/gpu_check.sh CALL…         correctness  machine nccl kernels tests ranks curve
 #                                  speed        roofline attention profiler pages
 #                                  training     a step of Llama-3.2-1B beside PyTorch's

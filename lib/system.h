@@ -119,7 +119,7 @@ static inline int reserve_file(int fd, int64_t from, int64_t bytes) {
     int failed;
     do failed = posix_fallocate(fd, (off_t)from, (off_t)bytes);
     while (failed == EINTR);
-    if (failed != EOPNOTSUPP && failed != EINVAL) return failed; // musl says so where glibc writes instead
+    if (failed != EOPNOTSUPP && failed != EINVAL) return failed; // musl returns these where glibc writes zeros
 #endif
     static const char zeros[1 << 16] = {0};
     off_t at = lseek(fd, 0, SEEK_END);

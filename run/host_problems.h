@@ -67,7 +67,8 @@ static double free_memory(void) {
 
 static double free_shm(void) {
     struct statvfs shm;
-    if (statvfs("/dev/shm", &shm)) return errno == ENOENT ? INFINITY : 0; // not there: MPI needs no /dev/shm either
+    // A system without /dev/shm shares memory in another way.
+    if (statvfs("/dev/shm", &shm)) return errno == ENOENT ? INFINITY : 0;
     return (double)shm.f_bavail * (double)shm.f_frsize;
 }
 

@@ -80,7 +80,7 @@ static FILE *logger_file(const char *out, const char *name, const char *mode) {
     snprintf(path, sizeof path, "%s/%s", out, name);
     FILE *f = fopen(path, mode);
     if (!f || fseek(f, 0, SEEK_END)) user_error("cannot write %s: %s", path, strerror(errno));
-    return f; // at the end, also by ftell: where a file starts that is opened to append differs between systems
+    return f; // ftell must give the size: without fseek, musl gives 0 for a file opened to append
 }
 static FILE *logger_create(const char *out, const char *name) { return logger_file(out, name, "w"); }
 

@@ -10,6 +10,7 @@
 #include "../lib/base.h" // defines: the C library, LINUX
 #include <limits.h>
 #include <omp.h>
+
 #define GNU_SPINS "2000"      // spins of GNU's library, of a few dozen cycles each
 #define LLVM_MILLISECONDS "0" // how long a thread of LLVM's library spins
 
@@ -30,8 +31,8 @@ static void limit_spinning(char **argv) {
 
 extern const ElfW(Ehdr) __ehdr_start; // the linker's name for the header of this program in memory
 
-/* Is this the file that the program was loaded from? It is not if the user has started the dynamic loader, and the
- * loader this program: then /proc/self/exe is the loader. */
+/* Is this the file that the program was loaded from? When the user starts the dynamic loader with this program
+ * as its argument, /proc/self/exe is the loader. */
 static int is_file_of_this_program(const char *path) {
     ElfW(Ehdr) header;
     int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -179,7 +179,7 @@ inline void pack(float *packed, const Matrix &m, int64_t first, int64_t rows, in
         for (int i = 0; i < width; i++) packed[k * width + i] = first + i < rows ? element(m, first + i, k) : 0.0f;
 }
 
-/* as tensor cores add, for operands in bf16 */
+/* Multiplies with the truncation of tensor cores. Only operands in bf16 use them. */
 inline void multiply_tile_roughly(float (&sums)[TILE_COLUMNS][TILE_ROWS], const float *a, const float *b,
                                   int64_t depth) {
     for (int j = 0; j < TILE_COLUMNS; j++)

@@ -262,8 +262,10 @@ static void test_attention(KernelTest *t) {
     CHECK("attention: log-sum-exp follows its definition, -infinity for rows that see nothing",
           worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows%s", worst_lse, bad_empty, test_where(t));
     test_report(t, "attention forward and backward follow their definition");
-    // in fp32, a score of some hundreds is rounded by up to 2^-24 of itself, and so are 64 partial sums
-    test_bounds(t, sizeof(floatX) == 2 ? 2e-2 : 6e-5, sizeof(floatX) == 2 ? 1 : 1e-3);
+    // In fp32, a score of some hundreds is rounded by up to 2^-24 of itself, as are its 64 partial sums, whose order a
+    // GPU's compiler chooses.
+    const double fp32_bound = CUDA_BUILD ? 6e-5 : 3e-5;
+    test_bounds(t, sizeof(floatX) == 2 ? 2e-2 : fp32_bound, sizeof(floatX) == 2 ? 1 : 1e-3);
     for (int i = 0; i < 2; i++, t->cases++) test_attention_case(t, &hard[i], 0, 0, &worst_lse, &bad_empty);
     test_report(t, "attention: one key takes all, heads of one element");
 }
