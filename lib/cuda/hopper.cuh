@@ -1,0 +1,215 @@
+/* hopper.cuh: instructions that only GPUs of compute capability 9.0 have: mbarriers, copies of tensor boxes by the
+ * Tensor Memory Accelerator (TMA), wgmma, register reallocation; and the shared-memory layout that wgmma and TMA agree
+ * on.
+ *
+ * References: PTX ISA, sections 9.7.13 (mbarrier), 9.7.9.25 (asynchronous copies), 9.7.15 (wgmma). The emulator in
+ * dev/cuda_on_cpu has functions of the same names.
+ */
+#ifndef CUDA_HOPPER_CUH
+#define CUDA_HOPPER_CUH
+#include "attention_common.cuh" // defines: ptx_shared
+#include <cuda.h>               // defines: CUtensorMap
+
+/* Whether kernels of this compilation may use the instructions: nvcc compiles for several architectures, one at a time.
+ */
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HOPPER_CODE 1
+#else
+#define HOPPER_CODE 0
+#endif
+
+#ifndef CUDA_ON_CPU
+// ---------------------------------------------------------------------------
+// mbarriers: 8 bytes of shared memory each. A phase ends when all expected arrivals and all expected bytes have come;
+// phases alternate between parity 0 and 1, beginning with 0
+
+DEVICE void ptx_mbarrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_shared(barrier)), "r"(arrivals) : "memory");
+}
+/* After the initialization of mbarriers by one thread, before the block's barrier: TMA sees them too. */
+DEVICE void ptx_mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+DEVICE void ptx_mbarrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ptx_shared(barrier)) : "memory");
+}
+/* Arrives, and announces copies of this many bytes, which the phase then waits for. */
+DEVICE void ptx_mbarrier_arrive_expect(uint64_t *barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared(barrier)), "r"(bytes)
+                 : "memory");
+}
+/* Waits until the phase of this parity has ended. On a barrier whose first phase has not ended, parity 1 returns at
+ * once. */
+DEVICE void ptx_mbarrier_wait(uint64_t *barrier, int parity) {
+    asm volatile("{\n"
+                 ".reg .pred ended;\n"
+                 "retry:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+                 "@ended bra done;\n"
+                 "bra retry;\n"
+                 "done:\n"
+                 "}" ::"r"(ptx_shared(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+// ---------------------------------------------------------------------------
+// TMA: copies a box of a tensor of four dimensions, innermost first; elements outside the tensor are zeros in a load,
+// and left alone in a store
+
+/* One thread starts it. When all bytes have arrived, they count for the barrier's phase. */
+DEVICE void ptx_tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier, int x0, int x1, int x2, int x3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(ptx_shared(shared)),
+                 "l"(map), "r"(ptx_shared(barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+                 : "memory");
+}
+/* Stores are committed in groups by the thread that started them, as with cp.async. */
+DEVICE void ptx_tma_store(const CUtensorMap *map, const void *shared, int x0, int x1, int x2, int x3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(ptx_shared(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+                 : "memory");
+}
+DEVICE void ptx_tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/* Until at most N groups still read shared memory. */
+template <int N> DEVICE void ptx_tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+DEVICE void ptx_tma_prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+/* Between ordinary stores to shared memory and their use by wgmma or TMA, on the threads that stored, before the
+ * barrier that tells the others. */
+DEVICE void ptx_fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---------------------------------------------------------------------------
+// barriers of a part of a block, and registers
+
+/* Barriers 1 to 15 (0 is __syncthreads). `threads`: how many take part, those that wait and those that only arrive. */
+DEVICE void ptx_barrier_sync(int barrier, int threads) {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+DEVICE void ptx_barrier_arrive(int barrier, int threads) {
+    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* All warps of a warpgroup call it: from now on each of its threads has N registers. */
+template <int N> DEVICE void ptx_registers_give_up() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> DEVICE void ptx_registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+
+/* Stores four blocks of 8 x 8 bf16 from a warp's registers to shared memory: the reverse of ptx_ldmatrix_x4. */
+DEVICE void ptx_stmatrix_x4(void *shared_row, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx_shared(shared_row)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// ---------------------------------------------------------------------------
+// wgmma: d (64, N) = or += a (64, 16) b (16, N), by the four warps of a warpgroup. Warp w has rows 16 w … 16 w + 15 of
+// d, which are N / 8 blocks of 16 x 8 in the layout of ptx_mma_bf16: d[4 n + i] is element i of block n.
+//
+// It is asynchronous: neither d nor the operands may be touched until ptx_wgmma_wait has returned. ptx_wgmma_fence
+// comes before the first one, and again after the program has touched d or a's registers.
+
+DEVICE void ptx_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void ptx_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/* Until at most N committed groups have not ended. */
+template <int N> DEVICE void ptx_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+/* The compiler believes that a wgmma has ended where it was started. After the wait (and before the fence), so that no
+ * use of d is moved across it. */
+template <int R> DEVICE void ptx_wgmma_settle(float (&d)[R]) {
+    UNROLL for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+#define WGMMA_32                                                                                                       \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define WGMMA_32_OPERANDS                                                                                              \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                    \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),                           \
+    "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),                         \
+    "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),                         \
+    "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define WGMMA_64                                                                                                       \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "                       \
+    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "                       \
+    "%56, %57, %58, %59, %60, %61, %62, %63}"
+#define WGMMA_64_OPERANDS                                                                                              \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                    \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),                           \
+    "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),                         \
+    "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),                         \
+    "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),                         \
+    "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),                         \
+    "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),                         \
+    "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),                         \
+    "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+
+/* Operands in shared memory: a and b are descriptors (shared_matrix). Without TRANSPOSED_A, rows of a are contiguous in
+ * k; with it, columns of a are contiguous. Without TRANSPOSED_B, columns of b are contiguous in k; with it, rows. */
+template <int TRANSPOSED_A, int TRANSPOSED_B, int R>
+DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, uint64_t a, uint64_t b, int accumulate) {
+    static_assert(R == 32 || R == 64, "wgmma is written out for N = 64 and 128");
+    if constexpr (R == 32)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+                     ", %32, %33, p, 1, 1, %35, %36;\n}"
+                     : WGMMA_32_OPERANDS
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+                     ", %64, %65, p, 1, 1, %67, %68;\n}"
+                     : WGMMA_64_OPERANDS
+                     : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B));
+}
+/* a in registers, in the layout of ptx_mma_bf16's left operand: warp w has rows 16 w … 16 w + 15. */
+template <int TRANSPOSED_B, int R>
+DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    static_assert(R == 32 || R == 64, "wgmma is written out for N = 64 and 128");
+    if constexpr (R == 32)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
+                     ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+                     : WGMMA_32_OPERANDS
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSED_B));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
+                     ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+                     : WGMMA_64_OPERANDS
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSED_B));
+}
+#undef WGMMA_32
+#undef WGMMA_32_OPERANDS
+#undef WGMMA_64
+#undef WGMMA_64_OPERANDS
+#endif
+
+// ---------------------------------------------------------------------------
+// tiles in shared memory, as TMA writes and wgmma reads them
+//
+// A tile of bf16 is panels of 64 columns, one after the other; a panel's row has 128 bytes. The 16-byte pieces of a row
+// are permuted as CU_TENSOR_MAP_SWIZZLE_128B does: bits 4 to 6 of the address are XORed with bits 7 to 9. So panels
+// start at multiples of 1,024 bytes.
+
+enum { PANEL = 64, PANEL_BYTES = PANEL * 2 }; // columns of a panel, bytes of its rows
+
+/* The offset in bytes of (row, column) in a tile of `rows` rows. */
+DEVICE int panel_offset(int rows, int row, int column) {
+    int at = row * PANEL_BYTES + column % PANEL * 2;
+    return column / PANEL * rows * PANEL_BYTES + (at ^ (at >> 7 & 7) << 4);
+}
+
+/* Describes an operand to wgmma ("matrix descriptor"): it begins at `tile`, in a panel of 128-byte rows. If rows are
+ * contiguous in k, `across` is not used, because 16 k are within a panel. Otherwise k goes over the panel's rows, and
+ * `across` is the number of bytes from one panel to the next. */
+DEVICE uint64_t shared_matrix(const void *tile, int across) {
+    const uint64_t swizzle_128 = 1, eight_rows = 8 * PANEL_BYTES;
+    return (uint64_t)(ptx_shared(tile) & 0x3FFFF) >> 4 | (uint64_t)(across & 0x3FFFF) >> 4 << 16 |
+           eight_rows >> 4 << 32 | swizzle_128 << 62;
+}
+
+#endif
