@@ -243,7 +243,9 @@ typedef struct {
     int64_t num_phases;
     struct CudaMatmulCache *cuda_matmuls; // cuBLASLt's choices by shape (lib/cuda/matmul.cuh)
     int multiprocessors;
-    int shared_limit; // bytes of shared memory that a block may use
+    int shared_limit;        // bytes of shared memory that a block may use
+    int hopper_attention;    // 1: attention uses the kernels of lib/cuda/attention_hopper.cuh where they can compute it
+    void *encode_tensor_map; // the driver's cuTensorMapEncodeTiled, which they need; NULL: it has none
 #endif
 } Device;
 

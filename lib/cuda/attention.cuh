@@ -7,7 +7,8 @@
  */
 #ifndef CUDA_ATTENTION_CUH
 #define CUDA_ATTENTION_CUH
-#include "attention_common.cuh" // defines: AttentionCall
+#include "attention_common.cuh" // defines: AttentionCall, ATTENTION_KERNEL
+#include "attention_hopper.cuh" // defines: attention_hopper_launch, hopper_map_encoder
 #include "attention_mma.cuh"    // defines: attention_forward_mma, attention_backward_mma
 #include "attention_plain.cuh"  // defines: attention_forward_plain, attention_backward_keys_plain
 
@@ -50,24 +51,12 @@ template <int LANES> static __global__ void __launch_bounds__(256) attention_bac
 // ---------------------------------------------------------------------------
 // the choice of kernels and the work space
 
-#define ATTENTION_KERNEL(kernel, blocks, threads, bytes, a)                                                            \
-    do {                                                                                                               \
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),            \
-                   "shared memory for " #kernel);                                                                      \
-        KERNEL(dev, kernel, (unsigned)(blocks), (unsigned)(threads), (size_t)(bytes), a);                              \
-    } while (0)
-
 typedef enum { ATTENTION_NONE, ATTENTION_PLAIN, ATTENTION_TENSOR_CORES } AttentionSupport;
 
 /* Which kernels compute heads of HD elements. */
 static AttentionSupport cuda_attention_support(int HD) {
     if (HD < 1 || HD > 256) return ATTENTION_NONE;
     return FLOATX == DTYPE_BF16 && (HD == 64 || HD == 128) ? ATTENTION_TENSOR_CORES : ATTENTION_PLAIN;
-}
-
-/* Rows of D, lse2 and dq_sums. */
-static int64_t attention_rows(const AttentionShape *s) {
-    return (int64_t)s->B * s->NH * round_up(s->Tq, ATTENTION_PAD);
 }
 
 static size_t cuda_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
@@ -94,12 +83,14 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
     return a;
 }
 
-static int64_t attention_blocks(const AttentionShape *s, int heads, int T, int tile) {
-    return (int64_t)s->B * heads * ((T + tile - 1) / tile);
-}
-
 // ---------------------------------------------------------------------------
 // launches
+
+/* Whether this build's GPUs of compute capability 9.0 use the kernels of attention_hopper.cuh. No GPU has verified them
+ * yet, so they are off; tests use them in the emulator. */
+#ifndef HOPPER_ATTENTION
+#define HOPPER_ATTENTION 0
+#endif
 
 #ifdef PRECISION_BF16
 /* Whether tensor cores can compute this call: the head's size, and rows that are aligned to 16 bytes. */
@@ -114,7 +105,6 @@ template <int HD, int KEYS> static void attention_backward_mma_launch(Device *de
     typedef Backward<HD, KEYS> Z;
     const AttentionShape *s = &a->s;
     int64_t blocks = attention_blocks(s, s->NKV, s->Tk, KEYS);
-    ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(s) / ATTENTION_PAD, 256, 0, *a);
     if (a->dq_sums) {
         ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 1>), blocks, Z::THREADS, Z::BYTES, *a);
         ATTENTION_KERNEL((attention_backward_round_dq<HD, KEYS>), attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
@@ -126,8 +116,11 @@ template <int HD, int KEYS> static void attention_backward_mma_launch(Device *de
     }
 }
 /* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles in backward. */
-template <int HD> static void attention_mma_launch(Device *dev, const AttentionCall *a) {
-    if (a->out)
+template <int HD> static void attention_tensor_core_launch(Device *dev, const AttentionCall *a) {
+    if (!a->out) ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(&a->s) / ATTENTION_PAD, 256, 0, *a);
+    if (dev->hopper_attention && a->s.Tk > 0)
+        attention_hopper_launch<HD>(dev, a);
+    else if (a->out)
         ATTENTION_KERNEL(attention_forward_mma<HD>, attention_blocks(&a->s, a->s.NH, a->s.Tq, 128), 128,
                          (128 * HD + 2 * 8192) * sizeof(bf16), *a);
     else if (dev->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_mma_launch<HD, 128>(dev, a);
@@ -158,8 +151,8 @@ static void attention_launch(Device *dev, AttentionCall *a) {
 #ifdef PRECISION_BF16
     if (attention_on_tensor_cores(a)) {
         if (dev->deterministic) a->dq_sums = NULL;
-        if (HD == 64) attention_mma_launch<64>(dev, a);
-        else attention_mma_launch<128>(dev, a);
+        if (HD == 64) attention_tensor_core_launch<64>(dev, a);
+        else attention_tensor_core_launch<128>(dev, a);
         return;
     }
 #endif

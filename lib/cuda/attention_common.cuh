@@ -84,16 +84,16 @@ typedef struct {
 /* The compiler may assume that all lanes of a warp have this value: what follows from it needs no register per lane. */
 DEVICE int warp_of_block() { return __shfl_sync(~0u, (int)threadIdx.x / 32, 0); }
 
-/* Which tile a block computes. Blocks start in the order of their numbers: `section` pairs of sequence and kv head at a
- * time, whose K and V fit the L2 cache; within them the tiles with the most work first, so that none of these is last;
- * and of each tile all `heads` heads that share K and V. */
+/* Which tile has a number. Blocks compute tiles in the order of their numbers: `section` pairs of sequence and kv head
+ * at a time, whose K and V fit the L2 cache; within them the tiles with the most work first, so that none of these is
+ * last; and of each tile all `heads` heads that share K and V. */
 typedef struct {
     int b, kv, h; // sequence, kv head, query head
     int order;    // number of the tile by its amount of work: 0 has the most
 } AttentionPlace;
 
-DEVICE AttentionPlace attention_place(const AttentionCall &a, int tiles, int heads) {
-    int held = a.section * tiles * heads, i = (int)blockIdx.x % held, first = (int)blockIdx.x / held * a.section;
+DEVICE AttentionPlace attention_place(const AttentionCall &a, int number, int tiles, int heads) {
+    int held = a.section * tiles * heads, i = number % held, first = number / held * a.section;
     int n = min(a.section, a.s.B * a.s.NKV - first), pair = first + i / heads % n;
     AttentionPlace p;
     p.b = pair / a.s.NKV;
@@ -144,6 +144,25 @@ DEVICE int documents_meet(const int32_t *mine_doc, int mine, int mine_end, const
         from += 32 * step;
     }
     return to;
+}
+
+// ---------------------------------------------------------------------------
+// launches
+
+#define ATTENTION_KERNEL(kernel, blocks, threads, bytes, a)                                                            \
+    do {                                                                                                               \
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),            \
+                   "shared memory for " #kernel);                                                                      \
+        KERNEL(dev, kernel, (unsigned)(blocks), (unsigned)(threads), (size_t)(bytes), a);                              \
+    } while (0)
+
+/* Rows of D, lse2 and dq_sums. */
+static int64_t attention_rows(const AttentionShape *s) {
+    return (int64_t)s->B * s->NH * round_up(s->Tq, ATTENTION_PAD);
+}
+
+static int64_t attention_blocks(const AttentionShape *s, int heads, int T, int tile) {
+    return (int64_t)s->B * heads * ((T + tile - 1) / tile);
 }
 
 #endif

@@ -157,15 +157,15 @@ DEVICE void mma_mask(float (&c)[M][N][4], const AttentionShape &x, int t, int j)
 // V go through one tile each: V arrives while Q K^T is computed, the next K during the softmax and P V. All warps read
 // each tile of keys: 8 HD FLOPs for each byte that a warp reads.
 
-/* One step of the online softmax of 32 rows, in powers of two: c becomes exp2(c scale - base). base is the row's
- * largest score at the time it was last changed. It changes only when a score exceeds it by 8, since P up to 2^8 is as
- * accurate; so o is rarely rescaled. `sum` is of this lane's columns only. */
-template <int N, int D>
-DEVICE void softmax_step(float (&c)[2][N][4], float (&o)[2][D][4], float (&base)[2][2], float (&sum)[2][2],
-                         float scale) {
-    float rescale[2][2];
+/* The online softmax of a tile of scores, in powers of two: c becomes exp2(c scale - base). base is the row's largest
+ * score at the time it was last changed. It changes only when a score exceeds it by 8, since P up to 2^8 is as accurate;
+ * so the output is rarely rescaled. Returns whether a row of this lane has to be, by `rescale`. `sum` is of this lane's
+ * columns only. */
+template <int M, int N>
+DEVICE bool softmax_weights(float (&c)[M][N][4], float (&rescale)[M][2], float (&base)[M][2], float (&sum)[M][2],
+                            float scale) {
     bool any = false;
-    UNROLL for (int m = 0; m < 2; m++)
+    UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             float top = -INFINITY;
             UNROLL for (int n = 0; n < N; n++) top = fmaxf(top, fmaxf(c[m][n][2 * half], c[m][n][2 * half + 1]));
@@ -184,18 +184,21 @@ DEVICE void softmax_step(float (&c)[2][N][4], float (&o)[2][D][4], float (&base)
                 }
             sum[m][half] = fmaf(sum[m][half], rescale[m][half], total);
         }
-    if (!__any_sync(~0u, any)) return;
-    UNROLL for (int m = 0; m < 2; m++)
+    return any;
+}
+
+template <int M, int D> DEVICE void rescale_rows(float (&o)[M][D][4], const float (&rescale)[M][2]) {
+    UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int n = 0; n < D; n++)
             UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
 }
 
 /* Divides o by the row sums and stores lse; tw is the warp's first query. */
-template <int HD>
-DEVICE void forward_finish(const AttentionCall &a, const AttentionPlace &p, int tw, int lane, float (&o)[2][HD / 8][4],
-                           const float (&base)[2][2], const float (&sum)[2][2]) {
+template <int HD, int M>
+DEVICE void forward_finish(const AttentionCall &a, const AttentionPlace &p, int tw, int lane, float (&o)[M][HD / 8][4],
+                           const float (&base)[M][2], const float (&sum)[M][2]) {
     const AttentionShape &s = a.s;
-    UNROLL for (int m = 0; m < 2; m++)
+    UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             float total = sum[m][half];
             total += __shfl_xor_sync(~0u, total, 1);
@@ -218,7 +221,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
     bf16 *ks = qs + QUERIES * HD, *vs = ks + KEYS * HD; // (KEYS, HD)
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + QUERIES - 1) / QUERIES, warp = warp_of_block(), lane = (int)threadIdx.x % 32;
-    const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
+    const AttentionPlace p = attention_place(a, (int)blockIdx.x, tiles, s.NH / s.NKV);
     const AttentionShape x = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.order) * QUERIES, tw = t0 + warp * 32; // first query of this block, of this warp
     const int end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1);
@@ -252,7 +255,8 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
         if (works) {
             uint32_t w[2][N / 2][4];
             if (masked) mma_mask<0>(c, sequence_of(s, opaque(p.b)), tw, j);
-            softmax_step(c, o, base, sum, a.scale2);
+            float rescale[2][2];
+            if (__any_sync(~0u, softmax_weights(c, rescale, base, sum, a.scale2))) rescale_rows(o, rescale);
             mma_pack(w, c, 1);
             mma_weighted<HD>(o, w, vs);
         }
@@ -434,7 +438,7 @@ static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(con
     const AttentionShape &s = a.s;
     const int warp = warp_of_block();
     {
-        const AttentionPlace place = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
+        const AttentionPlace place = attention_place(a, (int)blockIdx.x, (s.Tk + KEYS - 1) / KEYS, 1);
         const AttentionShape x = sequence_of(s, place.b);
         const int key = place.order * KEYS, first = first_query(&s, key) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
         const int end =
@@ -493,7 +497,7 @@ static __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma(
     bf16 *dos = qs + QUERIES * HD, *ks = dos + QUERIES * HD, *vs = ks + KEYS * HD; // (QUERIES, HD); (KEYS, HD)
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + QUERIES - 1) / QUERIES, warp = warp_of_block(), lane = (int)threadIdx.x % 32;
-    const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
+    const AttentionPlace p = attention_place(a, (int)blockIdx.x, tiles, s.NH / s.NKV);
     const AttentionShape x = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.order) * QUERIES, tw = t0 + warp * 32, end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0;

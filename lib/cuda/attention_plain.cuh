@@ -165,7 +165,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2) attention_forward_pla
     float *ws = kvs + TILE * Z::LD; // P
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + TILE - 1) / TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
-    const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
+    const AttentionPlace p = attention_place(a, (int)blockIdx.x, tiles, s.NH / s.NKV);
     const AttentionShape seq = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.order) * TILE, end = seen_by(seq, min(t0 + TILE, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0;
@@ -211,7 +211,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2) attention_backward_ke
     DYN_SHARED(float, ks);
     float *vs = ks + TILE * Z::LD, *qs = vs + TILE * Z::LD, *dos = qs + TILE * Z::LD, *ws = dos + TILE * Z::LD;
     const AttentionShape &s = a.s;
-    const AttentionPlace p = attention_place(a, (s.Tk + TILE - 1) / TILE, 1);
+    const AttentionPlace p = attention_place(a, (int)blockIdx.x, (s.Tk + TILE - 1) / TILE, 1);
     const AttentionShape seq = sequence_of(s, p.b);
     const int j0 = p.order * TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16, G = s.NH / s.NKV;
     const int64_t key = (int64_t)p.b * s.Tk + j0;
@@ -258,7 +258,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2) attention_backward_qu
     float *vs = ks + TILE * Z::LD, *qs = vs + TILE * Z::LD, *dos = qs + TILE * Z::LD, *ws = dos + TILE * Z::LD;
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + TILE - 1) / TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
-    const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
+    const AttentionPlace p = attention_place(a, (int)blockIdx.x, tiles, s.NH / s.NKV);
     const AttentionShape seq = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.order) * TILE, end = seen_by(seq, min(t0 + TILE, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + p.h) * a.padded + t0;

@@ -65,6 +65,13 @@ DEVICE void ptx_tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier
                  "l"(map), "r"(ptx_shared(barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                  : "memory");
 }
+/* `bytes` contiguous bytes, a multiple of 16, from a multiple of 16. */
+DEVICE void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(
+                     ptx_shared(shared)),
+                 "l"(global), "r"(ptx_shared(barrier)), "r"(bytes)
+                 : "memory");
+}
 /* Stores are committed in groups by the thread that started them, as with cp.async. */
 DEVICE void ptx_tma_store(const CUtensorMap *map, const void *shared, int x0, int x1, int x2, int x3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -125,63 +132,63 @@ template <int R> DEVICE void ptx_wgmma_settle(float (&d)[R]) {
 #define WGMMA_32                                                                                                       \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define WGMMA_32_OPERANDS                                                                                              \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                    \
-    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),                           \
-    "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),                         \
-    "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),                         \
-    "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define WGMMA_32_OPERANDS(c)                                                                                           \
+    c(d[0]), c(d[1]), c(d[2]), c(d[3]), c(d[4]), c(d[5]), c(d[6]), c(d[7]), c(d[8]), c(d[9]),                          \
+    c(d[10]), c(d[11]), c(d[12]), c(d[13]), c(d[14]), c(d[15]), c(d[16]), c(d[17]), c(d[18]),                          \
+    c(d[19]), c(d[20]), c(d[21]), c(d[22]), c(d[23]), c(d[24]), c(d[25]), c(d[26]), c(d[27]),                          \
+    c(d[28]), c(d[29]), c(d[30]), c(d[31])
 #define WGMMA_64                                                                                                       \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "                       \
     "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "                       \
     "%56, %57, %58, %59, %60, %61, %62, %63}"
-#define WGMMA_64_OPERANDS                                                                                              \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                    \
-    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),                           \
-    "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),                         \
-    "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),                         \
-    "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),                         \
-    "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),                         \
-    "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),                         \
-    "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),                         \
-    "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define WGMMA_64_OPERANDS(c)                                                                                           \
+    c(d[0]), c(d[1]), c(d[2]), c(d[3]), c(d[4]), c(d[5]), c(d[6]), c(d[7]), c(d[8]), c(d[9]),                          \
+    c(d[10]), c(d[11]), c(d[12]), c(d[13]), c(d[14]), c(d[15]), c(d[16]), c(d[17]), c(d[18]),                          \
+    c(d[19]), c(d[20]), c(d[21]), c(d[22]), c(d[23]), c(d[24]), c(d[25]), c(d[26]), c(d[27]),                          \
+    c(d[28]), c(d[29]), c(d[30]), c(d[31]), c(d[32]), c(d[33]), c(d[34]), c(d[35]), c(d[36]),                          \
+    c(d[37]), c(d[38]), c(d[39]), c(d[40]), c(d[41]), c(d[42]), c(d[43]), c(d[44]), c(d[45]),                          \
+    c(d[46]), c(d[47]), c(d[48]), c(d[49]), c(d[50]), c(d[51]), c(d[52]), c(d[53]), c(d[54]),                          \
+    c(d[55]), c(d[56]), c(d[57]), c(d[58]), c(d[59]), c(d[60]), c(d[61]), c(d[62]), c(d[63])
+/* d is "+f", read and written, or "=f", only written: then its former registers have no meaning to the compiler, which
+ * would otherwise see them written by other instructions while earlier wgmma run, and run one wgmma after the other. */
+#define WGMMA_ASM(N, R, a, b, majors, p, d, ...)                                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p ", 0;\n"                                                        \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 " WGMMA_##R ", " a ", " b ", p, 1, 1, "      \
+                 majors ";\n}"                                                                                         \
+                 : WGMMA_##R##_OPERANDS(d)                                                                             \
+                 : __VA_ARGS__)
 
 /* Operands in shared memory: a and b are descriptors (shared_matrix). Without TRANSPOSED_A, rows of a are contiguous in
  * k; with it, columns of a are contiguous. Without TRANSPOSED_B, columns of b are contiguous in k; with it, rows. */
 template <int TRANSPOSED_A, int TRANSPOSED_B, int R>
 DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, uint64_t a, uint64_t b, int accumulate) {
+#define OPERANDS "l"(a), "l"(b), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B)
     static_assert(R == 32 || R == 64, "wgmma is written out for N = 64 and 128");
-    if constexpr (R == 32)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
-                     ", %32, %33, p, 1, 1, %35, %36;\n}"
-                     : WGMMA_32_OPERANDS
-                     : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B));
-    else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
-                     ", %64, %65, p, 1, 1, %67, %68;\n}"
-                     : WGMMA_64_OPERANDS
-                     : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B));
+    if constexpr (R == 32) {
+        if (accumulate) WGMMA_ASM("64", 32, "%32", "%33", "%34, %35", "1", "+f", OPERANDS);
+        else WGMMA_ASM("64", 32, "%32", "%33", "%34, %35", "0", "=f", OPERANDS);
+    } else {
+        if (accumulate) WGMMA_ASM("128", 64, "%64", "%65", "%66, %67", "1", "+f", OPERANDS);
+        else WGMMA_ASM("128", 64, "%64", "%65", "%66, %67", "0", "=f", OPERANDS);
+    }
+#undef OPERANDS
 }
 /* a in registers, in the layout of ptx_mma_bf16's left operand: warp w has rows 16 w … 16 w + 15. */
 template <int TRANSPOSED_B, int R>
 DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, const uint32_t (&a)[4], uint64_t b, int accumulate) {
+#define OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED_B)
     static_assert(R == 32 || R == 64, "wgmma is written out for N = 64 and 128");
-    if constexpr (R == 32)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32
-                     ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-                     : WGMMA_32_OPERANDS
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSED_B));
-    else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64
-                     ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
-                     : WGMMA_64_OPERANDS
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSED_B));
+    if constexpr (R == 32) {
+        if (accumulate) WGMMA_ASM("64", 32, "{%32, %33, %34, %35}", "%36", "%37", "1", "+f", OPERANDS);
+        else WGMMA_ASM("64", 32, "{%32, %33, %34, %35}", "%36", "%37", "0", "=f", OPERANDS);
+    } else {
+        if (accumulate) WGMMA_ASM("128", 64, "{%64, %65, %66, %67}", "%68", "%69", "1", "+f", OPERANDS);
+        else WGMMA_ASM("128", 64, "{%64, %65, %66, %67}", "%68", "%69", "0", "=f", OPERANDS);
+    }
+#undef OPERANDS
 }
+#undef WGMMA_ASM
 #undef WGMMA_32
 #undef WGMMA_32_OPERANDS
 #undef WGMMA_64
@@ -208,7 +215,7 @@ DEVICE int panel_offset(int rows, int row, int column) {
  * `across` is the number of bytes from one panel to the next. */
 DEVICE uint64_t shared_matrix(const void *tile, int across) {
     const uint64_t swizzle_128 = 1, eight_rows = 8 * PANEL_BYTES;
-    return (uint64_t)(ptx_shared(tile) & 0x3FFFF) >> 4 | (uint64_t)(across & 0x3FFFF) >> 4 << 16 |
+    return (uint64_t)(__cvta_generic_to_shared(tile) & 0x3FFFF) >> 4 | (uint64_t)(across & 0x3FFFF) >> 4 << 16 |
            eight_rows >> 4 << 32 | swizzle_128 << 62;
 }
 
