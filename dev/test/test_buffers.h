@@ -17,6 +17,7 @@ typedef struct {                  // one test's buffers and its worst figures
     double row_floor; // a row of the reference counts as no smaller: where a result is a difference of larger numbers
     double bound, row_bound;   // of this test: what worst and worst_row may be
     uint64_t seed;             // where `random` begins in each test
+    const char *variant;       // of the kernels under test, as a suffix of a test's name; NULL: the usual ones
     char shape[200], bad[600]; // of the case that runs; the first thing that was wrong, "" as long as nothing was
 } KernelTest;
 
@@ -191,8 +192,10 @@ static void test_bounds(KernelTest *t, double bound, double row_bound) {
     t->row_bound = row_bound;
 }
 static void test_report(KernelTest *t, const char *name) {
+    char full[200];
     test_free_all(t);
-    CHECK(name, t->worst <= t->bound && t->worst_row <= t->row_bound && !t->unequal && !t->overruns,
+    snprintf(full, sizeof full, "%s%s", name, t->variant ? t->variant : "");
+    CHECK(full, t->worst <= t->bound && t->worst_row <= t->row_bound && !t->unequal && !t->overruns,
           "%d cases: error %.2g <= %.2g, worst row %.2g <= %.2g, %d differ between %s, %d bytes written outside%s",
           t->cases, t->worst, t->bound, t->worst_row, t->row_bound, t->unequal, TEST_DEVICES, t->overruns,
           test_where(t));

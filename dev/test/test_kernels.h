@@ -125,6 +125,10 @@ static const struct {
                     {"rope", test_rope},
                     {"attention", test_attention},
                     {"attention-keys", test_attention_chunks},
+#if defined(USE_CUDA) && defined(PRECISION_BF16)
+                    {"attention-wgmma", test_attention_wgmma},
+                    {"attention-wgmma-keys", test_attention_wgmma_chunks},
+#endif
                     {"swiglu", test_swiglu},
                     {"cross-entropy", test_cross_entropy},
                     {"cross-entropy-slices", test_cross_entropy_slices},

@@ -83,14 +83,34 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
     return a;
 }
 
-// ---------------------------------------------------------------------------
-// launches
-
-/* Whether this build's GPUs of compute capability 9.0 use the kernels of attention_hopper.cuh. No GPU has verified them
- * yet, so they are off; tests use them in the emulator. */
+/* 1: GPUs of compute capability 9.0 use the kernels of attention_hopper.cuh. No GPU has verified them yet, so they are
+ * off, and only tests use them. */
 #ifndef HOPPER_ATTENTION
 #define HOPPER_ATTENTION 0
 #endif
+
+/* Finds out whether the kernels of attention_hopper.cuh can run on this GPU. With `say`, a note tells what is missing
+ * if this build would use them. */
+static void attention_open(Device *dev, int say) {
+#ifdef PRECISION_BF16
+    int major = 0, minor = 0;
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->gpu), "asking for its capability");
+    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->gpu), "asking for its capability");
+    if (major == 9 && minor == 0) dev->encode_tensor_map = (void *)hopper_map_encoder();
+    dev->hopper_attention = HOPPER_ATTENTION && dev->encode_tensor_map;
+    if (say && HOPPER_ATTENTION && major == 9 && !dev->encode_tensor_map)
+        fprintf(stderr,
+                "note: the NVIDIA driver has no tensor maps (cuTensorMapEncodeTiled), which attention's kernels for "
+                "this GPU need: attention uses those for compute capability 8.0, up to twice as slow; install a driver "
+                "for CUDA 12 or newer\n");
+#else
+    (void)dev;
+    (void)say;
+#endif
+}
+
+// ---------------------------------------------------------------------------
+// launches
 
 #ifdef PRECISION_BF16
 /* Whether tensor cores can compute this call: the head's size, and rows that are aligned to 16 bytes. */

@@ -1,7 +1,7 @@
 /* start.cuh: start and end of the CUDA implementation of the ops, and which attention heads it can compute. */
 #ifndef CUDA_START_CUH
 #define CUDA_START_CUH
-#include "attention.cuh"     // defines: cuda_attention_support
+#include "attention.cuh"     // defines: cuda_attention_support, attention_open
 #include "cross_entropy.cuh" // defines: cross_entropy_kernel, loss_shared_bytes
 #include "matmul.cuh"        // defines: CudaMatmulCache, CUDA_WORKSPACE_BYTES
 
@@ -27,6 +27,7 @@ static void cuda_ops_open(Device *dev, int say) {
     dev->cuda_matmuls = cache;
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
+    attention_open(dev, say);
     cache->workspace = workspace;
     const void *kernels[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
     for (int i = 0; i < 2; i++) // more than 48 KB of shared memory must be asked for
