@@ -2,7 +2,7 @@
  *
  * Here: the words of the language, vector types, error codes, the settings and the one way to fail. Then fibers.h (a
  * block of threads), streams.h (memory, queues, launches), events.h (streams, events), intrinsics.h and ptx.h (what
- * device code calls).
+ * device code calls), and for compute capability 9.0 async.h, mbarrier.h, tma.h and wgmma.h.
  * A caller may rely on: a kernel that is right gives the same bits under every seed; one that is not, in a way that
  * README.md lists, ends the process with exit code 3 and one line that names the kernel, its block and its thread.
  * Compile with g++ or clang as C++20, -Idev/cuda_on_cpu -Wno-unknown-pragmas (unroll).
@@ -215,6 +215,7 @@ struct CudaOnCpu {
     int devices = 1;             // CUDA_ON_CPU_DEVICES
     int multiprocessors = 8;
     int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER: versions, as the two queries say them
+    int tensor_maps = 1; // CUDA_ON_CPU_TENSOR_MAPS: the driver has cuTensorMapEncodeTiled
     const char *failures =
         nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
     int rough = 0; // CUDA_ON_CPU_ROUGH: 1 or 2: arithmetic errs as that of a GPU may (arithmetic.h)
@@ -231,6 +232,7 @@ struct CudaOnCpu {
         if (const char *s = getenv("CUDA_ON_CPU_MEMORY")) memory = strtoull(s, nullptr, 10);
         if (const char *s = getenv("CUDA_ON_CPU_DEVICES")) devices = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_DRIVER")) driver = atoi(s);
+        if (const char *s = getenv("CUDA_ON_CPU_TENSOR_MAPS")) tensor_maps = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_PROTECT")) protect = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_ROUGH")) rough = atoi(s);
         failures = getenv("CUDA_ON_CPU_FAIL");
@@ -314,4 +316,8 @@ __forceinline__ uint32_t choose(uint32_t n) {
 #include "events.h"
 #include "intrinsics.h"
 #include "ptx.h"
+#include "async.h"
+#include "mbarrier.h"
+#include "tma.h"
+#include "wgmma.h"
 #endif

@@ -105,6 +105,7 @@ inline Fiber *free_fiber() {
 
 struct Body { // the kernel with its arguments
     virtual void run() const = 0;
+    virtual size_t bytes() const = 0; // of the object, which holds the arguments
     virtual ~Body() {}
 };
 
@@ -117,6 +118,7 @@ struct Launch {
     int device;
     bool opted_in; // to more shared memory than 48 KB
     std::shared_ptr<Body> body;
+    mutable size_t static_bytes = 0; // of shared memory, as far as blocks have declared any
 };
 
 struct Copy {
@@ -135,6 +137,8 @@ struct Thread {
     uint32_t mask;            // for which lanes; 0: for the block
     std::vector<Copy> copies; // cp.async under way, the oldest first
     unsigned group;           // of copies, that is open
+    const void *waits_on;     // an mbarrier (mbarrier.h); NULL: none
+    int parity;               // of the phase that it waits for there
 };
 
 struct Meeting { // a warp operation that some of its lanes have reached
@@ -143,6 +147,16 @@ struct Meeting { // a warp operation that some of its lanes have reached
     const char *what;
     void *lane[WARP]; // operands, on the stacks of those that wait
 };
+
+/* Operations that run beside the threads (async.h): how many there are; runs one of them, or says that there is none;
+ * what a thread waits for, in words; what may not be left over when a thread or a block ends. */
+inline int async_pending;
+inline bool async_run_one();
+inline void async_sometimes();
+inline std::string waits_for(const Thread *t);
+inline void async_end_thread();
+inline void async_begin_block();
+inline void async_end_block();
 
 struct Warp {
     uint32_t exist, ended; // lanes
@@ -248,8 +262,18 @@ __attribute__((noreturn)) inline void deadlock() {
         fail(&one->at,
              "waits in %s for good: %s waits in %s at %s:%d. Every thread that is waited for must come to the same "
              "place",
-             one->waits, thread_name(other).c_str(), other->waits, other->at.file, other->at.line);
+             waits_for(one).c_str(), thread_name(other).c_str(), waits_for(other).c_str(), other->at.file,
+             other->at.line);
+    if (!one->mask) fail(&one->at, "waits in %s for good", waits_for(one).c_str());
     fail(&one->at, "waits in %s for good (lanes 0x%08x)", one->waits, one->mask);
+}
+
+/* One of those that may run, once asynchronous operations have made one ready if nobody was; NULL: nobody is. */
+inline Thread *pick_or_land() {
+    if (async_pending) async_sometimes();
+    Thread *t = pick();
+    while (!t && async_pending && async_run_one()) t = pick();
+    return t;
 }
 
 /* Stops the current thread until whoever comes last makes it ready. */
@@ -259,8 +283,12 @@ inline void wait(Place at, const char *what, uint32_t mask) {
     me->at = at;
     me->waits = what;
     me->mask = mask;
-    Thread *next = pick();
+    Thread *next = pick_or_land();
     if (!next) deadlock();
+    if (next == me) { // an asynchronous operation has made it ready
+        me->waits = nullptr;
+        return;
+    }
     Fiber *to = next->fiber;
     if (!to) to = free_fiber(); // has not begun: on a stack of its own
     set_current(next);
@@ -283,6 +311,7 @@ inline void end_thread() {
                  w->meetings[i].arrived, w->meetings[i].what, w->meetings[i].mask);
     w->ended |= 1u << t->lane;
     block.ended++;
+    async_end_thread();
     if (!t->copies.empty())
         fail(nullptr, "ends while a cp.async of it is on its way, which may yet write over what has come to its place: "
                       "commit it, and wait for it");
@@ -300,7 +329,7 @@ inline void fiber_main() {
             set_current(t);
             running->body->run();
             end_thread();
-            t = pick();
+            t = pick_or_land();
         }
         spare[num_spare++] = me;
         if (t) set_current(t);
@@ -309,13 +338,30 @@ inline void fiber_main() {
 }
 
 #if CUDA_ON_CPU_RACES // races.h
+struct RaceClock {    // what threads had done when they came to a barrier of a part of the block
+    std::vector<uint32_t> seen;
+};
 inline void races_after_barrier();
 inline void races_after_syncwarp(uint32_t mask);
 inline void races_touch(const void *p, size_t bytes, bool write, const void *code);
+inline void races_release(RaceClock *clock);
+inline void races_acquire(const RaceClock &clock);
+inline void races_wgmma_starts(int group);
+inline void races_wgmma_reads(int group, const void *p, size_t bytes, const void *code);
+inline uint32_t races_wgmma_time(int group);
+inline void races_wgmma_ended(int group, uint32_t time);
+inline bool races_may_publish(const char *p);
 #else
+struct RaceClock {};
 inline void races_after_barrier() {}
 inline void races_after_syncwarp(uint32_t) {}
 inline void races_touch(const void *, size_t, bool, const void *) {}
+inline void races_release(RaceClock *) {}
+inline void races_acquire(const RaceClock &) {}
+inline void races_wgmma_starts(int) {}
+inline void races_wgmma_reads(int, const void *, size_t, const void *) {}
+inline uint32_t races_wgmma_time(int) { return 0; }
+inline void races_wgmma_ended(int, uint32_t) {}
 #endif
 
 /* All threads of the block come here; `predicate` of all is counted. */
@@ -389,9 +435,10 @@ inline void warp_meet(uint32_t mask, Place at, const char *what, void *mine,
 // shared memory: one arena; first the dynamic part, then the static arrays in the order in which they are reached
 
 enum : size_t { SHARED_ARENA = 512 << 10, SHARED_GUARD = 128, STATIC_SHARED_LIMIT = 48 << 10 };
+enum : size_t { SHARED_FIRST = 1024 }; // address of what a kernel has: CUDA reserves what is before it
 enum : unsigned char { SHARED_POISON = 0xFF, GUARD_BYTE = 0xA5 };
 
-alignas(128) inline char shared_arena[SHARED_ARENA];
+alignas(1024) inline char shared_arena[SHARED_ARENA]; // address 0 of shared memory is its first byte
 
 inline void poison(const void *p, size_t bytes) {
 #if CUDA_ON_CPU_ASAN
@@ -484,8 +531,9 @@ inline void run_block() {
     block.static_bytes = 0;
     block.num_regions = 0;
     poison(shared_arena, SHARED_ARENA);
-    block.shared_end = shared_arena;
-    hand_out_shared(running->shared, 128, "DYN_SHARED");
+    block.shared_end = shared_arena + SHARED_FIRST + (running->static_bytes + 127) / 128 * 128;
+    hand_out_shared(running->shared, 128, "DYN_SHARED"); // CUDA puts static arrays before it
+    async_begin_block();
     for (int w = 0; w < block.warps; w++) {
         warps[w].ended = 0;
         warps[w].num_meetings = 0;
@@ -496,12 +544,15 @@ inline void run_block() {
         threads[i].waits = nullptr;
         threads[i].at.file = nullptr;
         threads[i].group = 0;
+        threads[i].waits_on = nullptr;
     }
     set_current(pick());
     switch_fiber(&outside, free_fiber());
     if (block.ended < block.threads) deadlock();
+    async_end_block();
     current = nullptr;
     check_shared_guards();
+    if (running->static_bytes < block.static_bytes) running->static_bytes = block.static_bytes;
 }
 
 inline void run_grid(const Launch *launch) {

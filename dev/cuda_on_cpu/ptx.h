@@ -120,6 +120,8 @@ inline void land_groups(Thread *t,
 
 } // namespace emu
 
+inline uint32_t ptx_shared(const void *p) { return (uint32_t)((const char *)p - emu::shared_arena); }
+
 inline void ptx_ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) {
     emu::load_matrix(r, shared_row, 4, false, at, "ldmatrix.x4");
 }

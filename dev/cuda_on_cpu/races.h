@@ -2,9 +2,12 @@
  * between.
  *
  * The compiler calls a hook at every load and store: -fsanitize=thread when compiling, and not when linking, so that
- * the hooks below are what is called. Barriers order all threads of the block, __syncwarp the lanes of its mask; a
- * shuffle orders nothing, as CUDA has it. Each byte keeps its last writer and its last reader, so a race may be missed,
- * but what is reported is one.
+ * the hooks below are what is called. Barriers order all threads of the block, __syncwarp the lanes of its mask,
+ * mbarriers and named barriers those that wait after those that have arrived; a shuffle orders nothing, as CUDA has it.
+ * Each byte keeps its last writer and its last reader, so a race may be missed, but what is reported is one.
+ *
+ * The wgmma of a warpgroup read shared memory as if they were one more thread, which knows what all four warps know. A
+ * TMA copy counts as an access by the thread that starts it, at that time; the waiters of its mbarrier come after it.
  */
 #ifndef CUDA_ON_CPU_RACES_H
 #define CUDA_ON_CPU_RACES_H
@@ -14,10 +17,12 @@
 
 namespace emu {
 
+enum { RACE_THREADS = MAX_THREADS + MAX_WARPS / 4 }; // threads, then the wgmma of each warpgroup
+
 struct Access {
     uint64_t phase;
     uint32_t time;
-    int thread;
+    int thread; // below RACE_THREADS
     const void *code;
 };
 struct Byte {
@@ -26,21 +31,63 @@ struct Byte {
 
 inline Byte shared_bytes[SHARED_ARENA];
 inline uint64_t race_phase; // counts barriers, and blocks
-inline uint32_t race_known[MAX_THREADS]
-                          [WARP]; // up to which time of each lane of its warp a thread has seen; its own: its clock
+/* Up to which time of each other thread a thread has seen what it did; its own: its clock. Of other warps it sees
+ * nothing unless `race_wide`: then barriers of parts of a block have been used. */
+inline uint32_t race_known[RACE_THREADS][RACE_THREADS];
+inline bool race_wide;
 
 CUDA_ON_CPU_PLAIN inline void races_after_barrier() { race_phase++; }
 
+CUDA_ON_CPU_PLAIN inline void see(uint32_t *known, const uint32_t *other, int from, int end) {
+    for (int i = from; i < end; i++) known[i] = other[i] > known[i] ? other[i] : known[i];
+}
+
 CUDA_ON_CPU_PLAIN inline void races_after_syncwarp(uint32_t mask) {
-    uint32_t(*known)[WARP] = race_known + current->warp * WARP;
-    uint32_t all[WARP] = {0};
-    for (int i = 0; i < WARP; i++) {
-        if (!(mask >> i & 1)) continue;
-        known[i][i]++; // what it did before has a smaller time
-        for (int j = 0; j < WARP; j++) all[j] = known[i][j] > all[j] ? known[i][j] : all[j];
+    static uint32_t all[RACE_THREADS];
+    const int first = current->warp * WARP, from = race_wide ? 0 : first, end = race_wide ? RACE_THREADS : first + WARP;
+    memset(all + from, 0, (size_t)(end - from) * 4);
+    for (int i = first; i < first + WARP; i++) {
+        if (!(mask >> (i - first) & 1)) continue;
+        race_known[i][i]++; // what it did before has a smaller time
+        see(all, race_known[i], from, end);
     }
-    for (int i = 0; i < WARP; i++)
-        for (int j = 0; j < WARP && mask >> i & 1; j++) known[i][j] = all[j];
+    for (int i = first; i < first + WARP; i++)
+        if (mask >> (i - first) & 1) memcpy(race_known[i] + from, all + from, (size_t)(end - from) * 4);
+}
+
+CUDA_ON_CPU_PLAIN inline void races_release(RaceClock *clock) {
+    race_wide = true;
+    clock->seen.resize(RACE_THREADS);
+    race_known[current->number][current->number]++;
+    see(clock->seen.data(), race_known[current->number], 0, RACE_THREADS);
+}
+
+CUDA_ON_CPU_PLAIN inline void races_acquire(const RaceClock &clock) {
+    if (!clock.seen.empty()) see(race_known[current->number], clock.seen.data(), 0, RACE_THREADS);
+}
+
+/* The wgmma of a warpgroup see what each of its warps has seen, that is, one of the warp's lanes. */
+CUDA_ON_CPU_PLAIN inline void races_wgmma_starts(int group) {
+    static uint32_t warp[RACE_THREADS];
+    const int me = MAX_THREADS + group;
+    race_wide = true;
+    for (int w = 0; w < 4; w++) {
+        memset(warp, 0, sizeof warp);
+        for (int i = (4 * group + w) * WARP; i < (4 * group + w + 1) * WARP; i++) {
+            race_known[i][i]++;
+            see(warp, race_known[i], 0, RACE_THREADS);
+        }
+        uint32_t *known = race_known[me];
+        for (int i = 0; i < RACE_THREADS; i++)
+            if (i != me) known[i] = !w || warp[i] < known[i] ? warp[i] : known[i];
+    }
+}
+
+inline uint32_t races_wgmma_time(int group) { return ++race_known[MAX_THREADS + group][MAX_THREADS + group]; }
+
+inline void races_wgmma_ended(int group, uint32_t time) {
+    uint32_t &known = race_known[current->number][MAX_THREADS + group];
+    if (known < time) known = time;
 }
 
 inline std::string code_line(const void *code) { // file:line of an instruction, by addr2line where there is one
@@ -58,32 +105,48 @@ inline std::string code_line(const void *code) { // file:line of an instruction,
 inline void race(const void *p, bool write, const void *code, const Access &other, bool other_wrote) {
     const SharedRegion *r = block.regions;
     while (r + 1 < block.regions + block.num_regions && (const char *)p >= r[1].at) r++;
-    const Thread *t = &threads[other.thread];
+    char wgmma[64];
+    snprintf(wgmma, sizeof wgmma, "a wgmma of warpgroup %d", other.thread - MAX_THREADS);
     current->at.file = nullptr;
     fail(nullptr,
          "%s byte %lld of shared array %s at %s, which %s %s at %s with no barrier between: put __syncthreads (or, in "
          "one warp, __syncwarp) there",
          write ? "writes" : "reads", (long long)((const char *)p - r->at), r->name, code_line(code).c_str(),
-         thread_name(t).c_str(), other_wrote ? "wrote" : "read", code_line(other.code).c_str());
+         other.thread < MAX_THREADS ? thread_name(&threads[other.thread]).c_str() : wgmma, other_wrote ? "wrote" : "read", code_line(other.code).c_str());
+}
+
+/* Thread `me`, or the wgmma of a warpgroup, touches bytes of the arena. */
+CUDA_ON_CPU_PLAIN inline void races_touch_by(int me, const char *p, size_t bytes, bool write, const void *code) {
+    uint32_t *known = race_known[me];
+    for (Byte *b = shared_bytes + (p - shared_arena), *end = b + bytes; b < end; b++) {
+        for (int writes = 1; writes >= !write; writes--) { // a write with both, a read with the last write
+            const Access &a = writes ? b->write : b->read;
+            if (a.phase != race_phase || a.thread == me) continue;
+            if (known[a.thread] <= a.time) race(shared_arena + (b - shared_bytes), write, code, a, writes);
+        }
+        Access &mine = write ? b->write : b->read;
+        mine.phase = race_phase;
+        mine.time = known[me];
+        mine.thread = me;
+        mine.code = code;
+    }
 }
 
 CUDA_ON_CPU_PLAIN inline void races_touch(const void *p, size_t bytes, bool write, const void *code) {
     if ((const char *)p < shared_arena || (const char *)p >= shared_arena + SHARED_ARENA || !on_device || !current)
         return;
-    Thread *me = current;
-    uint32_t *known = race_known[me->number];
-    for (Byte *b = shared_bytes + ((const char *)p - shared_arena), *end = b + bytes; b < end; b++) {
-        for (int writes = 1; writes >= !write; writes--) { // a write with both, a read with the last write
-            const Access &a = writes ? b->write : b->read;
-            if (a.phase != race_phase || a.thread == me->number) continue;
-            if (a.thread / WARP != me->warp || known[a.thread % WARP] <= a.time) race(p, write, code, a, writes);
-        }
-        Access &mine = write ? b->write : b->read;
-        mine.phase = race_phase;
-        mine.time = known[me->lane];
-        mine.thread = me->number;
-        mine.code = code;
-    }
+    races_touch_by(current->number, (const char *)p, bytes, write, code);
+}
+
+inline void races_wgmma_reads(int group, const void *p, size_t bytes, const void *code) {
+    races_touch_by(MAX_THREADS + group, (const char *)p, bytes, false, code);
+}
+
+/* A fence of the current thread covers what was written to this byte: it has seen who wrote. */
+CUDA_ON_CPU_PLAIN inline bool races_may_publish(const char *p) {
+    const Access &a = shared_bytes[p - shared_arena].write;
+    return a.phase != race_phase || a.thread == current->number ||
+           race_known[current->number][a.thread] > a.time;
 }
 
 } // namespace emu

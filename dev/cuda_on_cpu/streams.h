@@ -672,8 +672,9 @@ template <typename P> inline void check_argument(const Launch &l, const P &argum
 }
 
 inline void run_launch(const Launch &l) {
-    run_grid(&l);
     size_t &seen = machine().static_shared[l.function];
+    l.static_bytes = seen;
+    run_grid(&l);
     if (seen < block.static_bytes) seen = block.static_bytes;
     check_zones(("kernel " + l.name).c_str(), &l.at);
 }
@@ -686,6 +687,7 @@ template <typename... P> struct KernelCall : Body {
         kernel(std::get<I>(arguments)...);
     }
     void run() const override { call(std::index_sequence_for<P...>()); }
+    size_t bytes() const override { return sizeof *this; }
 };
 
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */

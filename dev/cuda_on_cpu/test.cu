@@ -7,6 +7,7 @@
  */
 #include "test_arithmetic.h" // defines: test_arithmetic
 #include "test_errors.h"     // defines: test_errors
+#include "test_hopper.h"     // defines: test_hopper
 #include "test_lt.h"         // defines: test_lt
 #include "test_planted.h"    // defines: test_planted
 #include "test_primitives.h" // defines: run_product, test_warp, test_block, test_cached, test_fragments, test_product
@@ -51,6 +52,7 @@ int main(void) {
     test_cached();
     test_fragments();
     test_product();
+    test_hopper();
     test_streams();
     test_clock();
     test_devices();
