@@ -26,11 +26,10 @@ static PFN_cuTensorMapEncodeTiled_v12000 hopper_map_encoder(void) {
 /* Describes x (B, T, heads, HD), whose tokens are `stride` elements apart, to TMA, in boxes of `rows` tokens. */
 static CUtensorMap hopper_map(const Device *dev, const bf16 *x, const AttentionShape *s, int T, int heads,
                               int64_t stride, int rows) {
-    CUtensorMap map;
+    CUtensorMap map = ZERO;
     const cuuint64_t sizes[4] = {(cuuint64_t)s->HD, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)s->B};
     const cuuint64_t bytes = sizeof *x, strides[3] = {s->HD * bytes, stride * bytes, T * stride * bytes};
     const cuuint32_t box[4] = {PANEL, 1, (cuuint32_t)rows, 1}, every[4] = {1, 1, 1, 1};
-    memset(&map, 0, sizeof map);
     if (!x) return map; // no tensor of this call
     CUresult result = ((PFN_cuTensorMapEncodeTiled_v12000)dev->encode_tensor_map)(
         &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)x, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,

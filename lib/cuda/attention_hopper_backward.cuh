@@ -22,7 +22,8 @@ template <int HD> struct HopperBackward {
     static constexpr int Q = 2 * V, DO = Q + HOPPER_STAGES * TILE;      // (stages, QUERIES, HD)
     static constexpr int DS = DO + HOPPER_STAGES * TILE;                // (2, KEYS, QUERIES) of this step and the last
     static constexpr int ROWS = DS + 2 * KEYS * QUERIES;                // (2, stages, QUERIES) floats: lse2, D
-    static constexpr int BYTES = ROWS * (int)sizeof(bf16) + 2 * HOPPER_STAGES * QUERIES * (int)sizeof(float);
+    static constexpr int BYTES = ROWS * (int)sizeof(bf16) + 2 * HOPPER_STAGES * QUERIES * (int)sizeof(float) +
+                                 PANEL_SLACK;
     static constexpr int DQ_COLUMNS = HD == 128 ? 64 : 0; // consumer 1's half of dQ begins at this column …
     static constexpr int DQ_ROWS = HD == 128 ? 0 : 64;    // … and this row
 };
@@ -83,11 +84,17 @@ template <int N> DEVICE void backward_probabilities(float (&c)[1][N][4], const f
         UNROLL for (int e = 0; e < 4; e++) c[0][n][e] = ptx_exp2(fmaf(c[0][n][e], scale2, e % 2 ? -row.y : -row.x));
     }
 }
-/* c = dS^T = P^T (dP^T - D), from c = P^T. */
-template <int N> DEVICE void backward_d_scores(float (&c)[1][N][4], const float (&dp)[1][N][4], const float *D) {
+/* dp = dS^T = P^T (dP^T - D), from dp = dP^T and the rounded P^T. */
+template <int N>
+DEVICE void backward_d_scores(float (&dp)[1][N][4], const uint32_t (&w_p)[1][N / 2][4], const float *D) {
     UNROLL for (int n = 0; n < N; n++) {
         const float2 row = *(const float2 *)(const void *)(D + n * 8 + opaque_lane() % 4 * 2);
-        UNROLL for (int e = 0; e < 4; e++) c[0][n][e] *= dp[0][n][e] - (e % 2 ? row.y : row.x);
+        UNROLL for (int half = 0; half < 2; half++) {
+            const uint32_t two = w_p[0][n / 2][n % 2 * 2 + half];
+            float *x = &dp[0][n][2 * half];
+            x[0] = __uint_as_float(two << 16) * (x[0] - row.x);
+            x[1] = __uint_as_float(two & 0xFFFF0000u) * (x[1] - row.y);
+        }
     }
 }
 
@@ -131,8 +138,8 @@ DEVICE void backward_steps(const AttentionCall &a, const HopperBackwardPlace &p,
         mma_pack(w_p, c, 1);
         wgmma_weighted<HD>(dv, w_p, dos);
         wgmma_finish<1>(dp);
-        backward_d_scores(c, dp, D + stage * Z::QUERIES);
-        mma_pack(w_ds, c, 1);
+        backward_d_scores(dp, w_p, D + stage * Z::QUERIES);
+        mma_pack(w_ds, dp, 1);
         if (WITH_DQ) {
             hopper_store(ds + g * 64 * PANEL, Z::KEYS, w_ds, warp);
             ptx_fence_proxy_async();
@@ -182,7 +189,8 @@ template <int HD, int WITH_DQ>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     attention_backward_hopper(const __grid_constant__ HopperCall h) {
 #if HOPPER_CODE
-    HOPPER_SHARED(tiles);
+    DYN_SHARED(bf16, memory);
+    bf16 *tiles = first_panel(memory);
     SHARED(BackwardBarriers, barriers, 1);
     const int group = warp_of_block() / 4;
     const HopperBackwardPlace p = hopper_backward_place<HD>(h.call);
@@ -233,7 +241,7 @@ static __global__ void __launch_bounds__(128 * HOPPER_CONSUMERS) attention_round
 template <int HD> struct HopperQueries {
     static constexpr int QUERIES = 64 * HOPPER_CONSUMERS, KEYS = 64, N = KEYS / 8, TILE = KEYS * HD;
     static constexpr int Q = 0, DO = QUERIES * HD, K = 2 * DO, V = K + HOPPER_STAGES * TILE; // in bf16 elements
-    static constexpr int BYTES = (V + HOPPER_STAGES * TILE) * (int)sizeof(bf16);
+    static constexpr int BYTES = (V + HOPPER_STAGES * TILE) * (int)sizeof(bf16) + PANEL_SLACK;
 };
 
 /* One thread starts all loads of the block. */
@@ -292,7 +300,8 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     attention_queries_hopper(const __grid_constant__ HopperCall h) {
 #if HOPPER_CODE
     typedef HopperQueries<HD> Z;
-    HOPPER_SHARED(tiles);
+    DYN_SHARED(bf16, memory);
+    bf16 *tiles = first_panel(memory);
     SHARED(ForwardBarriers, barriers, 1);
     const int warp = warp_of_block(), group = warp / 4;
     ForwardTile tile;

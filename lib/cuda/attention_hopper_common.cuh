@@ -26,15 +26,6 @@ typedef struct {
     CUtensorMap q, k, v, out, dout, dq, dk, dv;
 } HopperCall;
 
-/* A block's dynamic shared memory, for panels (hopper.cuh). */
-#ifdef CUDA_ON_CPU
-#define HOPPER_SHARED(name) DYN_SHARED(bf16, name)
-#else
-#define HOPPER_SHARED(name)                                                                                            \
-    extern __shared__ __align__(1024) unsigned char hopper_shared_memory[];                                            \
-    bf16 *name = (bf16 *)hopper_shared_memory
-#endif
-
 // ---------------------------------------------------------------------------
 // pipelines
 //

@@ -13,7 +13,7 @@
 template <int HD> struct HopperForward {
     static constexpr int QUERIES = 64 * HOPPER_CONSUMERS, KEYS = 128, N = KEYS / 8;
     static constexpr int Q = 0, K = QUERIES * HD, V = K + HOPPER_STAGES * KEYS * HD; // offsets in bf16 elements
-    static constexpr int OUT = V + HOPPER_STAGES * KEYS * HD, BYTES = (OUT + QUERIES * HD) * (int)sizeof(bf16);
+    static constexpr int OUT = V + HOPPER_STAGES * KEYS * HD, BYTES = (OUT + QUERIES * HD) * (int)sizeof(bf16) + PANEL_SLACK;
 };
 
 typedef struct {
@@ -183,7 +183,8 @@ template <int HD>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     attention_forward_hopper(const __grid_constant__ HopperCall h) {
 #if HOPPER_CODE
-    HOPPER_SHARED(tiles);
+    DYN_SHARED(bf16, memory);
+    bf16 *tiles = first_panel(memory);
     SHARED(ForwardBarriers, barriers, 1);
     const int group = warp_of_block() / 4;
     if (threadIdx.x == 0) forward_barriers_init(barriers);

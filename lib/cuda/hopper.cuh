@@ -204,6 +204,12 @@ DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, const uint32_t (&a)[4], uint64_
 
 enum { PANEL = 64, PANEL_BYTES = PANEL * 2 }; // columns of a panel, bytes of its rows
 
+/* The first multiple of 1,024 bytes of dynamic shared memory: a kernel asks for PANEL_SLACK bytes more than it uses. */
+enum { PANEL_SLACK = 1008 }; // dynamic shared memory begins at a multiple of 16
+DEVICE bf16 *first_panel(bf16 *shared) {
+    return (bf16 *)(void *)((char *)shared + (0 - (unsigned)__cvta_generic_to_shared(shared)) % 1024);
+}
+
 /* The offset in bytes of (row, column) in a tile of `rows` rows. */
 DEVICE int panel_offset(int rows, int row, int column) {
     int at = row * PANEL_BYTES + column % PANEL * 2;
