@@ -3,8 +3,8 @@ NVCC  := $(call program,nvcc /usr/local/cuda/bin/nvcc)
 CUDA  ?= $(if $(NVCC),1)
 CUDA_PRECISION := $(if $(filter command line environment,$(origin PRECISION)),$(PRECISION),bf16)
 CUDA_BUILD := build/cuda-$(CUDA_PRECISION)
-# machine code for Ampere and Hopper, and PTX for later GPUs
-CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
+# machine code for Ampere and Hopper, and PTX for later GPUs; 90a has instructions that no later GPU has
+CUDA_CODE  := $(foreach a,80 90a,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
               -gencode arch=compute_90,code=compute_90 -t 2
 CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
               -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno \
@@ -94,7 +94,7 @@ gpu-programs:
 	@$(if $(HAVE_NCCL),$(MAKE) --no-print-directory $(GPU_HOST) PRECISION=bf16 build/cuda-bf16/nccl_check)
 	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3
 	@bash dev/gpu_check.sh --function loss_curve_on_cpu
-	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels $(GPU_HOST) CUDA_ARCH=sm_90 cuda-pages
+	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels $(GPU_HOST) CUDA_ARCH=sm_90a cuda-pages
 	@mkdir -p build/lib
 	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2|libz|libgomp/ {print $$3}' | \
 	    xargs -I{} install -m 644 {} build/lib/

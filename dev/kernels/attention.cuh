@@ -3,7 +3,8 @@
  * Naive: three kernels, with the scores of all queries and keys in memory between them: 8 GB for 32 heads and 8,192
  * tokens. Tiled: a block keeps its queries and loads one tile of keys and values after the other into shared memory,
  * with an online softmax from tile to tile; nothing of size T^2 exists. What is left is the speed of two small matmuls:
- * FMAs here, tensor cores in the op in use.
+ * FMAs, then tensor cores. Up to step 3 each warp multiplies by itself (mma.sync). GPUs of compute capability 9.0 have
+ * matmuls of four warps that read shared memory and run asynchronously (wgmma): from step 4 on.
  */
 
 // ---------------------------------------------------------------------------
@@ -140,6 +141,93 @@ static void forward_tiles(Case *c) {
            X("q"), X("k"), X("v"), s);
 }
 
+#ifdef PRECISION_BF16
+// ---------------------------------------------------------------------------
+// forward on tensor cores. Heads of 64 or 128 elements
+
+/* Runs the op by mma.sync or by wgmma, if this device has it for heads of this size. */
+static void run_by(Case *c, void (*run)(Case *c), int by_wgmma, int deterministic) {
+    int hopper_attention = c->dev->hopper_attention, was_deterministic = c->dev->deterministic;
+    c->left_out = cuda_attention_support((int)c->size[5]) != ATTENTION_TENSOR_CORES ||
+                  (by_wgmma && !c->dev->encode_tensor_map);
+    if (c->left_out) return;
+    c->dev->hopper_attention = by_wgmma;
+    c->dev->deterministic = deterministic;
+    run(c);
+    c->dev->hopper_attention = hopper_attention;
+    c->dev->deterministic = was_deterministic;
+}
+static void forward_mma(Case *c) { run_by(c, forward_in_use, 0, 0); }
+static void forward_producer(Case *c) { run_by(c, forward_in_use, 1, 0); }
+
+/* 64 queries of one head by one warpgroup, 128 keys at a time: it waits for each tile, then for each matmul. */
+template <int HD>
+static __global__ void __launch_bounds__(128) wgmma_kernel(const __grid_constant__ HopperCall h) {
+#if HOPPER_CODE
+    enum { QUERIES = 64, KEYS = 128, N = KEYS / 8 };
+    DYN_SHARED(bf16, memory);
+    SHARED(uint64_t, full, 1); // an mbarrier: the tiles' bytes have arrived
+    bf16 *qs = first_panel(memory), *ks = qs + QUERIES * HD, *vs = ks + KEYS * HD;
+    const AttentionShape &s = h.call.s;
+    const int tiles = (s.Tq + QUERIES - 1) / QUERIES, thread = (int)threadIdx.x, warp = thread / 32;
+    const AttentionPlace p = attention_place(h.call, (int)blockIdx.x, tiles, s.NH / s.NKV);
+    const int t0 = (tiles - 1 - p.order) * QUERIES, end = seen_by(s, min(t0 + QUERIES, s.Tq) - 1);
+    float o[1][HD / 8][4], base[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {{0, 0}}, rescale[1][2], c[1][N][4];
+    uint32_t w[1][N / 2][4], rounded[1][HD / 16][4];
+    fill(o, 0);
+    if (thread == 0) {
+        ptx_mbarrier_init(full, 1);
+        ptx_mbarrier_init_fence();
+    }
+    __syncthreads();
+    for (int j = 0; j < end; j += KEYS) {
+        if (thread == 0) {
+            ptx_mbarrier_arrive_expect(full, (2 * KEYS + (j ? 0 : QUERIES)) * HD * (int)sizeof(bf16));
+            if (!j) hopper_load<HD>(qs, &h.q, full, QUERIES, p.h, t0, p.b);
+            hopper_load<HD>(ks, &h.k, full, KEYS, p.kv, j, p.b);
+            hopper_load<HD>(vs, &h.v, full, KEYS, p.kv, j, p.b);
+        }
+        ptx_mbarrier_wait(full, j / KEYS % 2);
+        wgmma_scores<HD>(c, qs, QUERIES, ks, KEYS);
+        wgmma_finish<0>(c);
+        mma_mask<0>(c, s, t0 + warp * 16, j);
+        softmax_weights(c, rescale, base, sum, h.call.scale2);
+        rescale_rows(o, rescale);
+        mma_pack(w, c, 1);
+        wgmma_weighted<HD>(o, w, vs);
+        wgmma_finish<0>(o);
+        __syncthreads(); // no warp reads keys and values any more
+    }
+    forward_finish<HD>(h.call, p, t0 + warp * 16, thread % 32, o, base, sum);
+    mma_pack(rounded, o, 1);
+    hopper_store(qs, QUERIES, rounded, warp); // in place of the queries
+    ptx_fence_proxy_async();
+    __syncthreads();
+    if (thread) return;
+    hopper_write<HD>(&h.out, qs, QUERIES, p.h, t0, p.b);
+    ptx_tma_store_wait_read<0>();
+#endif
+}
+template <int HD> static void forward_wgmma_launch(Case *c, const AttentionShape *s) {
+    Device *dev = c->dev;
+    HopperCall h = ZERO;
+    h.call = attention_call(s, X("q"), X("k"), X("v"), NULL);
+    h.call.lse = F("lse");
+    h.q = hopper_map(dev, X("q"), s, s->Tq, s->NH, s->q_stride, 64);
+    h.k = hopper_map(dev, X("k"), s, s->Tk, s->NKV, s->k_stride, 128);
+    h.v = hopper_map(dev, X("v"), s, s->Tk, s->NKV, s->v_stride, 128);
+    h.out = hopper_map(dev, X("out"), s, s->Tq, s->NH, s->o_stride, 64);
+    ATTENTION_KERNEL(wgmma_kernel<HD>, attention_blocks(s, s->NH, s->Tq, 64), 128,
+                     (64 + 2 * 128) * HD * sizeof(bf16) + PANEL_SLACK, h);
+}
+static void forward_one_warpgroup(Case *c) {
+    AttentionShape s = shape_of(c);
+    if (s.HD == 64) forward_wgmma_launch<64>(c, &s);
+    else forward_wgmma_launch<128>(c, &s);
+}
+static void forward_wgmma(Case *c) { run_by(c, forward_one_warpgroup, 1, 0); }
+#endif
+
 static const Version forward_versions[] = {
     {"1 three kernels",
      "Scores, softmax, weighted sum, a thread per element (softmax: a warp per row): T x T numbers are written "
@@ -149,10 +237,21 @@ static const Version forward_versions[] = {
      "Tiles of 32 queries by 32 keys in shared memory; four threads keep a query's largest score, sum and output in "
      "registers. Scores are never stored, and tiles that the mask hides are skipped.",
      forward_tiles},
-    {"in use",
-     "The op of lib/cuda: in bf16 both matmuls run on tensor cores, the probabilities stay in registers from one to "
-     "the other, and the next keys are loaded meanwhile.",
-     forward_in_use},
+#ifdef PRECISION_BF16
+    {"3 mma.sync",
+     "Both matmuls run on tensor cores. The probabilities stay in registers from one to the other, and the next keys are "
+     "loaded meanwhile.",
+     forward_mma},
+    {"4 wgmma",
+     "Four warps multiply 64 queries by tiles in shared memory, which TMA has loaded: no operand but the probabilities "
+     "passes through registers. Each step waits for the one before it.",
+     forward_wgmma},
+    {"5 producer, two consumers",
+     "A warp loads tiles ahead, and two warpgroups take turns: one computes exponentials while the tensor cores work for "
+     "the other. A block computes several tiles, so that its next loads overlap with its output.",
+     forward_producer},
+#endif
+    {"in use", "The op of lib/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.", forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -291,6 +390,12 @@ static void backward_tiles(Case *c) {
                of_keys, s);
 }
 
+#ifdef PRECISION_BF16
+static void backward_mma(Case *c) { run_by(c, backward_in_use, 0, 0); }
+static void backward_wgmma_twice(Case *c) { run_by(c, backward_in_use, 1, 1); }
+static void backward_wgmma(Case *c) { run_by(c, backward_in_use, 1, 0); }
+#endif
+
 static const Version backward_versions[] = {
     {"1 three kernels",
      "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: of the two T x T tensors, P is "
@@ -301,8 +406,18 @@ static const Version backward_versions[] = {
      "by blocks that own keys, for dk and dv. Seven matmuls instead of five, but no atomics and the same bits on each "
      "run.",
      backward_tiles},
-    {"in use",
-     "The op of lib/cuda: in bf16 on tensor cores; by default blocks that own keys compute all five matmuls, and dq is "
-     "summed in fp32 with atomics.",
-     backward_in_use},
+#ifdef PRECISION_BF16
+    {"3 mma.sync",
+     "On tensor cores. Blocks that own keys compute all five matmuls, and dq is summed in fp32 by atomic additions.",
+     backward_mma},
+    {"4 wgmma, twice",
+     "As the second step, in a fixed order of additions, but by wgmma on tiles that a producer warp loads by TMA. P and "
+     "dS are the left operands of the next matmuls, from registers.",
+     backward_wgmma_twice},
+    {"5 wgmma",
+     "Five matmuls: dS goes to shared memory, where both consumers read it as the transposed operand of dQ, which is "
+     "summed by atomic additions of 16 bytes while dK is computed.",
+     backward_wgmma},
+#endif
+    {"in use", "The op of lib/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.", backward_in_use},
     END_OF_VERSIONS};

@@ -122,7 +122,7 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
     Times *t = (Times *)checked_malloc(sizeof(Times) * (size_t)PAGE_VERSIONS);
     for (int r = 0; r < rounds; r++)
         for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++) {
-            if (estimate[v] < 0 || t[v].total > 0.6) continue; // 0.6 s of a slow version are enough
+            if (estimate[v] <= 0 || t[v].total > 0.6) continue; // 0.6 s of a slow version are enough
             double took = timed_call(c, op->versions[v].run);
             if (r > 0 || rounds == 1) t[v].at[t[v].n++] = took; // the first round warms up
             t[v].total += took;

@@ -62,6 +62,7 @@ typedef struct { // one size of one op; the op's `declare` fills `tensors` and w
                  // them too much
     double bound, row_bound; // largest ||error|| / ||definition|| of a floatX output; the same of a single row
     double float_bound;      // of an fp32 output; its rows: 10 times that
+    int left_out;            // a version sets it that cannot compute this size on this device
 } Case;
 
 /* SLOTS: an addition, a multiplication or a fused multiply-add is one instruction in the FMA units and takes one slot,
@@ -199,7 +200,7 @@ typedef struct {
     double error, of_bound;
     const char *tensor, *label;
     int64_t rows;
-    int sizes;
+    int sizes, left_out; // cases compared, cases that the version cannot compute on this device
 } Worst;
 
 /* Returns ||got - ref|| / ||ref|| over all rows, and notes the largest share of a bound in w. The worst single row has
@@ -658,6 +659,7 @@ static void case_print(const Case *c, const Op *op, const Roofline *roof, const 
     for (int i = 0; i < dims; i++) used += snprintf(label + used, sizeof label - (size_t)used, " %" PRId64, c->size[i]);
     double bytes = case_bytes(c);
     for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++) {
+        if (!estimate[v]) continue; // cannot compute this size
         if (estimate[v] < 0) {
             printf(page_checks.markdown ? "| %s | %s | about %.0f s: left out | | | | |\n"
                                         : "%-34s %-26s about %.0f s: left out\n",
@@ -716,7 +718,7 @@ static PageOptions page_options(int argc, char **argv) {
 
 /* Compares every version with the definition on the buffers' values. rate (versions): FLOPs and bytes per second in the
  * latest check of a case that is not tiny. A version that would take more than 2 s at that rate is left out, and its
- * estimate is negative. */
+ * estimate is negative; that of a version that cannot compute the size is 0. */
 static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double *estimate, double *errors) {
     double work = c->flops;
     for (int i = 0; i < c->num_tensors; i++) work += (double)c->tensors[i].touched;
@@ -730,7 +732,13 @@ static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double
         case_poison(c);
         device_synchronize(c->dev);
         double start = seconds_now();
+        c->left_out = 0;
         op->versions[v].run(c);
+        estimate[v] = 0;
+        if (c->left_out) {
+            worst[v].left_out++;
+            continue;
+        }
         device_synchronize(c->dev);
         estimate[v] = fmax(seconds_now() - start, 1e-9);
         if (work > 1e6) rate[v] = work / estimate[v];
@@ -781,11 +789,17 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
         case_close(c);
     }
     if (!o->check) printf("\n");
-    for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++)
+    for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++) {
+        if (worst[v].left_out && !worst[v].sizes) {
+            fprintf(stderr, "left out: %s, %s, %s: it computes none of these sizes on this device\n", op->name,
+                    PRECISION_NAME, op->versions[v].name);
+            continue;
+        }
         page_check(worst[v].of_bound <= 1 && worst[v].sizes > 0, op->name, op->versions[v].name,
                    "worst of %d sizes %.1e, %.2f of its bound (%s, %s; %" PRId64 " rows compared)", worst[v].sizes,
                    worst[v].error, worst[v].of_bound, worst[v].tensor ? worst[v].tensor : "none",
                    worst[v].label ? worst[v].label : "none", worst[v].rows);
+    }
     free(c);
     free(f);
 }

@@ -263,8 +263,8 @@ refusals() {
 }
 
 # ---------------------------------------------------------------- compiled for GPUs, where nvcc is
-# instructions of each attention kernel of tensor cores: name, mma, ldmatrix, accesses to local memory; of the machine's
-# code where it can be read, else of PTX
+# instructions of each attention kernel of tensor cores: name, mma, ldmatrix, accesses to local memory, wgmma, copies by
+# TMA; of the machine's code where it can be read, else of PTX
 instructions() {
     local compile
     if command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null; then
@@ -273,11 +273,13 @@ instructions() {
             /HMMA/       { mma[name]++ }
             /LDSM/       { load[name]++ }
             /LDL|STL/    { spill[name]++ }
-            END          { for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0 }'
+            /HGMMA/      { mma[name] += 0; wgmma[name]++ }
+            /UTMALDG/    { tma[name]++ }
+            END          { for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0, wgmma[n] + 0, tma[n] + 0 }'
     else
         compile=$(sed -E 's/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g' \
             "$top/build/cuda-bf16/flags")
-        (cd "$top" && $compile -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
+        (cd "$top" && $compile -arch=compute_90a -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
         awk '
             /\.entry / {
                 match($0, /_Z[A-Za-z0-9_]+/)
@@ -286,7 +288,9 @@ instructions() {
             /mma\.sync/            { mma[name]++ }
             /ldmatrix/             { load[name]++ }
             /ld\.local|st\.local/  { spill[name]++ }
-            END                    { for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0 }' ptx
+            /wgmma\.mma_async/     { mma[name] += 0; wgmma[name]++ }
+            /bulk\.tensor.*global/ { tma[name]++ }
+            END { for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0, wgmma[n] + 0, tma[n] + 0 }' ptx
     fi
 }
 
@@ -314,11 +318,18 @@ compiled() {
         pass "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 1 .out)"
     else fail "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 3 .out)"; fi
     instructions >.sass
-    count=$(grep -c attention .sass)
-    if [ "$count" -ge 8 ] && ! grep attention .sass | awk '$2 < 16 || $3 < 8 || $4 > 0' | grep -q .; then
+    grep attention .sass | grep hopper >.hopper
+    grep attention .sass | grep -v hopper >.mma
+    count=$(wc -l <.mma)
+    if [ "$count" -ge 8 ] && ! awk '$2 < 16 || $3 < 8 || $4 > 0' .mma | grep -q .; then
         pass "attention is mma and ldmatrix, without local memory" \
-            "$count kernels: $(grep attention .sass | awk '{m += $2; l += $3} END {print m " mma, " l " ldmatrix"}')"
-    else fail "attention is mma and ldmatrix, without local memory" "$(cat .sass)"; fi
+            "$count kernels: $(awk '{m += $2; l += $3} END {print m " mma, " l " ldmatrix"}' .mma)"
+    else fail "attention is mma and ldmatrix, without local memory" "$(cat .mma)"; fi
+    count=$(wc -l <.hopper)
+    if [ "$count" -ge 8 ] && ! awk '$2 > 0 || $4 > 0 || $5 < 12 || $6 < 2' .hopper | grep -q .; then
+        pass "attention for Hopper is wgmma and TMA, without local memory" \
+            "$count kernels: $(awk '{m += $5; l += $6} END {print m " wgmma, " l " loads by TMA"}' .hopper)"
+    else fail "attention for Hopper is wgmma and TMA, without local memory" "$(cat .hopper)"; fi
 }
 
 prepare

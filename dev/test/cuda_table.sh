@@ -48,9 +48,14 @@ bounds() {
 for precision in fp32 bf16; do
     make --no-print-directory PRECISION=$precision build/cuda-$precision/test_llama3_cuda >"$work/make" 2>&1 ||
         { grep -i error "$work/make"; exit 1; }
+    if grep -q "wgmma.*serialized" build/cuda-$precision/test_llama3_cuda.ptxas; then
+        echo "error: nvcc runs one wgmma after the other:"
+        grep "wgmma.*serialized" build/cuda-$precision/test_llama3_cuda.ptxas
+        exit 1
+    fi
     kernels build/cuda-$precision/test_llama3_cuda.ptxas | sed "s/^/$precision /" >>"$work/kernels"
     front=$(sed -E "s/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g" build/cuda-$precision/flags)
-    $front -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx" 2>"$work/make" || { cat "$work/make"; exit 1; }
+    $front -arch=compute_90a -ptx train_llama3.cu -o "$work/ptx" 2>"$work/make" || { cat "$work/make"; exit 1; }
     bounds "$work/ptx" >>"$work/bounds"
 done
 
@@ -85,7 +90,7 @@ awk 'FILENAME ~ /bounds$/ {
          return (name SUBSEP at) in registers ? registers[name, at] " x" blocks(name, at) : "-"
      }
      END {
-         split("fp32 sm_80,fp32 sm_90,bf16 sm_80,bf16 sm_90", ats, ",")
+         split("fp32 sm_80,fp32 sm_90a,bf16 sm_80,bf16 sm_90a", ats, ",")
          for (name in known) {
              if (!threads[name]) {
                  complain(name ": no launch bounds")
@@ -105,7 +110,7 @@ awk 'FILENAME ~ /bounds$/ {
 What nvcc makes of each CUDA kernel (dev/test/cuda_table.sh --update): the most registers a thread has in any build;
 then static shared bytes, threads a block may have, and for each build registers x blocks that an SM holds of
 that many threads (dynamic shared memory, which the launcher chooses, left out).
-kernel                         registers # shared  threads  fp32 sm_80 fp32 sm_90 bf16 sm_80 bf16 sm_90
+kernel                         registers # shared  threads  fp32 sm_80 fp32 sm_90a bf16 sm_80 bf16 sm_90a
 TEXT
     cat "$work/rows"
 } >"$work/table"

@@ -23,6 +23,10 @@ static PFN_cuTensorMapEncodeTiled_v12000 hopper_map_encoder(void) {
                                                                         : NULL;
 }
 
+/* Tells the host whether this program has the kernels' code for its GPU: built for compute_90 instead of compute_90a
+ * they are empty. */
+static __global__ void __launch_bounds__(1) hopper_code_kernel(int *has_code) { *has_code = HOPPER_CODE; }
+
 /* Describes x (B, T, heads, HD), whose tokens are `stride` elements apart, to TMA, in boxes of `rows` tokens. */
 static CUtensorMap hopper_map(const Device *dev, const bf16 *x, const AttentionShape *s, int T, int heads,
                               int64_t stride, int rows) {

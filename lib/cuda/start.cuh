@@ -27,7 +27,7 @@ static void cuda_ops_open(Device *dev, int say) {
     dev->cuda_matmuls = cache;
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
-    attention_open(dev, say);
+    attention_open(dev, say, (int *)workspace);
     cache->workspace = workspace;
     const void *kernels[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
     for (int i = 0; i < 2; i++) // more than 48 KB of shared memory must be asked for
