@@ -37,7 +37,8 @@ LINE = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(@!?U?P\d+ )?\s*([A-Z][A-Za-z0-9
 
 def functions(program):
     """Yields (name, [(address, predicate, opcode, operands)]) of each kernel for sm_90a."""
-    text = subprocess.run(["cuobjdump", "-sass", "-arch", "sm_90a", program], capture_output=True, text=True, check=True)
+    command = ["cuobjdump", "-sass", "-arch", "sm_90a", program]
+    text = subprocess.run(command, capture_output=True, text=True, check=True)
     name, code = None, []
     for line in text.stdout.splitlines():
         if "Function :" in line:
@@ -153,7 +154,7 @@ def report(name, code):
     by_unit, flops = counts(path), CONSUMERS * matmul_flops(path)
     tensor = flops / TENSOR_FLOPS
     limits = {"tensor cores": tensor,
-              "shared memory": CONSUMERS * (wgmma_shared_bytes(path) / SHARED_BYTES + 4 * by_unit["shared memory"][1] / 4),
+              "shared memory": CONSUMERS * (wgmma_shared_bytes(path) / SHARED_BYTES + by_unit["shared memory"][1]),
               "issue": CONSUMERS * len(path)}
     for unit in ("exp2", "fp32", "min, compare, integer"):
         limits[unit] = CONSUMERS * by_unit[unit][1]

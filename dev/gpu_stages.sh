@@ -206,15 +206,16 @@ profiler() {
         metrics+=,$unit.avg.pct_of_peak_sustained_elapsed
     done
     # The clocks stay as they are: ncu would lock them, and leave them locked if it were ended.
-    if printf '64 1\n128 1\n' | limited 90 "${ours[@]}" ncu --clock-control none --csv --launch-count 200 \
-        --kernel-name regex:attention --metrics "$metrics" "$bench" attention ${dry:+tiny} >"$work/profile" 2>&1; then
+    if printf '64 1\n128 1\nattention wgmma\n64 1\n128 1\n' |
+        limited 90 "${ours[@]}" ncu --clock-control none --csv --launch-count 200 --kernel-name regex:attention \
+            --metrics "$metrics" "$bench" attention ${dry:+tiny} >"$work/profile" 2>&1; then
         grep '^"' "$work/profile" || echo "no kernel was profiled: $(tail -n 1 "$work/profile")"
     else echo "not available: $(grep -E '^==(ERROR|WARNING)==' "$work/profile" || tail -n 1 "$work/profile")"; fi
 }
 
 # The time of a training step with other options.
 variants() {
-    local options model=$work/model more=(--seq 8192 --batch 1 --accum 2)
+    local options lines model=$work/model more=(--seq 8192 --batch 1 --accum 2)
     mkdir -p "$model"
     cat >"$model/config.json" <<'END'
 {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -222,9 +223,11 @@ variants() {
  "max_position_embeddings": 8192, "rope_theta": 500000, "tie_word_embeddings": true}
 END
     [ -z "$dry" ] || { small_model "$model"; more=(--seq 24 --batch 1 --accum 2); }
-    for options in "" "--deterministic" "--recompute selective" "--recompute full" "--accumulate local" \
+    for options in "" "wgmma" "--deterministic" "--recompute selective" "--recompute full" "--accumulate local" \
         "--lora-rank 16 --base int8"; do
-        printf 'steps 2\nsteps 4\nquit\n' | "${ours[@]}" "$bench" train --model "$model" "${more[@]}" $options \
+        lines='steps 2\nsteps 4\nquit\n'
+        [ "$options" != wgmma ] || lines="attention wgmma\n$lines"
+        printf "$lines" | "${ours[@]}" "$bench" train --model "$model" "${more[@]}" ${options/wgmma/} \
             >"$work/answers" || { tail -n 3 "$work/answers"; return 1; }
         sed -nE 's/.*"ms":\[([0-9.,e+]*)\].*/\1/p' "$work/answers" | tail -n 1 | tr , '\n' | middle |
             sed "s/^/step in ms, ${options:-default}: /"

@@ -148,8 +148,8 @@ static void forward_tiles(Case *c) {
 /* Runs the op by mma.sync or by wgmma, if this device has it for heads of this size. */
 static void run_by(Case *c, void (*run)(Case *c), int by_wgmma, int deterministic) {
     int hopper_attention = c->dev->hopper_attention, was_deterministic = c->dev->deterministic;
-    c->left_out = cuda_attention_support((int)c->size[5]) != ATTENTION_TENSOR_CORES ||
-                  (by_wgmma && !c->dev->encode_tensor_map);
+    c->left_out =
+        cuda_attention_support((int)c->size[5]) != ATTENTION_TENSOR_CORES || (by_wgmma && !c->dev->encode_tensor_map);
     if (c->left_out) return;
     c->dev->hopper_attention = by_wgmma;
     c->dev->deterministic = deterministic;
@@ -161,8 +161,7 @@ static void forward_mma(Case *c) { run_by(c, forward_in_use, 0, 0); }
 static void forward_producer(Case *c) { run_by(c, forward_in_use, 1, 0); }
 
 /* 64 queries of one head by one warpgroup, 128 keys at a time: it waits for each tile, then for each matmul. */
-template <int HD>
-static __global__ void __launch_bounds__(128) wgmma_kernel(const __grid_constant__ HopperCall h) {
+template <int HD> static __global__ void __launch_bounds__(128) wgmma_kernel(const __grid_constant__ HopperCall h) {
 #if HOPPER_CODE
     enum { QUERIES = 64, KEYS = 128, N = KEYS / 8 };
     DYN_SHARED(bf16, memory);
@@ -239,16 +238,16 @@ static const Version forward_versions[] = {
      forward_tiles},
 #ifdef PRECISION_BF16
     {"3 mma.sync",
-     "Both matmuls run on tensor cores. The probabilities stay in registers from one to the other, and the next keys are "
-     "loaded meanwhile.",
+     "Both matmuls run on tensor cores. The probabilities stay in registers from one to the other, and the next keys "
+     "are loaded meanwhile.",
      forward_mma},
     {"4 wgmma",
      "Four warps multiply 64 queries by tiles in shared memory, which TMA has loaded: no operand but the probabilities "
      "passes through registers. Each step waits for the one before it.",
      forward_wgmma},
     {"5 producer, two consumers",
-     "A warp loads tiles ahead, and two warpgroups take turns: one computes exponentials while the tensor cores work for "
-     "the other. A block computes several tiles, so that its next loads overlap with its output.",
+     "A warp loads tiles ahead, and two warpgroups take turns: one computes exponentials while the tensor cores work "
+     "for the other. A block computes several tiles, so that its next loads overlap with its output.",
      forward_producer},
 #endif
     {"in use", "The op of lib/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.", forward_in_use},
@@ -411,8 +410,8 @@ static const Version backward_versions[] = {
      "On tensor cores. Blocks that own keys compute all five matmuls, and dq is summed in fp32 by atomic additions.",
      backward_mma},
     {"4 wgmma, twice",
-     "As the second step, in a fixed order of additions, but by wgmma on tiles that a producer warp loads by TMA. P and "
-     "dS are the left operands of the next matmuls, from registers.",
+     "As the second step, in a fixed order of additions, but by wgmma on tiles that a producer warp loads by TMA. P "
+     "and dS are the left operands of the next matmuls, from registers.",
      backward_wgmma_twice},
     {"5 wgmma",
      "Five matmuls: dS goes to shared memory, where both consumers read it as the transposed operand of dQ, which is "

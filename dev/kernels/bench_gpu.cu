@@ -9,6 +9,9 @@
  *   bench_gpu train OPTION…       a job of one rank with the program's options and random tokens; for each input line
  *                                 (`steps N`, `parts`, `memory`) a JSON object; ends at `quit` or at the input's end
  *
+ * `attention` and `train` also take the lines `attention wgmma` and `attention mma`: from then on attention uses these
+ * kernels, if the GPU can run them. The answer names those that it uses.
+ *
  * Times are the GPU's own, between events, with the next calls already enqueued. A step's time is the host's, until the
  * step's last kernel has ended. Shapes are those of a micro-batch of one sequence of 8,192 tokens. Operands are random,
  * at least twice as large as the L2 cache, and used in rotation, so that no cache holds them. With `tiny` every line is
@@ -337,30 +340,42 @@ static double attention_seconds(Bench *b, int HD, int calls, double *forward,
     return 4.0 * HD * attention_pairs(&s);
 }
 
-static void attention_rows_of(Bench *b) {
+static void attention_row(Bench *b, int HD, int by_wgmma, int deterministic) {
     double forward[MAX_CALLS], backward[MAX_CALLS];
+    char what[96];
+    const char *by = by_wgmma ? "wgmma" : "mma.sync";
+    b->dev.deterministic = deterministic;
+    b->dev.hopper_attention = by_wgmma;
+    double flops = attention_seconds(b, HD, 15, forward, backward), f = median(forward, 15), g = median(backward, 15);
+    b->dev.deterministic = 0;
+    snprintf(what, sizeof what, "forward, heads of %d, %s", HD, by);
+    if (!deterministic) figure("attention", what, f, flops / f / 1e12, flops / f / b->matmul_rate);
+    snprintf(what, sizeof what, "backward, heads of %d, %s%s", HD, by, deterministic ? ", deterministic" : "");
+    figure("attention", what, g, 2.5 * flops / g / 1e12, 2.5 * flops / g / b->matmul_rate);
+}
+
+/* By every kind of kernel that this GPU can run. */
+static void attention_rows_of(Bench *b) {
+    int in_use = b->dev.hopper_attention;
     heading("Attention, 8,192 tokens, 32 heads over 8, causal counted half, backward 2.5 x forward", "TFLOP/s",
             "of the matmul rate");
     for (int HD = 64; HD <= 128; HD += 64)
-        for (int fixed = 0; fixed < 2; fixed++) {
-            char what[96];
-            b->dev.deterministic = fixed;
-            double flops = attention_seconds(b, HD, 15, forward, backward), f = median(forward, 15),
-                   g = median(backward, 15);
-            b->dev.deterministic = 0;
-            snprintf(what, sizeof what, "forward, heads of %d", HD);
-            if (!fixed) figure("attention", what, f, flops / f / 1e12, flops / f / b->matmul_rate);
-            snprintf(what, sizeof what, "backward, heads of %d%s", HD, fixed ? ", deterministic" : "");
-            figure("attention", what, g, 2.5 * flops / g / 1e12, 2.5 * flops / g / b->matmul_rate);
-        }
+        for (int by_wgmma = 0; by_wgmma <= (b->dev.encode_tensor_map != NULL); by_wgmma++)
+            for (int deterministic = 0; deterministic < 2; deterministic++)
+                attention_row(b, HD, by_wgmma, deterministic);
+    b->dev.hopper_attention = in_use;
 }
 
 static void attention_answers(Bench *b) {
     char line[256];
     int HD, calls;
     double seconds[2][MAX_CALLS];
-    while (fgets(line, sizeof line, stdin) && sscanf(line, "%d %d", &HD, &calls) == 2 && calls >= 1 &&
-           calls <= MAX_CALLS) {
+    while (fgets(line, sizeof line, stdin)) {
+        if (!strncmp(line, "attention ", 10)) {
+            answer_attention(&b->dev, line);
+            continue;
+        }
+        if (sscanf(line, "%d %d", &HD, &calls) != 2 || calls < 1 || calls > MAX_CALLS) break;
         double flops = attention_seconds(b, HD, calls, seconds[0], seconds[1]);
         printf("{\"HD\":%d,\"forward_flops\":%.6g", HD, flops);
         for (int way = 0; way < 2; way++) {

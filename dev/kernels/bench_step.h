@@ -112,6 +112,13 @@ static void answer_parts(Trainer *trainer, int64_t step) {
     free(m.parts);
 }
 
+/* `attention wgmma` or `attention mma`: chooses attention's kernels. `attention ?` only asks. */
+static void answer_attention(Device *dev, const char *line) {
+    if (strcmp(line, "attention ?\n")) dev->hopper_attention = strstr(line, "wgmma") && dev->encode_tensor_map;
+    printf("{\"attention\":\"%s\"}\n", dev->hopper_attention ? "wgmma" : "mma");
+    fflush(stdout);
+}
+
 static void train_answers(int argc, char **argv) {
     char path[] = "/tmp/llama3-bench-XXXXXX", line[256], *arguments[64];
     int fd = mkstemp(path), count = 0;
@@ -155,13 +162,15 @@ static void train_answers(int argc, char **argv) {
                 }
             }
             printf("],\"loss\":%.9g,\"norm\":%.9g,\"matmul_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
+        } else if (!strncmp(line, "attention ", 10)) {
+            answer_attention(&trainer->parallel.dev, line);
         } else if (!strcmp(line, "parts\n") && step) {
             answer_parts(trainer, ++step);
         } else if (!strcmp(line,
                            "memory\n")) { // what is taken beyond the arenas is the libraries' and the kernels' own
             printf("{\"planned\":%.0f,\"taken\":%.0f}\n", planned, free_before - device_memory(0));
         } else {
-            user_error("bench_gpu train: expected steps N, parts (after a step), memory or quit, not: %s", line);
+            user_error("bench_gpu train: not one of its lines, or parts before a step: %s", line);
         }
         fflush(stdout);
     }

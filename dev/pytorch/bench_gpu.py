@@ -386,6 +386,10 @@ def train(args, name):
             report.speeds()
             mine = ours.ask(f"steps {args.steps * args.rounds}")["ms"]
             report.speed("this program", m, mine, note=f"loss {loss:.3f}")
+            if "mma" == ours.ask("attention ?")["attention"] != ours.ask("attention wgmma")["attention"]:
+                ours.ask("steps 1")
+                report.speed("this program, attention by wgmma", m, ours.ask(f"steps {args.steps * args.rounds}")["ms"])
+                ours.ask("attention mma")
             if apart:
                 ours.close()
             for pure in (False, True) if torch else ():

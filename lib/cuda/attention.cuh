@@ -90,14 +90,16 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
 #endif
 
 /* Finds out whether the kernels of attention_hopper.cuh can run: on a GPU of compute capability 9.0, built for sm_90a,
- * with a driver that makes tensor maps. With `say`, a note tells what is missing if this build would use them. `scratch`:
- * 4 bytes of the GPU's memory. */
+ * with a driver that makes tensor maps. With `say`, a note tells what is missing if this build would use them.
+ * `scratch`: 4 bytes of the GPU's memory. */
 static void attention_open(Device *dev, int say, int *scratch) {
 #ifdef PRECISION_BF16
     int major = 0, minor = 0, has_code = 0;
     const char *missing = NULL;
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->gpu), "asking for its capability");
-    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->gpu), "asking for its capability");
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->gpu),
+               "asking for the GPU's capability");
+    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->gpu),
+               "asking for the GPU's capability");
     if (major != 9 || minor != 0) return;
     KERNEL(dev, hopper_code_kernel, 1, 1, 0, scratch);
     device_read(dev, &has_code, scratch, sizeof has_code);
@@ -146,9 +148,9 @@ template <int HD, int KEYS> static void attention_backward_mma_launch(Device *de
 }
 /* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles in backward. */
 template <int HD> static void attention_tensor_core_launch(Device *dev, const AttentionCall *a) {
-    if (!a->out) ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(&a->s) / ATTENTION_PAD, 256, 0, *a);
-    if (dev->hopper_attention && a->s.Tk > 0)
-        attention_hopper_launch<HD>(dev, a);
+    if (!a->out)
+        ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(&a->s) / ATTENTION_PAD, 256, 0, *a);
+    if (dev->hopper_attention && a->s.Tk > 0) attention_hopper_launch<HD>(dev, a);
     else if (a->out)
         ATTENTION_KERNEL(attention_forward_mma<HD>, attention_blocks(&a->s, a->s.NH, a->s.Tq, 128), 128,
                          (128 * HD + 2 * 8192) * sizeof(bf16), *a);

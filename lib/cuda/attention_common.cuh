@@ -76,9 +76,9 @@ typedef struct {
     float *lse2;    // (B, NH, padded) lse LOG2_E; infinity for a query that sees no key or does not exist
     float *dq_sums; // (B, NH, padded, HD) sums of dq in fp32, each tile in the order of dq_add; NULL: not used
     int padded;
-    int section;    // (sequence, kv head) pairs that blocks work on at a time
-    float scale;    // 1 / sqrt(HD)
-    float scale2;   // LOG2_E / sqrt(HD)
+    int section;  // (sequence, kv head) pairs that blocks work on at a time
+    float scale;  // 1 / sqrt(HD)
+    float scale2; // LOG2_E / sqrt(HD)
 } AttentionCall;
 
 /* The compiler may assume that all lanes of a warp have this value: what follows from it needs no register per lane. */

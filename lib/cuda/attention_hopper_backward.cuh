@@ -11,21 +11,21 @@
 // ---------------------------------------------------------------------------
 // dK, dV, and sums of dQ
 //
-// Queries are taken QUERIES at a time. Consumer g owns dK and dV of keys 64 g … 64 g + 63. It computes P^T and dS^T, which stay in its registers as
-// the left operands of dV += P^T dO and dK += dS^T Q. dS^T also goes to shared memory, from which both consumers compute
-// dQ = dS K, each one half. The next scores are exponentiated while dP is computed, dS while dV is, and dQ is added to
-// the sums while dK is computed.
+// Queries are taken QUERIES at a time. Consumer g owns dK and dV of keys 64 g … 64 g + 63. It computes P^T and dS^T,
+// which stay in its registers as the left operands of dV += P^T dO and dK += dS^T Q. dS^T also goes to shared memory,
+// from which both consumers compute dQ = dS K, each one half. The next scores are exponentiated while dP is computed,
+// dS while dV is, and dQ is added to the sums while dK is computed.
 
 template <int HD> struct HopperBackward {
     static constexpr int KEYS = 64 * HOPPER_CONSUMERS, QUERIES = 8192 / HD, N = QUERIES / 8, TILE = QUERIES * HD;
-    static constexpr int K = 0, V = KEYS * HD;                          // (KEYS, HD), offsets in bf16 elements
-    static constexpr int Q = 2 * V, DO = Q + HOPPER_STAGES * TILE;      // (stages, QUERIES, HD)
-    static constexpr int DS = DO + HOPPER_STAGES * TILE;                // (2, KEYS, QUERIES) of this step and the last
-    static constexpr int ROWS = DS + 2 * KEYS * QUERIES;                // (2, stages, QUERIES) floats: lse2, D
-    static constexpr int BYTES = ROWS * (int)sizeof(bf16) + 2 * HOPPER_STAGES * QUERIES * (int)sizeof(float) +
-                                 PANEL_SLACK;
-    static constexpr int DQ_COLUMNS = HD == 128 ? 64 : 0; // consumer 1's half of dQ begins at this column …
-    static constexpr int DQ_ROWS = HD == 128 ? 0 : 64;    // … and this row
+    static constexpr int K = 0, V = KEYS * HD;                     // (KEYS, HD), offsets in bf16 elements
+    static constexpr int Q = 2 * V, DO = Q + HOPPER_STAGES * TILE; // (stages, QUERIES, HD)
+    static constexpr int DS = DO + HOPPER_STAGES * TILE;           // (2, KEYS, QUERIES) of this step and the last
+    static constexpr int ROWS = DS + 2 * KEYS * QUERIES;           // (2, stages, QUERIES) floats: lse2, D
+    static constexpr int BYTES =
+        ROWS * (int)sizeof(bf16) + 2 * HOPPER_STAGES * QUERIES * (int)sizeof(float) + PANEL_SLACK;
+    static constexpr int DQ_COLUMNS = HD == 128 ? 64 : 0; // consumer 1's half of dQ begins at this column
+    static constexpr int DQ_ROWS = HD == 128 ? 0 : 64;    // and at this row
 };
 
 typedef struct {
@@ -162,8 +162,8 @@ DEVICE void backward_steps(const AttentionCall &a, const HopperBackwardPlace &p,
 }
 
 template <int HD, int WITH_DQ>
-DEVICE void backward_consume(const HopperCall &h, const HopperBackwardPlace &p, bf16 *tiles,
-                             BackwardBarriers *barriers, int g) {
+DEVICE void backward_consume(const HopperCall &h, const HopperBackwardPlace &p, bf16 *tiles, BackwardBarriers *barriers,
+                             int g) {
     typedef HopperBackward<HD> Z;
     const int warp = warp_of_block() % 4;
     float dk[1][HD / 8][4], dv[1][HD / 8][4];
@@ -263,8 +263,8 @@ DEVICE void queries_produce(const HopperCall &h, const ForwardTile &tile, bf16 *
 
 /* dq (64, HD), not yet scaled, of consumer g's queries; tw is the warp's first query. */
 template <int HD>
-DEVICE void queries_steps(const AttentionCall &a, const ForwardTile &tile, const bf16 *tiles,
-                          ForwardBarriers *barriers, int g, int tw, float (&dq)[1][HD / 8][4]) {
+DEVICE void queries_steps(const AttentionCall &a, const ForwardTile &tile, const bf16 *tiles, ForwardBarriers *barriers,
+                          int g, int tw, float (&dq)[1][HD / 8][4]) {
     typedef HopperQueries<HD> Z;
     enum { N = Z::N };
     const AttentionPlace &p = tile.place;
@@ -282,12 +282,11 @@ DEVICE void queries_steps(const AttentionCall &a, const ForwardTile &tile, const
         wgmma_scores<HD>(dp, dos, Z::QUERIES, vs, Z::KEYS);
         wgmma_finish<1>(c);
         if (a.s.q_doc || j + Z::KEYS > seen_by(a.s, tw)) mma_mask<0>(c, sequence_of(a.s, p.b), tw, j);
-        UNROLL for (int i = 0; i < N; i++)
-            UNROLL for (int e = 0; e < 4; e++) c[0][i][e] = ptx_exp2(fmaf(c[0][i][e], a.scale2, -lse2[e / 2]));
+        UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) c[0][i][e] =
+            ptx_exp2(fmaf(c[0][i][e], a.scale2, -lse2[e / 2]));
         wgmma_finish<0>(dp);
         pipeline_release(&barriers->v, n);
-        UNROLL for (int i = 0; i < N; i++)
-            UNROLL for (int e = 0; e < 4; e++) c[0][i][e] *= dp[0][i][e] - D[e / 2];
+        UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) c[0][i][e] *= dp[0][i][e] - D[e / 2];
         mma_pack(w, c, 1);
         wgmma_weighted<HD>(dq, w, ks);
         wgmma_finish<0>(dq);

@@ -1,5 +1,5 @@
-/* attention_hopper_common.cuh: what the attention kernels for GPUs of compute capability 9.0 share: how the producer warp
- * and the consumer warpgroups of a block meet, and tiles and matmuls of a warpgroup.
+/* attention_hopper_common.cuh: what the attention kernels for GPUs of compute capability 9.0 share: how the producer
+ * warp and the consumer warpgroups of a block meet, and tiles and matmuls of a warpgroup.
  */
 #ifndef CUDA_ATTENTION_HOPPER_COMMON_CUH
 #define CUDA_ATTENTION_HOPPER_COMMON_CUH
@@ -65,7 +65,7 @@ DEVICE void hopper_load(bf16 *tile, const CUtensorMap *map, uint64_t *full, int 
 }
 
 /* The registers of a 64 x 8 N accumulator, as ptx_wgmma wants them. */
-template <int N> DEVICE float (&accumulator(float (&c)[1][N][4]))[4 * N] { return *(float(*)[4 * N])c; }
+template <int N> DEVICE float (&accumulator(float (&c)[1][N][4]))[4 * N] { return *(float(*)[4 * N]) c; }
 
 /* Starts c (64, 8 N) = a (64, HD) b (8 N, HD)^T, both tiles of a_rows and b_rows rows: scores of queries and keys. */
 template <int HD, int N>
@@ -92,7 +92,8 @@ template <int PENDING, int N> DEVICE void wgmma_finish(float (&c)[1][N][4]) {
     ptx_wgmma_settle(accumulator(c));
 }
 
-/* Stores w (64, 16 K), the warps' rows of it, to a tile of `rows` rows. `warp` is the warp's number in its warpgroup. */
+/* Stores w (64, 16 K), the warps' rows of it, to a tile of `rows` rows. `warp` is the warp's number in its
+ * warpgroup. */
 template <int K> DEVICE void hopper_store(bf16 *tile, int rows, const uint32_t (&w)[1][K][4], int warp) {
     const int lane = opaque_lane(), row = warp * 16 + lane % 16;
     UNROLL for (int k = 0; k < K; k++)
@@ -101,8 +102,7 @@ template <int K> DEVICE void hopper_store(bf16 *tile, int rows, const uint32_t (
 
 /* Writes a warpgroup's 64 rows of a tile of `rows` rows to tokens t … t + 63 of a head; tokens from the tensor's end on
  * are left out. */
-template <int HD>
-DEVICE void hopper_write(const CUtensorMap *map, const bf16 *tile, int rows, int head, int t, int b) {
+template <int HD> DEVICE void hopper_write(const CUtensorMap *map, const bf16 *tile, int rows, int head, int t, int b) {
     UNROLL for (int d = 0; d < HD; d += PANEL) ptx_tma_store(map, tile + d * rows, d, head, t, b);
     ptx_tma_store_commit();
 }

@@ -13,7 +13,8 @@
 template <int HD> struct HopperForward {
     static constexpr int QUERIES = 64 * HOPPER_CONSUMERS, KEYS = 128, N = KEYS / 8;
     static constexpr int Q = 0, K = QUERIES * HD, V = K + HOPPER_STAGES * KEYS * HD; // offsets in bf16 elements
-    static constexpr int OUT = V + HOPPER_STAGES * KEYS * HD, BYTES = (OUT + QUERIES * HD) * (int)sizeof(bf16) + PANEL_SLACK;
+    static constexpr int OUT = V + HOPPER_STAGES * KEYS * HD,
+                         BYTES = (OUT + QUERIES * HD) * (int)sizeof(bf16) + PANEL_SLACK;
 };
 
 typedef struct {
@@ -35,8 +36,9 @@ typedef struct {
     int t0, first_key, end;
 } ForwardTile;
 
-/* The i-th tile of this block, whose keys are taken KEYS at a time. Every second time blocks choose in the opposite order, so that the block with the
- * largest tile of one round has the smallest of the next. Returns false if there is none. */
+/* The i-th tile of this block, whose keys are taken KEYS at a time. Every second time blocks choose in the opposite
+ * order, so that the block with the largest tile of one round has the smallest of the next. Returns false if there is
+ * none. */
 template <int KEYS> DEVICE bool forward_tile(ForwardTile *tile, const AttentionCall &a, int i) {
     enum { QUERIES = 64 * HOPPER_CONSUMERS };
     const AttentionShape &s = a.s;
@@ -88,12 +90,10 @@ template <int HD> DEVICE void forward_produce(const HopperCall &h, bf16 *tiles, 
 }
 
 /* What a thread of a consumer keeps of its rows of a tile of queries. */
-template <int HD> struct ForwardRows {
-    float o[1][HD / 8][4], base[1][2], sum[1][2];
-};
+template <int HD> struct ForwardRows { float o[1][HD / 8][4], base[1][2], sum[1][2]; };
 
-/* c (64, KEYS) becomes the weights of keys j … for the consumer's queries. Returns whether the output of some row of the
- * warp has to be rescaled. tw is the warp's first query. */
+/* c (64, KEYS) becomes the weights of keys j … for the consumer's queries. Returns whether the output of some row of
+ * the warp has to be rescaled. tw is the warp's first query. */
 template <int N, int HD>
 DEVICE bool forward_weights(const AttentionCall &a, float (&c)[1][N][4], float (&rescale)[1][2], ForwardRows<HD> &rows,
                             int b, int tw, int j) {

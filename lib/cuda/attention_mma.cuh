@@ -158,9 +158,9 @@ DEVICE void mma_mask(float (&c)[M][N][4], const AttentionShape &x, int t, int j)
 // each tile of keys: 8 HD FLOPs for each byte that a warp reads.
 
 /* The online softmax of a tile of scores, in powers of two: c becomes exp2(c scale - base). base is the row's largest
- * score at the time it was last changed. It changes only when a score exceeds it by 8, since P up to 2^8 is as accurate;
- * so the output is rarely rescaled. Returns whether a row of this lane has to be, by `rescale`. `sum` is of this lane's
- * columns only. */
+ * score at the time it was last changed. It changes only when a score exceeds it by 8, since P up to 2^8 is as
+ * accurate; so the output is rarely rescaled. Returns whether a row of this lane has to be, by `rescale`. `sum` is of
+ * this lane's columns only. */
 template <int M, int N>
 DEVICE bool softmax_weights(float (&c)[M][N][4], float (&rescale)[M][2], float (&base)[M][2], float (&sum)[M][2],
                             float scale) {
