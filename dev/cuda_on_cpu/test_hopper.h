@@ -62,9 +62,7 @@ enum Mistake { // planted by test_hopper_planted.h
     FREED_EARLY       // consumers free a stage before the wait
 };
 
-template <int N> struct Stage {
-    char a[A_BYTES], b[N * TILE_K * 2];
-};
+template <int N> struct Stage { char a[A_BYTES], b[N * TILE_K * 2]; };
 
 struct ProductMaps {
     CUtensorMap a, b;
@@ -81,8 +79,7 @@ __device__ void load_stages(const ProductMaps &maps, Stage<N> *stages, uint64_t 
         if (TA) ptx_tma_load(s.a, &maps.a, f, m, t * TILE_K, 0, 0);
         else ptx_tma_load(s.a, &maps.a, f, t * TILE_K, m, 0, 0);
         if (!TB) ptx_tma_load(s.b, &maps.b, f, t * TILE_K, n, 0, 0);
-        for (int i = 0; i < N && TB; i += 64)
-            ptx_tma_load(s.b + i * TILE_K * 2, &maps.b, f, n + i, t * TILE_K, 0, 0);
+        for (int i = 0; i < N && TB; i += 64) ptx_tma_load(s.b + i * TILE_K * 2, &maps.b, f, n + i, t * TILE_K, 0, 0);
     }
 }
 
@@ -119,7 +116,7 @@ __global__ void stages_product(const __grid_constant__ ProductMaps maps, float *
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             ptx_mbarrier_init(&full[i], 1);
-            ptx_mbarrier_init(&empty[i], CONSUMERS);
+            ptx_mbarrier_init(&empty[i], 1);
         }
         ptx_mbarrier_init_fence();
     }
@@ -132,11 +129,11 @@ __global__ void stages_product(const __grid_constant__ ProductMaps maps, float *
     for (int t = 0; t < tiles; t++) {
         ptx_mbarrier_wait(&full[t % STAGES], (t / STAGES & 1) ^ (WRONG == WRONG_PARITY));
         multiply_stage<N, TA, TB, WRONG>(d, stages[t % STAGES], !t);
-        if (WRONG == FREED_EARLY) ptx_mbarrier_arrive(&empty[t % STAGES]);
+        if (WRONG == FREED_EARLY && threadIdx.x == 0) ptx_mbarrier_arrive(&empty[t % STAGES]);
         if (WRONG == READ_EARLY && t == tiles - 1) write_tile(c, d, m, n, M, columns);
         ptx_wgmma_wait<0>();
         ptx_wgmma_settle(d);
-        if (WRONG != FREED_EARLY) ptx_mbarrier_arrive(&empty[t % STAGES]);
+        if (WRONG != FREED_EARLY && threadIdx.x == 0) ptx_mbarrier_arrive(&empty[t % STAGES]);
     }
     if (WRONG != READ_EARLY) write_tile(c, d, m, n, M, columns);
 }
@@ -220,36 +217,30 @@ static void test_addresses(const char *title, uint64_t descriptor, bool k_major,
     int wrong = 0;
     for (const PlacedElement &w : wanted) {
         uint32_t got = emu::element_address(d, k_major, w.mn, w.k);
-        if (got != w.address)
-            printf("       element (%d, %d) is at %u, wanted %u\n", w.mn, w.k, got, w.address);
+        if (got != w.address) printf("       element (%d, %d) is at %u, wanted %u\n", w.mn, w.k, got, w.address);
         wrong += got != w.address;
     }
     check(!wrong, "%s: %d of %zu elements elsewhere", title, wrong, wanted.size());
 }
 
 /* The examples of PTX ISA, section "Canonical Layouts", with their encodings of leading and stride dimension byte
- * offsets; the figures with tf32 show pieces of 16 bytes, which hold 8 bf16. Addresses are 2 bytes times "exact layout",
- * then its Swizzle. The 128-byte swizzle has no figure with numbers: it is the line of the table above them. */
+ * offsets. The figures with tf32 show pieces of 16 bytes, which hold 8 bf16. An address is the "exact layout" times 2
+ * bytes, then its Swizzle. The 128-byte swizzle has no figure with numbers: it is the line of the table above them. */
 static void test_canonical_layouts() {
     const uint64_t leading = 1ull << 16, stride = 1ull << 32, swizzle = 1ull << 62;
     test_addresses("PTX ISA, figure K major, no-swizzling", 16 * leading | 8 * stride, true,
                    {{0, 0, 0}, {1, 0, 16}, {7, 7, 126}, {8, 0, 128}, {0, 8, 256}, {9, 15, 414}});
     test_addresses("PTX ISA, figure K major, 32B swizzling", leading | 16 * stride | 3 * swizzle, true,
                    {{0, 0, 0}, {1, 0, 32}, {0, 8, 16}, {4, 0, 144}, {4, 8, 128}, {8, 0, 256}, {12, 8, 384}});
-    test_addresses("PTX ISA, figure MN major, no-swizzling", 16 * leading | 8 * stride, false,
-                   {{0, 0, 0}, {7, 0, 14}, {8, 0, 128}, {0, 1, 16}, {0, 7, 112}, {0, 8, 256}, {8, 8, 384}, {9, 15, 498}});
+    test_addresses(
+        "PTX ISA, figure MN major, no-swizzling", 16 * leading | 8 * stride, false,
+        {{0, 0, 0}, {7, 0, 14}, {8, 0, 128}, {0, 1, 16}, {0, 7, 112}, {0, 8, 256}, {8, 8, 384}, {9, 15, 498}});
     test_addresses(
         "PTX ISA, figure MN major, 32B swizzling", 16 * leading | 32 * stride | 3 * swizzle, false,
         {{8, 0, 16}, {16, 0, 256}, {0, 1, 32}, {0, 4, 144}, {8, 4, 128}, {0, 8, 512}, {24, 13, 928}, {31, 15, 1006}});
-    test_addresses("PTX ISA, figure MN major, 64B swizzling", 32 * leading | 64 * stride | 2 * swizzle, false,
-                   {{8, 0, 16},
-                    {32, 0, 512},
-                    {0, 2, 144},
-                    {0, 4, 288},
-                    {0, 6, 432},
-                    {24, 6, 384},
-                    {40, 9, 1616},
-                    {63, 15, 1998}});
+    test_addresses(
+        "PTX ISA, figure MN major, 64B swizzling", 32 * leading | 64 * stride | 2 * swizzle, false,
+        {{8, 0, 16}, {32, 0, 512}, {0, 2, 144}, {0, 4, 288}, {0, 6, 432}, {24, 6, 384}, {40, 9, 1616}, {63, 15, 1998}});
     test_addresses("PTX ISA, table of canonical layouts, MN major, 128B", 512 * leading | 64 * stride | swizzle, false,
                    {{0, 1, 144}, {8, 1, 128}, {0, 7, 1008}, {56, 7, 896}, {0, 8, 1024}, {0, 9, 1168}, {64, 0, 8192}});
     test_addresses("PTX ISA, table of canonical layouts, K major, 128B", leading | 64 * stride | swizzle, true,
@@ -317,9 +308,10 @@ static uint64_t fields_of(const CanonicalLayout &c) {
 static void test_images_product(const CanonicalLayout &a, const CanonicalLayout &b) {
     uint4 *a_image = (uint4 *)image_of(a, 64, 0), *b_image = (uint4 *)image_of(b, 128, 501);
     float *c = device_floats(64 * 128, nullptr);
-    auto kernel = a.k_major ? (b.k_major ? images_product<0, 0, true> : images_product<0, 1, true>)
-                            : (b.k_major ? images_product<1, 0, true> : images_product<1, 1, true>);
-    RUN(kernel, 1, 128, 2 * IMAGE + 1024, 0, c, a_image, b_image, fields_of(a), fields_of(b));
+    void (*const kernels[2][2])(float *, const uint4 *, const uint4 *, uint64_t,
+                                uint64_t) = {{images_product<1, 1, true>, images_product<1, 0, true>},
+                                             {images_product<0, 1, true>, images_product<0, 0, true>}};
+    RUN(kernels[a.k_major][b.k_major], 1, 128, 2 * IMAGE + 1024, 0, c, a_image, b_image, fields_of(a), fields_of(b));
     std::vector<float> got = host_floats(c, 64 * 128);
     int wrong = 0;
     for (size_t i = 0; i < 64; i++)
@@ -334,10 +326,14 @@ static void test_images_product(const CanonicalLayout &a, const CanonicalLayout 
 
 static void test_images() {
     static const CanonicalLayout layouts[] = {
-        {"K major", true, 0, 2048, 128},          {"MN major", false, 0, 2176, 128},
-        {"K major, 32B", true, 1, 16, 512},       {"MN major, 32B", false, 1, 512, 256},
-        {"K major, 64B", true, 2, 16, 512},       {"MN major, 64B", false, 2, 1024, 512},
-        {"K major, 128B", true, 3, 16, 1024},     {"MN major, 128B", false, 3, 2048, 1024},
+        {"K major", true, 0, 2048, 128},
+        {"MN major", false, 0, 2176, 128},
+        {"K major, 32B", true, 1, 16, 512},
+        {"MN major, 32B", false, 1, 512, 256},
+        {"K major, 64B", true, 2, 16, 512},
+        {"MN major, 64B", false, 2, 1024, 512},
+        {"K major, 128B", true, 3, 16, 1024},
+        {"MN major, 128B", false, 3, 2048, 1024},
         {"MN major, 128B, k apart", false, 3, 1024, 4096},
     };
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
@@ -373,7 +369,8 @@ __global__ void one_box(const __grid_constant__ CUtensorMap in, const __grid_con
 enum { PLANES = 3, ROWS = 21, COLUMNS = 75, PITCH = 80, TENSOR = PLANES * ROWS * PITCH };
 
 static float tensor_value(int plane, int row, int column) {
-    return (float)((plane * ROWS + row) * COLUMNS + column) / 32.0f; // rounded to bf16, and different next to each other
+    return (float)((plane * ROWS + row) * COLUMNS + column) /
+           32.0f; // rounded to bf16, and different next to each other
 }
 
 struct BoxCase {
@@ -410,7 +407,8 @@ static void test_box(const BoxCase &b) {
     int wrong = 0, elsewhere = 0;
     for (int i = 0; i < bytes / 2; i++) {
         const int row = b.row + i / b.columns, column = b.column + i % b.columns, piece = i / 8;
-        const bool inside = b.plane >= 0 && b.plane < PLANES && row >= 0 && row < ROWS && column >= 0 && column < COLUMNS;
+        const bool inside =
+            b.plane >= 0 && b.plane < PLANES && row >= 0 && row < ROWS && column >= 0 && column < COLUMNS;
         const float want = inside ? (float)bf16(tensor_value(b.plane, row, column)) : 0.0f;
         wrong += !((float)got[(size_t)(piece_place(b.swizzle, b.offset, piece) * 8 + i % 8)] == want);
     }
@@ -420,8 +418,9 @@ static void test_box(const BoxCase &b) {
                             column < b.column + b.columns && column < COLUMNS;
         elsewhere += !((float)stored[(size_t)i] == (inside ? (float)bf16(tensor_value(plane, row, column)) : -1.0f));
     }
-    check(!wrong && !elsewhere, "TMA, swizzle %d, box (%d, %d) from (%d, %d, %d): %d loaded and %d stored elements differ",
-          (int)b.swizzle, b.rows, b.columns, b.plane, b.row, b.column, wrong, elsewhere);
+    check(!wrong && !elsewhere,
+          "TMA, swizzle %d, box (%d, %d) from (%d, %d, %d): %d loaded and %d stored elements differ", (int)b.swizzle,
+          b.rows, b.columns, b.plane, b.row, b.column, wrong, elsewhere);
     for (void *p : {(void *)in, (void *)out, (void *)image}) MUST(cudaFree(p));
 }
 
@@ -630,7 +629,7 @@ static std::vector<float> integers(size_t count, int from) { // -1, 0, 1
     for (size_t i = 0; i < count; i++) {
         uint32_t bits = ((uint32_t)i * 4 + (uint32_t)from) * 2654435761u;
         x[i] = (float)((bits ^ bits >> 15) * 2246822519u >> 16) / 21846.0f - 1;
-        x[i] = x[i] < -0.3f ? -1.0f : x[i] > 0.3f ? 1.0f : 0.0f;
+        x[i] = (float)((x[i] > 0.3f) - (x[i] < -0.3f));
     }
     return x;
 }
