@@ -319,5 +319,6 @@ __forceinline__ uint32_t choose(uint32_t n) {
 #include "async.h"
 #include "mbarrier.h"
 #include "tma.h"
+#include "bulk.h"
 #include "wgmma.h"
 #endif

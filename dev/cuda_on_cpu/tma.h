@@ -273,6 +273,18 @@ inline char *swizzled_byte(const Box &b, int64_t offset) {
     return shared_arena + swizzled(address, swizzle_bytes(b.map.swizzle));
 }
 
+/* The bytes of a copy count for the phase of the mbarrier in which it was started. */
+inline void bytes_arrive(const Mbarrier &barrier, uint64_t phase, long long bytes, Place at, const char *what) {
+    Mbarrier &m = find_mbarrier(barrier.at, at, what);
+    if (m.phase != phase || (!m.pending && bytes > m.bytes))
+        fail(&at,
+             "%s: phase %llu of the mbarrier at %s ends before these %lld bytes have come: announce all bytes with "
+             "ptx_mbarrier_arrive_expect",
+             what, (unsigned long long)phase, shared_name(m.at).c_str(), bytes);
+    m.bytes -= bytes;
+    may_end_phase(m, at, what);
+}
+
 struct TmaLoad : AsyncOp {
     Box box;
     Mbarrier *barrier;
@@ -286,17 +298,7 @@ struct TmaLoad : AsyncOp {
             if (within > 0) memcpy(line + before, box.map.address + address + before, (size_t)within);
             for (int64_t i = 0; i < inner; i += 16) write_both_views(swizzled_byte(box, offset + i), line + i, 16);
         });
-        const char *what = "ptx_tma_load";
-        Mbarrier &m = find_mbarrier(barrier->at, at, what);
-        const long long bytes = (long long)box_bytes(box.map);
-        if (m.phase != phase || (!m.pending && bytes > m.bytes))
-            fail(&at,
-                 "%s: phase %llu of the mbarrier at %s ends before these %lld bytes have come: all bytes must be "
-                 "announced "
-                 "with ptx_mbarrier_arrive_expect",
-                 what, (unsigned long long)phase, shared_name(m.at).c_str(), bytes);
-        m.bytes -= bytes;
-        may_end_phase(m, at, what);
+        bytes_arrive(*barrier, phase, (long long)box_bytes(box.map), at, "ptx_tma_load");
     }
 };
 
