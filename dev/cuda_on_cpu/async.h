@@ -50,7 +50,8 @@ inline const SharedRegion *shared_region(const void *p, size_t bytes) {
 inline std::string shared_name(const void *p) {
     const SharedRegion *r = shared_region(p, 1);
     char text[300];
-    if (r) snprintf(text, sizeof text, "byte %lld of shared array %.200s", (long long)((const char *)p - r->at), r->name);
+    if (r)
+        snprintf(text, sizeof text, "byte %lld of shared array %.200s", (long long)((const char *)p - r->at), r->name);
     else snprintf(text, sizeof text, "address %p", p);
     return text;
 }

@@ -272,7 +272,7 @@ __attribute__((noreturn)) inline void deadlock() {
 inline Thread *pick_or_land() {
     if (async_pending) async_sometimes();
     Thread *t = pick();
-    while (!t && async_pending && async_run_one()) t = pick();
+    while (!t && block.ended < block.threads && async_pending && async_run_one()) t = pick();
     return t;
 }
 
@@ -294,6 +294,13 @@ inline void wait(Place at, const char *what, uint32_t mask) {
     set_current(next);
     switch_fiber(me->fiber, to);
     me->waits = nullptr;
+}
+
+/* Lets another thread run, perhaps. */
+inline void yield(Place at, const char *what) {
+    if (!choose(2)) return;
+    block.ready[current->warp] |= 1u << current->lane;
+    wait(at, what, 0);
 }
 
 inline void end_thread() {

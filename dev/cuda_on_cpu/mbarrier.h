@@ -1,8 +1,8 @@
 /* mbarrier.h: what parts of a block wait for: mbarriers (PTX ISA, section "Parallel Synchronization and Communication
  * Instructions: mbarrier"), named barriers, and registers that other warpgroups give up.
  *
- * An mbarrier's state lies here; its 8 bytes of shared memory hold a word computed from it, so that a store over them is
- * found when the mbarrier is used next. Everything begins anew with each block.
+ * An mbarrier's state is kept here. Its 8 bytes of shared memory hold a word computed from the state, so that a store
+ * over them is found when the mbarrier is used next. A block begins without mbarriers.
  */
 #ifndef CUDA_ON_CPU_MBARRIER_H
 #define CUDA_ON_CPU_MBARRIER_H
@@ -71,7 +71,8 @@ inline Mbarrier &find_mbarrier(const uint64_t *p, Place at, const char *what) {
 /* After arrivals and bytes have been counted. */
 inline void may_end_phase(Mbarrier &m, Place at, const char *what) {
     if (!m.pending && m.bytes < 0)
-        fail(&at, "%s: %lld bytes more than were announced have come to the mbarrier at %s by the end of its phase %llu",
+        fail(&at,
+             "%s: %lld bytes more than were announced have come to the mbarrier at %s by the end of its phase %llu",
              what, (long long)-m.bytes, shared_name(m.at).c_str(), (unsigned long long)m.phase);
     if (!m.pending && !m.bytes) {
         m.phase++;
@@ -104,6 +105,7 @@ inline void mbarrier_arrive(const uint64_t *p, int bytes, Place at, const char *
     m.bytes += bytes;
     m.pending--;
     may_end_phase(m, at, what);
+    if (m.pending == m.expected) yield(at, what);
 }
 
 inline void mbarrier_wait(const uint64_t *p, int parity, Place at) {
@@ -170,6 +172,7 @@ inline void come_to_named_barrier(int id, int threads, bool waits, Place at, con
         memset(b.came, 0, sizeof b.came);
         for (Thread *t : b.waiting) block.ready[t->warp] |= 1u << t->lane;
         b.waiting.clear();
+        yield(at, what);
     } else if (waits) {
         b.waiting.push_back(me);
         me->waits_on = &b;
@@ -296,7 +299,7 @@ inline std::string waits_for(const Thread *t) {
     char text[300];
     for (const Mbarrier &m : mbarriers) {
         if (t->waits_on != &m) continue;
-        snprintf(text, sizeof text, "%s for parity %d of %.200s", t->waits, t->parity, mbarrier_state(m).c_str());
+        snprintf(text, sizeof text, "%s for parity %d of %.200s,", t->waits, t->parity, mbarrier_state(m).c_str());
         return text;
     }
     for (int i = 0; i < NAMED_BARRIERS; i++) {

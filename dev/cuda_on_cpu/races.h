@@ -109,10 +109,11 @@ inline void race(const void *p, bool write, const void *code, const Access &othe
     snprintf(wgmma, sizeof wgmma, "a wgmma of warpgroup %d", other.thread - MAX_THREADS);
     current->at.file = nullptr;
     fail(nullptr,
-         "%s byte %lld of shared array %s at %s, which %s %s at %s with no barrier between: put __syncthreads (or, in "
-         "one warp, __syncwarp) there",
+         "%s byte %lld of shared array %s at %s, which %s %s at %s with no barrier between: put one there "
+         "(__syncthreads, an mbarrier, a named barrier; in one warp __syncwarp)",
          write ? "writes" : "reads", (long long)((const char *)p - r->at), r->name, code_line(code).c_str(),
-         other.thread < MAX_THREADS ? thread_name(&threads[other.thread]).c_str() : wgmma, other_wrote ? "wrote" : "read", code_line(other.code).c_str());
+         other.thread < MAX_THREADS ? thread_name(&threads[other.thread]).c_str() : wgmma,
+         other_wrote ? "wrote" : "read", code_line(other.code).c_str());
 }
 
 /* Thread `me`, or the wgmma of a warpgroup, touches bytes of the arena. */
@@ -145,8 +146,7 @@ inline void races_wgmma_reads(int group, const void *p, size_t bytes, const void
 /* A fence of the current thread covers what was written to this byte: it has seen who wrote. */
 CUDA_ON_CPU_PLAIN inline bool races_may_publish(const char *p) {
     const Access &a = shared_bytes[p - shared_arena].write;
-    return a.phase != race_phase || a.thread == current->number ||
-           race_known[current->number][a.thread] > a.time;
+    return a.phase != race_phase || a.thread == current->number || race_known[current->number][a.thread] > a.time;
 }
 
 } // namespace emu

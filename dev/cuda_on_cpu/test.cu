@@ -5,11 +5,12 @@
  * can convict (an order that no event ensures) must give other bits under another seed.
  * The last line is `N passed, N failed`; the program ends with 1 when a check failed. See the Makefile beside it.
  */
-#include "test_arithmetic.h" // defines: test_arithmetic
-#include "test_errors.h"     // defines: test_errors
-#include "test_hopper.h"     // defines: test_hopper
-#include "test_lt.h"         // defines: test_lt
-#include "test_planted.h"    // defines: test_planted
+#include "test_arithmetic.h"     // defines: test_arithmetic
+#include "test_errors.h"         // defines: test_errors
+#include "test_hopper.h"         // defines: test_hopper
+#include "test_hopper_planted.h" // defines: planted_hopper
+#include "test_lt.h"             // defines: test_lt
+#include "test_planted.h"        // defines: test_planted
 #include "test_primitives.h" // defines: run_product, test_warp, test_block, test_cached, test_fragments, test_product
 #include "test_streams.h"    // defines: test_streams, test_clock, test_devices, test_ranks
 
@@ -61,6 +62,7 @@ int main(void) {
     test_lt();
     test_arithmetic();
     test_seeds();
+    planted_hopper();
     test_planted();
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

@@ -80,9 +80,9 @@ enum { MAX_RANK = 5, MAX_BOX = 256 };
 struct TensorMap { // what is in the 128 bytes
     uint32_t kind; // TENSOR_MAP; LOCAL_TENSOR_MAP: a copy that a kernel has made
     uint8_t rank, element_bytes, swizzle, interleave, fill, steps[MAX_RANK];
-    uint16_t box[MAX_RANK];      // elements, innermost first
-    uint32_t dims[MAX_RANK];     // elements - 1
-    uint64_t strides[MAX_RANK];  // bytes; of the innermost: of an element
+    uint16_t box[MAX_RANK];     // elements, innermost first
+    uint32_t dims[MAX_RANK];    // elements - 1
+    uint64_t strides[MAX_RANK]; // bytes; of the innermost: of an element
     char *address;
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
@@ -323,8 +323,9 @@ inline void tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier, co
     check_box(m, shared, at, what);
     Mbarrier &b = find_mbarrier(barrier, at, what);
     if (!b.fenced)
-        fail(&at, "%s: TMA does not see the mbarrier at %s: the thread that initializes it must execute "
-                  "ptx_mbarrier_init_fence",
+        fail(&at,
+             "%s: TMA does not see the mbarrier at %s: the thread that initializes it must execute "
+             "ptx_mbarrier_init_fence",
              what, shared_name(barrier).c_str());
     races_touch(shared, box_bytes(m), true, code);
     races_release(&b.arrived); // who waits for the phase comes after the copy
@@ -340,10 +341,10 @@ inline void tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier, co
 // stores of a thread are in groups, which are waited for
 
 struct StoreGroup {
-    int open, unread;         // stores that have not been committed; groups that have not been waited for
-    std::vector<int> queues;  // of the groups, the oldest first, and last the open one
+    int open, unread;        // stores that have not been committed; groups that have not been waited for
+    std::vector<int> queues; // of the groups, the oldest first, and last the open one
 };
-enum { FIRST_STORE_QUEUE = 1 << 10 }; // queues of the warpgroups' wgmma have lower numbers
+enum { FIRST_STORE_QUEUE = 1 << 10 };          // queues of the warpgroups' wgmma have lower numbers
 inline std::map<int, StoreGroup> store_groups; // by thread
 inline int store_queues;                       // handed out in this block
 

@@ -1,4 +1,4 @@
-/* wgmma.h: matrix products of a warpgroup: d (64, N) = or += a (64, 16) b (16, N), and stmatrix.
+/* wgmma.h: matmuls of a warpgroup: d (64, N) = or += a (64, 16) b (16, N), and stmatrix.
  *
  * Operands in shared memory are found as the bits of their descriptors say (PTX ISA, "Matrix Descriptor Format" and
  * "Canonical Layouts"), in all four swizzle modes. Until a wgmma has ended, d holds signalling NaNs; its operands,
@@ -74,8 +74,8 @@ CUDA_ON_CPU_UNSEEN inline void load_piece(const Operand &o, const MatrixDescript
     const char *p = shared_arena + element_address(d, o.k_major, mn, k);
     uint16_t piece[8];
     if (!shared_region(p, sizeof piece))
-        fail(&at, "ptx_wgmma: element (%d, %d) of %s is at address %u, outside the block's shared memory", mn, k, o.name,
-             (unsigned)(p - shared_arena));
+        fail(&at, "ptx_wgmma: element (%d, %d) of %s is at address %u, outside the block's shared memory", mn, k,
+             o.name, (unsigned)(p - shared_arena));
     read_async(piece, p, sizeof piece, at, "ptx_wgmma");
     for (int i = 0; i < 8; i++) to[i * step] = __uint_as_float((unsigned)piece[i] << 16);
 }
@@ -108,8 +108,8 @@ inline void touch_operand(const Operand &o, int group, const void *code) {
  * the last wgmma on them had ended. */
 struct Fragment {
     float *of[WARPGROUP];
-    int count;     // registers of a thread
-    int in_flight; // wgmma that write them
+    int count;                    // registers of a thread
+    int in_flight;                // wgmma that write them
     std::vector<uint32_t> values; // (128, count)
 };
 
@@ -117,14 +117,14 @@ enum { REMEMBERED = 24 };
 struct Warpgroup {
     std::deque<std::shared_ptr<Fragment>> d, a;
     bool fenced[WARPGROUP];
-    int open;                    // wgmma that have not been committed
-    int committed[4], groups[4]; // groups of each warp: committed; waited for
+    int open;                                  // wgmma that have not been committed
+    int committed[4], groups[4];               // groups of each warp: committed; waited for
     std::deque<std::pair<int, uint32_t>> ends; // of groups: number, time for races.h
 };
 inline Warpgroup warpgroups[MAX_WARPGROUPS];
 
 CUDA_ON_CPU_UNSEEN __attribute__((no_sanitize("address"))) inline void copy_registers(uint32_t *to, const float *from,
-                                                                                     int count) {
+                                                                                      int count) {
     for (int i = 0; i < count; i++) to[i] = ((const uint32_t *)from)[i];
 }
 
@@ -149,8 +149,9 @@ inline void check_fenced(const Fragment &f, const char *name, Place at) {
         const uint32_t *before = f.values.data() + t * f.count;
         for (int i = 0; i < f.count; i++)
             if (now[(size_t)i] != before[i])
-                fail(&at, "ptx_wgmma: register %d of %s of thread %d of the warpgroup has been written since the last "
-                          "ptx_wgmma_fence: execute one after the program has touched them",
+                fail(&at,
+                     "ptx_wgmma: register %d of %s of thread %d of the warpgroup has been written since the last "
+                     "ptx_wgmma_fence: execute one after the program has touched them",
                      i, name, t);
     }
 }
@@ -184,7 +185,8 @@ inline float *fragment_element(Sums &s, int t, int i) {
     return &s.x[t / 32 * 16 + t % 32 / 4 + i % 4 / 2 * 8][i / 4 * 8 + t % 4 * 2 + i % 2];
 }
 
-CUDA_ON_CPU_UNSEEN inline void multiply_add(Sums &s, const float (*a)[WGMMA_K], const float (*b)[MAX_WGMMA_N], int columns) {
+CUDA_ON_CPU_UNSEEN inline void multiply_add(Sums &s, const float (*a)[WGMMA_K], const float (*b)[MAX_WGMMA_N],
+                                            int columns) {
     for (int i = 0; i < WGMMA_M && cuda_on_cpu.rough; i++)
         for (int j = 0; j < columns; j++)
             s.x[i][j] = tensor_core_sum(s.x[i][j], a[i], 1, &b[0][j], MAX_WGMMA_N, WGMMA_K);
@@ -301,8 +303,9 @@ inline void check_same_calls(void *const *of) {
         const WgmmaCall &c = *(const WgmmaCall *)of[t];
         if (c.a_descriptor != first.a_descriptor || c.b_descriptor != first.b_descriptor ||
             c.accumulate != first.accumulate)
-            fail(&c.at, "ptx_wgmma: threads 0 and %d of the warpgroup give different descriptors, or one of them does "
-                        "not accumulate",
+            fail(&c.at,
+                 "ptx_wgmma: threads 0 and %d of the warpgroup give different descriptors, or one of them does "
+                 "not accumulate",
                  t);
     }
 }
@@ -420,8 +423,7 @@ inline void ptx_wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, int acc
 inline void ptx_stmatrix_x4(void *shared_row, const uint32_t (&r)[4], emu::Place at = emu::Place::here()) {
     const char *what = "stmatrix.x4";
     emu::on_hopper(at, what);
-    if ((uintptr_t)shared_row % 16)
-        emu::fail(&at, "%s: row address %p is not aligned to 16 bytes", what, shared_row);
+    if ((uintptr_t)shared_row % 16) emu::fail(&at, "%s: row address %p is not aligned to 16 bytes", what, shared_row);
     if (!emu::shared_region(shared_row, 16))
         emu::fail(&at, "%s: row address %p is not in the block's shared memory", what, shared_row);
     emu::races_touch(shared_row, 16, true, __builtin_return_address(0));
