@@ -52,6 +52,7 @@ DEVICE void pipeline_wait(HopperPipeline *p, int n) {
 }
 /* A consumer's warp no longer reads tile n. */
 DEVICE void pipeline_release(HopperPipeline *p, int n) {
+    __syncwarp(); // lane 0 speaks for what all lanes have read
     if (threadIdx.x % 32 == 0) ptx_mbarrier_arrive(&p->empty[n % HOPPER_STAGES]);
 }
 
