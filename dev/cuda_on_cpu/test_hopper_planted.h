@@ -59,6 +59,7 @@ enum BarrierMistake {
     ARRIVES_TWICE,
     NO_ARRIVAL,
     BARRIER_ZERO,
+    ARRIVALS_LEFT,
     TOO_MANY_REGISTERS,
     FEWER_REGISTERS_TAKEN
 };
@@ -80,6 +81,7 @@ template <BarrierMistake WRONG> __global__ void wrong_barrier(uint64_t *global) 
     if (WRONG == ARRIVES_TWICE && threadIdx.x < 32)
         for (int i = 0; i < 2; i++) ptx_barrier_arrive(1, 128);
     if (WRONG == NO_ARRIVAL && threadIdx.x >= 32) ptx_barrier_sync(3, 128);
+    if (WRONG == ARRIVALS_LEFT && threadIdx.x < 32) ptx_barrier_arrive(1, 128);
     if (WRONG == BARRIER_ZERO) ptx_barrier_sync(0, 128);
     if (WRONG == TOO_MANY_REGISTERS) ptx_registers_take<256>();
     if (WRONG == FEWER_REGISTERS_TAKEN) ptx_registers_take<24>();
@@ -119,6 +121,9 @@ static void planted_parts() {
         "14: a named barrier with too few threads",
         "kernel wrong_barrier|waits in ptx_barrier_sync for barrier 3, where 32 of 128 threads are missing, for good",
         run_wrong_barrier<NO_ARRIVAL>);
+    planted("14: arrivals that nobody waits for",
+            "kernel wrong_barrier|the block ends while 96 of 128 threads are missing at barrier 1",
+            run_wrong_barrier<ARRIVALS_LEFT>);
     planted("14: named barrier 0", "kernel wrong_barrier|barrier 0, expected 1 to 15", run_wrong_barrier<BARRIER_ZERO>);
     planted(
         "14: registers that no warpgroup gives up",
