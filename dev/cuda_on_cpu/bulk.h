@@ -48,8 +48,8 @@ inline void bulk_load(void *shared, const void *global, uint64_t *barrier, int b
 
 } // namespace emu
 
-inline void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes,
-                          emu::Place at = emu::Place::here()) {
+CUDA_ON_CPU_UNSEEN inline void ptx_bulk_load(void *shared, const void *global, uint64_t *barrier, int bytes,
+                                             emu::Place at = emu::Place::here()) {
     emu::bulk_load(shared, global, barrier, bytes, at, __builtin_return_address(0));
 }
 #endif

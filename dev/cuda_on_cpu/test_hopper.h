@@ -458,15 +458,21 @@ static void test_map_arguments() {
     wrong[10].box[0] = 4; // not 16 bytes
     wrong[11].steps[1] = 9;
     wrong[12].interleave = CU_TENSOR_MAP_INTERLEAVE_32B; // wants another swizzle
-    int right = 0;
-    for (Arguments &w : wrong) {
+    auto encode = [p](const Arguments &w) {
         CUtensorMap map;
-        CUresult e = tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, w.rank, (char *)p + w.misaligned,
-                                          w.dims, w.strides, w.box, w.steps, w.interleave, CU_TENSOR_MAP_SWIZZLE_128B,
-                                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-        right += e == (&w == wrong ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
-    }
+        return tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, w.rank, (char *)p + w.misaligned, w.dims,
+                                    w.strides, w.box, w.steps, w.interleave, CU_TENSOR_MAP_SWIZZLE_128B,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    };
+    int right = 0;
+    for (const Arguments &w : wrong) right += encode(w) == (&w == wrong ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     check(right == 13, "cuTensorMapEncodeTiled: %d of 13 calls return what the driver does", right);
+    cuda_on_cpu_fail("cuTensorMapEncodeTiled", (cudaError_t)CUDA_ERROR_NOT_INITIALIZED, 1);
+    right = encode(wrong[0]) == CUDA_ERROR_NOT_INITIALIZED && encode(wrong[0]) == CUDA_SUCCESS;
+    cuda_on_cpu.chip = 80;
+    right &= encode(wrong[0]) == CUDA_ERROR_INVALID_VALUE;
+    cuda_on_cpu.chip = 90;
+    check(right, "cuTensorMapEncodeTiled fails as injected, and on a chip without TMA");
     MUST(cudaFree(p));
 }
 

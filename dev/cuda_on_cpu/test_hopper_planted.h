@@ -59,6 +59,7 @@ enum BarrierMistake {
     ARRIVES_TWICE,
     NO_ARRIVAL,
     BARRIER_ZERO,
+    ARRIVALS_LEFT,
     TOO_MANY_REGISTERS,
     FEWER_REGISTERS_TAKEN
 };
@@ -80,6 +81,7 @@ template <BarrierMistake WRONG> __global__ void wrong_barrier(uint64_t *global) 
     if (WRONG == ARRIVES_TWICE && threadIdx.x < 32)
         for (int i = 0; i < 2; i++) ptx_barrier_arrive(1, 128);
     if (WRONG == NO_ARRIVAL && threadIdx.x >= 32) ptx_barrier_sync(3, 128);
+    if (WRONG == ARRIVALS_LEFT && threadIdx.x < 32) ptx_barrier_arrive(1, 128);
     if (WRONG == BARRIER_ZERO) ptx_barrier_sync(0, 128);
     if (WRONG == TOO_MANY_REGISTERS) ptx_registers_take<256>();
     if (WRONG == FEWER_REGISTERS_TAKEN) ptx_registers_take<24>();
@@ -119,6 +121,9 @@ static void planted_parts() {
         "14: a named barrier with too few threads",
         "kernel wrong_barrier|waits in ptx_barrier_sync for barrier 3, where 32 of 128 threads are missing, for good",
         run_wrong_barrier<NO_ARRIVAL>);
+    planted("14: arrivals that nobody waits for",
+            "kernel wrong_barrier|the block ends while 96 of 128 threads are missing at barrier 1",
+            run_wrong_barrier<ARRIVALS_LEFT>);
     planted("14: named barrier 0", "kernel wrong_barrier|barrier 0, expected 1 to 15", run_wrong_barrier<BARRIER_ZERO>);
     planted(
         "14: registers that no warpgroup gives up",
@@ -341,10 +346,105 @@ static void planted_wgmma() {
     });
 }
 
+// ---------------------------------------------------------------------------
+// what only races.h finds
+
+enum HandOff {
+    RIGHT_HAND_OFF,
+    LANES_READ_ON, // lane 0 frees the tile while other lanes of its warp may still read it
+    NO_BARRIER,    // between stores and wgmma of other warps
+    ONE_WARP_FENCES
+};
+
+/* Consumers add up three tiles of (4, 32) that a producer copies to the same place. */
+template <HandOff WRONG> __global__ void tiles_summed(float *out, const float *tiles) {
+    SHARED(float4, tile, 32);
+    SHARED(uint64_t, full, 1);
+    SHARED(uint64_t, empty, 1);
+    const int t = (int)threadIdx.x;
+    if (t == 0) {
+        ptx_mbarrier_init(full, 1);
+        ptx_mbarrier_init(empty, 4);
+        ptx_mbarrier_init_fence();
+    }
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < 3; i++) {
+        if (t == 128) {
+            ptx_mbarrier_wait(empty, (i & 1) ^ 1);
+            ptx_mbarrier_arrive_expect(full, 512);
+            ptx_bulk_load(tile, tiles + i * 128, full, 512);
+        }
+        if (t >= 128) continue;
+        ptx_mbarrier_wait(full, i & 1);
+        sum += ((float *)tile)[t];
+        if (WRONG != LANES_READ_ON) __syncwarp();
+        if (t % 32 == 0) ptx_mbarrier_arrive(empty);
+    }
+    if (t < 128) out[t] = sum;
+}
+
+/* All warps store a part of b, then multiply. */
+template <HandOff WRONG> __global__ void stored_and_multiplied(float *out, const uint4 *b) {
+    DYN_SHARED(uint4, panel);
+    const int t = (int)threadIdx.x;
+    panel = (uint4 *)((char *)panel + (-(int)ptx_shared(panel) & 1023));
+    panel[t] = b[t];
+    if (WRONG != ONE_WARP_FENCES || t < 32) ptx_fence_proxy_async();
+    if (WRONG != NO_BARRIER) ptx_barrier_sync(1, 128);
+    float d[32];
+    const uint32_t a[4] = {0x3F803F80, 0x3F803F80, 0x3F803F80, 0x3F803F80};
+    ptx_wgmma_fence();
+    ptx_wgmma<1>(d, a, describe(panel, 2048, 1024, 1), 0);
+    ptx_wgmma_commit();
+    ptx_wgmma_wait<0>();
+    write_tile(out, d, 0, 0, 64, 64);
+}
+
+template <HandOff WRONG> static int run_tiles_summed() {
+    float *x = device_floats(384, small), *y = device_floats(128, nullptr);
+    RUN(tiles_summed<WRONG>, 1, 160, 0, 0, y, x);
+    std::vector<float> h = host_floats(y, 128);
+    int wrong = 0;
+    for (size_t i = 0; i < 128; i++) wrong += !(h[i] == small(i) + small(i + 128) + small(i + 256));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
+    return wrong;
+}
+
+template <HandOff WRONG> static int run_stored() {
+    bf16 *b = device_bf16(16 * 64, std::vector<float>(16 * 64, 1.0f));
+    float *d = device_floats(64 * 64, nullptr);
+    RUN(stored_and_multiplied<WRONG>, 1, 128, 4096, 0, d, (const uint4 *)b);
+    std::vector<float> h = host_floats(d, 64 * 64);
+    MUST(cudaFree(b));
+    MUST(cudaFree(d));
+    return (int)std::count_if(h.begin(), h.end(), [](float x) { return x != 16; });
+}
+
+static void planted_hand_offs() {
+    int wrong = 0;
+    for (cuda_on_cpu.seed = 0; cuda_on_cpu.seed < SEEDS; cuda_on_cpu.seed++)
+        wrong += run_tiles_summed<RIGHT_HAND_OFF>() + run_stored<RIGHT_HAND_OFF>();
+    cuda_on_cpu.seed = 1;
+    check(!wrong, "tiles by bulk copies, and stores before wgmma: %d elements differ under %d seeds", wrong, SEEDS);
+    if (!CUDA_ON_CPU_RACES) return;
+    planted("14: lane 0 frees a tile that other lanes still read, as a race",
+            "kernel tiles_summed|writes byte |of shared array tile|no barrier between",
+            [] { run_tiles_summed<LANES_READ_ON>(); });
+    planted("14: no barrier between stores and wgmma of other warps, as a race",
+            "kernel stored_and_multiplied|reads byte |of shared array DYN_SHARED|no barrier between",
+            [] { run_stored<NO_BARRIER>(); });
+    planted("14: only one of four warps that store executes ptx_fence_proxy_async",
+            "kernel stored_and_multiplied|ptx_wgmma reads byte |which an ordinary store has written",
+            [] { run_stored<ONE_WARP_FENCES>(); });
+}
+
 static void planted_hopper() {
     planted_stages();
     planted_parts();
     planted_copies();
     planted_wgmma();
+    planted_hand_offs();
 }
 #endif

@@ -420,12 +420,12 @@ inline void async_begin_block() {
 
 } // namespace emu
 
-inline void ptx_tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier, int x0, int x1, int x2, int x3,
-                         emu::Place at = emu::Place::here()) {
+CUDA_ON_CPU_UNSEEN inline void ptx_tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier, int x0, int x1,
+                                            int x2, int x3, emu::Place at = emu::Place::here()) {
     emu::tma_load(shared, map, barrier, {x0, x1, x2, x3}, at, __builtin_return_address(0));
 }
-inline void ptx_tma_store(const CUtensorMap *map, const void *shared, int x0, int x1, int x2, int x3,
-                          emu::Place at = emu::Place::here()) {
+CUDA_ON_CPU_UNSEEN inline void ptx_tma_store(const CUtensorMap *map, const void *shared, int x0, int x1, int x2, int x3,
+                                             emu::Place at = emu::Place::here()) {
     emu::tma_store(map, shared, {x0, x1, x2, x3}, at, __builtin_return_address(0));
 }
 inline void ptx_tma_store_commit(emu::Place at = emu::Place::here()) { emu::commit_stores(at); }

@@ -409,18 +409,20 @@ template <int N> inline void ptx_wgmma_wait(emu::Place at = emu::Place::here()) 
 template <int R> inline void ptx_wgmma_settle(float (&)[R]) {}
 
 template <int TRANSPOSED_A, int TRANSPOSED_B, int R>
-inline void ptx_wgmma(float (&d)[R], uint64_t a, uint64_t b, int accumulate, emu::Place at = emu::Place::here()) {
+CUDA_ON_CPU_UNSEEN inline void ptx_wgmma(float (&d)[R], uint64_t a, uint64_t b, int accumulate,
+                                         emu::Place at = emu::Place::here()) {
     static_assert(R == 32 || R == 64, "wgmma is written out for N = 64 and 128");
     emu::wgmma({d, R, nullptr, a, b, !TRANSPOSED_A, !TRANSPOSED_B, accumulate != 0, at, __builtin_return_address(0)});
 }
 template <int TRANSPOSED_B, int R>
-inline void ptx_wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, int accumulate,
-                      emu::Place at = emu::Place::here()) {
+CUDA_ON_CPU_UNSEEN inline void ptx_wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, int accumulate,
+                                         emu::Place at = emu::Place::here()) {
     static_assert(R == 32 || R == 64, "wgmma is written out for N = 64 and 128");
     emu::wgmma({d, R, a, 0, b, true, !TRANSPOSED_B, accumulate != 0, at, __builtin_return_address(0)});
 }
 
-inline void ptx_stmatrix_x4(void *shared_row, const uint32_t (&r)[4], emu::Place at = emu::Place::here()) {
+CUDA_ON_CPU_UNSEEN inline void ptx_stmatrix_x4(void *shared_row, const uint32_t (&r)[4],
+                                               emu::Place at = emu::Place::here()) {
     const char *what = "stmatrix.x4";
     emu::on_hopper(at, what);
     if ((uintptr_t)shared_row % 16) emu::fail(&at, "%s: row address %p is not aligned to 16 bytes", what, shared_row);
