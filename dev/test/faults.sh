@@ -51,6 +51,10 @@ choose_compiler() {
         compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags)
         libs=
     fi
+    if [[ $1 = *"by wgmma" ]]; then
+        compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-bf16/flags)
+        libs=
+    fi
 }
 
 # choose_test SRC GROUP: sets plant's `built` and `test`
@@ -647,6 +651,48 @@ more "offloaded state is overwritten on its way back" optimizer.h \
 more "offloaded state goes back before AdamW has written it" optimizer.h \
     's|    if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);||' \
     orders "have one rank's bits"
+
+# Attention on a GPU of compute capability 9.0: what its asynchronous parts could get wrong
+hopper=lib/cuda/attention_hopper orders=kernels:attention-wgmma-orders same="attention has the same bits in eight orders"
+more "a consumer waits for the wrong phase, by wgmma" ${hopper}_common.cuh \
+    's|    ptx_mbarrier_wait(&p->full\[n % HOPPER_STAGES\], n / HOPPER_STAGES % 2);|    ptx_mbarrier_wait(\&p->full[n % HOPPER_STAGES], (n / HOPPER_STAGES + 1) % 2);|' \
+    $orders "$same|mbarrier"
+
+more "a stage is filled while it is read, by wgmma" ${hopper}_common.cuh \
+    's|    ptx_mbarrier_wait(&p->empty.*||' \
+    $orders "$same|mbarrier"
+
+more "fewer bytes are announced than come, by wgmma" ${hopper}_common.cuh \
+    's|    ptx_mbarrier_arrive_expect(&p->full\[n % HOPPER_STAGES\], bytes);|    ptx_mbarrier_arrive_expect(\&p->full[n % HOPPER_STAGES], bytes / 2);|' \
+    $orders "announce all bytes"
+
+more "wgmma reads dS without a proxy fence, by wgmma" ${hopper}_backward.cuh \
+    '/hopper_store(ds + g/,/ptx_barrier_sync/ s|            ptx_fence_proxy_async();||' \
+    kernels:attention-wgmma "attention .*its definition|ptx_fence_proxy_async"
+
+more "scores are read before their matmul has ended, by wgmma" ${hopper}_forward.cuh \
+    's|        wgmma_finish<1>(c);|        wgmma_finish<2>(c);|' \
+    $orders "$same"
+
+more "a weighted sum is rescaled before its matmul has ended, by wgmma" ${hopper}_forward.cuh \
+    's|            wgmma_finish<0>(rows.o);|            wgmma_finish<1>(rows.o);|' \
+    $orders "$same"
+
+more "keys are given back before their matmul has ended, by wgmma" ${hopper}_forward.cuh \
+    's|        wgmma_finish<1>(c);|        pipeline_release(\&barriers->k, n + 1);\n&|' \
+    $orders "$same|mbarrier"
+
+more "TMA permutes a tile in another way than wgmma reads it, by wgmma" $hopper.cuh \
+    's|CU_TENSOR_MAP_SWIZZLE_128B|CU_TENSOR_MAP_SWIZZLE_NONE|' \
+    kernels:attention-wgmma "attention .*its definition|swizzle"
+
+more "an operand's descriptor says another permutation, by wgmma" lib/cuda/hopper.cuh \
+    's|swizzle_128 = 1|swizzle_128 = 2|' \
+    kernels:attention-wgmma "attention .*its definition|swizzle"
+
+more "a consumer owns the other consumer's keys, by wgmma" ${hopper}_backward.cuh \
+    's|mma_mask<1>(c, sequence_of(a.s, p.b), t, key + warp \* 16)|mma_mask<1>(c, sequence_of(a.s, p.b), t, p.key + warp * 16)|' \
+    kernels:attention-wgmma "attention .*its definition"
 
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"

@@ -310,6 +310,45 @@ static void test_attention_hopper(KernelTest *t, void (*run)(KernelTest *)) {
     for (int i = 1; i <= TEST_THREADS; i++) t->dev[i].hopper_attention = 0;
     t->variant = NULL;
 }
+/* The bits of forward and of the deterministic backward do not depend on the order in which a GPU does what it may do in
+ * any order. The emulator has another order for each seed; a GPU is asked eight times. */
+static void test_attention_orders(KernelTest *t) {
+    const AttentionCase cases[] = {{1, 300, 300, 4, 2, 64, 0, 1, 8, 1}, {1, 300, 420, 2, 1, 128, 120, 0, 8, 1}};
+#ifdef CUDA_ON_CPU
+    const uint64_t seed = cuda_on_cpu.seed;
+#endif
+    test_bounds(t, 0, 0);
+    for (int i = 0; i < 2; i++, t->cases++) {
+        const AttentionCase *c = &cases[i];
+        AttentionShape s = test_attention_shape(t, c, 0, 0);
+        AttentionLayout l = test_attention_layout(c, &s);
+        const int64_t N = (int64_t)c->B * c->Tq, outs = N * s.o_stride, XS = sizeof(floatX);
+        floatX *q = test_xs(t, l.total, c->scale), *dout = test_xs(t, outs, 1), *first_out = NULL, *first_d = NULL;
+        for (int order = 0; order < 8; order++) {
+#ifdef CUDA_ON_CPU
+            cuda_on_cpu.seed = (uint64_t)order;
+#endif
+            floatX *out = test_xs(t, outs, 1), *d = (floatX *)test_copy(t, q, l.total * XS);
+            float *lse = test_floats(t, N * c->NH, 1);
+            memset(out, 0, (size_t)(outs * XS)); // what lies between rows is compared below
+            attention_forward(&t->dev[1], out, lse, q, q + l.k, q + l.v, &s);
+            attention_backward(&t->dev[1], d, d + l.k, d + l.v, dout, out, lse, q, q + l.k, q + l.v, &s);
+            if (!order) {
+                first_out = out;
+                first_d = d;
+            }
+            test_same(t, out, first_out, outs * XS);
+            test_same(t, d, first_d, l.total * XS);
+        }
+        test_free_all(t);
+    }
+#ifdef CUDA_ON_CPU
+    cuda_on_cpu.seed = seed;
+#endif
+    test_report(t, "attention has the same bits in eight orders of what is asynchronous");
+}
+
 static void test_attention_wgmma(KernelTest *t) { test_attention_hopper(t, test_attention); }
 static void test_attention_wgmma_chunks(KernelTest *t) { test_attention_hopper(t, test_attention_chunks); }
+static void test_attention_wgmma_orders(KernelTest *t) { test_attention_hopper(t, test_attention_orders); }
 #endif

@@ -128,6 +128,7 @@ static const struct {
 #if defined(USE_CUDA) && defined(PRECISION_BF16)
                     {"attention-wgmma", test_attention_wgmma},
                     {"attention-wgmma-keys", test_attention_wgmma_chunks},
+                    {"attention-wgmma-orders", test_attention_wgmma_orders},
 #endif
                     {"swiglu", test_swiglu},
                     {"cross-entropy", test_cross_entropy},
