@@ -253,7 +253,7 @@ def report(name, code):
     share = 100 * simulated / flops / rate
     if short_name(name) in BOUNDS:
         least = BOUNDS[short_name(name)]
-        print(" %d TFLOP/s, the least that is asked for, are %.0f %% of the simulation." % (least, share * least), end="")
+        print(" %d TFLOP/s, the least that is asked for, are %.0f %% of it." % (least, share * least), end="")
     if short_name(name) in PUBLISHED:
         published = PUBLISHED[short_name(name)]
         print(" FlashAttention-3's published %d TFLOP/s are %.0f %%." % (published, share * published), end="")
@@ -262,12 +262,13 @@ def report(name, code):
 
 def main():
     print("# Attention on a Hopper GPU: instructions of a tile, and what they allow\n")
-    print("Nothing here was measured on a GPU. `dev/attention_sass.py` counted the instructions of the machine code, on the "
-          "way through the loop that masks and rescales nothing. Cycles are those of one of the four parts of a "
+    print("Nothing here was measured on a GPU. `dev/attention_sass.py` counted the instructions of the machine code, on "
+          "the way through the loop that masks and rescales nothing. Cycles are those of one of the four parts of a "
           "multiprocessor, each of which has a warp of either consumer. The simulation lets both consumers execute the "
           "loop: the tensor cores compute matmuls in the order in which they were started, the warps' other "
-          "instructions exclude each other, a matmul's result is there %d cycles after its end, and a barrier takes %d. "
-          "It knows nothing of throttled clocks, the L2 cache or conflicts in shared memory.\n" % (LATENCY, MEETING))
+          "instructions exclude each other, a matmul's result is there %d cycles after its end, and a barrier takes "
+          "%d. It knows nothing of throttled clocks, the L2 cache or conflicts in shared memory." % (LATENCY, MEETING))
+    print()
     kernels = [(n, c) for n, c in functions(sys.argv[1]) if "hopper" in n and any(i[2].startswith("HGMMA") for i in c)]
     for name, code in sorted(kernels):
         report(name, code)

@@ -653,9 +653,10 @@ more "offloaded state goes back before AdamW has written it" optimizer.h \
     orders "have one rank's bits"
 
 # Attention on a GPU of compute capability 9.0: what its asynchronous parts could get wrong
-hopper=lib/cuda/attention_hopper orders=kernels:attention-wgmma-orders same="attention has the same bits in eight orders"
+hopper=lib/cuda/attention_hopper
+orders=kernels:attention-wgmma-orders same="attention has the same bits in eight orders"
 more "a consumer waits for the wrong phase, by wgmma" ${hopper}_common.cuh \
-    's|    ptx_mbarrier_wait(&p->full\[n % HOPPER_STAGES\], n / HOPPER_STAGES % 2);|    ptx_mbarrier_wait(\&p->full[n % HOPPER_STAGES], (n / HOPPER_STAGES + 1) % 2);|' \
+    's|\], n / HOPPER_STAGES % 2);|], (n / HOPPER_STAGES + 1) % 2);|' \
     $orders "$same|mbarrier"
 
 more "a stage is filled while it is read, by wgmma" ${hopper}_common.cuh \
@@ -663,7 +664,7 @@ more "a stage is filled while it is read, by wgmma" ${hopper}_common.cuh \
     $orders "$same|mbarrier"
 
 more "fewer bytes are announced than come, by wgmma" ${hopper}_common.cuh \
-    's|    ptx_mbarrier_arrive_expect(&p->full\[n % HOPPER_STAGES\], bytes);|    ptx_mbarrier_arrive_expect(\&p->full[n % HOPPER_STAGES], bytes / 2);|' \
+    's|_arrive_expect(&p->full\[n % HOPPER_STAGES\], bytes);|_arrive_expect(\&p->full[n % HOPPER_STAGES], bytes / 2);|' \
     $orders "announce all bytes"
 
 more "wgmma reads dS without a proxy fence, by wgmma" ${hopper}_backward.cuh \
@@ -691,7 +692,7 @@ more "an operand's descriptor says another permutation, by wgmma" lib/cuda/hoppe
     kernels:attention-wgmma "attention .*its definition|swizzle"
 
 more "a consumer owns the other consumer's keys, by wgmma" ${hopper}_backward.cuh \
-    's|mma_mask<1>(c, sequence_of(a.s, p.b), t, key + warp \* 16)|mma_mask<1>(c, sequence_of(a.s, p.b), t, p.key + warp * 16)|' \
+    's|sequence_of(a.s, p.b), t, key + warp|sequence_of(a.s, p.b), t, p.key + warp|' \
     kernels:attention-wgmma "attention .*its definition"
 
 if [ "$all" = anchors ]; then

@@ -310,8 +310,8 @@ static void test_attention_hopper(KernelTest *t, void (*run)(KernelTest *)) {
     for (int i = 1; i <= TEST_THREADS; i++) t->dev[i].hopper_attention = 0;
     t->variant = NULL;
 }
-/* The bits of forward and of the deterministic backward do not depend on the order in which a GPU does what it may do in
- * any order. The emulator has another order for each seed; a GPU is asked eight times. */
+/* The bits of forward and of the deterministic backward do not depend on the order in which a GPU does what it may do
+ * in any order. The emulator has another order for each seed; a GPU is asked eight times. */
 static void test_attention_orders(KernelTest *t) {
     const AttentionCase cases[] = {{1, 300, 300, 4, 2, 64, 0, 1, 8, 1}, {1, 300, 420, 2, 1, 128, 120, 0, 8, 1}};
 #ifdef CUDA_ON_CPU
