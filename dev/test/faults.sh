@@ -664,7 +664,7 @@ more "a stage is filled while it is read, by wgmma" ${hopper}_common.cuh \
     $orders "$same|mbarrier"
 
 more "fewer bytes are announced than come, by wgmma" ${hopper}_common.cuh \
-    's|_arrive_expect(&p->full\[n % HOPPER_STAGES\], bytes);|_arrive_expect(\&p->full[n % HOPPER_STAGES], bytes / 2);|' \
+    's|expect(&p->full\[n % HOPPER_STAGES\], bytes);|expect(\&p->full[n % HOPPER_STAGES], bytes / 2);|' \
     $orders "announce all bytes"
 
 more "wgmma reads dS without a proxy fence, by wgmma" ${hopper}_backward.cuh \
