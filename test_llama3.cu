@@ -454,6 +454,7 @@ static const struct {
               {"pipeline", test_pipeline, BOTH_BUILDS},
               {"faults", test_faults, CUDA}, // a part of "ranks"
               {"streams", test_streams, CUDA},
+              {"accumulation", test_accumulation, IF_NAMED}, // a part of "ranks"
               {"orders", test_orders, CUDA}};
 
 static const char KERNEL_TEST[] = "kernels:";

@@ -210,7 +210,8 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
     int64_t at = (int64_t)first * C, stride = (int64_t)V * (int64_t)(sizeof(float) / sizeof(floatX));
     const floatX *d_logits = (const floatX *)m->logits; // overwrites the fp32 logits: rows are V floats apart
     linear_backward_input(m->dev, d_final_norm + at, d_logits, stride, w->head, count, C, V);
-    if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
+    int accumulates = w->accumulates || first > 0;
+    if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, accumulates);
 }
 
 /* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
