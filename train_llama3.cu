@@ -35,6 +35,7 @@
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file
 #include "run/matmul_rate.h"       // defines: matmul_rate
+#include "run/matmul_choices.h"    // defines: matmul_choices_reserve
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
@@ -603,6 +604,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->deterministic = j->opt.deterministic;
     dev->gpu = job_gpu_of_rank(j, rank);
     dev->by_nccl = uses_nccl(j);
+    if (j->opt.matmul_choices) dev->matmul_choices = &trainer->matmul_choices;
     ops_open(dev, 0);
     dev->max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
@@ -618,6 +620,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     else if (j->task == DO_GENERATE) generate(trainer);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
+    matmul_choices_reserve(dev);
 }
 
 /* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry

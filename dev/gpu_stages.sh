@@ -222,12 +222,13 @@ variants() {
  "max_position_embeddings": 8192, "rope_theta": 500000, "tie_word_embeddings": true}
 END
     [ -z "$dry" ] || { small_model "$model"; more=(--seq 24 --batch 1 --accum 2); }
-    for options in "" "--deterministic" "--recompute selective" "--recompute full" "--accumulate local" \
-        "--lora-rank 16 --base int8"; do
+    for options in "" "--matmul-choices $work/choices.json" "--deterministic" "--recompute selective" \
+        "--recompute full" "--accumulate local" "--lora-rank 16 --base int8"; do
+        local label=${options/$work\//}
         printf 'steps 2\nsteps 4\nquit\n' | "${ours[@]}" "$bench" train --model "$model" "${more[@]}" $options \
             >"$work/answers" || { tail -n 3 "$work/answers"; return 1; }
         sed -nE 's/.*"ms":\[([0-9.,e+]*)\].*/\1/p' "$work/answers" | tail -n 1 | tr , '\n' | middle |
-            sed "s/^/step in ms, ${options:-default}: /"
+            sed "s/^/step in ms, ${label:-default}: /"
     done
 }
 

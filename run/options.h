@@ -28,7 +28,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *lora_targets, *base, *adapters;
     int lora_rank;
     double lora_alpha;
-    const char *out, *save_mode, *after_save, *resume, *transport, *trace;
+    const char *out, *save_mode, *after_save, *resume, *transport, *trace, *matmul_choices;
     int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
     double timeout, start_timeout; // seconds
     const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
@@ -202,6 +202,10 @@ static const OptionRow option_rows[] = {
          "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev; plan_llama3 --cluster "
          "writes the estimated timeline"),
     GROUP(TRAINER_TASKS),
+    TEXT("matmul-choices", matmul_choices, "FILE", NULL,
+         "GPUs: measure at start which of cuBLASLt's algorithms is fastest for each matmul, and keep the choices in "
+         "FILE; "
+         "a run that finds them there measures nothing and gives the same bits"),
     FLAG("plan", plan,
          "print memory, FLOPs and traffic of each kind of rank, found by dry runs; nothing large is allocated "
          "(plan_llama3 "
