@@ -250,7 +250,9 @@ static void blocks_open(Model *m, const Schedule *schedule) {
  */
 static int logit_rows(const Model *m) {
     int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
-    return (int)min_i64(m->B * m->T, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15)));
+    int64_t rows = m->opt->logit_rows;
+    if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
+    return (int)min_i64(m->B * m->T, rows);
 }
 
 static void head_open(Model *m) {

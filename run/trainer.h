@@ -221,8 +221,8 @@ static void check_memory(const Job *j, const Device *dry_run) {
     double need = (double)device_need(dry_run) * sharing;
     if (need > j->available_memory)
         user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB are free: use more "
-                   "hosts or GPUs, a smaller --batch or --seq, --recompute full, or a smaller model (--plan lists what "
-                   "needs how much)",
+                   "hosts or GPUs, a smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model "
+                   "(--plan lists what needs how much)",
                    need / 1e9, sharing, sharing > 1 ? "s" : "", j->available_memory / 1e9);
     double pinned = (double)pinned_need(dry_run) * j->local_ranks, have = pinned_memory();
     if (pinned > have)
