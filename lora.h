@@ -64,8 +64,8 @@ static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, cons
     }
 }
 
-/* The gradients of one adapter, and what it adds to dx. The hidden rows are recomputed: keeping them would take N ·
- * rank values for every layer. */
+/* The gradients of one adapter, and what it adds to dx unless that is NULL. The hidden rows are recomputed: keeping
+ * them would take N · rank values for every layer. */
 static void adapter_backward(const Lora *lora, const Adapter *adapter, floatX *dx /* (N,IC) += */,
                              const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */, const Linear *layer, int N) {
     Device *dev = lora->dev;
@@ -77,12 +77,13 @@ static void adapter_backward(const Lora *lora, const Adapter *adapter, floatX *d
     scale(dev, lora->d_hidden, lora->scale, (int64_t)N * lora->rank);
     linear_backward_weight(dev, adapter->d_a, lora->d_hidden, lora->rank, x, N, layer->IC, lora->rank,
                            layer->accumulates);
-    linear_backward_input_add(dev, dx, lora->d_hidden, adapter->a, N, layer->IC, lora->rank);
+    if (dx) linear_backward_input_add(dev, dx, lora->d_hidden, adapter->a, N, layer->IC, lora->rank);
 }
 
+/* dx NULL: nothing reads it. */
 static void lora_linear_backward(const Lora *lora, floatX *dx /* (N,IC) = */, const floatX *dy /* (N,OC) */,
                                  const floatX *x /* (N,IC) */, const Linear *layer, int N) {
-    linear_backward_input(lora->dev, dx, dy, layer->OC, layer->w, N, layer->IC, layer->OC);
+    if (dx) linear_backward_input(lora->dev, dx, dy, layer->OC, layer->w, N, layer->IC, layer->OC);
     if (layer->d_w)
         linear_backward_weight(lora->dev, layer->d_w, dy, layer->OC, x, N, layer->IC, layer->OC, layer->accumulates);
     for (int i = 0; i < layer->num_adapters; i++) adapter_backward(lora, &layer->adapters[i], dx, dy, x, layer, N);

@@ -137,7 +137,7 @@ static void mlp_sublayer_backward(Model *m, const BlockWeights *w, BlockActivati
     tp_reduce_scatter_tokens(m->tp, m->d_norm, "d MLP input");
 }
 
-static void attention_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
+static void attention_sublayer_backward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
     int N = m->B * m->T;
     const floatX *d_out = tp_all_gather_tokens(m->tp, m->d_x, "d attention output");
@@ -149,9 +149,9 @@ static void attention_sublayer_backward(Model *m, const BlockWeights *w, BlockAc
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
     rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
     const floatX *x = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
-    floatX *partial = tp_partial(m->tp, m->d_norm);
+    floatX *partial = input_gradient_is_read(m, l) ? tp_partial(m->tp, m->d_norm) : NULL;
     lora_linear_backward(&m->lora, partial, m->d_qkv, x, &w->qkv, N);
-    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
+    if (partial) tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
 }
 
 /* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
@@ -159,7 +159,7 @@ static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rs
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
 
-/* Block l. m->d_x is the gradient of the residual stream after the block, and becomes the one before it. */
+/* Block l. m->d_x is the gradient of the residual stream after the block, and becomes the one before it, if needed. */
 static void block_backward(Model *m, int l, int micro_batch) {
     BlockActivations *a = block_activations(m, l);
     device_phase(m->dev, "backward", m->table.units[table_block_unit(&m->table, l)].name);
@@ -167,8 +167,8 @@ static void block_backward(Model *m, int l, int micro_batch) {
     block_recompute(m, l, &w, a);
     mlp_sublayer_backward(m, &w, a);
     norm_backward(m, w.d_mlp_norm, a->after_attention, a->mlp_rstd, w.mlp_norm);
-    attention_sublayer_backward(m, &w, a);
-    norm_backward(m, w.d_attn_norm, a->x, a->attn_rstd, w.attn_norm);
+    attention_sublayer_backward(m, l, &w, a);
+    if (input_gradient_is_read(m, l)) norm_backward(m, w.d_attn_norm, a->x, a->attn_rstd, w.attn_norm);
 }
 
 // ---------------------------------------------------------------------------

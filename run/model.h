@@ -114,6 +114,11 @@ static int stage_has_loss(const Model *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
 
+/* Does anything read the gradient of block l's input? A frozen embedding does not. */
+static int input_gradient_is_read(const Model *m, int l) {
+    return l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
+}
+
 /* From now on micro-batches have B sequences, of which this rank computes T tokens each, after `past` cached ones. */
 static void model_set_tokens(Model *m, int B, int T, int past) {
     m->B = B;
