@@ -363,8 +363,8 @@ static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
     u->unsharded_gradient = NULL;
 }
 
-/* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. If backward wrote it
- * into the sum itself, or added it there, nothing is left to do. */
+/* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. If backward wrote
+ * it into the sum itself, or added it there, nothing is left to do. */
 static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     int replace;
     float *sum = accumulation_target(fsdp, u, micro_batch, &replace);

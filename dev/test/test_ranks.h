@@ -291,8 +291,8 @@ static void compare_accumulation(const char *model, int world, const char *more)
     const char *data = make_token_file("ranks.tok", 6000, 64, 7);
     snprintf(path, sizeof path, "%s/%s", fixture_dir, model);
     snprintf(arguments, sizeof arguments,
-             "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 2 --accum 5 "
-             "%s --deterministic",
+             "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 2 --accum "
+             "5 %s --deterministic",
              path, data, more);
     collect(arguments, 0, world, &transport_threads);
     OneRank separate = {collected, {collected_losses[0], collected_losses[1], collected_losses[2]}, collected_norm};
