@@ -303,6 +303,7 @@ static const Version backward_versions[] = {
      backward_tiles},
     {"in use",
      "The op of lib/cuda: in bf16 on tensor cores; by default blocks that own keys compute all five matmuls, and dq is "
-     "summed in fp32 with atomics.",
+     "summed in fp32 with atomics. Where there would be fewer than 256 blocks, the query heads of a group are divided "
+     "over blocks, whose dk and dv are then added.",
      backward_in_use},
     END_OF_VERSIONS};
