@@ -120,7 +120,7 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
     memset(b, 0, sizeof *b);
     device_count();
     device_open_dry_run(&dry_run, 1, 0);
-    dry_run.arenas[MEM_WORKSPACE].peak = (tiny ? 1u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
+    dry_run.arenas[MEM_WORKSPACE].peak = (tiny ? 4u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
     device_open(&b->dev, &dry_run, ".", 0);
     ops_open(&b->dev, 0);
     events_open();
