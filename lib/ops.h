@@ -5,7 +5,8 @@
  * have the same bits for any number of threads; an elementwise op has the same bits if a tensor is processed in pieces,
  * and so have squared_norm and dequantize if it is cut at multiples of their blocks. Exceptions: in bf16, attention
  * rounds P and dS to bf16 for its matmuls; on tensor cores dq is summed with atomics unless dev->deterministic;
- * cuBLASLt's bits change with the number of rows. In the contracts N = B·T tokens; "=" overwrites, "+=" adds.
+ * cuBLASLt's bits change with the number of rows and the algorithm. In the contracts N = B·T tokens; "=" overwrites,
+ * "+=" adds.
  */
 #ifndef OPS_H
 #define OPS_H

@@ -163,7 +163,7 @@ static void matmul_choices_reserve(Device *dev) {
 static void choices_measure(Device *dev, Comm *comm, MatmulChoices *choices, const MatmulChoices *of_dry_run) {
     int leads = comm->groups[AXIS_FSDP].rank == 0 && comm->groups[AXIS_DP_REPLICATE].rank == 0;
     int owner = comm->groups[AXIS_TP].rank + comm->groups[AXIS_TP].size * comm->groups[AXIS_PP].rank;
-    size_t bytes = matmul_measure_bytes(of_dry_run);
+    size_t bytes = matmul_measure_bytes(of_dry_run), mark = arena_mark(dev, MEM_ACTIVATIONS);
     void *memory = measuring_memory(dev, of_dry_run);
     for (int i = 0; i < choices->count && leads; i++) {
         MatmulChoice *choice = &choices->list[i];
@@ -171,7 +171,7 @@ static void choices_measure(Device *dev, Comm *comm, MatmulChoices *choices, con
         ops_measure_matmul(dev, choice, memory);
         comm_alive(comm);
     }
-    arena_release(dev, MEM_ACTIVATIONS, 0);
+    arena_release(dev, MEM_ACTIVATIONS, mark);
     device_zero(dev, memory, bytes); // the first buffers of an arena are zero
 }
 
