@@ -88,6 +88,7 @@ typedef struct {
     floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
     floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
+    int gradient_accumulates;   // 1: it is the sum of earlier micro-batches, and backward adds to it
     Request all_gather;
 
     // Sums over the step's micro-batches, (accumulated_size) each. [0] becomes the total. Usually it points at this
@@ -362,7 +363,8 @@ static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
     u->unsharded_gradient = NULL;
 }
 
-/* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. */
+/* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. If backward wrote
+ * it into the sum itself, or added it there, nothing is left to do. */
 static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     int replace;
     float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
@@ -487,9 +489,16 @@ static int gradients_are_made_in_place(const Fsdp *fsdp) {
            !fsdp->gradients_offloaded;
 }
 
-/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch. The tensors whose gradients
- * backward only adds to are zeroed in it. For the first micro-batch of a sum, where gradients_are_made_in_place, the
- * buffer is the sum itself; otherwise it is taken from the pool. */
+/* Can backward also add the gradients of later micro-batches to that sum? Its matmuls then read and write the sum, 8
+ * bytes per parameter, instead of writing a buffer (4) that tree_sum adds to it (12). A binary tree over micro-batches
+ * needs each micro-batch's gradient by itself. */
+static int gradients_accumulate_in_place(const Fsdp *fsdp) {
+    return gradients_are_made_in_place(fsdp) && !fsdp->sharding.deterministic;
+}
+
+/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch, or, with
+ * gradient_accumulates, adds it. The tensors whose gradients backward only adds to are zeroed before the first
+ * micro-batch of a sum. The buffer is that sum itself, or it is taken from the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
     for (int i = 0; i < REDUCTION_STAGES; i++)
@@ -497,9 +506,10 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     if (u->unsharded_gradient) return u->unsharded_gradient;
     int replace;
     float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
-    if (replace && gradients_are_made_in_place(fsdp)) u->unsharded_gradient = sum;
-    else u->unsharded_gradient = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
-    gradients_clear(fsdp, u);
+    u->gradient_accumulates = !replace && gradients_accumulate_in_place(fsdp);
+    int in_place = u->gradient_accumulates || (replace && gradients_are_made_in_place(fsdp));
+    u->unsharded_gradient = in_place ? sum : (float *)pool_take(fsdp, POOL_GRADIENTS, u);
+    if (!u->gradient_accumulates) gradients_clear(fsdp, u);
     return u->unsharded_gradient;
 }
 
@@ -665,16 +675,17 @@ static void pools_open(Fsdp *fsdp, int training) {
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
         pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    // Writing a file gathers each unit in fp32. A training run gathers a trained unit into its gradient buffer. The
-    // other cases need the buffer added here: a run that does not train, and frozen units into which an export merges
-    // adapters.
+    int one_sum = how->micro_batches == 1 || gradients_accumulate_in_place(fsdp);
+    int has_gradients = training && !(gradients_are_made_in_place(fsdp) && one_sum);
+    // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
+    // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
-        int gathers = !training && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
+        int gathers = !has_gradients && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
         int needed = frozen ? how->merges_adapters : gathers;
         pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
     }
-    if (!training || (gradients_are_made_in_place(fsdp) && how->micro_batches == 1)) return;
+    if (!has_gradients) return;
     pool_add(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
     pool_add(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
              gradients_are_made_in_place(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");

@@ -13,7 +13,7 @@
 typedef struct {
     const floatX *a;     // (rank, IC)
     const floatX *b;     // (outputs, rank)
-    float *d_a, *d_b;    // their gradients, which backward overwrites; NULL in forward
+    float *d_a, *d_b;    // their gradients; NULL in forward
     int column, outputs; // it adds to columns [column, column + outputs) of the layer's output (N, OC)
 } Adapter;
 
@@ -21,7 +21,8 @@ enum { MAX_FUSED = 3 }; // matrices in one matmul
 
 typedef struct {
     const floatX *w; // (OC, IC)
-    float *d_w;      // (OC, IC) its gradient, which backward overwrites; NULL if frozen, and in forward
+    float *d_w;      // (OC, IC) its gradient; NULL if frozen, and in forward
+    int accumulates; // backward adds to d_w and the adapters' gradients; 0: it overwrites them
     int IC, OC;
     int num_adapters;
     Adapter adapters[MAX_FUSED];
@@ -63,24 +64,28 @@ static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, cons
     }
 }
 
-/* The gradients of one adapter, and what it adds to dx. The hidden rows are recomputed: keeping them would take N ·
- * rank values for every layer. */
+/* The gradients of one adapter, and what it adds to dx unless that is NULL. The hidden rows are recomputed: keeping
+ * them would take N · rank values for every layer. */
 static void adapter_backward(const Lora *lora, const Adapter *adapter, floatX *dx /* (N,IC) += */,
                              const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */, const Linear *layer, int N) {
     Device *dev = lora->dev;
     const floatX *dy_columns = dy + adapter->column; // (N, outputs), rows OC apart
     lora_hidden_forward(lora, adapter, x, N, layer->IC);
-    linear_backward_weight(dev, adapter->d_b, dy_columns, layer->OC, lora->hidden, N, lora->rank, adapter->outputs, 0);
+    linear_backward_weight(dev, adapter->d_b, dy_columns, layer->OC, lora->hidden, N, lora->rank, adapter->outputs,
+                           layer->accumulates);
     linear_backward_input(dev, lora->d_hidden, dy_columns, layer->OC, adapter->b, N, lora->rank, adapter->outputs);
     scale(dev, lora->d_hidden, lora->scale, (int64_t)N * lora->rank);
-    linear_backward_weight(dev, adapter->d_a, lora->d_hidden, lora->rank, x, N, layer->IC, lora->rank, 0);
-    linear_backward_input_add(dev, dx, lora->d_hidden, adapter->a, N, layer->IC, lora->rank);
+    linear_backward_weight(dev, adapter->d_a, lora->d_hidden, lora->rank, x, N, layer->IC, lora->rank,
+                           layer->accumulates);
+    if (dx) linear_backward_input_add(dev, dx, lora->d_hidden, adapter->a, N, layer->IC, lora->rank);
 }
 
+/* dx NULL: nothing reads it. */
 static void lora_linear_backward(const Lora *lora, floatX *dx /* (N,IC) = */, const floatX *dy /* (N,OC) */,
                                  const floatX *x /* (N,IC) */, const Linear *layer, int N) {
-    linear_backward_input(lora->dev, dx, dy, layer->OC, layer->w, N, layer->IC, layer->OC);
-    if (layer->d_w) linear_backward_weight(lora->dev, layer->d_w, dy, layer->OC, x, N, layer->IC, layer->OC, 0);
+    if (dx) linear_backward_input(lora->dev, dx, dy, layer->OC, layer->w, N, layer->IC, layer->OC);
+    if (layer->d_w)
+        linear_backward_weight(lora->dev, layer->d_w, dy, layer->OC, x, N, layer->IC, layer->OC, layer->accumulates);
     for (int i = 0; i < layer->num_adapters; i++) adapter_backward(lora, &layer->adapters[i], dx, dy, x, layer, N);
 }
 

@@ -389,10 +389,12 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_mesh_use.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
+#include "dev/test/test_matmul_choices.h"
 #else
 static void test_mesh_of_gpus(void) {}
 static void test_streams(void) {} // these need several GPUs, or dev/cuda_on_cpu
 static void test_orders(void) {}
+static void test_matmul_choices(void) {}
 #endif
 
 // ---------------------------------------------------------------------------
@@ -454,6 +456,8 @@ static const struct {
               {"pipeline", test_pipeline, BOTH_BUILDS},
               {"faults", test_faults, CUDA}, // a part of "ranks"
               {"streams", test_streams, CUDA},
+              {"matmul-choices", test_matmul_choices, CUDA},
+              {"accumulation", test_accumulation, IF_NAMED}, // a part of "ranks"
               {"orders", test_orders, CUDA}};
 
 static const char KERNEL_TEST[] = "kernels:";

@@ -35,6 +35,7 @@
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file
 #include "run/matmul_rate.h"       // defines: matmul_rate
+#include "run/matmul_choices.h"    // defines: matmul_choices_reserve
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
@@ -136,7 +137,7 @@ static void mlp_sublayer_backward(Model *m, const BlockWeights *w, BlockActivati
     tp_reduce_scatter_tokens(m->tp, m->d_norm, "d MLP input");
 }
 
-static void attention_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
+static void attention_sublayer_backward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
     int N = m->B * m->T;
     const floatX *d_out = tp_all_gather_tokens(m->tp, m->d_x, "d attention output");
@@ -148,9 +149,9 @@ static void attention_sublayer_backward(Model *m, const BlockWeights *w, BlockAc
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
     rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
     const floatX *x = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
-    floatX *partial = tp_partial(m->tp, m->d_norm);
+    floatX *partial = input_gradient_is_read(m, l) ? tp_partial(m->tp, m->d_norm) : NULL;
     lora_linear_backward(&m->lora, partial, m->d_qkv, x, &w->qkv, N);
-    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
+    if (partial) tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
 }
 
 /* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
@@ -158,7 +159,7 @@ static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rs
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
 
-/* Block l. m->d_x is the gradient of the residual stream after the block, and becomes the one before it. */
+/* Block l. m->d_x is the gradient of the residual stream after the block, and becomes the one before it, if needed. */
 static void block_backward(Model *m, int l, int micro_batch) {
     BlockActivations *a = block_activations(m, l);
     device_phase(m->dev, "backward", m->table.units[table_block_unit(&m->table, l)].name);
@@ -166,8 +167,8 @@ static void block_backward(Model *m, int l, int micro_batch) {
     block_recompute(m, l, &w, a);
     mlp_sublayer_backward(m, &w, a);
     norm_backward(m, w.d_mlp_norm, a->after_attention, a->mlp_rstd, w.mlp_norm);
-    attention_sublayer_backward(m, &w, a);
-    norm_backward(m, w.d_attn_norm, a->x, a->attn_rstd, w.attn_norm);
+    attention_sublayer_backward(m, l, &w, a);
+    if (input_gradient_is_read(m, l)) norm_backward(m, w.d_attn_norm, a->x, a->attn_rstd, w.attn_norm);
 }
 
 // ---------------------------------------------------------------------------
@@ -210,7 +211,8 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
     int64_t at = (int64_t)first * C, stride = (int64_t)V * (int64_t)(sizeof(float) / sizeof(floatX));
     const floatX *d_logits = (const floatX *)m->logits; // overwrites the fp32 logits: rows are V floats apart
     linear_backward_input(m->dev, d_final_norm + at, d_logits, stride, w->head, count, C, V);
-    if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
+    int accumulates = w->accumulates || first > 0;
+    if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, accumulates);
 }
 
 /* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
@@ -602,6 +604,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->deterministic = j->opt.deterministic;
     dev->gpu = job_gpu_of_rank(j, rank);
     dev->by_nccl = uses_nccl(j);
+    if (j->opt.matmul_choices) dev->matmul_choices = &trainer->matmul_choices;
     ops_open(dev, 0);
     dev->max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
@@ -617,6 +620,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     else if (j->task == DO_GENERATE) generate(trainer);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
+    matmul_choices_reserve(dev);
 }
 
 /* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry

@@ -6,7 +6,9 @@ CUDA_BUILD := build/cuda-$(CUDA_PRECISION)
 # machine code for Ampere and Hopper, and PTX for later GPUs; 90a has instructions that no later GPU has
 CUDA_CODE  := $(foreach a,80 90a,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
               -gencode arch=compute_90,code=compute_90 -t 2
-CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
+# -ftz=true: fp32 numbers below 1.2e-38 count as zero, which saves three instructions in each exponential and some in
+# each division and square root. What trains never depends on them: AdamW's eps is 30 orders of magnitude larger.
+CUDA_FLAGS := -x cu -std=c++20 -O3 -ftz=true -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
               -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno \
               $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
 CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lz -lm \

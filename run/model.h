@@ -114,6 +114,11 @@ static int stage_has_loss(const Model *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
 
+/* Does anything read the gradient of block l's input? A frozen embedding does not. */
+static int input_gradient_is_read(const Model *m, int l) {
+    return l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
+}
+
 /* From now on micro-batches have B sequences, of which this rank computes T tokens each, after `past` cached ones. */
 static void model_set_tokens(Model *m, int B, int T, int past) {
     m->B = B;
@@ -250,7 +255,9 @@ static void blocks_open(Model *m, const Schedule *schedule) {
  */
 static int logit_rows(const Model *m) {
     int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
-    return (int)min_i64(m->B * m->T, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15)));
+    int64_t rows = m->opt->logit_rows;
+    if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
+    return (int)min_i64(m->B * m->T, rows);
 }
 
 static void head_open(Model *m) {

@@ -23,12 +23,13 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *sharding, *wrap, *reduce_dtype, *offload;
     int slots;
     const char *recompute;
+    int logit_rows;
     int steps, warmup, max_skips;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip;
     const char *lora_targets, *base, *adapters;
     int lora_rank;
     double lora_alpha;
-    const char *out, *save_mode, *after_save, *resume, *transport, *trace;
+    const char *out, *save_mode, *after_save, *resume, *transport, *trace, *matmul_choices;
     int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
     double timeout, start_timeout; // seconds
     const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
@@ -133,6 +134,9 @@ static const OptionRow option_rows[] = {
     TEXT("recompute", recompute, "none|selective|full|every:N", "none",
          "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
          "those of every Nth block"),
+    INT("logit-rows", logit_rows, 0, 1 << 30, "N", "0",
+        "tokens whose logits exist at a time; 0: as many as have 4 GB of logits on a GPU and 128 MB on a CPU, at most "
+        "8192 and 1024; fewer take less memory and more time"),
     GROUP("optimizer"),
     INT("steps", steps, 1, 1 << 30, "N", "100", "optimizer steps"),
     REAL("lr", lr, 0, 1e3, "X", "0.0003", "peak learning rate"),
@@ -198,6 +202,10 @@ static const OptionRow option_rows[] = {
     FLAG("deterministic", deterministic,
          "sum in a fixed order: FSDP and pipeline layouts with equally many micro-batches give equal bits, if the "
          "numbers of micro-batches and of ranks are powers of two"),
+    TEXT("matmul-choices", matmul_choices, "FILE", NULL,
+         "GPUs: measure at start which of cuBLASLt's algorithms is fastest for each matmul, and keep the choices in "
+         "FILE; "
+         "a run that finds them there measures nothing and gives the same bits"),
     TEXT("trace", trace, "FILE", NULL,
          "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev; plan_llama3 --cluster "
          "writes the estimated timeline"),

@@ -20,6 +20,7 @@ typedef struct {
     const Options *options;
     int64_t tp, cp, pp, fsdp, replicas; // ranks of each axis; fsdp = dp_shard x cp
     int64_t pp_rank;
+    int64_t has_block_0;       // 1 if this rank has the embedding and the first block
     int64_t is_first, is_last; // 1 if this rank's pipeline stages include the embedding, the head; else 0
     int64_t has_adapters;      // 1 with LoRA: the model is frozen, and only adapters have gradients
     int64_t micro_batches;     // per step
@@ -65,6 +66,7 @@ static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const 
         int begin, stage = v * (int)l.pp + (int)l.pp_rank;
         int count = stage_blocks(c->L, (int)l.pp * o->pp_chunks, o->pp_light_ends, stage, &begin);
         l.blocks += count;
+        l.has_block_0 |= stage == 0 && count > 0;
         for (int block = begin; block < begin + count; block++)
             l.recomputed += recomputes_all || (every && block % every == 0);
     }
@@ -206,17 +208,18 @@ static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const
 /* Tensor parallelism with sequence parallelism (Korthikanti et al. 2022, section 4.2.2), per micro-batch, in units of
  * (tokens / tp, C). A block's forward all-gathers 2 inputs and reduce-scatters 2 outputs; its backward all-gathers 2
  * output gradients and, again, the 2 inputs, and reduce-scatters 2 input gradients. A recomputed block also gathers its
- * 2 inputs and scatters attention's output once more. Embedding and head: one all-gather and one reduce-scatter each
- * (the frozen embedding of a LoRA run has no backward, hence no all-gather). The vocabulary-parallel loss all-gathers 3
- * floats per token, in slices of at most LOGIT_ROWS tokens.
+ * 2 inputs and scatters attention's output once more. Embedding and head: one all-gather and one reduce-scatter each.
+ * The frozen embedding of a LoRA run has no backward: no all-gather for it, and no gradient of the first block's input.
+ * The vocabulary-parallel loss all-gathers 3 floats per token, in slices of --logit-rows tokens.
  * Once per step: gradients of what tp replicates are summed by an all-gather of fp32: the norms' in one call, or with
  * LoRA the unsplit half (rank, C) of each adapter, unit by unit. */
 static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Llama3Config *c = l->config;
     int64_t k = l->micro_batches, others = l->tp - 1, V = (c->V + l->tp - 1) / l->tp;
     int64_t gathers = 6 * l->blocks + 2 * l->recomputed + l->is_first * !l->has_adapters + l->is_last;
-    int64_t scatters = 4 * l->blocks + l->recomputed + l->is_first + l->is_last;
-    int64_t slice = min_i64(l->tokens, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
+    int64_t scatters = 4 * l->blocks + l->recomputed + l->is_first + l->is_last - l->has_block_0 * l->has_adapters;
+    int64_t rows = l->options->logit_rows;
+    int64_t slice = min_i64(l->tokens, rows ? rows : max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
     int64_t loss_slices = l->is_last * ((l->tokens + slice - 1) / slice), loss_bytes = l->is_last * 12 * l->tokens;
     int64_t targets = __builtin_popcount(c->lora_targets);
     int64_t replicated =

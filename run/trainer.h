@@ -11,6 +11,7 @@
 #include "shared_gradients.h" // defines: SharedGradients
 #include "ledger.h"           // defines: Ledger, ledger_check, expected_traffic
 #include "layout.h"           // defines: layout_read_back
+#include "matmul_choices.h"   // defines: matmul_choices_open
 #include "job.h"              // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
 #include "model.h"            // defines: Model, model_open
 #include "parallel.h"         // defines: Parallel, sharding_of
@@ -38,6 +39,7 @@ typedef struct Trainer {
     Parallel parallel;
     SharedGradients shared_gradients;
     Optimizer optimizer;
+    MatmulChoices matmul_choices; // of --matmul-choices; in a dry run the matmuls that it had
     Loader loader;
     CheckpointWriter writer;
     Logger logger;        // writes on rank 0 only
@@ -219,8 +221,8 @@ static void check_memory(const Job *j, const Device *dry_run) {
     double need = (double)device_need(dry_run) * sharing;
     if (need > j->available_memory)
         user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB are free: use more "
-                   "hosts or GPUs, a smaller --batch or --seq, --recompute full, or a smaller model (--plan lists what "
-                   "needs how much)",
+                   "hosts or GPUs, a smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model "
+                   "(--plan lists what needs how much)",
                    need / 1e9, sharing, sharing > 1 ? "s" : "", j->available_memory / 1e9);
     double pinned = (double)pinned_need(dry_run) * j->local_ranks, have = pinned_memory();
     if (pinned > have)
@@ -267,6 +269,8 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     check_agreement(&p->comm, j);
     check_shared_out(&p->comm, o->out);
     p->layout = layout_read_back(&p->comm);
+    if (o->matmul_choices)
+        matmul_choices_open(&p->dev, &p->comm, &trainer->matmul_choices, &dry_run->matmul_choices, o->matmul_choices);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
     trainer_allocate(trainer);
     p->fsdp.seed = (uint64_t)o->seed;

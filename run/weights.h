@@ -27,7 +27,8 @@ typedef struct {
     const floatX *norm; // (C)
     const floatX *head; // (V, C) the embedding itself if they are tied
     float *d_norm;      // (C) backward adds to it
-    float *d_head;      // (V, C) backward overwrites it
+    float *d_head;      // (V, C) backward overwrites it, or adds to it
+    int accumulates;    // backward adds to d_head: it holds the sum of earlier micro-batches
 } HeadWeights;
 
 enum { NO_GRADIENTS = -1 }; // in place of a micro-batch: forward only
@@ -37,15 +38,18 @@ typedef struct {
     const floatX *weights;  // from the block's first element on
     float *gradients;       // the same of the full-size gradient; NULL: frozen, or forward
     const int64_t *offsets; // (W_KINDS) of each kind of tensor
+    int accumulates;        // the gradients are sums of earlier micro-batches, and backward adds to them
 } UnitTensors;
 
 /* Waits until the unit is unsharded. `block`: the block's number within the unit. */
 static UnitTensors unit_tensors(Model *m, int unit, int block, int micro_batch) {
     FsdpUnit *u = fsdp_unit(m, unit);
     int64_t first = block * u->table_unit->block_stride;
-    UnitTensors t = {fsdp_unshard(m->fsdp, u) + first, NULL, u->table_unit->offsets};
-    if (micro_batch != NO_GRADIENTS && !u->table_unit->frozen)
+    UnitTensors t = {fsdp_unshard(m->fsdp, u) + first, NULL, u->table_unit->offsets, 0};
+    if (micro_batch != NO_GRADIENTS && !u->table_unit->frozen) {
         t.gradients = fsdp_gradients(m->fsdp, u, micro_batch) + first;
+        t.accumulates = u->gradient_accumulates;
+    }
     return t;
 }
 static const floatX *weight_of(const UnitTensors *t, WeightKind kind) { return t->weights + t->offsets[kind]; }
@@ -59,6 +63,7 @@ static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, cons
     Linear layer = ZERO;
     layer.w = weight_of(block, first);
     layer.d_w = gradient_of(block, first);
+    layer.accumulates = block->accumulates || adapters->accumulates; // only one of the two is trained
     layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
     for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) {
         WeightKind kind = (WeightKind)k;
@@ -100,7 +105,7 @@ static HeadWeights head_weights(Model *m, int micro_batch) {
     UnitTensors t = unit_tensors(m, m->table.head, 0, micro_batch);
     WeightKind head = table_is_tied(&m->table) ? W_EMBED : W_HEAD;
     HeadWeights w = {weight_of(&t, W_FINAL_NORM), weight_of(&t, head), gradient_of(&t, W_FINAL_NORM),
-                     gradient_of(&t, head)};
+                     gradient_of(&t, head), t.accumulates};
     return w;
 }
 

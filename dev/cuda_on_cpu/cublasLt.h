@@ -92,7 +92,7 @@ typedef CublasLtLayout *cublasLtMatrixLayout_t;
 typedef CublasLtPreference *cublasLtMatmulPreference_t;
 struct cublasLtMatmulAlgo_t {
     uint64_t data[8];
-}; // the problem's fingerprint, alignments of A, B, C, D, workspace
+}; // the problem's fingerprint, alignments of A, B, C, D, workspace, the proposal's number, its time in percent
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
@@ -439,7 +439,13 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
 // ---------------------------------------------------------------------------
 // choosing and running
 
-/* Up to three: the first wants some workspace, the next half of it, the last none. */
+namespace emu {
+enum { PROPOSALS = 5 };
+/* The time of a proposal in percent of the first one's: some are faster, and which depends on the problem. */
+inline uint64_t proposal_time(uint64_t problem, int i) { return i ? 70 + 10 * (problem >> (4 * i) & 7) : 100; }
+} // namespace emu
+
+/* Up to five: the first wants some workspace, the next half of it, the others none. */
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t op,
                                                      cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
                                                      cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
@@ -455,16 +461,38 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     emu::Problem p;
     if (cublasStatus_t e = emu::check_problem(at, op, x, &p)) return e;
     size_t workspace = std::min<size_t>(preference->workspace, 256 << 10) / 256 * 256;
-    for (int i = 0; i < wanted && i < 3; i++) {
-        size_t bytes = i == 2 ? 0 : workspace >> i;
+    uint64_t problem = emu::problem_hash(op, x);
+    const uint32_t *aligned = preference->alignment;
+    for (int i = 0; i < wanted && i < emu::PROPOSALS; i++) {
+        size_t bytes = i >= 2 ? 0 : workspace >> i;
         results[i] = cublasLtMatmulHeuristicResult_t();
-        results[i].algo =
-            cublasLtMatmulAlgo_t{{emu::problem_hash(op, x), preference->alignment[0], preference->alignment[1],
-                                  preference->alignment[2], preference->alignment[3], bytes, 0, 0}};
+        results[i].algo = cublasLtMatmulAlgo_t{{problem, aligned[0], aligned[1], aligned[2], aligned[3], bytes,
+                                                (uint64_t)i, emu::proposal_time(problem, i)}};
         results[i].workspaceSize = bytes;
         results[i].wavesCount = 1;
         *found = i + 1;
     }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Can this device run an algorithm for this problem, and with how much workspace? */
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t A,
+                                              cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
+                                              cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
+                                              cublasLtMatmulHeuristicResult_t *result,
+                                              emu::Place at = emu::Place::here()) {
+    emu::LtCall call("cublasLtMatmulAlgoCheck");
+    if (call.error) return call.error;
+    CublasLtLayout *const x[4] = {A, B, C, D};
+    emu::Problem p;
+    if (!h || !algo || !result) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no handle, algorithm or result");
+    if (cublasStatus_t e = emu::check_problem(at, op, x, &p)) return e;
+    if (algo->data[0] != emu::problem_hash(op, x) || algo->data[6] >= emu::PROPOSALS)
+        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is none of this problem's");
+    *result = cublasLtMatmulHeuristicResult_t();
+    result->algo = *algo;
+    result->workspaceSize = algo->data[5];
+    result->wavesCount = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -541,13 +569,15 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
         return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE,
                            "the algorithm was chosen for other shapes, leading dimensions, types or transposes");
     if (cublasStatus_t e = emu::check_operands(at, x, pointers, algo, workspace, workspace_bytes, s->device)) return e;
+    if (algo && cuda_on_cpu.refused_algorithms >> algo->data[6] & 1)
+        return algo->data[6] % 2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_INVALID_VALUE;
     size_t wanted = algo ? algo->data[5] : 0, extent_d = emu::extent(*Ddesc);
     emu::check_overlaps(at, x, pointers, workspace, wanted);
     emu::Matrix a = emu::matrix(A, *Adesc, op->transposed[0]), b = emu::matrix(B, *Bdesc, op->transposed[1]),
                 c = emu::matrix(C, *Cdesc, 0), d = emu::matrix(D, *Ddesc, 0);
     float alpha_now = on_device ? 0 : *(const float *)alpha, beta_now = on_device ? 0 : *(const float *)beta;
-    double flops = 2.0 * (double)p.M * (double)p.N * (double)p.K;
-    emu::enqueue(s, cuda_on_cpu.costs.product + cuda_on_cpu.costs.flop * flops, [=] {
+    double flops = 2.0 * (double)p.M * (double)p.N * (double)p.K, relative = algo ? (double)algo->data[7] / 100 : 1;
+    emu::enqueue(s, (cuda_on_cpu.costs.product + cuda_on_cpu.costs.flop * flops) * relative, [=] {
         emu::check_no_zone("cublasLt: matrix D", D, extent_d, at);
         if (wanted) memset(workspace, 0xFF, wanted); // nobody else may use it meanwhile
         emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K,

@@ -219,6 +219,7 @@ struct CudaOnCpu {
     const char *failures =
         nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
     int rough = 0; // CUDA_ON_CPU_ROUGH: 1 or 2: arithmetic errs as that of a GPU may (arithmetic.h)
+    unsigned refused_algorithms = 0; // CUDA_ON_CPU_REFUSED_ALGORITHMS: bit i: cuBLASLt refuses to run proposal i
     int protect = !CUDA_ON_CPU_ASAN;                        // the host that touches device memory is caught
     const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
     Costs costs;
@@ -235,6 +236,7 @@ struct CudaOnCpu {
         if (const char *s = getenv("CUDA_ON_CPU_TENSOR_MAPS")) tensor_maps = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_PROTECT")) protect = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_ROUGH")) rough = atoi(s);
+        if (const char *s = getenv("CUDA_ON_CPU_REFUSED_ALGORITHMS")) refused_algorithms = (unsigned)atoi(s);
         failures = getenv("CUDA_ON_CPU_FAIL");
         registers = getenv("CUDA_ON_CPU_REGISTERS");
         nccl_lose = getenv("CUDA_ON_CPU_NCCL_LOSE");

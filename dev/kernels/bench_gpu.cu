@@ -123,7 +123,7 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
     memset(b, 0, sizeof *b);
     device_count();
     device_open_dry_run(&dry_run, 1, 0);
-    dry_run.arenas[MEM_WORKSPACE].peak = (tiny ? 1u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
+    dry_run.arenas[MEM_WORKSPACE].peak = (tiny ? 4u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
     device_open(&b->dev, &dry_run, ".", 0);
     ops_open(&b->dev, 0);
     events_open();
@@ -391,27 +391,29 @@ static void attention_answers(Bench *b) {
 // ---------------------------------------------------------------------------
 // matmuls: the algorithm that the program chooses next to the fastest that cuBLASLt offers
 
-enum { MAX_CANDIDATES = 48 };
+enum { MOST_CANDIDATES = 48 };
 
 /* `run` is one matmul op. The program's algorithm and the fastest one are timed in turns. */
 template <class Run>
 static void matmul_row(Bench *b, Worst *worst, double *sums, const char *what, double flops, Run run) {
-    static cublasLtMatmulHeuristicResult_t results[MAX_CANDIDATES];
+    static cublasLtMatmulHeuristicResult_t results[MOST_CANDIDATES];
     enum { ROUNDS = 9 };
     int calls = b->tiny ? 1 : 5, found, fastest = -1;
     run(0);
     device_synchronize(&b->dev);
     CudaMatmulEntry *m = b->dev.cuda_matmuls->entries; // the newest: this shape's
-    if (!m || !m->found) run_failure("bench_gpu.cu: cuBLASLt has nothing for %s", what);
-    cublasLtMatmulAlgo_t chosen = m->algo;
+    if (!m || m->now == m->count) run_failure("bench_gpu.cu: cuBLASLt has nothing for %s", what);
+    cublasLtMatmulAlgo_t chosen = m->algorithms[m->now];
     double least = INFINITY, times[2][ROUNDS];
-    found = matmul_algorithms(b->dev.cuda_matmuls, m, results, MAX_CANDIDATES);
+    found = matmul_algorithms(b->dev.cuda_matmuls, m, results, MOST_CANDIDATES);
+    m->now = 0;
+    m->count = 1;
     for (int i = 0; i < found; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        m->algo = results[i].algo;
+        m->algorithms[0] = results[i].algo;
         run(0);
-        if (!m->found) { // cuBLASLt listed it and then refused it, so the plain kernel ran
-            m->found = 1;
+        if (m->now) { // cuBLASLt listed it and then refused it, so the plain kernel ran
+            m->now = 0;
             continue;
         }
         double took = median_time(&b->dev, calls, run);
@@ -422,10 +424,10 @@ static void matmul_row(Bench *b, Worst *worst, double *sums, const char *what, d
     }
     for (int r = 0; r < ROUNDS; r++)
         for (int way = 0; way < 2; way++) {
-            m->algo = way && fastest >= 0 ? results[fastest].algo : chosen;
+            m->algorithms[0] = way && fastest >= 0 ? results[fastest].algo : chosen;
             times[way][r] = median_time(&b->dev, 1, run);
         }
-    m->algo = chosen;
+    m->algorithms[0] = chosen;
     double ours = median(times[0], ROUNDS), best = fmin(ours, median(times[1], ROUNDS));
     char name[160];
     snprintf(name, sizeof name, "%s; of %d: number %d", what, found, fastest + 1);

@@ -89,7 +89,8 @@ static const Version op_versions[] = {
      loss_online},
     {"in use",
      "The op of lib/cuda: the end of the row stays in shared memory, its beginning in the L2 cache, so memory is read "
-     "once.",
+     "once. For the gradient, threads wait for each other at the first tile, the third, the seventh, … only: a tile's "
+     "gradients overwrite logits up to the middle of what has been read.",
      loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "

@@ -162,6 +162,44 @@ static void backward_two_stages(Case *c) {
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
+// A block has DW_ROWS rows, one after the other, and a thread the same W columns of each: x and dout are read once, and
+// dw stays in registers. A row waits for memory twice, before the dot product and after it. C is at most 1024 W.
+template <int W>
+static __global__ void __launch_bounds__(1024)
+    one_pass_kernel(floatX *dx, float *partial, const floatX *dout, const floatX *x, const float *rstd, const floatX *w,
+                    int64_t N, int64_t C) {
+    SHARED(float, sums, 2 * WARP);
+    int64_t begin = (int64_t)blockIdx.x * DW_ROWS, end = min_i64(N, begin + DW_ROWS), i = (int64_t)threadIdx.x * W;
+    float weight[W] = {}, dw[W] = {};
+    if (i < C) load(weight, w + i);
+    for (int64_t n = begin; n < end; n++) {
+        float y[W] = {}, d[W] = {}, r[W], dot = 0, scale = rstd[n];
+        if (i < C) load(y, x + n * C + i);
+        if (i < C) load(d, dout + n * C + i);
+        UNROLL for (int j = 0; j < W; j++) {
+            y[j] *= scale;
+            dot += d[j] * weight[j] * y[j];
+            dw[j] += d[j] * y[j];
+        }
+        float mean = block_sum(dot, sums + n % 2 * WARP) / (float)C;
+        if (i >= C) continue;
+        load(r, dx + n * C + i); // the residual's gradient
+        UNROLL for (int j = 0; j < W; j++) r[j] += scale * (d[j] * weight[j] - y[j] * mean);
+        store(dx + n * C + i, r);
+    }
+    if (i < C) store(partial + (int64_t)blockIdx.x * C + i, dw);
+}
+static void backward_one_pass(Case *c) {
+    int64_t N = c->size[0], C = c->size[1], blocks = blocks_of(N, DW_ROWS);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *partial = (float *)scratch(c->dev, "partial sums of dw", (size_t)(blocks * C) * sizeof(float));
+    KERNEL_BY_WIDTH(c->dev, C % WIDE == 0, WIDE, one_pass_kernel, (unsigned)blocks,
+                    threads_for(blocks_of(C, W), MAX_BLOCK), 0, X("dx"), partial, X("dout"), X("x"), F("rstd"), X("w"),
+                    N, C);
+    KERNEL(c->dev, dw_total_kernel, blocks_for(C, DW_COLS), DW_COLS, 0, F("dw"), partial, blocks, C);
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
 static const Version backward_versions[] = {
     {"1 atomic additions",
      "A warp per row; every dout y is added to its column of dw at once. N threads queue for each of the C sums, and "
@@ -171,5 +209,12 @@ static const Version backward_versions[] = {
      "dw separately: sums over 32 rows, then over those sums, each in a fixed order, so the same bits on each run; but "
      "dout and x are read twice.",
      backward_two_stages},
-    {"in use", "The op of lib/cuda.", backward_in_use},
+    {"3 one pass",
+     "dx and the sums over 32 rows together: dout and x are read once. N / 32 blocks are too few to hide that each row "
+     "waits for memory twice.",
+     backward_one_pass},
+    {"in use",
+     "The op of lib/cuda: while a row is computed, the next row's x and dout and its own residual gradient are under "
+     "way.",
+     backward_in_use},
     END_OF_VERSIONS};

@@ -510,7 +510,55 @@ static void test_stored_int8(void) {
     }
 }
 
+// ---------------------------------------------------------------------------
+// nothing reads the gradient of the first block's input
+
+static int64_t input_gradients, norm_backwards; // calls in a step, of all ranks
+
+static void first_block_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    OpStat *ops = o->trainer.parallel.dev.ops;
+    int64_t inputs = ops[OP_LINEAR_BACKWARD_INPUT].calls, norms = ops[OP_RMSNORM_BACKWARD].calls;
+    train_step(&o->trainer, 1);
+    __atomic_fetch_add(&input_gradients, ops[OP_LINEAR_BACKWARD_INPUT].calls - inputs, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&norm_backwards, ops[OP_RMSNORM_BACKWARD].calls - norms, __ATOMIC_RELAXED);
+    matmul_rate(&o->trainer.parallel.dev);
+    check_first_step(&o->trainer); // the traffic formula leaves out its reduce-scatter, too
+    close_rank(o);
+}
+
+static void test_first_block(void) {
+    static const struct {
+        int world, ranks_of_block;
+        const char *options;
+        int skipped; // 1: the first block is on the embedding's rank
+    } cases[] = {{1, 1, "--lora-rank 3", 1},
+                 {2, 2, "--lora-rank 3 --tp 2 --recompute full", 1},
+                 {4, 2, "--lora-rank 3 --tp 2 --pp 2", 1},
+                 {4, 1, "--lora-rank 3 --pp 4 --pp-light-ends", 0},
+                 {2, 2, "--tp 2", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char arguments[512], name[200];
+        input_gradients = norm_backwards = 0;
+        snprintf(arguments, sizeof arguments, "--model %s/base --data %s --seq 16 --batch 1 --steps 1 --timeout 60 %s",
+                 fixture_dir, make_token_file("first.tok", 3000, 64, 0), cases[i].options);
+        Job *j = make_job(arguments, cases[i].world, &transport_threads);
+        launch(j, 0, first_block_body);
+        end_job(j);
+        // a block has 4 layers and 7 adapters of two matrices; the first one lacks QKV and half of its 3 adapters
+        int of_block = strstr(cases[i].options, "lora") ? 4 + 2 * 7 : 4, blocks = 2;
+        int64_t inputs = cases[i].ranks_of_block * (of_block * blocks + 1 - 4 * cases[i].skipped);
+        int64_t norms = cases[i].ranks_of_block * (2 * blocks + 1 - cases[i].skipped);
+        snprintf(name, sizeof name, "%s: the gradient of the first block's input is %s", cases[i].options,
+                 cases[i].skipped ? "left out" : "computed");
+        CHECK(name, input_gradients == inputs && norm_backwards == norms,
+              "%" PRId64 " matmuls of input gradients, expected %" PRId64 "; %" PRId64 " norms, expected %" PRId64,
+              input_gradients, inputs, norm_backwards, norms);
+    }
+}
+
 static void test_adapters(void) {
+    test_first_block();
     test_blocks8();
     test_widened();
     test_adapters_layouts();

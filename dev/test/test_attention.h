@@ -252,6 +252,10 @@ static void test_attention(KernelTest *t) {
     const AttentionCase tiles[] = {{1, 300, 65, 4, 2, 64, -140, 0, 8, 1},  {1, 300, 300, 2, 1, 128, -170, 1, 8, 1},
                                    {2, 70, 700, 2, 1, 64, 5, 1, 8, 1},     {2, 300, 300, 4, 1, 64, 0, 1, 8, 1},
                                    {1, 200, 333, 2, 2, 128, 133, 2, 8, 1}, {1, 3, 500, 4, 2, 128, 497, 0, 8, 1}};
+    // Backward on tensor cores has a block for all query heads of a group (first and last case), or for half of them.
+    const AttentionCase parts[] = {{32, 9, 300, 8, 4, 64, 291, 0, 8, 1},
+                                   {8, 20, 500, 16, 4, 64, 480, 1, 8, 1},
+                                   {15, 7, 400, 18, 6, 128, 393, 0, 8, 1}};
     double worst_lse = 0;
     int bad_empty = 0;
     test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6,
@@ -260,6 +264,9 @@ static void test_attention(KernelTest *t) {
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++, t->cases++)
         test_attention_case(t, &tiles[i], 0, 0, &worst_lse, &bad_empty);
     test_report(t, "attention over tiles of all kinds follows its definition");
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++, t->cases++)
+        test_attention_case(t, &parts[i], 0, 0, &worst_lse, &bad_empty);
+    test_report(t, "attention with its query heads divided over blocks follows its definition");
     test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6,
                 sizeof(floatX) == 2 ? 2e-2 : 2e-4); // the worst row: first rows' dq, a difference of what was rounded:
                                                     // 0.010 to 0.013 by the processor; a lost tile is near 1

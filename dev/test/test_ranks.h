@@ -6,6 +6,7 @@ static float *collected; // all gradients of the model, tensors one after the ot
 static double collected_losses[3], collected_norm; // of all three steps; of the first
 static int collect_steps = 3;                      // or the first one alone
 static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
+static int64_t tree_sums, gradient_buffers; // in a step of rank 0; in its pool
 
 /* Fills the pools' buffers with garbage before use, so that a forgotten wait for a gather, or padding that is not
  * cleared, shows. */
@@ -176,6 +177,8 @@ static void ranks_body(Job *j, int rank) {
         if (rank == 0 && step == 1) collected_norm = s.grad_norm;
         if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
         if (step > 1) continue;
+        if (rank == 0) tree_sums = trainer->parallel.dev.ops[OP_TREE_SUM].calls;
+        if (rank == 0) gradient_buffers = fsdp->pools[POOL_GRADIENTS].count;
         check_profiled_traffic(trainer);
         matmul_rate(&trainer->parallel.dev);
         check_first_step(trainer); // expected = dry run = measured, or the test ends here
@@ -282,6 +285,48 @@ static void compare_layout(const char *model, int process, int world, int accum,
     free(one.grads);
 }
 
+/* Micro-batches whose matmuls add to the step's sum, against --deterministic, which adds up separate gradients. */
+static void compare_accumulation(const char *model, int world, const char *more) {
+    char arguments[1024], path[300], name[300];
+    const char *data = make_token_file("ranks.tok", 6000, 64, 7);
+    snprintf(path, sizeof path, "%s/%s", fixture_dir, model);
+    snprintf(arguments, sizeof arguments,
+             "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 2 --accum "
+             "5 %s --deterministic",
+             path, data, more);
+    collect(arguments, 0, world, &transport_threads);
+    OneRank separate = {collected, {collected_losses[0], collected_losses[1], collected_losses[2]}, collected_norm};
+    int64_t separate_sums = tree_sums;
+    collected = NULL;
+    *strstr(arguments, "--deterministic") = 0;
+    int64_t n = collect(arguments, 0, world, &transport_threads);
+    Difference d = ZERO;
+    if (!strstr(more, "--lora-rank")) d = difference_from(&separate, path); // its table has no adapters
+    d.norm = fabs(collected_norm / separate.norm - 1);
+    double loss = fabs(collected_losses[2] / separate.losses[2] - 1), loss_bound = sizeof(floatX) == 4 ? 1e-5 : 3e-3;
+    double bound = 1e-5;
+    snprintf(name, sizeof name, "%s, %d ranks%s: gradients that matmuls accumulate are those of separate sums", model,
+             world, more);
+    CHECK(name, d.error <= bound && d.norm <= bound && loss <= loss_bound && padding_touched == 0,
+          "worst tensor of %" PRId64 " parameters %.2g, norm %.2g, <= %.0e; third loss %.2g <= %.0e; %" PRId64
+          " elements of padding",
+          n, d.error, d.norm, bound, loss, loss_bound, padding_touched);
+    snprintf(name, sizeof name, "%s, %d ranks%s: no buffer for a micro-batch's gradient, no pass that adds it", model,
+             world, more);
+    // several ranks still sum what arrives, once per unit and step
+    CHECK(name, gradient_buffers == 0 && tree_sums < (world == 1 ? 1 : separate_sums / 4),
+          "%" PRId64 " buffers, %" PRId64 " sums instead of %" PRId64, gradient_buffers, tree_sums, separate_sums);
+    free(separate.grads);
+}
+
+static void test_accumulation(void) {
+    compare_accumulation("odd", 1, "");
+    compare_accumulation("tied", 1, " --recompute full --wrap size:40000");
+    compare_accumulation("odd", 1, " --lora-rank 3");
+    compare_accumulation("odd", 3, " --accumulate local");
+    compare_accumulation("tied", 2, " --accumulate local --sharding no_shard");
+}
+
 static void test_ranks(void) {
     static const int worlds[] = {1, 2, 3, 4, 8};
     for (int tied = 0; tied < 2; tied++)
@@ -294,6 +339,7 @@ static void test_ranks(void) {
     compare_layout("odd", 0, 3, 4, 1, &transport_threads, " --accumulate local");
     compare_layout("tied", 0, 2, 3, 2, &transport_threads, " --accumulate local");
     compare_layout("odd", 0, 2, 1, 2, &transport_threads, " --accumulate local");
+    test_accumulation();
 }
 
 /* The layouts that planted faults are tried on. */
@@ -304,4 +350,6 @@ static void test_faults(void) {
     compare_layout("odd", 0, 4, 2, 1, &transport_threads, " --dp-replicate 2 --recompute full");
     compare_layout("odd", 0, 3, 2, 1, &transport_threads, " --sharding no_shard");
     compare_layout("odd", 0, 2, 2, 1, &transport_threads, " --sharding shard_grad_op --recompute selective");
+    compare_accumulation("odd", 1, "");
+    compare_accumulation("odd", 3, " --accumulate local");
 }

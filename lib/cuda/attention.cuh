@@ -59,9 +59,26 @@ static AttentionSupport cuda_attention_support(int HD) {
     return FLOATX == DTYPE_BF16 && (HD == 64 || HD == 128) ? ATTENTION_TENSOR_CORES : ATTENTION_PLAIN;
 }
 
+/* A block of backward has a tile of keys, and goes over all query heads that share them. Where that makes too few
+ * blocks, the heads are split into equal parts with a block each, whose dk and dv are then added in order. The number
+ * of parts decides bits, so it depends on the shape alone, and not on the GPU. */
+static int attention_parts(const AttentionShape *s) {
+    int group = s->NH / s->NKV, parts = 1;
+    int64_t blocks = s->B * s->NKV * blocks_of(s->Tk, ATTENTION_PAD);
+    if (cuda_attention_support(s->HD) != ATTENTION_TENSOR_CORES) return 1;
+    while (parts < group && (group % parts || blocks * parts < ATTENTION_BLOCKS)) parts++;
+    return parts;
+}
+
+/* Elements of part_sums. */
+static int64_t attention_part_sums(const AttentionShape *s, int parts) {
+    return parts > 1 ? parts * s->B * s->NKV * round_up(s->Tk, ATTENTION_PAD) * 2 * s->HD : 0;
+}
+
 static size_t cuda_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
     int sums = cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && !dev->deterministic;
-    return backward ? (size_t)(attention_rows(s) * (2 + (sums ? s->HD : 0))) * sizeof(float) : 0;
+    int64_t rows = attention_rows(s) * (2 + (sums ? s->HD : 0));
+    return backward ? (size_t)(rows + attention_part_sums(s, attention_parts(s))) * sizeof(float) : 0;
 }
 
 static AttentionCall attention_call(const AttentionShape *s, const floatX *q, const floatX *k, const floatX *v,
@@ -75,7 +92,9 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
     a.v = v;
     a.D = workspace;
     a.lse2 = workspace + attention_rows(s);
-    a.dq_sums = workspace + 2 * attention_rows(s);
+    a.parts = attention_parts(s);
+    a.part_sums = a.parts > 1 ? workspace + 2 * attention_rows(s) : NULL;
+    a.dq_sums = workspace + 2 * attention_rows(s) + attention_part_sums(s, a.parts);
     a.padded = (int)round_up(s->Tq, ATTENTION_PAD);
     a.section = (int)max_i64(1, min_i64(groups, ATTENTION_L2 / bytes));
     a.scale = 1.0f / sqrtf((float)s->HD);
@@ -135,7 +154,7 @@ static int attention_on_tensor_cores(const AttentionCall *a) {
 template <int HD, int KEYS> static void attention_backward_mma_launch(Device *dev, const AttentionCall *a) {
     typedef Backward<HD, KEYS> Z;
     const AttentionShape *s = &a->s;
-    int64_t blocks = attention_blocks(s, s->NKV, s->Tk, KEYS);
+    int64_t tiles = attention_blocks(s, s->NKV, s->Tk, KEYS), blocks = tiles * a->parts;
     if (a->dq_sums) {
         ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 1>), blocks, Z::THREADS, Z::BYTES, *a);
         ATTENTION_KERNEL((attention_backward_round_dq<HD, KEYS>), attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
@@ -145,6 +164,7 @@ template <int HD, int KEYS> static void attention_backward_mma_launch(Device *de
         ATTENTION_KERNEL(attention_backward_queries_mma<HD>, attention_blocks(s, s->NH, s->Tq, 128), 128,
                          (2 * 128 * HD + 2 * 4096) * sizeof(bf16), *a);
     }
+    if (a->part_sums) ATTENTION_KERNEL((attention_backward_join<HD, KEYS>), 2 * tiles, KEYS, 0, *a);
 }
 /* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles in backward. */
 template <int HD> static void attention_tensor_core_launch(Device *dev, const AttentionCall *a) {

@@ -61,8 +61,9 @@ DEVICE float ptx_exp2(float x) {
 
 static const float LOG2_E = 1.44269504f, LN_2 = 0.693147181f; // exp(x) = exp2(x LOG2_E): the hardware has exp2
 enum {
-    ATTENTION_PAD = 128,    // the scratch tensors' rows, of queries, are padded to a multiple of this
-    ATTENTION_L2 = 16 << 20 // bytes of K and V that blocks work on at a time, so that they stay in the L2 cache
+    ATTENTION_PAD = 128,     // the scratch tensors' rows, of queries, are padded to a multiple of this
+    ATTENTION_L2 = 16 << 20, // bytes of K and V that blocks work on at a time, so that they stay in the L2 cache
+    ATTENTION_BLOCKS = 256   // that backward should have: with causal tiles, 132 multiprocessors are then 97 % busy
 };
 
 /* The arguments of the kernels. `padded` is Tq rounded up to ATTENTION_PAD. */
@@ -72,10 +73,13 @@ typedef struct {
     const float *lse_read;
     floatX *out, *dq, *dk, *dv;
     float *lse;
-    float *D;       // (B, NH, padded) rowsum(dout * out)
-    float *lse2;    // (B, NH, padded) lse LOG2_E; infinity for a query that sees no key or does not exist
-    float *dq_sums; // (B, NH, padded, HD) sums of dq in fp32, each tile in the order of dq_add; NULL: not used
+    float *D;         // (B, NH, padded) rowsum(dout * out)
+    float *lse2;      // (B, NH, padded) lse LOG2_E; infinity for a query that sees no key or does not exist
+    float *part_sums; // (parts, B, NKV, padded Tk, 2, HD) dk and dv of each part of the query heads, in fp32, each tile
+                      // as its warps hold it; NULL: there is one part
+    float *dq_sums;   // (B, NH, padded, HD) sums of dq in fp32, each tile in the order of dq_add; NULL: not used
     int padded;
+    int parts;    // into which backward on tensor cores splits the query heads that share a kv head
     int section;  // (sequence, kv head) pairs that blocks work on at a time
     float scale;  // 1 / sqrt(HD)
     float scale2; // LOG2_E / sqrt(HD)

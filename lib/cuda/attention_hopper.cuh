@@ -57,11 +57,26 @@ template <int HD> static void attention_hopper_forward_launch(Device *dev, Hoppe
     ATTENTION_KERNEL(attention_forward_hopper<HD>, min_i64(tiles, dev->multiprocessors), HOPPER_THREADS, Z::BYTES, *h);
 }
 
+/* dk, dv, and dq in a fixed order of additions. */
+template <int HD> static void attention_hopper_backward_in_order(Device *dev, HopperCall *h, int64_t blocks) {
+    typedef HopperQueries<HD> Z;
+    const AttentionCall *a = &h->call;
+    const AttentionShape *s = &a->s;
+    ATTENTION_KERNEL((attention_backward_hopper<HD, 0>), blocks, HOPPER_THREADS, HopperBackward<HD>::BYTES, *h);
+    h->q = hopper_map(dev, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
+    h->dout = hopper_map(dev, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
+    h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
+    h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
+    h->dq = hopper_map(dev, a->dq, s, s->Tq, s->NH, s->q_stride, 64);
+    ATTENTION_KERNEL(attention_queries_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES), HOPPER_THREADS,
+                     Z::BYTES, *h);
+}
+
 template <int HD> static void attention_hopper_backward_launch(Device *dev, HopperCall *h) {
     typedef HopperBackward<HD> Z;
     const AttentionCall *a = &h->call;
     const AttentionShape *s = &a->s;
-    int64_t blocks = attention_blocks(s, s->NKV, s->Tk, Z::KEYS);
+    int64_t tiles = attention_blocks(s, s->NKV, s->Tk, Z::KEYS), blocks = tiles * a->parts;
     h->q = hopper_map(dev, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
     h->dout = hopper_map(dev, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
     h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
@@ -72,17 +87,10 @@ template <int HD> static void attention_hopper_backward_launch(Device *dev, Hopp
         ATTENTION_KERNEL((attention_backward_hopper<HD, 1>), blocks, HOPPER_THREADS, Z::BYTES, *h);
         ATTENTION_KERNEL(attention_round_dq_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
                          128 * HOPPER_CONSUMERS, 0, *a);
-        return;
+    } else {
+        attention_hopper_backward_in_order<HD>(dev, h, blocks);
     }
-    ATTENTION_KERNEL((attention_backward_hopper<HD, 0>), blocks, HOPPER_THREADS, Z::BYTES, *h);
-    typedef HopperQueries<HD> Y;
-    h->q = hopper_map(dev, a->q, s, s->Tq, s->NH, s->q_stride, Y::QUERIES);
-    h->dout = hopper_map(dev, a->dout, s, s->Tq, s->NH, s->o_stride, Y::QUERIES);
-    h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Y::KEYS);
-    h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Y::KEYS);
-    h->dq = hopper_map(dev, a->dq, s, s->Tq, s->NH, s->q_stride, 64);
-    ATTENTION_KERNEL(attention_queries_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Y::QUERIES), HOPPER_THREADS,
-                     Y::BYTES, *h);
+    if (a->part_sums) ATTENTION_KERNEL((attention_backward_join<HD, Z::KEYS>), 2 * tiles, Z::KEYS, 0, *a);
 }
 
 /* Forward if the call has an output, otherwise backward, after attention_backward_prepare. */

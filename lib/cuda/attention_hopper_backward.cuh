@@ -40,17 +40,20 @@ typedef struct {
     int tiles;      // tiles of a head
     int head;       // the first query head
     int steps;
+    int64_t part_tile; // the number of this block's tile in part_sums
 } HopperBackwardPlace;
 
 template <int HD> DEVICE HopperBackwardPlace hopper_backward_place(const AttentionCall &a) {
     typedef HopperBackward<HD> Z;
     const AttentionShape &s = a.s;
-    const AttentionPlace place = attention_place(a, (int)blockIdx.x, (s.Tk + Z::KEYS - 1) / Z::KEYS, 1);
+    const int tiles_of_head = (s.Tk + Z::KEYS - 1) / Z::KEYS, G = s.NH / s.NKV, heads = G / a.parts;
+    const AttentionPlace place = attention_place(a, (int)blockIdx.x, tiles_of_head, a.parts);
     const AttentionShape x = sequence_of(s, place.b);
     const int key = place.order * Z::KEYS, first = first_query(&s, key) / Z::QUERIES * Z::QUERIES;
     const int end = documents_meet(x.k_doc, key, min(key + Z::KEYS, s.Tk), x.q_doc, s.Tq - 1, min(first, s.Tq) - 1) + 1;
-    const int tiles = max(0, (end - first + Z::QUERIES - 1) / Z::QUERIES), G = s.NH / s.NKV;
-    return {place.b, place.kv, key, first, tiles, place.kv * G, tiles * G};
+    const int tiles = max(0, (end - first + Z::QUERIES - 1) / Z::QUERIES), part = place.h - place.kv * G;
+    const int64_t part_tile = (((int64_t)part * s.B + place.b) * s.NKV + place.kv) * tiles_of_head + place.order;
+    return {place.b, place.kv, key, first, tiles, place.kv * G + part * heads, tiles * heads, part_tile};
 }
 
 /* One thread starts all loads of the block. */
@@ -161,6 +164,16 @@ DEVICE void backward_steps(const AttentionCall &a, const HopperBackwardPlace &p,
     ptx_wgmma_settle(accumulator(dv));
 }
 
+/* Stores dk or dv of the warp's 16 keys, of one part of the query heads, where attention_backward_join adds the
+ * parts. */
+template <int HD>
+DEVICE void part_store(const AttentionCall &a, const HopperBackwardPlace &p, int g, int is_dk,
+                       const float (&sums)[1][HD / 8][4]) {
+    const int warp = g * 4 + warp_of_block() % 4;
+    float *to = a.part_sums + ((2 * p.part_tile + is_dk) * HopperBackward<HD>::KEYS + warp * 16) * HD;
+    UNROLL for (int n = 0; n < HD / 8; n++) store(to + n * DQ_BLOCK + opaque_lane() * 4, sums[0][n]);
+}
+
 template <int HD, int WITH_DQ>
 DEVICE void backward_consume(const HopperCall &h, const HopperBackwardPlace &p, bf16 *tiles, BackwardBarriers *barriers,
                              int g) {
@@ -172,6 +185,11 @@ DEVICE void backward_consume(const HopperCall &h, const HopperBackwardPlace &p, 
     fill(dk, 0);
     fill(dv, 0);
     backward_steps<HD, WITH_DQ>(h.call, p, tiles, barriers, g, dk, dv);
+    if (h.call.part_sums) {
+        part_store<HD>(h.call, p, g, 0, dv);
+        part_store<HD>(h.call, p, g, 1, dk);
+        return;
+    }
     ptx_barrier_sync(HOPPER_BOTH, 128 * HOPPER_CONSUMERS); // nobody reads keys and values any more
     mma_pack(w, dk, h.call.scale);
     hopper_store(my_dk, 64, w, warp);

@@ -317,9 +317,10 @@ template <int HD, int KEYS> struct Backward {
 
 /* What a block works on. In shared memory, because values that are needed once a step should not take registers. */
 typedef struct {
-    int b, kv, key; // sequence, kv head, first key
-    int first, end; // the queries that may see the keys
-    int last_head;  // the last query head that shares kv
+    int b, kv, key;            // sequence, kv head, first key
+    int first, end;            // the queries that may see the keys
+    int first_head, last_head; // the query heads: those that share kv, or a part of them
+    int64_t part_tile;         // the number of this block's tile in part_sums
 } BackwardPlace;
 
 /* Starts loading Q, dO, lse2 and D of the QUERIES queries from t on of head h. */
@@ -393,7 +394,7 @@ DEVICE void backward_half(const AttentionCall &a, bf16 *tiles, const BackwardPla
     const AttentionShape &s = a.s;
     const int slice = warp % (KEYS / 32) * 32; // the first of this warp's keys
     bf16 *mine = tiles + (OWNS_DK ? Z::V : Z::K) + slice * HD, *ps = tiles + Z::P, *my_ps = ps + slice * QUERIES;
-    int h = p->first < p->end ? p->last_head - s.NH / s.NKV + 1 : p->last_head + 1, t = p->first;
+    int h = p->first < p->end ? p->first_head : p->last_head + 1, t = p->first;
     float sums[2][HD / 8][4]; // dV or dK of 32 keys
     uint32_t w[2][N / 2][4];  // P^T or dS^T of 32 keys
     fill(sums, 0);
@@ -425,6 +426,11 @@ DEVICE void backward_half(const AttentionCall &a, bf16 *tiles, const BackwardPla
         __syncthreads(); // dS is complete
         backward_dq<HD, KEYS>(a, row, ps, tiles + Z::K, warp);
     }
+    if (a.part_sums) {
+        float *to = a.part_sums + (2 * p->part_tile + OWNS_DK) * KEYS * HD + slice * HD + opaque_lane() * 4;
+        UNROLL for (int i = 0; i < HD / 4; i++) store(to + i * DQ_BLOCK, sums[i / (HD / 8)][i % (HD / 8)]);
+        return;
+    }
     uint32_t packed[2][HD / 16][4];
     mma_pack(packed, sums, OWNS_DK ? a.scale : 1);
     mma_store<HD>(tiles + (OWNS_DK ? Z::K : Z::V) + slice * HD, packed); // nobody reads K and V any more
@@ -438,9 +444,11 @@ static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(con
     const AttentionShape &s = a.s;
     const int warp = warp_of_block();
     {
-        const AttentionPlace place = attention_place(a, (int)blockIdx.x, (s.Tk + KEYS - 1) / KEYS, 1);
+        const int tiles_of_head = (s.Tk + KEYS - 1) / KEYS, G = s.NH / s.NKV, heads = G / a.parts;
+        const AttentionPlace place = attention_place(a, (int)blockIdx.x, tiles_of_head, a.parts);
         const AttentionShape x = sequence_of(s, place.b);
-        const int key = place.order * KEYS, first = first_query(&s, key) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
+        const int key = place.order * KEYS, first = first_query(&s, key) / Z::QUERIES * Z::QUERIES;
+        const int part = place.h - place.kv * G;
         const int end =
             documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, min(first, s.Tq) - 1) + 1;
         if (threadIdx.x == 0) {
@@ -449,23 +457,50 @@ static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(con
             p->key = key;
             p->first = first;
             p->end = end;
-            p->last_head = place.kv * G + G - 1;
+            p->first_head = place.kv * G + part * heads;
+            p->last_head = p->first_head + heads - 1;
+            p->part_tile = (((int64_t)part * s.B + place.b) * s.NKV + place.kv) * tiles_of_head + place.order;
         }
     }
     __syncthreads();
     const int64_t token = (int64_t)p->b * s.Tk + p->key;
     tile_load<HD>(tiles + Z::K, a.k + token * s.k_stride + p->kv * HD, s.k_stride, KEYS, s.Tk - p->key, Z::THREADS);
     tile_load<HD>(tiles + Z::V, a.v + token * s.v_stride + p->kv * HD, s.v_stride, KEYS, s.Tk - p->key, Z::THREADS);
-    if (p->first < p->end) backward_load<HD, KEYS>(a, tiles, p, p->last_head - s.NH / s.NKV + 1, p->first, 0);
+    if (p->first < p->end) backward_load<HD, KEYS>(a, tiles, p, p->first_head, p->first, 0);
     ptx_cp_async_commit();
     if (warp < KEYS / 32) backward_half<HD, KEYS, WITH_DQ, 0>(a, tiles, p, warp);
     else backward_half<HD, KEYS, WITH_DQ, 1>(a, tiles, p, warp);
+    if (a.part_sums) return; // attention_backward_join writes dk and dv
     __syncthreads();
     const int64_t to = (int64_t)p->b * s.Tk + p->key;
     tile_store<HD>(a.dk + to * s.k_stride + p->kv * HD, s.k_stride, tiles + Z::K, KEYS, s.Tk - p->key, (int)threadIdx.x,
                    Z::THREADS);
     tile_store<HD>(a.dv + to * s.v_stride + p->kv * HD, s.v_stride, tiles + Z::V, KEYS, s.Tk - p->key, (int)threadIdx.x,
                    Z::THREADS);
+}
+
+/* dk or dv of a tile: the sum over the parts, in order, rounded. A block has as many warps as computed the tile. */
+template <int HD, int KEYS>
+static __global__ void __launch_bounds__(KEYS) attention_backward_join(const AttentionCall a) {
+    SHARED(bf16, tile, KEYS *HD);
+    const AttentionShape &s = a.s;
+    const int is_dk = (int)blockIdx.x % 2, tiles = (s.Tk + KEYS - 1) / KEYS, slice = (int)threadIdx.x / 32 * 32;
+    const int i = (int)blockIdx.x / 2, key = i % tiles * KEYS, kv = i / tiles % s.NKV, b = i / tiles / s.NKV;
+    const int64_t part_size = (int64_t)s.B * s.NKV * tiles * 2 * KEYS * HD;
+    const float *from = a.part_sums + (int64_t)blockIdx.x * KEYS * HD + slice * HD + (int)threadIdx.x % 32 * 4;
+    float sums[2][HD / 8][4], x[4];
+    uint32_t packed[2][HD / 16][4];
+    fill(sums, 0);
+    ROLLED for (int part = 0; part < a.parts; part++, from += part_size)
+        UNROLL for (int n = 0; n < HD / 4; n++) {
+            load(x, from + n * DQ_BLOCK);
+            UNROLL for (int e = 0; e < 4; e++) sums[n / (HD / 8)][n % (HD / 8)][e] += x[e];
+        }
+    mma_pack(packed, sums, is_dk ? a.scale : 1);
+    mma_store<HD>(tile + slice * HD, packed);
+    __syncthreads();
+    floatX *out = is_dk ? a.dk + ((int64_t)b * s.Tk + key) * s.k_stride : a.dv + ((int64_t)b * s.Tk + key) * s.v_stride;
+    tile_store<HD>(out + kv * HD, is_dk ? s.k_stride : s.v_stride, tile, KEYS, s.Tk - key, (int)threadIdx.x, KEYS);
 }
 
 /* dq = dq_sums / sqrt(HD), rounded. A block has a tile, with as many warps as computed it. */

@@ -10,8 +10,8 @@
 
 static constexpr int LOSS_TILE = 4; // vectors of logits that a thread loads before it uses the first
 enum {
-    LOGIT_ROWS = 2048, // the model computes the loss in tiles of at most so many tokens,
-    LOGITS = 1 << 28   // and of at most so many logits: 1 GiB
+    LOGIT_ROWS = 8192, // the model computes the loss in tiles of at most so many tokens: each reads and writes dw once,
+    LOGITS = 1 << 30   // and of at most so many logits: 4 GiB
 };
 
 /* The largest logit of a row and the sum of exp(logit - largest), on all threads of a block. Each thread keeps a
@@ -58,12 +58,15 @@ DEVICE void exponentials_sum(const float *row, int V, float *tail, int held, flo
 }
 
 /* Overwrites a row of logits with its gradient; `target` is the target's index in the row, -1 if another rank has it.
- * In bf16, gradient i occupies half of logit i / 2's memory. So all threads read a tile of logits, then a barrier, then
- * they write the tile's gradients: these overwrite logits of this tile and of earlier ones only. */
+ * In bf16, gradient i occupies half of logit i / 2's memory: the gradients of a tile overwrite logits up to the middle
+ * of what has been read by then. So a barrier is needed only where a tile ends beyond twice what all threads had read
+ * at the last one: at tiles 0, 2, 6, 14, … Between barriers, warps load while others write. In fp32 a thread overwrites
+ * what it has read itself. */
 template <int W>
 DEVICE void loss_gradient(float *row, int V, int target, float max, float inverse, const float *tail, int held) {
     floatX *dlogits = (floatX *)row;
     int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
+    int read = 0; // logits [0, read) have been read by all threads
     float v[LOSS_TILE][W];
     for (int t = 0; t < V; t += tile) {
         UNROLL for (int u = 0; u < LOSS_TILE; u++) {
@@ -71,7 +74,10 @@ DEVICE void loss_gradient(float *row, int V, int target, float max, float invers
             if (i < near) load(v[u], row + i);
             else if (i < V) load(v[u], tail + i - near);
         }
-        __syncthreads();
+        if (sizeof(floatX) < sizeof(float) && t + tile > 2 * read) {
+            __syncthreads();
+            read = t + tile;
+        }
         UNROLL for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
             UNROLL for (int j = 0; j < W; j++)

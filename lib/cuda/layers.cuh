@@ -202,14 +202,63 @@ static void cuda_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *
                         threads_for(blocks_of(C, W), MAX_BLOCK), 0, out, rstd, sum, x, delta, w, eps, C);
 }
 
-/* A block has NORM_ROWS rows, one after the other. A thread has the same columns of each, and therefore their dw: the
- * first vector's in registers, others' (C > MAX_BLOCK * W) in `partial`. x, dout and dresidual are read once and dx is
- * written once. The formula is rmsnorm_backward's in lib/ops.h: `accumulate` adds a vector to the row's dot product
- * g y and to dw, `finish` computes dx when the dot product is known. */
+/* A block has NORM_ROWS rows, one after the other. A thread has the same vector of each, and therefore its dw in
+ * registers. x, dout and dresidual are read once and dx is written once. There are only N / NORM_ROWS blocks, too few
+ * to hide the latency of memory by their number. So the next row's x and dout are under way while a row's dx is
+ * computed, and dresidual while the block adds up the dot product g y. The formula is rmsnorm_backward's in lib/ops.h.
+ * */
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     rmsnorm_backward_kernel(floatX *dx, float *partial /* (blocks, C) = */, const floatX *dout, const floatX *dresidual,
                             const floatX *x, const float *rstd, const floatX *w, int N, int C) {
+    SHARED(float, sums, 2 * WARP); // two halves in turn: one row's sums are read while the next row's are written
+    const int begin = (int)blockIdx.x * NORM_ROWS, end = min(N, begin + NORM_ROWS), column = (int)threadIdx.x * W;
+    const int exists = column < C;
+    Waiting<W> x_next = {}, d_next = {}, residual = {}, weights = {};
+    float dw[W] = {};
+    if (exists) {
+        fetch(weights, w + column);
+        fetch(x_next, x + (int64_t)begin * C + column);
+        fetch(d_next, dout + (int64_t)begin * C + column);
+    }
+    for (int n = begin; n < end; n++) {
+        const Waiting<W> x_now = x_next, d_now = d_next;
+        const int64_t at = (int64_t)n * C + column;
+        const float scale = rstd[n];
+        float y[W], d[W], weight[W], r[W], dot = 0;
+        if (exists && dresidual) fetch(residual, dresidual + at);
+        unpack(y, x_now);
+        unpack(d, d_now);
+        unpack(weight, weights);
+        UNROLL for (int j = 0; j < W; j++) {
+            y[j] *= scale;
+            dot = fmaf(d[j] * weight[j], y[j], dot);
+            dw[j] = fmaf(d[j], y[j], dw[j]);
+        }
+        if (exists && n + 1 < end) {
+            fetch(x_next, x + at + C);
+            fetch(d_next, dout + at + C);
+        }
+        const float mean = -__fdividef(block_sum(dot, sums + n % 2 * WARP), (float)C);
+        if (!exists) continue;
+        unpack(y, x_now);
+        unpack(d, d_now);
+        unpack(weight, weights);
+        unpack(r, residual);
+        UNROLL for (int j = 0; j < W; j++) r[j] = fmaf(fmaf(y[j] * scale, mean, d[j] * weight[j]), scale, r[j]);
+        store(dx + at, r);
+    }
+    if (exists) store(partial + (int64_t)blockIdx.x * C + column, dw);
+}
+
+/* The same for rows of several vectors a thread, C > MAX_BLOCK * W. The dw of the first is in registers, that of the
+ * others in `partial`, and they are read a second time. `accumulate` adds a vector to the row's dot product g y and to
+ * dw, `finish` computes dx when the dot product is known. */
+template <int W>
+__global__ void __launch_bounds__(MAX_BLOCK)
+    rmsnorm_backward_wide_kernel(floatX *dx, float *partial /* (blocks, C) = */, const floatX *dout,
+                                 const floatX *dresidual, const floatX *x, const float *rstd, const floatX *w, int N,
+                                 int C) {
     SHARED(float, sums, 2 * WARP); // two halves in turn: one row's sums are read while the next row's are written
     int64_t begin = (int64_t)blockIdx.x * NORM_ROWS, end = min_i64(N, begin + NORM_ROWS);
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
@@ -268,9 +317,13 @@ static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floa
     if (!N) return;
     float *partial = (float *)workspace; // (blocks, C)
     int blocks = (int)blocks_of(N, NORM_ROWS);
-    KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dout, dresidual, x, w), WIDE, rmsnorm_backward_kernel,
-                    (unsigned)blocks, threads_for(blocks_of(C, W), MAX_BLOCK), 0, dx, partial, dout, dresidual, x, rstd,
-                    w, N, C);
+    int vectors = in_vectors(C, WIDE, dx, dout, dresidual, x, w), width = vectors ? WIDE : 1;
+    if (C <= MAX_BLOCK * width)
+        KERNEL_BY_WIDTH(dev, vectors, WIDE, rmsnorm_backward_kernel, (unsigned)blocks,
+                        threads_for(blocks_of(C, W), MAX_BLOCK), 0, dx, partial, dout, dresidual, x, rstd, w, N, C);
+    else
+        KERNEL_BY_WIDTH(dev, vectors, WIDE, rmsnorm_backward_wide_kernel, (unsigned)blocks, MAX_BLOCK, 0, dx, partial,
+                        dout, dresidual, x, rstd, w, N, C);
     if (dw)
         KERNEL(dev, rmsnorm_dw_kernel, dim3(1, (unsigned)blocks_of(C, WARP)), dim3(WARP, SUM_LANES), 0, dw, partial,
                blocks, C);

@@ -1,15 +1,15 @@
 /* matmul.cuh: matmuls on NVIDIA GPUs, by cuBLASLt; a plain kernel computes the shapes that cuBLASLt refuses.
  *
- * The contracts of the linear layers are in lib/ops.h. cuBLASLt's choice of an algorithm is asked for once per shape
- * and alignment, and kept. cuBLASLt expects column-major matrices: our C (M, N), row-major, is its C^T (N, M). So it is
- * asked for C^T = B^T A^T, with our B as its first operand and our A as its second, and nothing is transposed in
- * memory.
+ * The contracts of the linear layers are in lib/ops.h. cuBLASLt's proposals are asked for once per shape and alignment,
+ * and kept: the first one that it does not refuse computes, unless another was chosen by measurement. cuBLASLt expects
+ * column-major matrices: our C (M, N), row-major, is its C^T (N, M). So it is asked for C^T = B^T A^T, with our B as
+ * its first operand and our A as its second, and nothing is transposed in memory.
  */
 #ifndef CUDA_MATMUL_CUH
 #define CUDA_MATMUL_CUH
-#include "../ops_common.h" // defines: Matmul
-#include "vectors.cuh"     // defines: BLOCK, grid_of
-#include <cublasLt.h>      // defines: cublasLtMatmul and its descriptors
+#include "../matmul_choices.h" // defines: MatmulKey, MatmulChoice, matmul_choice_find
+#include "vectors.cuh"         // defines: BLOCK, grid_of
+#include <cublasLt.h>          // defines: cublasLtMatmul and its descriptors
 
 /* The shape of the matmul that measures this device's speed, and whether that measurement means anything. */
 #ifdef CUDA_ON_CPU
@@ -25,13 +25,15 @@ static constexpr int CUDA_WORKSPACE_BYTES = 32 << 20; // for cuBLASLt: NVIDIA's 
 // ---------------------------------------------------------------------------
 // cuBLASLt
 
+enum { MATMUL_CANDIDATES = 8 }; // of cuBLASLt's proposals, those that are tried and measured
+
 typedef struct CudaMatmulEntry {
-    Matmul matmul;
-    int64_t aligned[3]; // the alignment of A, B, C in bytes, at most 256: the choice depends on it
-    int found;          // 0: cuBLASLt has no algorithm for it
+    MatmulKey key;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[3];
-    cublasLtMatmulAlgo_t algo;
+    cublasLtMatmulAlgo_t algorithms[1 + MATMUL_CANDIDATES]; // (count) in the order in which they are tried
+    int count;
+    int now; // the number of the algorithm that computes; count: cuBLASLt has none for this matmul
     struct CudaMatmulEntry *next;
 } CudaMatmulEntry;
 
@@ -67,7 +69,8 @@ static cublasLtMatrixLayout_t matmul_operand(CudaMatmulEntry *m, cublasLtMatmulD
 static int matmul_algorithms(CudaMatmulCache *cache, const CudaMatmulEntry *m, cublasLtMatmulHeuristicResult_t *results,
                              int most) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t aligned[3] = {(uint32_t)m->aligned[0], (uint32_t)m->aligned[1], (uint32_t)m->aligned[2]};
+    const int64_t *of = m->key.aligned;
+    const uint32_t aligned[3] = {(uint32_t)of[0], (uint32_t)of[1], (uint32_t)of[2]};
     const uint64_t bytes = CUDA_WORKSPACE_BYTES;
     cublasLtMatmulPreference_t preference;
     int found = 0;
@@ -94,31 +97,55 @@ static int matmul_algorithms(CudaMatmulCache *cache, const CudaMatmulEntry *m, c
     return status == CUBLAS_STATUS_SUCCESS ? found : 0;
 }
 
-static void matmul_choose(CudaMatmulCache *cache, CudaMatmulEntry *m) {
-    const Matmul *p = &m->matmul;
-    cublasLtMatmulHeuristicResult_t result;
-    cublas_check(cublasLtMatmulDescCreate(&m->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), // in fp32: no TF32
+/* Describes a matmul to cuBLASLt. */
+static CudaMatmulEntry matmul_describe(const MatmulKey *key) {
+    const Matmul *p = &key->matmul;
+    CudaMatmulEntry m;
+    memset(&m, 0, sizeof m);
+    m.key = *key;
+    cublas_check(cublasLtMatmulDescCreate(&m.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), // in fp32: no TF32
                  "describing a matmul");
-    m->layout[0] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSA, p->N, p->K, p->b_col, p->b_row);
-    m->layout[1] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSB, p->K, p->M, p->a_col, p->a_row);
-    cublas_check(cublasLtMatrixLayoutCreate(&m->layout[2], p->c_float ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)p->N,
+    m.layout[0] = matmul_operand(&m, CUBLASLT_MATMUL_DESC_TRANSA, p->N, p->K, p->b_col, p->b_row);
+    m.layout[1] = matmul_operand(&m, CUBLASLT_MATMUL_DESC_TRANSB, p->K, p->M, p->a_col, p->a_row);
+    cublas_check(cublasLtMatrixLayoutCreate(&m.layout[2], p->c_float ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)p->N,
                                             (uint64_t)p->M, p->c_row),
                  "describing a matrix");
-    m->found = matmul_algorithms(cache, m, &result, 1) == 1 && result.state == CUBLAS_STATUS_SUCCESS;
-    if (m->found) m->algo = result.algo;
+    return m;
 }
 
-static CudaMatmulEntry *cuda_matmul_find(CudaMatmulCache *cache, const Matmul *p, const void *a, const void *b,
-                                         const void *c) {
-    const uintptr_t at[3] = {(uintptr_t)a, (uintptr_t)b, (uintptr_t)c};
-    int64_t aligned[3];
-    for (int i = 0; i < 3; i++) aligned[i] = (int64_t)((at[i] | 256) & (0 - (at[i] | 256))); // the lowest bit
+static void matmul_forget(CudaMatmulEntry *m) {
+    for (int i = 0; i < 3; i++) cublasLtMatrixLayoutDestroy(m->layout[i]);
+    cublasLtMatmulDescDestroy(m->desc);
+}
+
+/* Adds cuBLASLt's proposals to a matmul's algorithms. */
+static void matmul_propose(CudaMatmulCache *cache, CudaMatmulEntry *m) {
+    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
+    int found = matmul_algorithms(cache, m, results, MATMUL_CANDIDATES);
+    for (int i = 0; i < found; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) m->algorithms[m->count++] = results[i].algo;
+}
+
+/* The algorithm that was chosen by measurement comes first, if this GPU accepts it. */
+static void matmul_prefer(CudaMatmulCache *cache, CudaMatmulEntry *m, const MatmulChoice *choice) {
+    cublasLtMatmulHeuristicResult_t result;
+    static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGORITHM_BYTES, "cuBLASLt documents its algorithms as 64 bytes");
+    memcpy(&m->algorithms[0], choice->algorithm, ALGORITHM_BYTES);
+    cublasStatus_t status = cublasLtMatmulAlgoCheck(cache->handle, m->desc, m->layout[0], m->layout[1], m->layout[2],
+                                                    m->layout[2], &m->algorithms[0], &result);
+    m->count = status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= CUDA_WORKSPACE_BYTES;
+}
+
+static CudaMatmulEntry *cuda_matmul_find(Device *dev, const Matmul *p, const void *a, const void *b, const void *c) {
+    CudaMatmulCache *cache = dev->cuda_matmuls;
+    MatmulKey key = matmul_key(p, a, b, c);
     for (CudaMatmulEntry *m = cache->entries; m; m = m->next)
-        if (!memcmp(&m->matmul, p, sizeof *p) && !memcmp(m->aligned, aligned, sizeof aligned)) return m;
+        if (!memcmp(&m->key, &key, sizeof key)) return m;
     CudaMatmulEntry *m = (CudaMatmulEntry *)checked_malloc(sizeof *m);
-    m->matmul = *p;
-    memcpy(m->aligned, aligned, sizeof aligned);
-    matmul_choose(cache, m);
+    *m = matmul_describe(&key);
+    const MatmulChoice *choice = dev->matmul_choices ? matmul_choice_find(dev->matmul_choices, &key) : NULL;
+    if (choice && choice->is_chosen) matmul_prefer(cache, m, choice);
+    matmul_propose(cache, m);
     m->next = cache->entries;
     cache->entries = m;
     return m;
@@ -169,29 +196,30 @@ static __global__ void __launch_bounds__(BLOCK)
 // ---------------------------------------------------------------------------
 // one matmul, by either
 
-/* Returns whether cuBLASLt computes it. It may refuse what it promised, before anything runs, for some alignments
- * (PyTorch's pull request 92201): then the entry is marked, so that it is not asked again. */
-static int cublas_matmul(Device *dev, CudaMatmulEntry *m, void *c, const floatX *a, const floatX *b) {
+/* One call of cuBLASLt, with the algorithm m->now. */
+static cublasStatus_t matmul_call(Device *dev, const CudaMatmulEntry *m, void *c, const void *a, const void *b) {
     CudaMatmulCache *cache = dev->cuda_matmuls;
-    const Matmul *p = &m->matmul;
-    const float one = 1, beta = (float)p->accumulate;
-    if (!m->found) return 0;
-    cublasStatus_t status =
-        cublasLtMatmul(cache->handle, m->desc, &one, b, m->layout[0], a, m->layout[1], &beta, c, m->layout[2], c,
-                       m->layout[2], &m->algo, cache->workspace, CUDA_WORKSPACE_BYTES, dev->stream);
-    if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED)
-        run_failure("cuBLASLt: the matmul of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
-                    ") failed with status %d",
-                    p->M, p->K, p->K, p->N, (int)status);
-    m->found = status == CUBLAS_STATUS_SUCCESS;
-    return m->found;
+    const float one = 1, beta = (float)m->key.matmul.accumulate;
+    return cublasLtMatmul(cache->handle, m->desc, &one, b, m->layout[0], a, m->layout[1], &beta, c, m->layout[2], c,
+                          m->layout[2], &m->algorithms[m->now], cache->workspace, CUDA_WORKSPACE_BYTES, dev->stream);
+}
+
+/* Returns whether cuBLASLt computes it. It may refuse what it proposed, before anything runs, for some alignments and
+ * odd shapes (PyTorch's pull request 92201): then the next proposal computes, now and from here on. A GPU that failed
+ * refuses everything; the plain kernel's launch then reports that. */
+static int cublas_matmul(Device *dev, CudaMatmulEntry *m, void *c, const floatX *a, const floatX *b) {
+    for (; m->now < m->count; m->now++) {
+        if (matmul_call(dev, m, c, a, b) == CUBLAS_STATUS_SUCCESS) return 1;
+        cudaGetLastError(); // the check of the next launch would find it
+    }
+    return 0;
 }
 
 static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
     CudaMatmulCache *cache = dev->cuda_matmuls;
     if (p->M == 0 || p->N == 0) return;
     if (!cache->plain) {
-        if (cublas_matmul(dev, cuda_matmul_find(cache, p, a, b, c), c, a, b)) return;
+        if (cublas_matmul(dev, cuda_matmul_find(dev, p, a, b, c), c, a, b)) return;
         if (cache->say)
             fprintf(stderr,
                     "note: cuBLASLt has no algorithm for (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
@@ -201,6 +229,90 @@ static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, 
     }
     int across = (int)blocks_of(p->N, MATMUL_TILE);
     KERNEL(dev, plain_matmul_kernel, grid_of(across * blocks_of(p->M, MATMUL_TILE)), BLOCK, 0, c, a, b, *p, across);
+}
+
+// ---------------------------------------------------------------------------
+// choosing by measurement
+
+/* Fills x (count) with random numbers in [-1, 1): a GPU that multiplies zeros draws less power and runs faster. */
+static __global__ void __launch_bounds__(BLOCK) random_operand_kernel(floatX *x, int64_t count) {
+    int64_t i = thread_of_grid();
+    if (i >= count) return;
+    uint32_t h = (uint32_t)i * 2654435761u;
+    h = (h ^ h >> 15) * 2246822519u;
+    h ^= h >> 13;
+    x[i] = from_float((float)(h >> 8) * (1.0f / (1 << 23)) - 1.0f);
+}
+
+static void cuda_matmul_library(Device *dev, MatmulLibrary *library) {
+    cudaDeviceProp gpu;
+    size_t version = cublasLtGetVersion();
+    cuda_check(cudaGetDeviceProperties(&gpu, dev->gpu), "asking for the GPU's properties");
+    snprintf(library->gpu, sizeof library->gpu, "%.255s", gpu.name);
+    snprintf(library->version, sizeof library->version, "%zu.%zu.%zu", version / 10000, version / 100 % 100,
+             version % 100);
+}
+
+/* Seconds of one of `calls` calls in a row, of the algorithm m->now; infinity: cuBLASLt refuses it. */
+static double matmul_seconds(Device *dev, const CudaMatmulEntry *m, void *const operands[3], int calls) {
+    DeviceEvent begun, ended;
+    float milliseconds;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    record_time(dev, &begun);
+    for (int i = 0; i < calls && status == CUBLAS_STATUS_SUCCESS; i++)
+        status = matmul_call(dev, m, operands[2], operands[0], operands[1]);
+    if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError(); // clears it: a refusal is an answer here
+    record_time(dev, &ended);
+    device_synchronize(dev);
+    cuda_check(cudaEventElapsedTime(&milliseconds, begun, ended), "asking for an event's time");
+    event_reuse(dev, begun);
+    event_reuse(dev, ended);
+    return status == CUBLAS_STATUS_SUCCESS ? 1e-3 * milliseconds / calls : INFINITY;
+}
+
+/* Random operands with the alignment that the matmul will meet. */
+static void measure_operands(Device *dev, const MatmulKey *key, char *memory, void *operands[3]) {
+    for (int i = 0; i < 3; i++) {
+        int64_t bytes = matmul_operand_bytes(&key->matmul, i), count = bytes / (int64_t)sizeof(floatX);
+        operands[i] = memory + matmul_operand_at(key, i);
+        if (i < 2)
+            KERNEL(dev, random_operand_kernel, grid_of(blocks_of(count, BLOCK)), BLOCK, 0, (floatX *)operands[i],
+                   count);
+        else device_zero(dev, operands[i], (size_t)bytes);
+    }
+}
+
+/* The proposals are measured in turns, so that a change of the clock rate meets them all. A later proposal must be 1 %
+ * faster than an earlier one: smaller differences are noise. */
+static void cuda_measure_matmul(Device *dev, MatmulChoice *choice, void *memory) {
+    enum { ROUNDS = 3, LEAST_CALLS = 2, MOST_CALLS = 30 };
+    const double round_seconds = 0.005;
+    double seconds[1 + MATMUL_CANDIDATES];
+    void *operands[3];
+    CudaMatmulEntry m = matmul_describe(&choice->key);
+    int best = -1;
+    matmul_propose(dev->cuda_matmuls, &m);
+    measure_operands(dev, &choice->key, (char *)memory, operands);
+    for (m.now = 0; m.now < m.count; m.now++) {
+        matmul_seconds(dev, &m, operands, 1); // loads the kernel
+        seconds[m.now] = matmul_seconds(dev, &m, operands, 1);
+    }
+    for (int round = 0; round < ROUNDS; round++)
+        for (m.now = 0; m.now < m.count; m.now++) {
+            double one = seconds[m.now];
+            if (one == INFINITY) continue;
+            int calls = (int)fmax(LEAST_CALLS, fmin(MOST_CALLS, round_seconds / one));
+            seconds[m.now] = fmin(one, matmul_seconds(dev, &m, operands, calls));
+        }
+    for (int i = 0; i < m.count; i++)
+        if (seconds[i] < INFINITY && (best < 0 || seconds[i] < 0.99 * seconds[best])) best = i;
+    choice->is_chosen = best >= 0;
+    if (best >= 0) {
+        choice->seconds = seconds[best];
+        choice->first_seconds = seconds[0];
+        memcpy(choice->algorithm, &m.algorithms[best], ALGORITHM_BYTES);
+    }
+    matmul_forget(&m);
 }
 
 #endif

@@ -42,8 +42,7 @@ static void cuda_ops_close(Device *dev) {
     device_synchronize(dev); // matmuls may still use the workspace
     for (CudaMatmulEntry *m = cache->entries, *next; m; m = next) {
         next = m->next;
-        for (int i = 0; i < 3; i++) cublasLtMatrixLayoutDestroy(m->layout[i]);
-        cublasLtMatmulDescDestroy(m->desc);
+        matmul_forget(m);
         free(m);
     }
     cublasLtDestroy(cache->handle);
