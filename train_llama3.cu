@@ -612,6 +612,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->num_events = 0;
     dev->rates = j->op_rates; // from here on the clock runs
     p->comm.events = events;
+    if (events && dev->rates && dev->rates->has_streams) dev->points = &events->points;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(trainer);
@@ -768,6 +769,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
         plan_add(p, j, rank, dry_run);
     }
     free(recorded.events);
+    free(recorded.points.points);
     if (!lists) event_lists_close(&own);
 }
 

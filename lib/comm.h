@@ -94,6 +94,13 @@ static inline void comm_record(Comm *comm, Request *r, int is_wait) {
     event.collective = (uint8_t)r->collective;
     event.axis = (uint8_t)r->group->axis;
     event.dtype = (uint8_t)r->dtype;
+    event.stream = (uint8_t)comm->dev->current_stream;
+    StreamPoints *points = comm->dev->points;
+    if (points) {
+        event.stream_compute = points->compute[event.stream];
+        points->compute[event.stream] = 0;
+        points->communication_events++;
+    }
     e->slots_taken ^= 1ull << slot;
     r->event_slot = is_wait ? 0 : slot + 1;
     e->compute_total = comm->dev->clock;
@@ -331,7 +338,7 @@ static inline void comm_wait(Comm *comm, Request *r) {
     if (!r->active && !r->enqueued) return;
     if (dev->dry_run) {
         r->active = 0;
-        event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, dev->clock, dev->clock, 0);
+        event_add(dev, EVENT_WAIT, stream_lane(dev), "wait", r->what, dev->clock, dev->clock, 0);
         return;
     }
     int counts = CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active;

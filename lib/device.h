@@ -88,9 +88,10 @@ static inline void span_end(Device *dev, Span s, double *seconds, int line, int6
     if (seconds) *seconds += now - s.start;
 }
 
-/* The timeline's lane for the current stream. */
+/* The timeline's lane for the current stream. On a CPU all streams are one. */
 static inline int stream_lane(const Device *dev) {
-    return CUDA_BUILD && !dev->dry_run ? dev->current_stream : STREAM_COMPUTE;
+    int has_streams = dev->dry_run ? dev->rates && dev->rates->has_streams : CUDA_BUILD;
+    return has_streams ? dev->current_stream : STREAM_COMPUTE;
 }
 
 /* Are ops timed? On a GPU only for a timeline. */
@@ -134,9 +135,10 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     if (dev->recomputing) stat->recomputed += flops;
     if (dev->dry_run) {
         double start = dev->clock, seconds = dev->rates ? op_seconds(dev->rates, op, flops, bytes) : 0;
-        dev->clock += seconds;
+        if (stream_lane(dev) == STREAM_COMPUTE) dev->clock += seconds;
         stat->seconds += seconds;
-        event_add(dev, EVENT_OP, STREAM_COMPUTE, op_names[op], NULL, start, dev->clock, flops);
+        if (dev->points) dev->points->compute[dev->current_stream] += seconds;
+        event_add(dev, EVENT_OP, stream_lane(dev), op_names[op], NULL, start, start + seconds, flops);
         return 0;
     }
     dev->op = op;

@@ -118,7 +118,8 @@ typedef struct {
 typedef struct {
     const OpRate *ops; // (count)
     int count;
-    double memory; // bytes per second, read and written
+    int has_streams; // a GPU, whose streams run side by side
+    double memory;   // bytes per second, read and written
 } OpRates;
 
 /* What a rank computes at the moment, for others to read. */
@@ -156,7 +157,25 @@ static const char *const stream_names[STREAMS] = {"compute",
                                                   "send to previous",
                                                   "receive from previous"};
 
-typedef struct CUevent_st *DeviceEvent; // CUDA's event; NULL on a CPU
+typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number: see StreamPoint
+
+/* A stream records an event, or waits for one. A dry run lists these points for plan/simulate_streams.h. */
+typedef struct {
+    int64_t at;     // communication events of the dry run before this point
+    double compute; // seconds of arithmetic of the stream since its previous point or communication event
+    int32_t event;  // the number of the event, from 1
+    uint8_t stream; // StreamKind
+    uint8_t is_wait;
+    uint8_t zero[2]; // no padding, so that the point can be hashed as words
+} StreamPoint;
+
+typedef struct {
+    StreamPoint *points; // (count, capacity)
+    int64_t count, capacity;
+    int64_t communication_events; // so far
+    int32_t events;               // recorded so far
+    double compute[STREAMS];      // seconds of arithmetic of each stream since its last point or communication event
+} StreamPoints;
 
 typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_COMM } EventKind;
 
@@ -209,7 +228,8 @@ typedef struct {
     Span op_span;
     int recomputing;      // ops that run now recompute activations
     const OpRates *rates; // dry run: estimates each op's time; NULL: ops take no time
-    double clock;         // dry run: seconds of computing since its step began
+    double clock;         // dry run: seconds of computing since its step began; of a GPU, on its compute stream
+    StreamPoints *points; // dry run of a GPU: its streams' points are listed here; NULL: they are not
 
     StreamKind current_stream;
     DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for

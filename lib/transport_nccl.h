@@ -23,6 +23,13 @@ static inline int nccl_communicators(const Mesh *m) {
     return count;
 }
 
+/* The communicator of a collective, by its number: that of its axis. */
+enum { NCCL_COLLECTIVE_LINES = AXES };
+static inline int nccl_communicator_of(Axis axis, StreamKind stream) {
+    (void)stream;
+    return (int)axis;
+}
+
 #ifdef HAVE_NCCL
 enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = (int)AXES + (int)LINKS };
 

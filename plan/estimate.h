@@ -7,7 +7,7 @@
 #define ESTIMATE_H
 #include "program.h" // defines: Plan, plan_open, plan_largest, Job
 #include "../run/cluster.h"
-#include "simulate.h"
+#include "simulate_streams.h"
 #include <sys/resource.h> // defines: getrusage
 
 typedef struct {
@@ -56,7 +56,8 @@ static int plan_simulate(Simulation *s, const Plan *p, const EventLists *events,
         SimRank *r = &s->ranks[stage * mesh_stride(&mesh, AXIS_PP)];
         r->times = (EventTime *)checked_malloc(sizeof(EventTime) * (size_t)r->list->count);
     }
-    return simulation_run(s);
+    if (!simulation_run(s)) return 0;
+    return c && c->rates.has_streams ? simulate_streams(s) : 1;
 }
 
 /* Adds seconds of communication of each axis: of what a rank receives. Ranks that share a list are counted at once. */
