@@ -140,8 +140,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     double now = device_now(comm->dev);
     if (comm->events) comm_record(comm, r, 0);
     if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
-        // each channel has a row; all collectives of an axis are in row 0
-        r->lane = c ? c->line - AXES + 1 : 0;
+        // each channel has a row; collectives of an axis are in row 0, of a GPU those of STREAM_REDUCE in row 1
+        r->lane = c ? c->line - AXES + 1 : stream_lane(comm->dev) == STREAM_REDUCE;
         event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
                   (double)request_traffic(r, g->size));
         return;

@@ -207,6 +207,7 @@ static inline void device_open(Device *dev, const Device *dry_run, const char *o
     memset(dev, 0, sizeof *dev);
     dev->gpu = dry_run->gpu;
     dev->by_nccl = dry_run->by_nccl;
+    dev->reductions_apart = dry_run->reductions_apart;
     dev->threads = dry_run->threads;
     dev->deterministic = dry_run->deterministic;
     dev->max_events = dry_run->max_events;

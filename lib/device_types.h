@@ -118,8 +118,8 @@ typedef struct {
 typedef struct {
     const OpRate *ops; // (count)
     int count;
-    int has_streams; // a GPU, whose streams run side by side
     double memory;   // bytes per second, read and written
+    int has_streams; // a GPU, whose streams run side by side
 } OpRates;
 
 /* What a rank computes at the moment, for others to read. */
@@ -139,6 +139,7 @@ typedef enum {
     STREAM_COMPUTE,
     STREAM_GATHER,
     STREAM_REDUCE,
+    STREAM_TP, // tensor parallelism's collectives
     STREAM_FETCH,
     STREAM_STORE,
     STREAM_SEND_NEXT, // this and the following: between stages of a pipeline
@@ -150,6 +151,7 @@ typedef enum {
 static const char *const stream_names[STREAMS] = {"compute",
                                                   "gather",
                                                   "reduce",
+                                                  "tensor parallel",
                                                   "fetch",
                                                   "store",
                                                   "send to next",
@@ -210,12 +212,13 @@ typedef struct {
 // the device
 
 typedef struct {
-    int dry_run;       // count everything, compute nothing, touch no memory
-    int threads;       // OpenMP threads of this rank
-    int deterministic; // equal bits in each run, also where that costs time
-    int gpu;           // number of this rank's GPU on its host
-    int by_nccl;       // NCCL carries the collectives of GPU memory
-    int blocking;      // wait for each op before the next, so that its errors and times are its own
+    int dry_run;          // count everything, compute nothing, touch no memory
+    int threads;          // OpenMP threads of this rank
+    int deterministic;    // equal bits in each run, also where that costs time
+    int gpu;              // number of this rank's GPU on its host
+    int by_nccl;          // NCCL carries the collectives of GPU memory
+    int reductions_apart; // NCCL: reductions over fsdp have a communicator of their own
+    int blocking;         // wait for each op before the next, so that its errors and times are its own
 
     Arena arenas[MEM_CATEGORIES];
     Buffer buffers[MAX_BUFFERS];
@@ -233,8 +236,8 @@ typedef struct {
 
     StreamKind current_stream;
     DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
-    Event *events;      // (max_events) the timeline; NULL: not kept
-    int64_t num_events; // counted even if the timeline is not kept or is full
+    Event *events;              // (max_events) the timeline; NULL: not kept
+    int64_t num_events;         // counted even if the timeline is not kept or is full
     int64_t max_events;
     Span phase;
     int in_phase;
@@ -252,9 +255,9 @@ typedef struct {
 #ifdef USE_CUDA
     cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];
-    DeviceEvent zero;           // GPU times are measured from this event
-    double zero_seconds;        // when it happened, by the host's clock
-    OpenSpan *open_spans;       // (num_open, room for max_open) in the order of their ends
+    DeviceEvent zero;     // GPU times are measured from this event
+    double zero_seconds;  // when it happened, by the host's clock
+    OpenSpan *open_spans; // (num_open, room for max_open) in the order of their ends
     int num_open, max_open;
     DeviceEvent *spare_events; // (num_spare, room for max_spare) for spans to use
     int num_spare, max_spare;

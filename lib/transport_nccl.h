@@ -13,28 +13,30 @@
  * has one: a direction to or from a neighbor. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 
-/* How many communicators a rank has: of all ranks, of each axis, of the links to its neighbors. --plan counts their
- * memory. */
-static inline int nccl_communicators(const Mesh *m) {
+/* How many communicators a rank has: of all ranks, of each axis, for reductions over fsdp if they have their own, of
+ * the links to its neighbors. --plan counts their memory. */
+static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
     int count = m->world > 1, pp = m->size[AXIS_PP];
     if (pp == 2) count += 2; // each is the other's next and previous neighbor
     else if (pp > 2) count += LINKS;
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
-    return count;
+    return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
 }
 
-/* The communicator of a collective, by its number: that of its axis. */
-enum { NCCL_COLLECTIVE_LINES = AXES };
-static inline int nccl_communicator_of(Axis axis, StreamKind stream) {
-    (void)stream;
-    return (int)axis;
+/* The number of the communicator for a collective that is started on `stream`. */
+static inline int nccl_communicator_of(Axis axis, StreamKind stream, int reductions_apart) {
+    int reduces = axis == AXIS_FSDP && stream == STREAM_REDUCE;
+    return reduces && reductions_apart ? (int)NCCL_REDUCTIONS : (int)axis;
 }
 
 #ifdef HAVE_NCCL
-enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = (int)AXES + (int)LINKS };
+enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
 /* The axis of a rank's i-th communicator. */
-static inline Axis nccl_axis(int i) { return i < AXES ? (Axis)i : AXIS_PP; }
+static inline Axis nccl_axis(int i) {
+    if (i == NCCL_REDUCTIONS) return AXIS_FSDP;
+    return i < AXES ? (Axis)i : AXIS_PP;
+}
 
 // ---------------------------------------------------------------------------
 // errors and aborting
@@ -123,10 +125,9 @@ static inline void nccl_check_gpus(Comm *comm) {
     free(all);
 }
 
-/* The members of a communicator tell each other who they are; they must be the group's. */
-static inline void nccl_check_members(Comm *comm, Group *g) {
+/* The members of communicator `c` tell each other who they are; they must be the group's. */
+static inline void nccl_check_members(Comm *comm, ncclComm_t c, Group *g) {
     int size = 0, rank = -1, mine = comm->rank;
-    ncclComm_t c = comm->nccl[g->axis];
     ncclCommCount(c, &size);
     ncclCommUserRank(c, &rank);
     if (size != g->size || rank != g->rank)
@@ -165,7 +166,7 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
             Link forward = to_next ? LINK_TO_NEXT : LINK_FROM_PREVIOUS;
             Link backward = to_next ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
             Link link = back ? backward : forward;
-            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[(int)AXES + (int)link] : &none;
+            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[(int)NCCL_LINKS + (int)link] : &none;
             int colour = NCCL_SPLIT_NOCOLOR, key = to_next != back ? 0 : 1;
             if (takes_part) colour = mesh_member(&comm->mesh, comm->rank, AXIS_PP, to_next ? me : previous);
             nccl_check(comm, all, ncclCommSplit(all, colour, key, made, config), "split off", "a link of pp");
@@ -173,20 +174,21 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
         }
 }
 
-/* Splits an axis' communicator off that of all ranks, and registers the communication buffers with it. Registration
+/* Splits communicator `which` off that of all ranks, and registers the communication buffers with it. Registration
  * needs equal buffers on all members, which tp's ranks need not have, as their parts of the model differ. cp's
  * collectives use none of these buffers. So neither is registered. */
-static inline void nccl_open_group(Comm *comm, Group *g, ncclConfig_t *config) {
+static inline void nccl_open_group(Comm *comm, int which, ncclConfig_t *config) {
+    Group *g = &comm->groups[nccl_axis(which)];
     int colour = comm->heartbeat->lines.colour[g->axis];
     const Arena *buffers = &comm->dev->arenas[MEM_COMM];
-    config->commName = axis_names[g->axis];
-    ncclComm_t all = comm->nccl[AXIS_WORLD], *made = &comm->nccl[g->axis];
-    nccl_check(comm, all, ncclCommSplit(all, colour, g->rank, made, config), "split off", axis_names[g->axis]);
-    nccl_check(comm, *made, ncclInProgress, "open the group of", axis_names[g->axis]);
-    nccl_check_members(comm, g);
+    config->commName = which == NCCL_REDUCTIONS ? "fsdp reductions" : axis_names[g->axis];
+    ncclComm_t all = comm->nccl[AXIS_WORLD], *made = &comm->nccl[which];
+    nccl_check(comm, all, ncclCommSplit(all, colour, g->rank, made, config), "split off", config->commName);
+    nccl_check(comm, *made, ncclInProgress, "open the group of", config->commName);
+    nccl_check_members(comm, *made, g);
     if (g->axis < AXIS_DP_SHARD) return; // tp, cp
-    nccl_check(comm, *made, ncclCommRegister(*made, buffers->base, buffers->reserved, &g->registered),
-               "register the memory of", axis_names[g->axis]);
+    ncclResult_t registered = ncclCommRegister(*made, buffers->base, buffers->reserved, &comm->registered[which]);
+    nccl_check(comm, *made, registered, "register the memory of", config->commName);
 }
 
 /* Opens one communicator of all ranks, and from it one for each axis and link. All ranks split in the same order. */
@@ -194,6 +196,7 @@ static inline void nccl_open(Comm *comm) {
     ncclUniqueId mine = ZERO, *all = new_array(ncclUniqueId, comm->mesh.world);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.splitShare = 0; // communicators that shared their resources could not run side by side
     double free_before = device_memory(comm->dev->gpu);
     int version = 0;
     ncclGetVersion(&version);
@@ -213,7 +216,9 @@ static inline void nccl_open(Comm *comm) {
     nccl_check(comm, *made, begun, "open the group of", "all ranks");
     free(all);
     for (int i = 0; i < NCCL_AXES; i++)
-        if (comm->groups[nccl_axes[i]].size > 1) nccl_open_group(comm, &comm->groups[nccl_axes[i]], &config);
+        if (comm->groups[nccl_axes[i]].size > 1) nccl_open_group(comm, nccl_axes[i], &config);
+    if (comm->dev->reductions_apart && comm->groups[AXIS_FSDP].size > 1)
+        nccl_open_group(comm, NCCL_REDUCTIONS, &config);
     nccl_open_links(comm, &config);
     comm->library_memory = fmax(0, free_before - device_memory(comm->dev->gpu));
 }
@@ -223,7 +228,7 @@ static inline void nccl_close(Comm *comm) {
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
         ncclComm_t c = comm->nccl[i];
         if (!c) continue;
-        if (i < AXES && comm->groups[i].registered) ncclCommDeregister(c, comm->groups[i].registered);
+        if (i < NCCL_LINKS && comm->registered[i]) ncclCommDeregister(c, comm->registered[i]);
         ncclCommFinalize(c);
     }
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
@@ -246,7 +251,7 @@ static inline void nccl_channel_open(Comm *comm, Channel *c) {
                     g->rank, c->peer, g->size, axis_names[c->axis]);
     Link link = c->receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT;
     if (!forward) link = c->receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
-    c->nccl = comm->nccl[(int)AXES + (int)link];
+    c->nccl = comm->nccl[(int)NCCL_LINKS + (int)link];
 }
 
 // ---------------------------------------------------------------------------
@@ -273,7 +278,8 @@ static inline void nccl_start(Comm *comm, Request *r) {
                                                     "start the send of", "start the receive of"};
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
-    ncclComm_t c = r->channel ? r->channel->nccl : comm->nccl[g->axis];
+    int which = nccl_communicator_of(g->axis, r->stream, comm->dev->reductions_apart);
+    ncclComm_t c = r->channel ? r->channel->nccl : comm->nccl[which];
     int size = 0;
     ncclResult_t result = ncclCommCount(c, &size);
     if (result != ncclSuccess) nccl_check(comm, c, result, "count the members of", axis_names[g->axis]);

@@ -6,7 +6,8 @@
  * sets, an operation begins only when all that its rank has started before have begun (NCCL 2.28, enqueue.cc); it
  * occupies its stream until it ends. A collective ends for all members at once, after the last of them has begun.
  * Collectives over world carry host memory and occupy no stream. The host is ahead of its GPU, and multiprocessors that
- * NCCL occupies slow nothing down.
+ * NCCL occupies slow nothing down. One rank of each part of the model is simulated: others with the same part do the
+ * same at the same time.
  */
 #ifndef SIMULATE_STREAMS_H
 #define SIMULATE_STREAMS_H
@@ -35,7 +36,7 @@ typedef struct {
     int32_t first[STREAMS], last[STREAMS]; // items; -1: none
 } StreamProgram;
 
-enum { SIM_LINES = (int)NCCL_COLLECTIVE_LINES + (int)CHANNELS };
+enum { SIM_LINES = (int)NCCL_LINKS + (int)CHANNELS };
 
 typedef struct {
     const StreamProgram *program;
@@ -55,12 +56,19 @@ typedef struct {
 
 typedef struct {
     Simulation *s;
-    StreamRank *ranks;       // (world)
+    Mesh mesh;               // of the simulated ranks: tp x pp
+    StreamRank *ranks;       // (mesh.world)
     StreamProgram *programs; // (num_programs)
     int num_programs;
-    SimGroup *groups; // (NCCL_COLLECTIVE_LINES, world) by first rank
+    SimGroup *groups; // (NCCL_LINKS, mesh.world) by first rank
     int *scheduled, num_scheduled;
 } StreamSimulation;
+
+/* The rank of the whole simulation that is simulated as rank `i`. */
+static SimRank *rank_of_part(const StreamSimulation *t, int i) {
+    int tp = t->mesh.size[AXIS_TP];
+    return &t->s->ranks[i / tp * mesh_stride(&t->s->mesh, AXIS_PP) + i % tp];
+}
 
 // ---------------------------------------------------------------------------
 // the items of a rank
@@ -75,15 +83,15 @@ static void program_add(StreamProgram *p, const StreamItem *item) {
 }
 
 /* The communicator of an event: of its collectives, or of the messages with one peer in one direction. */
-static int line_of_event(const CommEvent *e, int *peers, int *num_peers) {
-    if (e->collective < SEND) return nccl_communicator_of((Axis)e->axis, (StreamKind)e->stream);
+static int line_of_event(const CommEvent *e, int reductions_apart, int *peers, int *num_peers) {
+    if (e->collective < SEND) return nccl_communicator_of((Axis)e->axis, (StreamKind)e->stream, reductions_apart);
     int peer = e->collective == SEND ? e->peer : ~e->peer, i = 0;
     while (i < *num_peers && peers[i] != peer) i++;
     if (i == *num_peers) peers[(*num_peers)++] = peer; // simulate.h has counted them
-    return (int)NCCL_COLLECTIVE_LINES + i;
+    return (int)NCCL_LINKS + i;
 }
 
-static StreamProgram program_open(const CommEvents *list) {
+static StreamProgram program_open(const CommEvents *list, int reductions_apart) {
     StreamProgram p = ZERO;
     int32_t started_by[COMM_EVENT_SLOTS];
     int peers[CHANNELS], num_peers = 0;
@@ -112,7 +120,7 @@ static StreamProgram program_open(const CommEvents *list) {
         if (e->is_wait) item.start = started_by[e->slot];
         else {
             started_by[e->slot] = p.count;
-            item.line = line_of_event(e, peers, &num_peers);
+            item.line = line_of_event(e, reductions_apart, peers, &num_peers);
             item.ordinal = ordinal;
             ordinal += e->axis != AXIS_WORLD;
         }
@@ -137,7 +145,7 @@ static void stream_schedule(StreamSimulation *t, int rank) {
 /* What a rank has begun last on a communicator took place from `start` to `end`. */
 static void complete_open(StreamSimulation *t, int rank, int line, double start, double end) {
     StreamRank *r = &t->ranks[rank];
-    EventTime *times = t->s->ranks[rank].times;
+    EventTime *times = rank_of_part(t, rank)->times;
     r->end[r->open[line]] = end;
     if (times) {
         times[r->program->items[r->open[line]].number].start = start;
@@ -148,28 +156,27 @@ static void complete_open(StreamSimulation *t, int rank, int line, double start,
 
 /* A rank has begun its part of a collective; the last member completes it for all. */
 static void join_collective(StreamSimulation *t, int rank, int line, const CommEvent *e) {
-    Simulation *s = t->s;
-    int group = s->group_of[rank * AXES + e->axis], size = mesh_group_size(&s->mesh, (Axis)e->axis);
-    SimGroup *g = &t->groups[line * s->mesh.world + group];
+    int group, key, size = mesh_group_size(&t->mesh, (Axis)e->axis);
+    mesh_group(&t->mesh, rank, (Axis)e->axis, &group, &key);
+    SimGroup *g = &t->groups[line * t->mesh.world + group];
     g->latest = fmax(g->arrived ? g->latest : 0, t->ranks[rank].begin[line]);
     if (++g->arrived < size) return;
     g->arrived = 0;
-    double end = g->latest + event_seconds(s, e);
+    double end = g->latest + event_seconds(t->s, e);
     for (int i = 0; i < size; i++)
-        complete_open(t, mesh_group_member(&s->mesh, group, (Axis)e->axis, i), line, g->latest, end);
+        complete_open(t, mesh_group_member(&t->mesh, group, (Axis)e->axis, i), line, g->latest, end);
 }
 
 /* A rank has begun its end of a message, which is complete if the other end has begun too. */
 static void join_message(StreamSimulation *t, int rank, int line, const CommEvent *e) {
-    Simulation *s = t->s;
-    int group = s->group_of[rank * AXES + e->axis], mine = mesh_coordinate(&s->mesh, rank, (Axis)e->axis);
-    int other = mesh_group_member(&s->mesh, group, (Axis)e->axis, e->peer);
+    int mine = mesh_coordinate(&t->mesh, rank, (Axis)e->axis);
+    int other = mesh_member(&t->mesh, rank, (Axis)e->axis, e->peer);
     StreamRank *o = &t->ranks[other];
-    for (int l = NCCL_COLLECTIVE_LINES; l < SIM_LINES; l++) {
+    for (int l = NCCL_LINKS; l < SIM_LINES; l++) {
         if (o->open[l] < 0 || !isnan(o->end[o->open[l]])) continue;
         const CommEvent *theirs = item_event(o, o->open[l]);
         if (theirs->collective == e->collective || theirs->axis != e->axis || theirs->peer != mine) continue;
-        double start = fmax(t->ranks[rank].begin[line], o->begin[l]), end = start + event_seconds(s, e);
+        double start = fmax(t->ranks[rank].begin[line], o->begin[l]), end = start + event_seconds(t->s, e);
         complete_open(t, rank, line, start, end);
         complete_open(t, other, l, start, end);
         return;
@@ -206,7 +213,7 @@ static void try_to_begin(StreamSimulation *t, int rank, int stream) {
 static void stream_waits(StreamSimulation *t, int rank, int stream, double end, int axis) {
     StreamRank *r = &t->ranks[rank];
     if (end <= r->clock[stream]) return;
-    if (stream == STREAM_COMPUTE && axis >= 0) t->s->ranks[rank].waited[axis] += end - r->clock[stream];
+    if (stream == STREAM_COMPUTE && axis >= 0) rank_of_part(t, rank)->waited[axis] += end - r->clock[stream];
     r->clock[stream] = end;
 }
 
@@ -229,7 +236,7 @@ static int stream_advance(StreamSimulation *t, int rank, int stream) {
             r->axis[stream] = e->axis;
         }
     } else if (item->action == DOES_WAIT) {
-        EventTime *times = t->s->ranks[rank].times;
+        EventTime *times = rank_of_part(t, rank)->times;
         int axis = item_event(r, item->start)->axis;
         if (isnan(r->end[item->start])) return 0;
         stream_waits(t, rank, stream, r->end[item->start], axis);
@@ -273,25 +280,28 @@ static void stream_rank_open(StreamRank *r, const StreamProgram *p) {
     for (int i = 0; i < SIM_LINES; i++) r->open[i] = -1;
 }
 
-static void streams_open(StreamSimulation *t, Simulation *s) {
-    int world = s->mesh.world;
+static void streams_open(StreamSimulation *t, Simulation *s, int reductions_apart) {
+    int tp = s->mesh.size[AXIS_TP], pp = s->mesh.size[AXIS_PP];
+    const Mesh parts = {tp * pp, {tp, 1, pp, 1, 1}};
     memset(t, 0, sizeof *t);
     t->s = s;
-    t->ranks = new_array(StreamRank, world);
-    t->programs = new_array(StreamProgram, world);
-    t->groups = new_array(SimGroup, (int)NCCL_COLLECTIVE_LINES * world);
-    t->scheduled = new_array(int, world);
-    for (int rank = 0; rank < world; rank++) {
+    t->mesh = parts;
+    t->ranks = new_array(StreamRank, parts.world);
+    t->programs = new_array(StreamProgram, parts.world);
+    t->groups = new_array(SimGroup, (int)NCCL_LINKS * parts.world);
+    t->scheduled = new_array(int, parts.world);
+    for (int rank = 0; rank < parts.world; rank++) {
+        SimRank *whole = rank_of_part(t, rank);
         int i = 0;
-        while (i < t->num_programs && t->programs[i].list != s->ranks[rank].list) i++;
-        if (i == t->num_programs) t->programs[t->num_programs++] = program_open(s->ranks[rank].list);
+        while (i < t->num_programs && t->programs[i].list != whole->list) i++;
+        if (i == t->num_programs) t->programs[t->num_programs++] = program_open(whole->list, reductions_apart);
         stream_rank_open(&t->ranks[rank], &t->programs[i]);
-        memset(s->ranks[rank].waited, 0, sizeof s->ranks[rank].waited);
+        memset(whole->waited, 0, sizeof whole->waited);
     }
 }
 
 static void streams_close(StreamSimulation *t) {
-    for (int rank = 0; rank < t->s->mesh.world; rank++) {
+    for (int rank = 0; rank < t->mesh.world; rank++) {
         free(t->ranks[rank].end);
         free(t->ranks[rank].recorded);
         free(t->ranks[rank].recorded_axis);
@@ -303,27 +313,40 @@ static void streams_close(StreamSimulation *t) {
     free(t->scheduled);
 }
 
+/* Gives all ranks the times of the simulated ones. */
+static void streams_share_times(const StreamSimulation *t) {
+    Simulation *s = t->s;
+    s->seconds = 0;
+    for (int rank = 0; rank < t->mesh.world; rank++) {
+        const StreamRank *r = &t->ranks[rank];
+        rank_of_part(t, rank)->clock = r->clock[STREAM_COMPUTE] + r->program->list->points.compute[STREAM_COMPUTE];
+        s->seconds = fmax(s->seconds, rank_of_part(t, rank)->clock);
+    }
+    for (int rank = 0; rank < s->mesh.world; rank++) {
+        int stage = mesh_coordinate(&s->mesh, rank, AXIS_PP);
+        const SimRank *from = rank_of_part(t, stage * t->mesh.size[AXIS_TP] + mesh_coordinate(&s->mesh, rank, AXIS_TP));
+        s->ranks[rank].clock = from->clock;
+        memmove(s->ranks[rank].waited, from->waited, sizeof from->waited);
+    }
+}
+
 /* Replaces the times of a simulation that has reached its end by those on GPUs. Returns 0 if streams wait for each
  * other for good; s->problem says which rank's. */
-static int simulate_streams(Simulation *s) {
+static int simulate_streams(Simulation *s, int reductions_apart) {
     StreamSimulation t;
-    streams_open(&t, s);
-    for (int rank = s->mesh.world - 1; rank >= 0; rank--) stream_schedule(&t, rank);
+    streams_open(&t, s, reductions_apart);
+    for (int rank = t.mesh.world - 1; rank >= 0; rank--) stream_schedule(&t, rank);
     while (t.num_scheduled) {
         int rank = t.scheduled[--t.num_scheduled];
         t.ranks[rank].is_scheduled = 0;
         stream_rank_run(&t, rank);
     }
-    s->seconds = 0;
-    for (int rank = 0; rank < s->mesh.world; rank++) {
-        StreamRank *r = &t.ranks[rank];
-        for (int i = 0; i < STREAMS && !s->problem.used; i++)
-            if (r->at[i] >= 0)
-                say(&s->problem, "rank %d: its stream '%s' waits forever, because of the order in which NCCL runs "
-                                 "what was started", rank, stream_names[i]);
-        s->ranks[rank].clock = r->clock[STREAM_COMPUTE] + r->program->list->points.compute[STREAM_COMPUTE];
-        s->seconds = fmax(s->seconds, s->ranks[rank].clock);
-    }
+    for (int i = 0; i < t.mesh.world * (int)STREAMS && !s->problem.used; i++)
+        if (t.ranks[i / STREAMS].at[i % STREAMS] >= 0)
+            say(&s->problem,
+                "rank %d: its stream '%s' waits forever, because of the order in which NCCL runs what was started",
+                (int)(rank_of_part(&t, i / STREAMS) - s->ranks), stream_names[i % STREAMS]);
+    streams_share_times(&t);
     streams_close(&t);
     return !s->problem.used;
 }

@@ -205,8 +205,8 @@ static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const
 
 /* Tensor parallelism with sequence parallelism (Korthikanti et al. 2022, section 4.2.2), per micro-batch, in units of
  * (tokens / tp, C). A block's forward all-gathers 2 inputs and reduce-scatters 2 outputs; its backward all-gathers 2
- * output gradients and, again, the 2 inputs, and reduce-scatters 2 input gradients. A recomputed block also gathers its
- * 2 inputs and scatters attention's output once more. Embedding and head: one all-gather and one reduce-scatter each
+ * output gradients and, again, the 2 inputs, and reduce-scatters 2 input gradients. A recomputed block uses the 2 inputs
+ * for both the recomputation and the gradients of weights, and reduce-scatters attention's output once more. Embedding and head: one all-gather and one reduce-scatter each
  * (the frozen embedding of a LoRA run has no backward, hence no all-gather). The vocabulary-parallel loss all-gathers 3
  * floats per token, in slices of at most LOGIT_ROWS tokens.
  * Once per step: gradients of what tp replicates are summed by an all-gather of fp32: the norms' in one call, or with
@@ -214,7 +214,7 @@ static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const
 static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Llama3Config *c = l->config;
     int64_t k = l->micro_batches, others = l->tp - 1, V = (c->V + l->tp - 1) / l->tp;
-    int64_t gathers = 6 * l->blocks + 2 * l->recomputed + l->is_first * !l->has_adapters + l->is_last;
+    int64_t gathers = 6 * l->blocks + l->is_first * !l->has_adapters + l->is_last;
     int64_t scatters = 4 * l->blocks + l->recomputed + l->is_first + l->is_last;
     int64_t slice = min_i64(l->tokens, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
     int64_t loss_slices = l->is_last * ((l->tokens + slice - 1) / slice), loss_bytes = l->is_last * 12 * l->tokens;

@@ -45,6 +45,8 @@ static struct { // the last estimate; stays open, since its dry runs point into 
     Cluster cluster;
 } estimated;
 
+static int estimates_gpus; // 1: streams run side by side; 0: a rank does one thing after the other
+
 /* Estimates a step of `world` ranks by the cluster file at `path`. `dry_run`: takes that of rank 0. */
 static Estimate estimate_with(const char *path, const char *options, int world, Trainer *dry_run) {
     char arguments[1024], problem[1024];
@@ -52,6 +54,7 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     Job *j = make_job(arguments, world, &transport_threads);
     estimated.job = j;
     cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport);
+    estimated.cluster.rates.has_streams = estimates_gpus && !CUDA_BUILD;
     j->op_rates = &estimated.cluster.rates;
     plan_open(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
     int fits = plan_simulate(&estimated.simulation, &estimated.plan, &estimated.events, &estimated.cluster, 1, problem,
@@ -142,7 +145,7 @@ static void test_rates(void) {
           collective_seconds(&curve, 20000));
     const OpRate shapes[] = {
         {OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
-    const OpRates rates = {shapes, 3, 1e30};
+    const OpRates rates = {shapes, 3, 1e30, 0};
     CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs per byte",
           off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 &&
               off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
@@ -541,18 +544,25 @@ static void test_plan(void) {
     snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
     snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s",
              path);
-    Trainer w;
-    Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
-    write_simulated_trace(estimated.job, &estimated.simulation);
-    TraceFound t = read_trace(path);
-    int ops = 0;
-    for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.ops[i].calls;
-    CHECK(
-        "the estimated timeline has every op of rank 0 and the collectives of both stages, and no lane overlaps itself",
-        t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
-            exposed_seconds(&e) > 0 &&
-            t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
-                                w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
-        "%d ranks, %d ops of %d, %d collectives, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
-    trainer_close(&w);
+    for (estimates_gpus = 0; estimates_gpus < 2; estimates_gpus++) {
+        Trainer w;
+        char name[160];
+        Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
+        write_simulated_trace(estimated.job, &estimated.simulation);
+        TraceFound t = read_trace(path);
+        int ops = 0;
+        for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.ops[i].calls;
+        snprintf(name, sizeof name,
+                 "the estimated timeline of %s has every op of rank 0 and the collectives of both stages, and no lane "
+                 "overlaps itself",
+                 estimates_gpus ? "GPUs" : "CPUs");
+        CHECK(name,
+              t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
+                  exposed_seconds(&e) > 0 &&
+                  t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
+                                      w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
+              "%d ranks, %d ops of %d, %d collectives, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
+        trainer_close(&w);
+    }
+    estimates_gpus = 0;
 }
