@@ -215,7 +215,6 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     j->opt.is_planner = j->opt.plan;
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
-    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // choose_transport sets it too
     job_prepare(j, world, world, world);
     if (!j->opt.threads) j->threads_per_rank = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
@@ -504,6 +503,7 @@ static void run_groups(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    device_prepare_process(1);
     is_short = argc == 2 && !strcmp(argv[1], "short");
     if (argc == 2 && !strcmp(argv[1], "list")) {
         list_groups();

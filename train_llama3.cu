@@ -870,6 +870,7 @@ int main(int argc, char **argv) {
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
+    device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
     if (task_without_ranks(&job.opt, process == 0, 0)) return 0;
     int trains = job.opt.data && !job.opt.plan && !job.opt.check_hosts;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);

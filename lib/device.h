@@ -90,8 +90,9 @@ static inline void span_end(Device *dev, Span s, double *seconds, int line, int6
 
 /* The timeline's lane for the current stream. On a CPU all streams are one. */
 static inline int stream_lane(const Device *dev) {
-    int has_streams = dev->dry_run ? dev->rates && dev->rates->has_streams : CUDA_BUILD;
-    return has_streams ? dev->current_stream : STREAM_COMPUTE;
+    int has_streams = CUDA_BUILD;
+    if (dev->dry_run) has_streams = dev->rates && dev->rates->has_streams;
+    return has_streams ? (int)dev->current_stream : (int)STREAM_COMPUTE;
 }
 
 /* Are ops timed? On a GPU only for a timeline. */

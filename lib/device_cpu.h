@@ -16,6 +16,7 @@ enum { OFFLOAD_IN_PLACE = 1 }; // ops read and write offloaded buffers directly:
 // ---------------------------------------------------------------------------
 // memory
 
+static inline void device_prepare_process(int shares_work) { (void)shares_work; }
 static inline int device_count(void) { return 1; }
 
 /* The device of the `local`-th rank of this host. */

@@ -266,7 +266,8 @@ typedef struct {
     int64_t num_phases;
     struct CudaMatmulCache *cuda_matmuls; // cuBLASLt's choices by shape (lib/cuda/matmul.cuh)
     int multiprocessors;
-    int shared_limit; // bytes of shared memory that a block may use
+    int left_to_nccl[2]; // of them, those that the matmuls of forward and of backward do not count on
+    int shared_limit;    // bytes of shared memory that a block may use
 #endif
 } Device;
 

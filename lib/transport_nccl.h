@@ -23,6 +23,34 @@ static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
     return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
 }
 
+/* The most multiprocessors that a communicator may occupy; NCCL_UNLIMITED: as many as NCCL chooses, since nothing
+ * computes meanwhile. Within a host 16 carry what NVLink can (Transformer Engine's tensor-parallel overlap takes 16:
+ * initialize_ub in its pytorch/module/base.py); 20 suffice for NVLink and InfiniBand together (DeepSeek-V3, arXiv
+ * 2412.19437, section 3.2.2). So with tp, whose collectives are the urgent ones, fsdp's and the replicas' share 4 and 4;
+ * without it 8 and 8. A pipeline's messages are short, and a receive spins until its message comes. Not measured on
+ * GPUs. NCCL_MAX_CTAS in the environment overrides these limits. */
+enum { NCCL_UNLIMITED = 0 };
+static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
+    int has_tp = m->size[AXIS_TP] > 1;
+    if (communicator >= NCCL_LINKS) return 2;
+    if (communicator == AXIS_TP) return 16;
+    if (communicator == AXIS_FSDP || communicator == AXIS_DP_REPLICATE || communicator == NCCL_REDUCTIONS)
+        return has_tp ? 4 : 8;
+    return NCCL_UNLIMITED;
+}
+
+/* How many multiprocessors NCCL occupies while the matmuls of forward compute, or those of backward: forward prefetches
+ * weights and exchanges messages with other stages, backward also reduces gradients and hides tp's collectives. At most
+ * a quarter of all. */
+static inline int nccl_beside_matmuls(const Mesh *m, int reductions_apart, int backward, int multiprocessors) {
+    int count = 0, reduces = backward && mesh_group_size(m, AXIS_DP_REPLICATE) * mesh_group_size(m, AXIS_FSDP) > 1;
+    if (m->size[AXIS_PP] > 1) count += 2 * nccl_multiprocessors(m, NCCL_LINKS); // a receive from each neighbor
+    if (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1) count += nccl_multiprocessors(m, AXIS_FSDP);
+    if (reduces) count += nccl_multiprocessors(m, NCCL_REDUCTIONS);
+    if (backward && m->size[AXIS_TP] > 1) count += nccl_multiprocessors(m, AXIS_TP);
+    return (int)min_i64(count, multiprocessors / 4);
+}
+
 /* The number of the communicator for a collective that is started on `stream`. */
 static inline int nccl_communicator_of(Axis axis, StreamKind stream, int reductions_apart) {
     int reduces = axis == AXIS_FSDP && stream == STREAM_REDUCE;
@@ -148,6 +176,12 @@ static inline void nccl_check_members(Comm *comm, ncclComm_t c, Group *g) {
     free(members);
 }
 
+/* Limits the multiprocessors of the next communicator. */
+static inline void nccl_limit(const Comm *comm, int communicator, ncclConfig_t *config) {
+    int most = nccl_multiprocessors(&comm->mesh, communicator);
+    config->maxCTAs = most == NCCL_UNLIMITED ? NCCL_CONFIG_UNDEF_INT : most;
+}
+
 /* Opens a communicator for each direction between neighbors of the pipeline. All ranks must call ncclCommSplit
  * together, and one call can split off several links if they share no rank. So the links are opened in turns: turn 0
  * has the links 0-1, 2-3, and so on, turn 1 has 1-2, 3-4, and so on, and with an odd number of ranks turn 2 has the
@@ -160,6 +194,7 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
     int turn_of_previous = P % 2 && previous == P - 1 ? 2 : previous % 2;
     ncclComm_t all = comm->nccl[AXIS_WORLD];
     config->commName = "pp";
+    nccl_limit(comm, NCCL_LINKS, config);
     for (int turn = 0; turn < turns; turn++)
         for (int back = 0; back < directions; back++) {
             int to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
@@ -181,6 +216,7 @@ static inline void nccl_open_group(Comm *comm, int which, ncclConfig_t *config) 
     Group *g = &comm->groups[nccl_axis(which)];
     int colour = comm->heartbeat->lines.colour[g->axis];
     const Arena *buffers = &comm->dev->arenas[MEM_COMM];
+    nccl_limit(comm, which, config);
     config->commName = which == NCCL_REDUCTIONS ? "fsdp reductions" : axis_names[g->axis];
     ncclComm_t all = comm->nccl[AXIS_WORLD], *made = &comm->nccl[which];
     nccl_check(comm, all, ncclCommSplit(all, colour, g->rank, made, config), "split off", config->commName);
@@ -220,6 +256,10 @@ static inline void nccl_open(Comm *comm) {
     if (comm->dev->reductions_apart && comm->groups[AXIS_FSDP].size > 1)
         nccl_open_group(comm, NCCL_REDUCTIONS, &config);
     nccl_open_links(comm, &config);
+    // another number may mean another algorithm, and other bits than those of a layout with other communicators
+    for (int backward = 0; backward < 2 && !comm->dev->deterministic; backward++)
+        comm->dev->left_to_nccl[backward] =
+            nccl_beside_matmuls(&comm->mesh, comm->dev->reductions_apart, backward, comm->dev->multiprocessors);
     comm->library_memory = fmax(0, free_before - device_memory(comm->dev->gpu));
 }
 

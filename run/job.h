@@ -697,8 +697,6 @@ static int choose_transport(Job *j, int processes) {
         user_error("--transport %s: this build has no NCCL: install it next to the CUDA toolkit and build again, or "
                    "share one GPU with --ranks N --transport threads",
                    o->transport);
-    // A GPU has several communicators; without this, kernels of two of them can wait for each other in a deadlock.
-    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (under_mpi) return processes;
     return o->ranks ? o->ranks : 1;
 }

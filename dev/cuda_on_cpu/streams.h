@@ -109,12 +109,16 @@ struct Machine {
     std::map<const void *, size_t> static_shared; // bytes that a kernel was seen to have
     std::vector<Failure> failures;                // to be injected
     cudaError_t sticky;
+    std::set<std::pair<int, const void *>> loaded; // kernels, by device
+    bool eager;                                    // CUDA_MODULE_LOADING=EAGER
 };
 
 inline Machine *new_machine() {
     Machine *m = new Machine(); // never destroyed: operations may be queued when the process ends
     char api[64];
     int code, after, length;
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    m->eager = loading && !strcmp(loading, "EAGER");
     for (const char *at = cuda_on_cpu.failures; at && *at; at += length + (at[length] == ',')) {
         if (sscanf(at, "%63[A-Za-z]:%d:%d%n", api, &code, &after, &length) != 3)
             fail(nullptr, "CUDA_ON_CPU_FAIL: found '%s', expected call:code:nth", at);
@@ -688,6 +692,21 @@ template <typename... P> struct KernelCall : Body {
     void run() const override { call(std::index_sequence_for<P...>()); }
 };
 
+/* A kernel's first launch on a device loads it, unless all are loaded at the start, and loading may wait for the device:
+ * not behind an operation that waits for other ranks. */
+inline void check_loaded(const Launch &l) {
+    Machine &m = machine();
+    if (!m.loaded.insert({l.device, l.function}).second || m.eager) return;
+    for (cudaStream_t s : m.streams)
+        for (const Op &op : s->queue)
+            if (s->device == l.device && op.meets)
+                fail(&l.at,
+                     "kernel %s is launched for the first time while a collective is queued on its device: loading it "
+                     "may wait for the collective. Set CUDA_MODULE_LOADING=EAGER before CUDA starts, or launch it "
+                     "before",
+                     l.name.c_str());
+}
+
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
 template <typename... P>
 inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared,
@@ -707,6 +726,7 @@ inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, 
         fprintf(stderr, "CUDA on a CPU: %s\n", launch_error.c_str());
         return;
     }
+    check_loaded(*l);
     int number = 0;
     (check_argument<P>(*l, arguments, ++number), ...);
     l->body = std::make_shared<KernelCall<P...>>(kernel, arguments...);

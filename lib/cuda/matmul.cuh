@@ -28,6 +28,7 @@ static constexpr int CUDA_WORKSPACE_BYTES = 32 << 20; // for cuBLASLt: NVIDIA's 
 typedef struct CudaMatmulEntry {
     Matmul matmul;
     int64_t aligned[3]; // the alignment of A, B, C in bytes, at most 256: the choice depends on it
+    int target;         // multiprocessors that it may count on; 0: all
     int found;          // 0: cuBLASLt has no algorithm for it
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[3];
@@ -38,6 +39,7 @@ typedef struct CudaMatmulEntry {
 typedef struct CudaMatmulCache {
     int plain; // 1: every matmul is the plain kernel (tests)
     int say;   // this rank prints a note about the first shape that cuBLASLt refuses
+    int target; // of the next matmul: see CudaMatmulEntry
     cublasLtHandle_t handle;
     void *workspace; // of this rank alone: needed for equal bits on each run (cuBLAS manual, Results Reproducibility)
     CudaMatmulEntry *entries; // made when a shape is first met
@@ -99,6 +101,10 @@ static void matmul_choose(CudaMatmulCache *cache, CudaMatmulEntry *m) {
     cublasLtMatmulHeuristicResult_t result;
     cublas_check(cublasLtMatmulDescCreate(&m->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), // in fp32: no TF32
                  "describing a matmul");
+    const cublasLtMatmulDescAttributes_t target = CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET;
+    if (m->target)
+        cublas_check(cublasLtMatmulDescSetAttribute(m->desc, target, &m->target, sizeof(int32_t)),
+                     "describing a matmul");
     m->layout[0] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSA, p->N, p->K, p->b_col, p->b_row);
     m->layout[1] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSB, p->K, p->M, p->a_col, p->a_row);
     cublas_check(cublasLtMatrixLayoutCreate(&m->layout[2], p->c_float ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)p->N,
@@ -114,10 +120,13 @@ static CudaMatmulEntry *cuda_matmul_find(CudaMatmulCache *cache, const Matmul *p
     int64_t aligned[3];
     for (int i = 0; i < 3; i++) aligned[i] = (int64_t)((at[i] | 256) & (0 - (at[i] | 256))); // the lowest bit
     for (CudaMatmulEntry *m = cache->entries; m; m = m->next)
-        if (!memcmp(&m->matmul, p, sizeof *p) && !memcmp(m->aligned, aligned, sizeof aligned)) return m;
+        if (!memcmp(&m->matmul, p, sizeof *p) && !memcmp(m->aligned, aligned, sizeof aligned) &&
+            m->target == cache->target)
+            return m;
     CudaMatmulEntry *m = (CudaMatmulEntry *)checked_malloc(sizeof *m);
     m->matmul = *p;
     memcpy(m->aligned, aligned, sizeof aligned);
+    m->target = cache->target;
     matmul_choose(cache, m);
     m->next = cache->entries;
     cache->entries = m;
@@ -189,7 +198,9 @@ static int cublas_matmul(Device *dev, CudaMatmulEntry *m, void *c, const floatX 
 
 static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
     CudaMatmulCache *cache = dev->cuda_matmuls;
+    int left = dev->left_to_nccl[dev->op != OP_LINEAR_FORWARD];
     if (p->M == 0 || p->N == 0) return;
+    cache->target = left ? dev->multiprocessors - left : 0;
     if (!cache->plain) {
         if (cublas_matmul(dev, cuda_matmul_find(cache, p, a, b, c), c, a, b)) return;
         if (cache->say)
