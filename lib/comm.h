@@ -112,7 +112,7 @@ static inline void comm_record(Comm *comm, Request *r, int is_wait) {
 
 /* Chooses the request's row in the timeline, among the rows of its axis (comm_lane converts it to a row of the whole
  * timeline), so that requests that overlap are drawn in different rows. GPU memory: the row follows from the stream, 0
- * to 3 for the four streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
+ * to 7 for the streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
  * that no request in flight on this axis has. */
 static inline int free_lane(const Comm *comm, const Request *r) {
     if (CUDA_BUILD && r->on_device)

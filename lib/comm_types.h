@@ -20,10 +20,12 @@
 /* The neighbors of a rank in a pipeline, which is a ring. */
 typedef enum { LINK_TO_NEXT, LINK_FROM_PREVIOUS, LINK_TO_PREVIOUS, LINK_FROM_NEXT, LINKS } Link;
 
-/* A rank's communicators of NCCL, by their numbers: that of each axis; another one for reductions over fsdp; then that
- * of each link of the pipeline. NCCL runs the operations of a communicator one after the other, so without the second
- * one a gradient's reduce-scatter would wait for the all-gather of the weights that backward needs next. */
-enum { NCCL_REDUCTIONS = AXES, NCCL_LINKS, NCCL_COMMUNICATORS = (int)NCCL_LINKS + (int)LINKS };
+/* A rank's communicators of NCCL, by their numbers: that of each axis; another one for reductions over fsdp; then two
+ * for each link of the pipeline. NCCL runs the operations of a communicator one after the other, and until one has begun,
+ * no later one of the rank begins. With one communicator for fsdp, a gradient's reduce-scatter would wait for the
+ * all-gather of the weights that backward needs next, and with one for a link, a receive for the one before it. */
+enum { NCCL_REDUCTIONS = AXES, NCCL_LINKS, NCCL_TURNS = 2 };
+enum { NCCL_COMMUNICATORS = (int)NCCL_LINKS + (int)NCCL_TURNS * (int)LINKS };
 
 /* The ranks of one axis that share all other coordinates, as this rank sees them. */
 typedef struct {
@@ -44,7 +46,7 @@ typedef struct Channel {
     int line;                    // AXES + its number among this rank's channels; see Request.line
     struct ThreadGroup *threads; // NULL until the first message
 #ifdef HAVE_NCCL
-    ncclComm_t nccl; // a communicator of these two ranks, so that a message waits for nothing else
+    ncclComm_t nccl[NCCL_TURNS]; // communicators of these two ranks, which messages use in turn
 #endif
 } Channel;
 

@@ -146,6 +146,10 @@ typedef enum {
     STREAM_RECEIVE_NEXT,
     STREAM_SEND_PREVIOUS,
     STREAM_RECEIVE_PREVIOUS,
+    STREAM_SEND_NEXT_2, // messages use these four and those before in turn
+    STREAM_RECEIVE_NEXT_2,
+    STREAM_SEND_PREVIOUS_2,
+    STREAM_RECEIVE_PREVIOUS_2,
     STREAMS
 } StreamKind;
 static const char *const stream_names[STREAMS] = {"compute",
@@ -157,7 +161,11 @@ static const char *const stream_names[STREAMS] = {"compute",
                                                   "send to next",
                                                   "receive from next",
                                                   "send to previous",
-                                                  "receive from previous"};
+                                                  "receive from previous",
+                                                  "send to next 2",
+                                                  "receive from next 2",
+                                                  "send to previous 2",
+                                                  "receive from previous 2"};
 
 typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number: see StreamPoint
 

@@ -17,8 +17,7 @@ static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE}
  * the links to its neighbors. --plan counts their memory. */
 static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
     int count = m->world > 1, pp = m->size[AXIS_PP];
-    if (pp == 2) count += 2; // each is the other's next and previous neighbor
-    else if (pp > 2) count += LINKS;
+    if (pp > 1) count += NCCL_TURNS * (pp > 2 ? (int)LINKS : 2); // two are each other's next and previous neighbor
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
     return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
 }
@@ -37,6 +36,19 @@ static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
     if (communicator == AXIS_FSDP || communicator == AXIS_DP_REPLICATE || communicator == NCCL_REDUCTIONS)
         return has_tp ? 4 : 8;
     return NCCL_UNLIMITED;
+}
+
+/* Bytes that a rank's communicators take, if one without a limit takes `bytes` for 24 multiprocessors: each has its
+ * channel, with buffers. */
+static inline double nccl_memory(const Mesh *m, int reductions_apart, double bytes) {
+    int links = m->size[AXIS_PP] > 1 ? (int)NCCL_TURNS * (m->size[AXIS_PP] > 2 ? (int)LINKS : 2) : 0;
+    double channels = 24 * (m->world > 1) + links * nccl_multiprocessors(m, NCCL_LINKS);
+    for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) {
+        int limit = nccl_multiprocessors(m, nccl_axes[i]);
+        if (mesh_group_size(m, nccl_axes[i]) > 1) channels += limit == NCCL_UNLIMITED ? 24 : limit;
+    }
+    if (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1) channels += nccl_multiprocessors(m, NCCL_REDUCTIONS);
+    return bytes / 24 * channels;
 }
 
 /* How many multiprocessors NCCL occupies while the matmuls of forward compute, or those of backward: forward prefetches
@@ -182,7 +194,12 @@ static inline void nccl_limit(const Comm *comm, int communicator, ncclConfig_t *
     config->maxCTAs = most == NCCL_UNLIMITED ? NCCL_CONFIG_UNDEF_INT : most;
 }
 
-/* Opens a communicator for each direction between neighbors of the pipeline. All ranks must call ncclCommSplit
+/* The number of the communicator for the n-th message of a link. */
+static inline int nccl_link(Link link, int64_t n) {
+    return (int)NCCL_LINKS + (int)NCCL_TURNS * (int)link + (int)(n % NCCL_TURNS);
+}
+
+/* Opens two communicators for each direction between neighbors of the pipeline. All ranks must call ncclCommSplit
  * together, and one call can split off several links if they share no rank. So the links are opened in turns: turn 0
  * has the links 0-1, 2-3, and so on, turn 1 has 1-2, 3-4, and so on, and with an odd number of ranks turn 2 has the
  * link from the last rank to the first. In a link the sender is rank 0. */
@@ -196,12 +213,12 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
     config->commName = "pp";
     nccl_limit(comm, NCCL_LINKS, config);
     for (int turn = 0; turn < turns; turn++)
-        for (int back = 0; back < directions; back++) {
-            int to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
+        for (int i = 0; i < directions * NCCL_TURNS; i++) {
+            int back = i / NCCL_TURNS, to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
             Link forward = to_next ? LINK_TO_NEXT : LINK_FROM_PREVIOUS;
             Link backward = to_next ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
             Link link = back ? backward : forward;
-            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[(int)NCCL_LINKS + (int)link] : &none;
+            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[nccl_link(link, i)] : &none;
             int colour = NCCL_SPLIT_NOCOLOR, key = to_next != back ? 0 : 1;
             if (takes_part) colour = mesh_member(&comm->mesh, comm->rank, AXIS_PP, to_next ? me : previous);
             nccl_check(comm, all, ncclCommSplit(all, colour, key, made, config), "split off", "a link of pp");
@@ -291,7 +308,7 @@ static inline void nccl_channel_open(Comm *comm, Channel *c) {
                     g->rank, c->peer, g->size, axis_names[c->axis]);
     Link link = c->receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT;
     if (!forward) link = c->receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
-    c->nccl = comm->nccl[(int)NCCL_LINKS + (int)link];
+    for (int i = 0; i < NCCL_TURNS; i++) c->nccl[i] = comm->nccl[nccl_link(link, i)];
 }
 
 // ---------------------------------------------------------------------------
@@ -319,7 +336,7 @@ static inline void nccl_start(Comm *comm, Request *r) {
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
     int which = nccl_communicator_of(g->axis, r->stream, comm->dev->reductions_apart);
-    ncclComm_t c = r->channel ? r->channel->nccl : comm->nccl[which];
+    ncclComm_t c = r->channel ? r->channel->nccl[r->number % NCCL_TURNS] : comm->nccl[which];
     int size = 0;
     ncclResult_t result = ncclCommCount(c, &size);
     if (result != ncclSuccess) nccl_check(comm, c, result, "count the members of", axis_names[g->axis]);

@@ -122,7 +122,7 @@ static double exposed_seconds(const Estimate *e) {
 
 /* Bytes of the rank that needs the most memory, with what NCCL takes. `c` NULL: without. */
 static double memory_needed(const Plan *p, const Cluster *c) {
-    double nccl = c ? c->nccl_bytes * nccl_communicators(p->mesh, p->reductions_apart) : 0;
+    double nccl = c ? nccl_memory(p->mesh, p->reductions_apart, c->nccl_bytes) : 0;
     return (double)device_peak(plan_largest(p)->dry_run) + nccl;
 }
 
@@ -188,7 +188,8 @@ static void print_estimated_memory(FILE *f, const Cluster *c, const Plan *p) {
     fprintf(f, "    memory: %.2f of %.2f GB per rank%s", need / 1e9, c->memory / 1e9,
             need > c->memory ? ": does not fit" : "");
     if (c->nccl_bytes > 0)
-        fprintf(f, "; %.2f GB of it for NCCL's %d communicators", c->nccl_bytes * communicators / 1e9, communicators);
+        fprintf(f, "; %.2f GB of it for NCCL's %d communicators",
+                nccl_memory(p->mesh, p->reductions_apart, c->nccl_bytes) / 1e9, communicators);
     fprintf(f, "\n");
 }
 

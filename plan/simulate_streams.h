@@ -36,7 +36,13 @@ typedef struct {
     int32_t first[STREAMS], last[STREAMS]; // items; -1: none
 } StreamProgram;
 
-enum { SIM_LINES = (int)NCCL_LINKS + (int)CHANNELS };
+enum { SIM_LINES = (int)NCCL_LINKS + (int)NCCL_TURNS * (int)CHANNELS };
+
+/* Messages with one peer in one direction. */
+typedef struct {
+    int peer; // if the rank receives, ~peer
+    int messages;
+} SimChannel;
 
 typedef struct {
     const StreamProgram *program;
@@ -82,19 +88,20 @@ static void program_add(StreamProgram *p, const StreamItem *item) {
     p->last[item->stream] = index;
 }
 
-/* The communicator of an event: of its collectives, or of the messages with one peer in one direction. */
-static int line_of_event(const CommEvent *e, int reductions_apart, int *peers, int *num_peers) {
+/* The communicator of an event: of its collectives, or of the next message of a channel. */
+static int line_of_event(const CommEvent *e, int reductions_apart, SimChannel *channels, int *num_channels) {
     if (e->collective < SEND) return nccl_communicator_of((Axis)e->axis, (StreamKind)e->stream, reductions_apart);
     int peer = e->collective == SEND ? e->peer : ~e->peer, i = 0;
-    while (i < *num_peers && peers[i] != peer) i++;
-    if (i == *num_peers) peers[(*num_peers)++] = peer; // simulate.h has counted them
-    return (int)NCCL_LINKS + i;
+    while (i < *num_channels && channels[i].peer != peer) i++;
+    if (i == *num_channels) channels[(*num_channels)++].peer = peer; // simulate.h has counted them
+    return (int)NCCL_LINKS + (int)NCCL_TURNS * i + channels[i].messages++ % NCCL_TURNS;
 }
 
 static StreamProgram program_open(const CommEvents *list, int reductions_apart) {
     StreamProgram p = ZERO;
     int32_t started_by[COMM_EVENT_SLOTS];
-    int peers[CHANNELS], num_peers = 0;
+    SimChannel channels[CHANNELS] = ZERO;
+    int num_channels = 0;
     int64_t point = 0, ordinal = 0;
     p.list = list;
     p.events = list->points.events;
@@ -120,7 +127,7 @@ static StreamProgram program_open(const CommEvents *list, int reductions_apart) 
         if (e->is_wait) item.start = started_by[e->slot];
         else {
             started_by[e->slot] = p.count;
-            item.line = line_of_event(e, reductions_apart, peers, &num_peers);
+            item.line = line_of_event(e, reductions_apart, channels, &num_channels);
             item.ordinal = ordinal;
             ordinal += e->axis != AXIS_WORLD;
         }
@@ -172,7 +179,7 @@ static void join_message(StreamSimulation *t, int rank, int line, const CommEven
     int mine = mesh_coordinate(&t->mesh, rank, (Axis)e->axis);
     int other = mesh_member(&t->mesh, rank, (Axis)e->axis, e->peer);
     StreamRank *o = &t->ranks[other];
-    for (int l = NCCL_LINKS; l < SIM_LINES; l++) {
+    for (int l = NCCL_LINKS + (line - NCCL_LINKS) % NCCL_TURNS; l < SIM_LINES; l += NCCL_TURNS) {
         if (o->open[l] < 0 || !isnan(o->end[o->open[l]])) continue;
         const CommEvent *theirs = item_event(o, o->open[l]);
         if (theirs->collective == e->collective || theirs->axis != e->axis || theirs->peer != mine) continue;

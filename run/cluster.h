@@ -25,8 +25,8 @@ typedef struct {
     double peak;                        // FLOP/s of a rank's fastest matmul
     double memory;                      // bytes of a rank; 0: the file does not say
     int ranks_per_host, hosts_per_rack; // hosts_per_rack 0: the file does not say
-    double nccl_bytes;                  // bytes per NCCL communicator and rank, outside the plan; 0: unknown
-    double storage;                     // bytes per second that all hosts together write to files; 0: unknown
+    double nccl_bytes; // bytes per rank and NCCL communicator of 24 channels, outside the plan; 0: unknown
+    double storage;    // bytes per second that all hosts together write to files; 0: unknown
     CollectiveRate collectives[AXES][COLLECTIVES];
 } Cluster;
 
