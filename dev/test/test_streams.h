@@ -133,6 +133,8 @@ static void test_timeline_of_gpus(const Transport *transport) {
     Costs before = cuda_on_cpu.costs;
     cuda_on_cpu.costs.enqueue = 0.01;
     cuda_on_cpu.costs.launch = cuda_on_cpu.costs.product = 20; // a host that is ahead of its GPU
+    cuda_on_cpu.costs.exchanged_byte = 2e-3; // a reduction lasts longer than the clearing of the next gradient
+    cuda_on_cpu.costs.byte = 1e-3;
     TraceFound t = trace_run(file, 0, 2, 3, 0, transport);
     cuda_on_cpu.costs = before;
     snprintf(name, sizeof name,
@@ -147,10 +149,7 @@ static void test_timeline_of_gpus(const Transport *transport) {
     snprintf(name, sizeof name,
              "--trace on GPUs over %s: weights are gathered and gradients reduced while the compute stream computes",
              transport->name);
-    double least = transport == &transport_threads
-                       ? 2 / 3.0
-                       : 0.5; // over NCCL an axis has one exchange at a time: a reduction may be behind a gather
-    CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside >= least * b.reductions && b.gathers && b.reductions,
+    CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside * 3 >= b.reductions * 2 && b.gathers && b.reductions,
           "%d of %d gathers, %d of %d reductions", b.hidden, b.gathers, b.reduced_beside, b.reductions);
 }
 
