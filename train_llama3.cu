@@ -120,8 +120,8 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 }
 
 // ---------------------------------------------------------------------------
-// a block, backward. Each function mirrors its forward and the norm before it, last line first. The gradient of a weight
-// matrix is computed later, while a tensor-parallel collective runs that the gradients of activations have to wait for
+// a block, backward. Each function mirrors its forward and the norm before it, last line first. A weight matrix has its
+// gradient computed later, while a tensor-parallel collective runs that the gradients of activations wait for
 //
 // m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
 // the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.

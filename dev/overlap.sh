@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 program=${1:-build/cpu-bf16/plan_llama3}
+pipeline="--model llama3.1-405b --world 512 --tp 8 --pp 16 --seq 8192 --batch 1 --accum 16"
 layouts=(
     "--model llama3-8b --world 64 --tp 8 --seq 8192 --batch 4"
     "--model llama3-70b --world 64 --tp 8 --seq 8192 --batch 2 --recompute selective"
@@ -11,7 +12,7 @@ layouts=(
     "--model llama3-8b --world 8 --tp 8 --seq 8192 --batch 1"
     "--model llama3-8b --world 8 --seq 8192 --batch 1 --recompute selective"
     "--model llama3-8b --world 64 --seq 8192 --batch 2 --recompute full"
-    "--model llama3.1-405b --world 512 --tp 8 --pp 16 --seq 8192 --batch 1 --accum 16 --pp-schedule interleaved --pp-chunks 8 --pp-light-ends"
+    "$pipeline --pp-schedule interleaved --pp-chunks 8 --pp-light-ends"
 )
 echo "| layout | step | arithmetic | exposed | tp | fsdp | pp |"
 echo "|---|---|---|---|---|---|---|"
@@ -21,10 +22,11 @@ for layout in "${layouts[@]}"; do
         /estimated step time/ { step = $4; arithmetic = $9; exposed = $13 }
         /communication over/ { of[$3] = $4; waited[$3] = $9 }
         function cell(axis) {
-            return axis in of ? sprintf("%.4g of %.4g s, %.0f %%", waited[axis], of[axis], 100 * waited[axis] / of[axis]) : "–"
+            if (!(axis in of)) return "–"
+            return sprintf("%.4g of %.4g s, %.0f %%", waited[axis], of[axis], 100 * waited[axis] / of[axis])
         }
         END {
-            printf "| `%s` | %.4g s | %.4g s | %.4g s | %s | %s | %s |\n", layout, step, arithmetic, exposed, cell("tp"),
-                cell("fsdp"), cell("pp")
+            printf "| `%s` | %.4g s | %.4g s | %.4g s |", layout, step, arithmetic, exposed
+            printf " %s | %s | %s |\n", cell("tp"), cell("fsdp"), cell("pp")
         }'
 done

@@ -21,9 +21,9 @@
 typedef enum { LINK_TO_NEXT, LINK_FROM_PREVIOUS, LINK_TO_PREVIOUS, LINK_FROM_NEXT, LINKS } Link;
 
 /* A rank's communicators of NCCL, by their numbers: that of each axis; another one for reductions over fsdp; then two
- * for each link of the pipeline. NCCL runs the operations of a communicator one after the other, and until one has begun,
- * no later one of the rank begins. With one communicator for fsdp, a gradient's reduce-scatter would wait for the
- * all-gather of the weights that backward needs next, and with one for a link, a receive for the one before it. */
+ * for each link of the pipeline. NCCL runs the operations of a communicator one after the other, and until one has
+ * begun, no later one of the rank begins. With one communicator for fsdp, a gradient's reduce-scatter would wait for
+ * the all-gather of the weights that backward needs next, and with one for a link, a receive for the one before it. */
 enum { NCCL_REDUCTIONS = AXES, NCCL_LINKS, NCCL_TURNS = 2 };
 enum { NCCL_COMMUNICATORS = (int)NCCL_LINKS + (int)NCCL_TURNS * (int)LINKS };
 
@@ -134,8 +134,8 @@ struct Comm {
     struct ThreadWorld *thread_world;
     int *members; // (world) memory of the GPU, for nccl_check_members; NULL without NCCL
 #ifdef HAVE_NCCL
-    /* All but that of AXIS_WORLD are split from it; NULL where there is none. Two stages have only the links TO_NEXT and
-     * FROM_PREVIOUS: next is previous. */
+    /* All but that of AXIS_WORLD are split from it; NULL where there is none. Two stages have only the links TO_NEXT
+     * and FROM_PREVIOUS: next is previous. */
     ncclComm_t nccl[NCCL_COMMUNICATORS];
     void *registered[NCCL_LINKS]; // NCCL's handles of the communication buffers; NULL: not registered
 #endif

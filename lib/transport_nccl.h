@@ -13,11 +13,16 @@
  * has one: a direction to or from a neighbor. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 
+/* The communicators of a rank's links to its neighbors in a pipeline; two ranks are each other's next and previous. */
+static inline int nccl_links(const Mesh *m) {
+    int pp = m->size[AXIS_PP], links = pp > 2 ? (int)LINKS : 2;
+    return pp > 1 ? (int)NCCL_TURNS * links : 0;
+}
+
 /* How many communicators a rank has: of all ranks, of each axis, for reductions over fsdp if they have their own, of
  * the links to its neighbors. --plan counts their memory. */
 static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
-    int count = m->world > 1, pp = m->size[AXIS_PP];
-    if (pp > 1) count += NCCL_TURNS * (pp > 2 ? (int)LINKS : 2); // two are each other's next and previous neighbor
+    int count = (m->world > 1) + nccl_links(m);
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
     return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
 }
@@ -25,8 +30,8 @@ static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
 /* The most multiprocessors that a communicator may occupy; NCCL_UNLIMITED: as many as NCCL chooses, since nothing
  * computes meanwhile. Within a host 16 carry what NVLink can (Transformer Engine's tensor-parallel overlap takes 16:
  * initialize_ub in its pytorch/module/base.py); 20 suffice for NVLink and InfiniBand together (DeepSeek-V3, arXiv
- * 2412.19437, section 3.2.2). So with tp, whose collectives are the urgent ones, fsdp's and the replicas' share 4 and 4;
- * without it 8 and 8. A pipeline's messages are short, and a receive spins until its message comes. Not measured on
+ * 2412.19437, section 3.2.2). So with tp, whose collectives are the urgent ones, fsdp's and the replicas' get 4 each;
+ * without it 8 each. A pipeline's messages are short, and a receive spins until its message comes. Not measured on
  * GPUs. NCCL_MAX_CTAS in the environment overrides these limits. */
 enum { NCCL_UNLIMITED = 0 };
 static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
@@ -41,8 +46,7 @@ static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
 /* Bytes that a rank's communicators take, if one without a limit takes `bytes` for 24 multiprocessors: each has its
  * channel, with buffers. */
 static inline double nccl_memory(const Mesh *m, int reductions_apart, double bytes) {
-    int links = m->size[AXIS_PP] > 1 ? (int)NCCL_TURNS * (m->size[AXIS_PP] > 2 ? (int)LINKS : 2) : 0;
-    double channels = 24 * (m->world > 1) + links * nccl_multiprocessors(m, NCCL_LINKS);
+    double channels = 24 * (m->world > 1) + nccl_links(m) * nccl_multiprocessors(m, NCCL_LINKS);
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) {
         int limit = nccl_multiprocessors(m, nccl_axes[i]);
         if (mesh_group_size(m, nccl_axes[i]) > 1) channels += limit == NCCL_UNLIMITED ? 24 : limit;

@@ -53,8 +53,7 @@ typedef struct {
 static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
 /* NCCL communicates only GPU memory, so with it host memory has another transport. */
 static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
-/* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator of NCCL.
- */
+/* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator. */
 static int job_reductions_apart(const Job *j) {
     return job_trains(j) && strategy_find(j->opt.sharding)->reshard == AFTER_FORWARD;
 }

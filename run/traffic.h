@@ -205,10 +205,10 @@ static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const
 
 /* Tensor parallelism with sequence parallelism (Korthikanti et al. 2022, section 4.2.2), per micro-batch, in units of
  * (tokens / tp, C). A block's forward all-gathers 2 inputs and reduce-scatters 2 outputs; its backward all-gathers 2
- * output gradients and, again, the 2 inputs, and reduce-scatters 2 input gradients. A recomputed block uses the 2 inputs
- * for both the recomputation and the gradients of weights, and reduce-scatters attention's output once more. Embedding and head: one all-gather and one reduce-scatter each
- * (the frozen embedding of a LoRA run has no backward, hence no all-gather). The vocabulary-parallel loss all-gathers 3
- * floats per token, in slices of at most LOGIT_ROWS tokens.
+ * output gradients and, again, the 2 inputs, and reduce-scatters 2 input gradients. A recomputed block uses the inputs
+ * for both the recomputation and the gradients of weights, and reduce-scatters attention's output once more. Embedding
+ * and head: one all-gather and one reduce-scatter each (the frozen embedding of a LoRA run has no backward, hence no
+ * all-gather). The vocabulary-parallel loss all-gathers 3 floats per token, in slices of at most LOGIT_ROWS tokens.
  * Once per step: gradients of what tp replicates are summed by an all-gather of fp32: the norms' in one call, or with
  * LoRA the unsplit half (rank, C) of each adapter, unit by unit. */
 static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {

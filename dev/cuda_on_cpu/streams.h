@@ -111,6 +111,7 @@ struct Machine {
     cudaError_t sticky;
     std::set<std::pair<int, const void *>> loaded; // kernels, by device
     bool eager;                                    // CUDA_MODULE_LOADING=EAGER
+    bool polls;                                    // other processes take part, which tell nobody
 };
 
 inline Machine *new_machine() {
@@ -565,7 +566,11 @@ inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bo
                 may_change |= s->busy || (!s->queue.empty() && s->queue.front().meets);
             if (!may_change) fail(nullptr, "every stream waits for another");
             close_memory(); // host code runs meanwhile
-            if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout)
+            if (machine().polls) {
+                lock.unlock();
+                usleep(50);
+                lock.lock();
+            } else if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout)
                 tell_of_waiting();
             open_memory();
         }
@@ -692,8 +697,8 @@ template <typename... P> struct KernelCall : Body {
     void run() const override { call(std::index_sequence_for<P...>()); }
 };
 
-/* A kernel's first launch on a device loads it, unless all are loaded at the start, and loading may wait for the device:
- * not behind an operation that waits for other ranks. */
+/* A kernel's first launch on a device loads it, unless all are loaded at the start, and loading may wait for the
+ * device: not behind an operation that waits for other ranks. */
 inline void check_loaded(const Launch &l) {
     Machine &m = machine();
     if (!m.loaded.insert({l.device, l.function}).second || m.eager) return;
@@ -835,7 +840,7 @@ struct cudaUUID_t {
 };
 struct cudaDeviceProp {
     char name[256];
-    cudaUUID_t uuid; // process and device
+    cudaUUID_t uuid; // host and device
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin,
         reservedSharedMemPerBlock;
     int regsPerBlock, regsPerMultiprocessor, warpSize, maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3];
@@ -851,7 +856,10 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (device < 0 || device >= cuda_on_cpu.devices) return call.give(cudaErrorInvalidDevice);
     const emu::Limits &chip = emu::chip_limits();
     snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
-    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "%d %d", (int)getpid(), device);
+    char host[64] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "%08x %u", (unsigned)std::hash<std::string>()(host),
+             (unsigned)device % 1000);
     p->totalGlobalMem = cuda_on_cpu.memory;
     p->sharedMemPerBlock = emu::STATIC_SHARED_LIMIT;
     p->sharedMemPerBlockOptin = chip.shared;

@@ -509,8 +509,8 @@ static Estimate estimate_by(const char *options, int world, DryRunKind kind, dou
     return e;
 }
 
-/* What is exposed, by the cluster file of H100s. Before, tp's collectives ran on the compute stream, and one communicator
- * carried fsdp's gathers and reductions, or the messages of a link: dev/results/overlap.md. */
+/* What is exposed, by the cluster file of H100s. Before, tp's collectives ran on the compute stream, and fsdp's gathers
+ * and reductions, or the messages of a link, shared a communicator: dev/results/overlap.md. */
 static void test_exposed(void) {
     static const struct {
         const char *options;
