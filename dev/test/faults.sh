@@ -591,7 +591,7 @@ more "a rank draws its weights from another seed" run/trainer.h \
     layouts "initializes weights with a different seed"
 
 more "a gradient is reduced before it is made" fsdp.h \
-    's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' \
+    's|^        if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);||' \
     orders "have one rank's bits"
 
 more "a slot is written while its last user reads it" fsdp.h \
@@ -619,6 +619,38 @@ edit+='    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n'
 edit+='    device_set_stream(tp->dev, was);|'
 more "tensor parallelism's collectives travel on a stream that nothing orders" tensor_parallel.h "$edit" \
     orders "have seed 0's bits"
+
+more "tensor parallelism's collectives do not wait for what they send" tensor_parallel.h \
+    's|    device_wait_stream(tp->dev, STREAM_TP, STREAM_COMPUTE);||' \
+    orders "have seed 0's bits"
+
+more "gathered tokens are overwritten while they are read" tensor_parallel.h \
+    's|        int shared = i > 0 && !training;|        int shared = i > 0 * training;|' \
+    orders "have seed 0's bits"
+
+more "gathered tokens are read before they have arrived" tensor_parallel.h \
+    's|    comm_wait(tp->comm, &tp->gathers\[buffer\]);||' \
+    orders "have seed 0's bits|is started while its request is in flight"
+
+edit='s|^    prefetch_d_x(m, l);||; s|^    norm_backward(m, w->d_attn_norm.*|    prefetch_d_x(m, l);\n&|'
+more "the residual stream's gradient is gathered before it is whole" train_llama3.cu "$edit" \
+    orders "have seed 0's bits"
+
+more "tensor parallelism's collectives run on the compute stream, over NCCL" tensor_parallel.h \
+    's|    return device_set_stream(tp->dev, STREAM_TP);|    return device_set_stream(tp->dev, STREAM_COMPUTE);|' \
+    streams "of a block runs beside linear_backward_weight"
+
+more "one communicator gathers and reduces, over NCCL" lib/transport_nccl.h \
+    's|    return reduces && reductions_apart ? (int)NCCL_REDUCTIONS : (int)axis;|    return (int)axis * (reduces < 2);|' \
+    streams "the reduce-scatter of block l begins before the all-gather of block l - 2 has ended"
+
+more "a matmul counts on multiprocessors that do not exist, over NCCL" lib/cuda/matmul.cuh \
+    's|left ? dev->multiprocessors - left : 0;|left ? dev->multiprocessors + left : 0;|' \
+    streams "describing a matmul failed"
+
+more "kernels are loaded behind collectives, over NCCL" lib/device_cuda.h \
+    's|    if (shares_work) setenv("CUDA_MODULE_LOADING", "EAGER", 0);||' \
+    streams "launched for the first time while a collective is queued"
 
 more "a stage sends what is not made yet" pipeline_parallel.h \
     's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' \
