@@ -392,6 +392,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 static void test_mesh_of_gpus(void) {}
 static void test_streams(void) {} // these need several GPUs, or dev/cuda_on_cpu
 static void test_orders(void) {}
+static void test_mesh_orders(void) {}
 #endif
 
 // ---------------------------------------------------------------------------
@@ -405,7 +406,7 @@ static const char *spaced(const char *word) {
 
 /* `short` runs a group in the build that finds the most with it; all builds together run each group. */
 static const char *left_out_if_short(void) {
-    if (CUDA_BUILD && FLOATX == DTYPE_BF16) return " mesh orders streams pipeline faults use adapters simulate ";
+    if (CUDA_BUILD && FLOATX == DTYPE_BF16) return " mesh orders mesh-orders streams pipeline faults use adapters simulate ";
     if (CUDA_BUILD) return " documents bits simulate pytorch ";
     if (FLOATX == DTYPE_BF16)
         return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput hard-places checkpoints "
@@ -453,7 +454,8 @@ static const struct {
               {"pipeline", test_pipeline, BOTH_BUILDS},
               {"faults", test_faults, CUDA}, // a part of "ranks"
               {"streams", test_streams, CUDA},
-              {"orders", test_orders, CUDA}};
+              {"orders", test_orders, CUDA},
+              {"mesh-orders", test_mesh_orders, CUDA}};
 
 static const char KERNEL_TEST[] = "kernels:";
 
@@ -487,12 +489,13 @@ static void run_groups(int argc, char **argv) {
         const char *test = named_kernel_test(argv[i]);
         if (test) run_kernel_tests(test);
     }
-    // dev/test/cuda.sh compares some layouts' bits, and so do "orders"
+    // dev/test/cuda.sh compares some layouts' bits, and so do "orders" and "mesh-orders"
     int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short);
     for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
         int elsewhere = is_short && strstr(left_out_if_short(), spaced(groups[g].name));
         int runs_here = groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD);
-        int left_out = bits_too ? CUDA_BUILD && groups[g].run == test_orders : groups[g].run == test_bits;
+        int of_orders = groups[g].run == test_orders || groups[g].run == test_mesh_orders;
+        int left_out = bits_too ? CUDA_BUILD && of_orders : groups[g].run == test_bits;
         int wanted = (argc == 1 || is_short) && runs_here && !elsewhere && !left_out;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;

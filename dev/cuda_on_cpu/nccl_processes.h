@@ -3,8 +3,8 @@
  * nccl.h includes it instead of its emulation between threads if CUDA_ON_CPU_PROCESSES is defined. Each process is a
  * rank with one device. What a program does to meet is checked: all ranks must have one rank's unique id, and their
  * numbers must be the communicator's. A collective is an operation of its stream; those of a communicator run one after
- * the other. The checks of nccl.h that compare the calls of several ranks are not here, and only what this project calls
- * is.
+ * the other. The checks of nccl.h that compare the calls of several ranks are not here, nor what this project does not
+ * call.
  */
 #ifndef CUDA_ON_CPU_NCCL_PROCESSES_H
 #define CUDA_ON_CPU_NCCL_PROCESSES_H
@@ -56,7 +56,7 @@ struct ProcessLaunch : Rendezvous { // calls of one communicator that are issued
         int count = (int)n;
         const char *from = (const char *)p.send;
         if (p.move != NCCL_RECV) p.out.assign(from, from + (p.move == NCCL_SCATTER ? all : n));
-        p.in.resize(p.move == NCCL_SEND ? 0 : p.move == NCCL_RECV ? n : all);
+        if (p.move != NCCL_SEND) p.in.resize(p.move == NCCL_RECV ? n : all);
         if (p.move == NCCL_GATHER)
             MPI_Iallgather(p.out.data(), count, MPI_BYTE, p.in.data(), count, MPI_BYTE, comm->mpi, &p.request);
         if (p.move == NCCL_SCATTER)

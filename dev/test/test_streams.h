@@ -69,6 +69,18 @@ static void test_orders(void) {
             compare_bits("odd", 0, 2, 1, nccl, more, first, 0);
         }
     }
+    cuda_on_cpu.seed = before;
+    cuda_on_cpu.devices = devices;
+    bits_steps = 20;
+}
+
+/* The same with tensor parallelism and pipelines, whose sums are made in another order than one rank's. What two stages
+ * do to each other is seldom seen: more seeds. */
+static void test_mesh_orders(void) {
+    const Transport *nccl = transport_find("nccl");
+    StepBits first[20] = ZERO;
+    uint64_t before = cuda_on_cpu.seed;
+    int devices = cuda_on_cpu.devices;
     static const struct {
         const char *more;
         int world;
@@ -80,8 +92,7 @@ static void test_orders(void) {
     cuda_on_cpu.devices = 4;
     bits_steps = 3;
     for (int i = 0; i < 5; i++)
-        for (int seed = 0; seed < (i == 1 ? 16 : 8); seed++) { // their sums are made in another order than one rank's;
-                                                               // what two stages do to each other is seldom seen
+        for (int seed = 0; seed < (i == 1 ? 16 : 8); seed++) {
             char more[160];
             int by_nccl = seed % 4 != 2;
             cuda_on_cpu.seed = (uint64_t)seed;
