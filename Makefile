@@ -120,7 +120,8 @@ test-fp32 test-bf16 test-all-fp32 test-all-bf16:
 	    $(if $(findstring all,$@),cuda-on-cpu-programs)
 
 test-hosts: deps
-	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3 build/cpu-fp32/test_llama3
+	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3 build/cpu-fp32/test_llama3 \
+	    build/cuda-on-cpu-fp32/train_llama3_cuda build/cuda-on-mpi-fp32/train_llama3_cuda
 	@dev/test/hosts.sh
 
 measure: deps

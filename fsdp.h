@@ -455,7 +455,6 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
  * stream waits for it only where it needs a buffer or the sums. */
 static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     int in_flight = 0;
-    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE); // backward has written its gradient
     StreamKind before = device_set_stream(fsdp->dev, STREAM_REDUCE);
     // from the last stage to the first, so that a unit moves into a stage that was just emptied; -1: the entering unit
     for (int from = REDUCTION_STAGES - 1; from >= -1; from--) {
@@ -466,6 +465,8 @@ static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
         if (from >= 0) reduction_finish(fsdp, (ReductionStage)from);
         while (to < REDUCTION_STAGES && !reduction_applies(fsdp, (ReductionStage)to, micro)) to++;
         if (to == REDUCTION_STAGES) continue;
+        // Backward has written its gradient. What is reduced already does not wait for that, and frees its buffer.
+        if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);
         reduction_start(fsdp, (ReductionStage)to, u, micro);
         in_flight++;
     }

@@ -15,6 +15,7 @@ typedef struct {
     const floatX *b;     // (outputs, rank)
     float *d_a, *d_b;    // their gradients; NULL in forward
     int column, outputs; // it adds to columns [column, column + outputs) of the layer's output (N, OC)
+    int target;          // index in lora_targets, and of its part of Lora.d_hidden
 } Adapter;
 
 enum { MAX_FUSED = 3 }; // matrices in one matmul
@@ -33,7 +34,7 @@ typedef struct {
     int rank;         // 0: there are no adapters
     float scale;      // alpha / rank
     floatX *hidden;   // (N, rank) scale · x A^T
-    floatX *d_hidden; // (N, rank) backward: the gradient of hidden, then of x A^T; NULL when not training
+    floatX *d_hidden; // (LORA_TARGETS, N, rank) backward: the gradient of x A^T of each adapter; NULL when not training
 } Lora;
 
 /* Allocates for micro-batches of up to N tokens. */
@@ -44,7 +45,8 @@ static void lora_open(Lora *lora, Device *dev, const Llama3Config *c, int64_t N,
     if (!lora->rank) return;
     lora->scale = adapter_scale(c);
     lora->hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "LoRA hidden", N * lora->rank);
-    if (training) lora->d_hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "d LoRA hidden", N * lora->rank);
+    if (!training) return;
+    lora->d_hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "d LoRA hidden", LORA_TARGETS * N * lora->rank);
 }
 
 /* lora->hidden = scale · x A^T. */
@@ -64,29 +66,42 @@ static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, cons
     }
 }
 
-/* The gradients of one adapter, and what it adds to dx unless that is NULL. The hidden rows are recomputed: keeping
- * them would take N · rank values for every layer. */
-static void adapter_backward(const Lora *lora, const Adapter *adapter, floatX *dx /* (N,IC) += */,
-                             const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */, const Linear *layer, int N) {
-    Device *dev = lora->dev;
-    const floatX *dy_columns = dy + adapter->column; // (N, outputs), rows OC apart
-    lora_hidden_forward(lora, adapter, x, N, layer->IC);
-    linear_backward_weight(dev, adapter->d_b, dy_columns, layer->OC, lora->hidden, N, lora->rank, adapter->outputs,
-                           layer->accumulates);
-    linear_backward_input(dev, lora->d_hidden, dy_columns, layer->OC, adapter->b, N, lora->rank, adapter->outputs);
-    scale(dev, lora->d_hidden, lora->scale, (int64_t)N * lora->rank);
-    linear_backward_weight(dev, adapter->d_a, lora->d_hidden, lora->rank, x, N, layer->IC, lora->rank,
-                           layer->accumulates);
-    if (dx) linear_backward_input_add(dev, dx, lora->d_hidden, adapter->a, N, layer->IC, lora->rank);
+/* (N, rank) the gradient of an adapter's x A^T. */
+static floatX *adapter_d_hidden(const Lora *lora, const Adapter *adapter, int N) {
+    return lora->d_hidden + (int64_t)adapter->target * N * lora->rank;
 }
 
-/* dx NULL: nothing reads it. */
-static void lora_linear_backward(const Lora *lora, floatX *dx /* (N,IC) = */, const floatX *dy /* (N,OC) */,
-                                 const floatX *x /* (N,IC) */, const Linear *layer, int N) {
-    if (dx) linear_backward_input(lora->dev, dx, dy, layer->OC, layer->w, N, layer->IC, layer->OC);
-    if (layer->d_w)
-        linear_backward_weight(lora->dev, layer->d_w, dy, layer->OC, x, N, layer->IC, layer->OC, layer->accumulates);
-    for (int i = 0; i < layer->num_adapters; i++) adapter_backward(lora, &layer->adapters[i], dx, dy, x, layer, N);
+/* The gradient of the layer's input; dx NULL: nothing reads it. lora_linear_backward_weight comes after it. */
+static void lora_linear_backward_input(const Lora *lora, floatX *dx /* (N,IC) = */, const floatX *dy /* (N,OC) */,
+                                       const Linear *layer, int N) {
+    Device *dev = lora->dev;
+    if (dx) linear_backward_input(dev, dx, dy, layer->OC, layer->w, N, layer->IC, layer->OC);
+    for (int i = 0; i < layer->num_adapters; i++) {
+        const Adapter *adapter = &layer->adapters[i];
+        const floatX *dy_columns = dy + adapter->column; // (N, outputs), rows OC apart
+        floatX *d_hidden = adapter_d_hidden(lora, adapter, N);
+        linear_backward_input(dev, d_hidden, dy_columns, layer->OC, adapter->b, N, lora->rank, adapter->outputs);
+        scale(dev, d_hidden, lora->scale, (int64_t)N * lora->rank);
+        if (dx) linear_backward_input_add(dev, dx, d_hidden, adapter->a, N, layer->IC, lora->rank);
+    }
+}
+
+/* The gradients of the layer's weights. The hidden rows are recomputed: keeping them would take N · rank values for
+ * every layer. */
+static void lora_linear_backward_weight(const Lora *lora, const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */,
+                                        const Linear *layer, int N) {
+    Device *dev = lora->dev;
+    int rank = lora->rank, accumulates = layer->accumulates;
+    if (layer->d_w) linear_backward_weight(dev, layer->d_w, dy, layer->OC, x, N, layer->IC, layer->OC, accumulates);
+    for (int i = 0; i < layer->num_adapters; i++) {
+        const Adapter *adapter = &layer->adapters[i];
+        const floatX *dy_columns = dy + adapter->column;
+        lora_hidden_forward(lora, adapter, x, N, layer->IC);
+        linear_backward_weight(dev, adapter->d_b, dy_columns, layer->OC, lora->hidden, N, rank, adapter->outputs,
+                               accumulates);
+        linear_backward_weight(dev, adapter->d_a, adapter_d_hidden(lora, adapter, N), rank, x, N, layer->IC, rank,
+                               accumulates);
+    }
 }
 
 #endif

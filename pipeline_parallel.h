@@ -1,9 +1,11 @@
 /* pipeline_parallel.h: the messages between pipeline stages: activations forward, their gradients backward.
  *
  * lib/pipeline_schedule.h says which micro-batch a rank computes when. A message is a micro-batch's residual stream,
- * (n, C), n = tokens of this rank. On GPUs each direction between two neighbours has a stream, and over NCCL a
- * communicator, of its own. One queue for all messages would be correct, but a late message would delay the others: in
- * a simulation of Llama 3 405B on 8,192 GPUs a step takes 14 % longer.
+ * (n, C), n = tokens of this rank. On GPUs each direction between two neighbours has two streams, and over NCCL two
+ * communicators, that messages use in turn. One queue for all messages would be correct, but a late message would delay
+ * the others: in a simulation of Llama 3 405B on 8,192 GPUs a step takes 14 % longer. With one for each direction, a
+ * receive that is started early cannot begin before the previous one has ended, and NCCL begins no later collective
+ * either: on 512 GPUs a step takes 29 % longer (dev/results/overlap.md).
  */
 #ifndef PIPELINE_PARALLEL_H
 #define PIPELINE_PARALLEL_H
@@ -24,6 +26,7 @@ typedef struct {
     PipelineMessage *in[2];    // (schedule.receive_buffers[kind]) inputs of forwards and of backwards
     PipelineMessage out[2][2]; // outputs of each kind: one is written while the previous one is sent
     int receives_started;      // in this training step
+    int turn[4];               // of each direction: which of its two streams the last message used
     int64_t sent[2];           // messages of each kind since the last training step; the parity chooses the buffer
     MessageName *names;        // (2 kinds, virtual stages, received or sent, micro-batches)
 } Pipeline;
@@ -40,10 +43,17 @@ static const char *message_name(Pipeline *p, const PipelineStep *step, int is_se
     return name;
 }
 
+/* The stream for the next message of a direction; `first` is the first of its two streams. */
+static StreamKind next_stream(Pipeline *p, StreamKind first) {
+    int *turn = &p->turn[first - STREAM_SEND_NEXT];
+    *turn = !*turn;
+    return *turn ? first : (StreamKind)(first - STREAM_SEND_NEXT + STREAM_SEND_NEXT_2);
+}
+
 static void pipeline_start_receive(Pipeline *p, const PipelineStep *step) {
     Device *dev = p->comm->dev;
     PipelineMessage *in = &p->in[step->kind][step->receive_buffer];
-    StreamKind on = step->kind == PIPE_FORWARD ? STREAM_RECEIVE_PREVIOUS : STREAM_RECEIVE_NEXT;
+    StreamKind on = next_stream(p, step->kind == PIPE_FORWARD ? STREAM_RECEIVE_PREVIOUS : STREAM_RECEIVE_NEXT);
     device_wait_stream(dev, on, STREAM_COMPUTE); // until it has copied the buffer's previous message
     StreamKind before = device_set_stream(dev, on);
     receive_start(p->comm, &in->request, AXIS_PP, pipeline_source(&p->schedule, step), message_name(p, step, 0),
@@ -77,7 +87,7 @@ static PipelineMessage *pipeline_output(Pipeline *p, const PipelineStep *step) {
 }
 static void pipeline_send(Pipeline *p, const PipelineStep *step, PipelineMessage *out) {
     Device *dev = p->comm->dev;
-    StreamKind on = step->kind == PIPE_FORWARD ? STREAM_SEND_NEXT : STREAM_SEND_PREVIOUS;
+    StreamKind on = next_stream(p, step->kind == PIPE_FORWARD ? STREAM_SEND_NEXT : STREAM_SEND_PREVIOUS);
     device_wait_stream(dev, on, STREAM_COMPUTE);
     StreamKind before = device_set_stream(dev, on);
     send_start(p->comm, &out->request, AXIS_PP, pipeline_target(&p->schedule, step), message_name(p, step, 1),

@@ -5,12 +5,21 @@
  * So does the embedding, which is split by token id. Between them, in the residual stream and the norms, each rank has
  * only its n = N / size tokens. So a sublayer starts with an all-gather of its input's tokens and ends with a
  * reduce-scatter of its output's; backward does the same with gradients. On one rank these calls neither copy nor send.
+ * Collectives run on a stream of their own: what computes between a start and its wait hides them.
  * In the comments on parameters, "=" after a shape means that the call overwrites the tensor.
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
 #include "lib/comm.h" // defines: all_gather_start, reduce_scatter_start, comm_wait
 #include "lib/ops.h"  // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
+
+/* What tokens are gathered for. Each has a buffer, so that backward can gather one while it reads the others. */
+typedef enum {
+    TP_ATTENTION_INPUT, // also the head's input
+    TP_MLP_INPUT,
+    TP_D_OUTPUT, // the gradient of a sublayer's output
+    TP_BUFFERS
+} TpBuffer;
 
 typedef struct {
     Comm *comm;
@@ -20,18 +29,20 @@ typedef struct {
     int C;              // width of the residual stream
     int first_token_id; // of this rank's rows of the embedding and the head
     // the following are NULL if size = 1
-    floatX *gathered;  // (n·size, C) tokens of all ranks
+    floatX *gathered[TP_BUFFERS]; // (n·size, C) tokens of all ranks; one buffer for all when not training
     floatX *partial;   // (n·size, C) partial sums for all tokens; rows N and up are padding that nobody reads
     floatX *pieces;    // (size, n, C) what each rank contributes to the sums of this rank's tokens
     float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank
-    Request request;
+    int is_started[TP_BUFFERS]; // the next tp_all_gather_tokens finds its all-gather started, or its result kept
+    Request gathers[TP_BUFFERS];
+    Request request; // of the other collectives
 } TensorParallel;
 
 /* From now on micro-batches have N tokens, at most as many as given to tp_open. */
 static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->size - 1) / tp->size; }
 
 /* Allocates for micro-batches of up to N tokens. */
-static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_token_id) {
+static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_token_id, int training) {
     memset(tp, 0, sizeof *tp);
     tp->comm = comm;
     tp->dev = comm->dev;
@@ -42,7 +53,11 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_toke
     tp_set_tokens(tp, N);
     if (tp->size == 1) return;
     int64_t all = (int64_t)tp->tokens * tp->size * C;
-    tp->gathered = arena_array(floatX, tp->dev, MEM_ACTIVATIONS, "tokens of all tp ranks", all);
+    for (int i = 0; i < TP_BUFFERS; i++) {
+        int shared = i > 0 && !training;
+        tp->gathered[i] =
+            shared ? tp->gathered[0] : arena_array(floatX, tp->dev, MEM_ACTIVATIONS, "tokens of all tp ranks", all);
+    }
     tp->partial = arena_array(floatX, tp->dev, MEM_ACTIVATIONS, "partial sums", all);
     tp->pieces = arena_array(floatX, tp->dev, MEM_ACTIVATIONS, "partial sums of all tp ranks", all);
     device_zero(tp->dev, tp->partial, sizeof(floatX) * all);
@@ -54,26 +69,48 @@ static void tp_open_loss(TensorParallel *tp, int logit_rows) {
     if (tp->size > 1) tp->loss_parts = arena_array(float, tp->dev, MEM_ACTIVATIONS, "softmax statistics", count);
 }
 
-static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
+static void tp_close(TensorParallel *tp) {
+    for (int i = 0; i < TP_BUFFERS; i++) request_close(&tp->gathers[i]);
+    request_close(&tp->request);
+}
+
+/* What is started now runs on the stream of tp's collectives, after everything that was computed so far. Returns the
+ * stream that was current. */
+static StreamKind tp_stream(TensorParallel *tp) {
+    device_wait_stream(tp->dev, STREAM_TP, STREAM_COMPUTE);
+    return device_set_stream(tp->dev, STREAM_TP);
+}
 
 // ---------------------------------------------------------------------------
 // the tokens of all ranks: in forward before a matrix that is split by outputs, in backward before one split by inputs.
 // Backward also gathers the input of a matrix that is split by outputs once more, for the gradient of its weights
 
-static void tp_all_gather_start(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
-    if (tp->size == 1) return;
-    all_gather_start(tp->comm, &tp->request, AXIS_TP, what, x, tp->gathered, (int64_t)tp->tokens * tp->C, FLOATX);
-}
-static const floatX *tp_all_gather_wait(TensorParallel *tp, const floatX *x /* (n,C), as started */) {
-    if (tp->size == 1) return x;
-    comm_wait(tp->comm, &tp->request);
-    return tp->gathered;
+/* Starts the all-gather of x for which tp_all_gather_tokens will wait. Until then x must not change, and what was
+ * gathered into this buffer before is overwritten. */
+static void tp_prefetch_tokens(TensorParallel *tp, TpBuffer buffer, const floatX *x /* (n,C) */, const char *what) {
+    if (tp->size == 1 || tp->is_started[buffer]) return;
+    StreamKind before = tp_stream(tp);
+    all_gather_start(tp->comm, &tp->gathers[buffer], AXIS_TP, what, x, tp->gathered[buffer],
+                     (int64_t)tp->tokens * tp->C, FLOATX);
+    device_set_stream(tp->dev, before);
+    tp->is_started[buffer] = 1;
 }
 
-/* Returns x of all tokens, (N, C), valid until the next call. */
-static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
-    tp_all_gather_start(tp, x, what);
-    return tp_all_gather_wait(tp, x);
+/* Returns x of all tokens, (N, C), valid until the next all-gather into this buffer. Waits for the all-gather, which it
+ * starts if that has not been done. */
+static const floatX *tp_all_gather_tokens(TensorParallel *tp, TpBuffer buffer, const floatX *x /* (n,C) */,
+                                          const char *what) {
+    if (tp->size == 1) return x;
+    tp_prefetch_tokens(tp, buffer, x, what);
+    comm_wait(tp->comm, &tp->gathers[buffer]);
+    tp->is_started[buffer] = 0;
+    return tp->gathered[buffer];
+}
+
+/* The next tp_all_gather_tokens of a sublayer's input returns what was gathered last. */
+static void tp_keep_tokens(TensorParallel *tp) {
+    tp->is_started[TP_ATTENTION_INPUT] = 1;
+    tp->is_started[TP_MLP_INPUT] = 1;
 }
 
 // ---------------------------------------------------------------------------
@@ -83,10 +120,13 @@ static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /*
 /* Where the matrix's partial sums (N, C) go: with one rank, where there is nothing to add, straight to the result. */
 static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return tp->size == 1 ? sum : tp->partial; }
 
+/* Starts to sum tp->partial, which must not change until the wait. */
 static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
     int64_t count = (int64_t)tp->tokens * tp->C;
     if (tp->size == 1) return;
+    StreamKind before = tp_stream(tp);
     reduce_scatter_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
+    device_set_stream(tp->dev, before);
 }
 /* The transport only moves the pieces. They are added here, as a binary tree over ranks, so that every transport gives
  * the same bits. */

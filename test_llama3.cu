@@ -215,7 +215,6 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     j->opt.is_planner = j->opt.plan;
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
-    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // choose_transport sets it too
     job_prepare(j, world, world, world);
     if (!j->opt.threads) j->threads_per_rank = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
@@ -395,6 +394,7 @@ static void test_mesh_of_gpus(void) {}
 static void test_streams(void) {} // these need several GPUs, or dev/cuda_on_cpu
 static void test_orders(void) {}
 static void test_matmul_choices(void) {}
+static void test_mesh_orders(void) {}
 #endif
 
 // ---------------------------------------------------------------------------
@@ -408,7 +408,7 @@ static const char *spaced(const char *word) {
 
 /* `short` runs a group in the build that finds the most with it; all builds together run each group. */
 static const char *left_out_if_short(void) {
-    if (CUDA_BUILD && FLOATX == DTYPE_BF16) return " mesh orders streams pipeline faults use adapters simulate ";
+    if (CUDA_BUILD && FLOATX == DTYPE_BF16) return " mesh orders mesh-orders streams pipeline faults use adapters simulate ";
     if (CUDA_BUILD) return " documents bits simulate pytorch ";
     if (FLOATX == DTYPE_BF16)
         return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput hard-places checkpoints "
@@ -458,7 +458,8 @@ static const struct {
               {"streams", test_streams, CUDA},
               {"matmul-choices", test_matmul_choices, CUDA},
               {"accumulation", test_accumulation, IF_NAMED}, // a part of "ranks"
-              {"orders", test_orders, CUDA}};
+              {"orders", test_orders, CUDA},
+              {"mesh-orders", test_mesh_orders, CUDA}};
 
 static const char KERNEL_TEST[] = "kernels:";
 
@@ -492,12 +493,13 @@ static void run_groups(int argc, char **argv) {
         const char *test = named_kernel_test(argv[i]);
         if (test) run_kernel_tests(test);
     }
-    // dev/test/cuda.sh compares some layouts' bits, and so do "orders"
+    // dev/test/cuda.sh compares some layouts' bits, and so do "orders" and "mesh-orders"
     int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short);
     for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
         int elsewhere = is_short && strstr(left_out_if_short(), spaced(groups[g].name));
         int runs_here = groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD);
-        int left_out = bits_too ? CUDA_BUILD && groups[g].run == test_orders : groups[g].run == test_bits;
+        int of_orders = groups[g].run == test_orders || groups[g].run == test_mesh_orders;
+        int left_out = bits_too ? CUDA_BUILD && of_orders : groups[g].run == test_bits;
         int wanted = (argc == 1 || is_short) && runs_here && !elsewhere && !left_out;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
@@ -508,6 +510,7 @@ static void run_groups(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    device_prepare_process(1);
     is_short = argc == 2 && !strcmp(argv[1], "short");
     if (argc == 2 && !strcmp(argv[1], "list")) {
         list_groups();

@@ -23,11 +23,11 @@
 #include "run/options.h"           // defines: Options, options_parse, options_write
 #include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
 #include "run/model.h"             // defines: Model, BlockActivations: what forward and backward compute in
-#include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
+#include "run/weights.h"           // defines: BlockWeights, block_weights, head_weights, blocks_prefetch
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
-#include "run/generate.h"          // defines: Candidate, sample_token
+#include "run/generate.h"          // defines: Candidate, sample_token, id_of_rank_0
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
@@ -55,7 +55,7 @@
 static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
     int N = m->B * m->T;
-    const floatX *x = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
+    const floatX *x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
     lora_linear_forward(&m->lora, a->qkv, x, &w->qkv, N);
     rope_forward(m->dev, a->qkv, qkv_width(c), m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
     KeyValue kv = m->kv_cache ? kv_cache_append(m, l, a->qkv) : cp_all_gather_kv(m->cp, a->qkv);
@@ -67,7 +67,7 @@ static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, B
 }
 
 static void mlp_gate_up_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
-    const floatX *x = tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input");
+    const floatX *x = tp_all_gather_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
     lora_linear_forward(&m->lora, a->gate_up, x, &w->gate_up, m->B * m->T);
 }
 
@@ -112,6 +112,7 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
         attention_sublayer_forward(m, l, w, a);
         norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w->mlp_norm);
         mlp_gate_up_forward(m, w, a);
+        tp_keep_tokens(m->tp); // the gradients of the weights need the same inputs
     } else {
         norm_forward(m, a->mlp_norm, a->mlp_rstd, NULL, a->after_attention, NULL, w->mlp_norm);
     }
@@ -120,43 +121,65 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 }
 
 // ---------------------------------------------------------------------------
-// a block, backward. Each function mirrors its forward, last line first
+// a block, backward. Each function mirrors its forward and the norm before it, last line first. A weight matrix has its
+// gradient computed later, while a tensor-parallel collective runs that the gradients of activations wait for
 //
 // m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
 // the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.
 
+/* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
+static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
+    rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
+}
+
 static void mlp_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
     int N = m->B * m->T;
-    const floatX *d_out = tp_all_gather_tokens(m->tp, m->d_x, "d MLP output");
-    lora_linear_backward(&m->lora, m->d_swiglu, d_out, a->swiglu, &w->down, N);
+    const floatX *d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
+    tp_prefetch_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
+    lora_linear_backward_input(&m->lora, m->d_swiglu, d_out, &w->down, N);
     floatX *d_gate_up = a->gate_up; // in place: nothing reads gate and up after this
     swiglu_backward(m->dev, d_gate_up, m->d_swiglu, a->gate_up, N, m->config.F);
-    const floatX *x = tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input");
     floatX *partial = tp_partial(m->tp, m->d_norm);
-    lora_linear_backward(&m->lora, partial, d_gate_up, x, &w->gate_up, N);
-    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d MLP input");
+    lora_linear_backward_input(&m->lora, partial, d_gate_up, &w->gate_up, N);
+    tp_reduce_scatter_start(m->tp, "d MLP input");
+    lora_linear_backward_weight(&m->lora, d_out, a->swiglu, &w->down, N);
+    tp_reduce_scatter_wait(m->tp, m->d_norm);
+    norm_backward(m, w->d_mlp_norm, a->after_attention, a->mlp_rstd, w->mlp_norm);
+    tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
+    const floatX *x = tp_all_gather_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
+    lora_linear_backward_weight(&m->lora, d_gate_up, x, &w->gate_up, N);
+}
+
+/* Starts to gather m->d_x for what comes after block l in backward: block l - 1, or the embedding. */
+static void prefetch_d_x(Model *m, int l) {
+    int embeds = stage_embeds(m) && !m->table.units[m->table.embed].frozen;
+    if (l > m->stage->first_block) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
+    else if (embeds) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
 }
 
 static void attention_sublayer_backward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
     int N = m->B * m->T;
-    const floatX *d_out = tp_all_gather_tokens(m->tp, m->d_x, "d attention output");
-    lora_linear_backward(&m->lora, m->d_attn, d_out, a->attn, &w->o, N);
+    const floatX *d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
+    tp_prefetch_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
+    lora_linear_backward_input(&m->lora, m->d_attn, d_out, &w->o, N);
     KeyValue kv = cp_all_gather_kv(m->cp, a->qkv);
     AttentionShape shape = attention_shape(m, &kv);
     floatX *dk = cp_key_gradient(m->cp, m->d_qkv), *dv = dk + (int64_t)c->NKV * c->HD;
     attention_backward(m->dev, m->d_qkv, dk, dv, m->d_attn, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
     rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
-    const floatX *x = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
     floatX *partial = input_gradient_is_read(m, l) ? tp_partial(m->tp, m->d_norm) : NULL;
-    lora_linear_backward(&m->lora, partial, m->d_qkv, x, &w->qkv, N);
-    if (partial) tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
-}
-
-/* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
-static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
-    rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
+    lora_linear_backward_input(&m->lora, partial, m->d_qkv, &w->qkv, N);
+    if (partial) tp_reduce_scatter_start(m->tp, "d attention input");
+    lora_linear_backward_weight(&m->lora, d_out, a->attn, &w->o, N);
+    if (partial) {
+        tp_reduce_scatter_wait(m->tp, m->d_norm);
+        norm_backward(m, w->d_attn_norm, a->x, a->attn_rstd, w->attn_norm);
+        prefetch_d_x(m, l);
+    }
+    const floatX *x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
+    lora_linear_backward_weight(&m->lora, m->d_qkv, x, &w->qkv, N);
 }
 
 /* Block l. m->d_x is the gradient of the residual stream after the block, and becomes the one before it, if needed. */
@@ -166,9 +189,7 @@ static void block_backward(Model *m, int l, int micro_batch) {
     const BlockWeights w = block_weights(m, l, micro_batch);
     block_recompute(m, l, &w, a);
     mlp_sublayer_backward(m, &w, a);
-    norm_backward(m, w.d_mlp_norm, a->after_attention, a->mlp_rstd, w.mlp_norm);
     attention_sublayer_backward(m, l, &w, a);
-    if (input_gradient_is_read(m, l)) norm_backward(m, w.d_attn_norm, a->x, a->attn_rstd, w.attn_norm);
 }
 
 // ---------------------------------------------------------------------------
@@ -186,7 +207,7 @@ static void embed_forward(Model *m) {
 static void embed_backward(Model *m, int micro_batch) {
     FsdpUnit *unit = fsdp_unit(m, m->table.embed);
     float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->table_unit->offsets[W_EMBED];
-    const floatX *d_x = tp_all_gather_tokens(m->tp, m->d_x, "d embedding");
+    const floatX *d_x = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
     embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
 }
 
@@ -200,7 +221,7 @@ static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
         norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].after_attention,
                      m->sublayer_out, w->norm);
     else norm_forward(m, m->final_norm, m->final_rstd, NULL, x, NULL, w->norm);
-    return tp_all_gather_tokens(m->tp, m->final_norm, "head input");
+    return tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, m->final_norm, "head input");
 }
 
 /* From m->logits, which hold the gradients of the logits of tokens [first, first + count). x is the output of the final
@@ -241,24 +262,6 @@ static void head_forward(Model *m, int micro_batch) {
 
 // ---------------------------------------------------------------------------
 // the blocks of a pipeline stage with FSDP: each is unsharded before it computes and resharded after it
-
-/* The adapters of a unit of blocks; NULL: there are none. */
-static FsdpUnit *adapters_of(Model *m, int unit) {
-    int block = m->table.units[unit].first_block;
-    return m->config.lora_rank ? fsdp_unit(m, table_block_adapters(&m->table, block)) : NULL;
-}
-
-/* Starts to unshard a unit of blocks and its adapters. */
-static void blocks_prefetch(Model *m, int unit) {
-    FsdpUnit *adapters = adapters_of(m, unit);
-    fsdp_prefetch(m->fsdp, fsdp_unit(m, unit));
-    if (adapters) fsdp_prefetch(m->fsdp, adapters);
-}
-static void blocks_reshard(Model *m, int unit, ReshardPoint now) {
-    FsdpUnit *adapters = adapters_of(m, unit);
-    fsdp_reshard(m->fsdp, fsdp_unit(m, unit), now);
-    if (adapters) fsdp_reshard(m->fsdp, adapters, now);
-}
 
 /* The unit after the stage's blocks. */
 static int stage_end(const Model *m) {
@@ -553,15 +556,6 @@ static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count,
     return m->next_logits;
 }
 
-/* The id that rank 0 sampled, on every rank: GPUs of different kinds may differ in the last bits of the logits. */
-static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
-    Parallel *p = &trainer->parallel;
-    if (p->mesh.world == 1) return id;
-    all_gather_now(&p->comm, AXIS_WORLD, "next token", &id, trainer->reports, sizeof id);
-    memcpy(&id, trainer->reports, sizeof id);
-    return id;
-}
-
 /* Continues the prompt of --generate. All ranks compute it, rank 0 prints it. */
 static void generate(Trainer *trainer) {
     const Job *j = trainer->job;
@@ -605,6 +599,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->gpu = job_gpu_of_rank(j, rank);
     dev->by_nccl = uses_nccl(j);
     if (j->opt.matmul_choices) dev->matmul_choices = &trainer->matmul_choices;
+    dev->reductions_apart = job_reductions_apart(j);
     ops_open(dev, 0);
     dev->max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
@@ -615,10 +610,12 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->num_events = 0;
     dev->rates = j->op_rates; // from here on the clock runs
     p->comm.events = events;
+    if (events && dev->rates && dev->rates->has_streams) dev->points = &events->points;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(trainer);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
+    dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
     matmul_choices_reserve(dev);
 }
@@ -722,7 +719,7 @@ static int train(Trainer *trainer) {
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
     int ends = progress->step == o->steps;
     const Progress before = *progress;
-    is_training = 1; // from here on Ctrl-C saves a checkpoint
+    is_training = 1;                                  // from here on Ctrl-C saves a checkpoint
     timeline_truncate(dev, 0);                        // the timeline begins here
     if (ends && o->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
@@ -755,6 +752,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     CommEvents recorded = ZERO;
     memset(p, 0, sizeof *p);
     p->mesh = &j->mesh;
+    p->reductions_apart = job_reductions_apart(j);
     p->dry_run_kind = kind;
     p->class_of = new_array(int, j->mesh.world);
     event_lists_open(kept, j->mesh.world);
@@ -772,6 +770,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
         plan_add(p, j, rank, dry_run);
     }
     free(recorded.events);
+    free(recorded.points.points);
     if (!lists) event_lists_close(&own);
 }
 
@@ -877,6 +876,7 @@ int main(int argc, char **argv) {
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
+    device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
     if (task_without_ranks(&job.opt, process == 0, 0)) return 0;
     int trains = job.opt.data && !job.opt.plan && !job.opt.check_hosts;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);

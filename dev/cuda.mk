@@ -62,6 +62,14 @@ $(CUDA_PROGRAMS:%=$(CPU_CUDA_BUILD)/%): %: %.o
 $(CUDA_BUILD)/train_llama3_cuda: $(CUDA_BUILD)/commit.o
 $(CPU_CUDA_BUILD)/train_llama3_cuda: $(CPU_CUDA_BUILD)/commit.o
 
+# Several processes: NCCL over MPI, for the way a run starts under mpirun and srun
+MPI_CUDA_BUILD := build/cuda-on-mpi-$(PRECISION)
+$(MPI_CUDA_BUILD)/flags: HOW = $(CXX) $(CPU_CUDA_FLAGS) $(MPI_CFLAGS)
+$(MPI_CUDA_BUILD)/train_llama3_cuda: train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(MPI_CUDA_BUILD)/flags \
+                                     $(MPI_CUDA_BUILD)/commit.o | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -DHAVE_MPI -DCUDA_ON_CPU_PROCESSES $(MPI_CFLAGS) -Wno-unused-function -c $< -o $@.o
+	$(CXX) -fopenmp $@.o $(MPI_CUDA_BUILD)/commit.o -o $@ $(MPI_LIBS) -lcjson -lpcre2-8 -lz -lm -pthread
+
 # the program with times, op by op and step by step; dev/gpu_check.sh runs it
 BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_step.h train_llama3.cu
 $(CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_BUILD)/flags | needed

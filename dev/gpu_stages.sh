@@ -71,7 +71,7 @@ one_by_one() {
 tests() {
     local names
     if [ "$2" = kernels ]; then names=$("${ours[@]}" "$1" list | grep '^kernels:')
-    else names=$("${ours[@]}" "$1" list | grep -vE '^kernels|^(mesh|streams|orders)$'); fi # several GPUs
+    else names=$("${ours[@]}" "$1" list | grep -vE '^kernels|^(mesh|streams|orders|mesh-orders)$'); fi # several GPUs
     one_by_one "$1" ${TESTS:-$names}
 }
 

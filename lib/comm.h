@@ -94,6 +94,13 @@ static inline void comm_record(Comm *comm, Request *r, int is_wait) {
     event.collective = (uint8_t)r->collective;
     event.axis = (uint8_t)r->group->axis;
     event.dtype = (uint8_t)r->dtype;
+    event.stream = (uint8_t)comm->dev->current_stream;
+    StreamPoints *points = comm->dev->points;
+    if (points) {
+        event.stream_compute = points->compute[event.stream];
+        points->compute[event.stream] = 0;
+        points->communication_events++;
+    }
     e->slots_taken ^= 1ull << slot;
     r->event_slot = is_wait ? 0 : slot + 1;
     e->compute_total = comm->dev->clock;
@@ -105,7 +112,7 @@ static inline void comm_record(Comm *comm, Request *r, int is_wait) {
 
 /* Chooses the request's row in the timeline, among the rows of its axis (comm_lane converts it to a row of the whole
  * timeline), so that requests that overlap are drawn in different rows. GPU memory: the row follows from the stream, 0
- * to 3 for the four streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
+ * to 7 for the streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
  * that no request in flight on this axis has. */
 static inline int free_lane(const Comm *comm, const Request *r) {
     if (CUDA_BUILD && r->on_device)
@@ -133,8 +140,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     double now = device_now(comm->dev);
     if (comm->events) comm_record(comm, r, 0);
     if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
-        // each channel has a row; all collectives of an axis are in row 0
-        r->lane = c ? c->line - AXES + 1 : 0;
+        // each channel has a row; collectives of an axis are in row 0, of a GPU those of STREAM_REDUCE in row 1
+        r->lane = c ? c->line - AXES + 1 : stream_lane(comm->dev) == STREAM_REDUCE;
         event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
                   (double)request_traffic(r, g->size));
         return;
@@ -331,7 +338,7 @@ static inline void comm_wait(Comm *comm, Request *r) {
     if (!r->active && !r->enqueued) return;
     if (dev->dry_run) {
         r->active = 0;
-        event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, dev->clock, dev->clock, 0);
+        event_add(dev, EVENT_WAIT, stream_lane(dev), "wait", r->what, dev->clock, dev->clock, 0);
         return;
     }
     int counts = CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active;

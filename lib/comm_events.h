@@ -26,13 +26,15 @@ typedef struct {    // a table of strings, each stored once; its id is its index
 
 typedef struct {           // a collective or message starts, or the rank waits for one
     double compute_before; // seconds of arithmetic since the previous event, by the dry run's clock
+    double stream_compute; // of them, or of earlier ones, those of this stream since its previous event or point
     int64_t count;         // elements of one part (see request_set in comm.h)
     int32_t name, phase;   // ids in the name table: what is communicated; what the rank is doing
     int32_t peer;          // of a message: the member of the axis at the other end; of a collective -1
     uint8_t is_wait;
     uint8_t slot; // identifies the communication from its start to its wait; then the slot is reused
     uint8_t collective, axis, dtype;
-    uint8_t zero[7]; // no padding, so that the event can be hashed as words
+    uint8_t stream;  // StreamKind: on which it runs, or that waits
+    uint8_t zero[6]; // no padding, so that the event can be hashed as words
 } CommEvent;
 
 typedef struct {
@@ -43,7 +45,8 @@ typedef struct {
     double compute_total, compute_after; // seconds of arithmetic up to the last event; after it
     const char *phase_name, *phase_of;   // the phase whose id is `phase`
     int32_t phase;
-    uint64_t hash; // of the whole list, in EventLists
+    StreamPoints points; // where streams wait for each other; empty unless the dry run lists them
+    uint64_t hash;       // of the whole list, in EventLists
 } CommEvents;
 
 enum { COMM_EVENT_SLOTS = 64 };
@@ -87,6 +90,8 @@ static inline void comm_events_clear(CommEvents *e, NameTable *names) {
     CommEvents empty = ZERO;
     empty.events = e->events;
     empty.capacity = e->capacity;
+    empty.points.points = e->points.points;
+    empty.points.capacity = e->points.capacity;
     empty.names = names;
     empty.phase = -1;
     *e = empty;
@@ -122,6 +127,11 @@ static inline uint64_t comm_events_hash(const CommEvents *e) {
         memcpy(words, &e->events[i], sizeof words);
         h = hash_words(h, words, sizeof words / 8);
     }
+    for (int64_t i = 0; i < e->points.count; i++) {
+        uint64_t words[sizeof(StreamPoint) / 8];
+        memcpy(words, &e->points.points[i], sizeof words);
+        h = hash_words(h, words, sizeof words / 8);
+    }
     return h;
 }
 
@@ -139,10 +149,16 @@ static inline void event_lists_keep(EventLists *l, int rank, const CommEvents *e
     copy->hash = hash;
     copy->events = new_array(CommEvent, events->count);
     for (int64_t k = 0; k < events->count; k++) copy->events[k] = events->events[k];
+    copy->points.capacity = events->points.count;
+    copy->points.points = new_array(StreamPoint, events->points.count);
+    for (int64_t k = 0; k < events->points.count; k++) copy->points.points[k] = events->points.points[k];
 }
 
 static inline void event_lists_close(EventLists *l) {
-    for (int i = 0; i < l->count; i++) free(l->lists[i].events);
+    for (int i = 0; i < l->count; i++) {
+        free(l->lists[i].events);
+        free(l->lists[i].points.points);
+    }
     name_table_close(&l->names);
     free(l->lists);
     free(l->list_of);

@@ -17,6 +17,16 @@
 #include <nccl.h>
 #endif
 
+/* The neighbors of a rank in a pipeline, which is a ring. */
+typedef enum { LINK_TO_NEXT, LINK_FROM_PREVIOUS, LINK_TO_PREVIOUS, LINK_FROM_NEXT, LINKS } Link;
+
+/* A rank's communicators of NCCL, by their numbers: that of each axis; another one for reductions over fsdp; then two
+ * for each link of the pipeline. NCCL runs the operations of a communicator one after the other, and until one has
+ * begun, no later one of the rank begins. With one communicator for fsdp, a gradient's reduce-scatter would wait for
+ * the all-gather of the weights that backward needs next, and with one for a link, a receive for the one before it. */
+enum { NCCL_REDUCTIONS = AXES, NCCL_LINKS, NCCL_TURNS = 2 };
+enum { NCCL_COMMUNICATORS = (int)NCCL_LINKS + (int)NCCL_TURNS * (int)LINKS };
+
 /* The ranks of one axis that share all other coordinates, as this rank sees them. */
 typedef struct {
     Axis axis;
@@ -24,9 +34,6 @@ typedef struct {
     struct ThreadGroup *threads;
 #ifdef HAVE_MPI
     MPI_Comm mpi;
-#endif
-#ifdef HAVE_NCCL
-    void *registered; // NCCL's handle of the communication buffers; NULL: not registered
 #endif
 } Group;
 
@@ -39,12 +46,9 @@ typedef struct Channel {
     int line;                    // AXES + its number among this rank's channels; see Request.line
     struct ThreadGroup *threads; // NULL until the first message
 #ifdef HAVE_NCCL
-    ncclComm_t nccl; // a communicator of these two ranks, so that a message waits for nothing else
+    ncclComm_t nccl[NCCL_TURNS]; // communicators of these two ranks, which messages use in turn
 #endif
 } Channel;
-
-/* The neighbors of a rank in a pipeline, which is a ring. */
-typedef enum { LINK_TO_NEXT, LINK_FROM_PREVIOUS, LINK_TO_PREVIOUS, LINK_FROM_NEXT, LINKS } Link;
 
 /* A collective, send or receive, from its start to its wait. Set to zero before its first use. */
 typedef struct Request {
@@ -130,9 +134,10 @@ struct Comm {
     struct ThreadWorld *thread_world;
     int *members; // (world) memory of the GPU, for nccl_check_members; NULL without NCCL
 #ifdef HAVE_NCCL
-    /* One per axis, then one per link (from AXES on), split from that of AXIS_WORLD; NULL where there is none. Two
-     * stages have only the links TO_NEXT and FROM_PREVIOUS: next is previous. */
-    ncclComm_t nccl[(int)AXES + (int)LINKS];
+    /* All but that of AXIS_WORLD are split from it; NULL where there is none. Two stages have only the links TO_NEXT
+     * and FROM_PREVIOUS: next is previous. */
+    ncclComm_t nccl[NCCL_COMMUNICATORS];
+    void *registered[NCCL_LINKS]; // NCCL's handles of the communication buffers; NULL: not registered
 #endif
 };
 

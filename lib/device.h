@@ -88,9 +88,11 @@ static inline void span_end(Device *dev, Span s, double *seconds, int line, int6
     if (seconds) *seconds += now - s.start;
 }
 
-/* The timeline's lane for the current stream. */
+/* The timeline's lane for the current stream. On a CPU all streams are one. */
 static inline int stream_lane(const Device *dev) {
-    return CUDA_BUILD && !dev->dry_run ? dev->current_stream : STREAM_COMPUTE;
+    int has_streams = CUDA_BUILD;
+    if (dev->dry_run) has_streams = dev->rates && dev->rates->has_streams;
+    return has_streams ? (int)dev->current_stream : (int)STREAM_COMPUTE;
 }
 
 /* Are ops timed? On a GPU only for a timeline. */
@@ -134,9 +136,10 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     if (dev->recomputing) stat->recomputed += flops;
     if (dev->dry_run) {
         double start = dev->clock, seconds = dev->rates ? op_seconds(dev->rates, op, flops, bytes) : 0;
-        dev->clock += seconds;
+        if (stream_lane(dev) == STREAM_COMPUTE) dev->clock += seconds;
         stat->seconds += seconds;
-        event_add(dev, EVENT_OP, STREAM_COMPUTE, op_names[op], NULL, start, dev->clock, flops);
+        if (dev->points) dev->points->compute[dev->current_stream] += seconds;
+        event_add(dev, EVENT_OP, stream_lane(dev), op_names[op], NULL, start, start + seconds, flops);
         return 0;
     }
     dev->op = op;
@@ -205,6 +208,7 @@ static inline void device_open(Device *dev, const Device *dry_run, const char *o
     memset(dev, 0, sizeof *dev);
     dev->gpu = dry_run->gpu;
     dev->by_nccl = dry_run->by_nccl;
+    dev->reductions_apart = dry_run->reductions_apart;
     dev->threads = dry_run->threads;
     dev->deterministic = dry_run->deterministic;
     dev->max_events = dry_run->max_events;

@@ -16,6 +16,7 @@ enum { OFFLOAD_IN_PLACE = 1 }; // ops read and write offloaded buffers directly:
 // ---------------------------------------------------------------------------
 // memory
 
+static inline void device_prepare_process(int shares_work) { (void)shares_work; }
 static inline int device_count(void) { return 1; }
 
 /* The device of the `local`-th rank of this host. */
@@ -108,17 +109,34 @@ static inline StreamKind device_set_stream(Device *dev, StreamKind to) {
 /* The host waits for the current stream. */
 static inline void device_synchronize(Device *dev) { (void)dev; }
 
-/* Records how far the current stream has come. The event is created when *event is NULL. Also streams of other ranks in
- * this process may wait for it. */
+/* Lists a point of the current stream. */
+static inline void stream_point(Device *dev, int32_t event, int is_wait) {
+    StreamPoints *p = dev->points;
+    if (p->count == p->capacity) {
+        p->capacity = p->capacity ? 2 * p->capacity : 1024;
+        p->points = (StreamPoint *)checked_realloc(p->points, sizeof *p->points * (size_t)p->capacity);
+    }
+    StreamPoint point = ZERO;
+    point.at = p->communication_events;
+    point.compute = p->compute[dev->current_stream];
+    point.event = event;
+    point.stream = (uint8_t)dev->current_stream;
+    point.is_wait = (uint8_t)is_wait;
+    p->compute[dev->current_stream] = 0;
+    p->points[p->count++] = point;
+}
+
+/* Records how far the current stream has come. On a GPU the event is created when *event is NULL, and also streams of
+ * other ranks in this process may wait for it. */
 static inline void device_record_event(Device *dev, DeviceEvent *event) {
-    (void)dev;
-    (void)event;
+    if (!dev->points) return;
+    *event = (DeviceEvent)(uintptr_t)++dev->points->events;
+    stream_point(dev, dev->points->events, 0);
 }
 
 /* The current stream waits for an event; one that was never recorded (NULL) has happened. */
 static inline void device_wait_event(Device *dev, DeviceEvent event) {
-    (void)dev;
-    (void)event;
+    if (dev->points && event) stream_point(dev, (int32_t)(uintptr_t)event, 1);
 }
 
 /* The host waits for an event. */

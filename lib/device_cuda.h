@@ -63,6 +63,19 @@ static inline int cuda_is_ready(cudaError_t state, const char *what) {
 // ---------------------------------------------------------------------------
 // the GPU
 
+/* Settings that CUDA and NCCL read when they start; those of the user stay. `shares_work`: several ranks will
+ * communicate. */
+static inline void device_prepare_process(int shares_work) {
+    // By default the streams share 8 hardware queues, and one that waits in a queue holds up those behind it.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    // Loading a kernel at its first launch may wait for the GPU (CUDA Programming Guide, Lazy Loading, Potential
+    // Hazards), which then may be waiting for other ranks in NCCL. Asking for each kernel's attributes before would
+    // load the program's own, but not those of cuBLASLt.
+    if (shares_work) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    // A GPU has several communicators; without this, kernels of two of them can wait for each other in a deadlock.
+    if (shares_work) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+}
+
 /* Returns how many GPUs there are; ends the run if there is none, or no suitable driver. */
 static inline int device_count(void) {
     int count = 0, driver = 0, runtime = 0;

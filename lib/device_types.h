@@ -118,7 +118,8 @@ typedef struct {
 typedef struct {
     const OpRate *ops; // (count)
     int count;
-    double memory; // bytes per second, read and written
+    double memory;   // bytes per second, read and written
+    int has_streams; // a GPU, whose streams run side by side
 } OpRates;
 
 /* What a rank computes at the moment, for others to read. */
@@ -138,25 +139,53 @@ typedef enum {
     STREAM_COMPUTE,
     STREAM_GATHER,
     STREAM_REDUCE,
+    STREAM_TP, // tensor parallelism's collectives
     STREAM_FETCH,
     STREAM_STORE,
     STREAM_SEND_NEXT, // this and the following: between stages of a pipeline
     STREAM_RECEIVE_NEXT,
     STREAM_SEND_PREVIOUS,
     STREAM_RECEIVE_PREVIOUS,
+    STREAM_SEND_NEXT_2, // messages use these four and those before in turn
+    STREAM_RECEIVE_NEXT_2,
+    STREAM_SEND_PREVIOUS_2,
+    STREAM_RECEIVE_PREVIOUS_2,
     STREAMS
 } StreamKind;
 static const char *const stream_names[STREAMS] = {"compute",
                                                   "gather",
                                                   "reduce",
+                                                  "tensor parallel",
                                                   "fetch",
                                                   "store",
                                                   "send to next",
                                                   "receive from next",
                                                   "send to previous",
-                                                  "receive from previous"};
+                                                  "receive from previous",
+                                                  "send to next 2",
+                                                  "receive from next 2",
+                                                  "send to previous 2",
+                                                  "receive from previous 2"};
 
-typedef struct CUevent_st *DeviceEvent; // CUDA's event; NULL on a CPU
+typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number: see StreamPoint
+
+/* A stream records an event, or waits for one. A dry run lists these points for plan/simulate_streams.h. */
+typedef struct {
+    int64_t at;     // communication events of the dry run before this point
+    double compute; // seconds of arithmetic of the stream since its previous point or communication event
+    int32_t event;  // the number of the event, from 1
+    uint8_t stream; // StreamKind
+    uint8_t is_wait;
+    uint8_t zero[2]; // no padding, so that the point can be hashed as words
+} StreamPoint;
+
+typedef struct {
+    StreamPoint *points; // (count, capacity)
+    int64_t count, capacity;
+    int64_t communication_events; // so far
+    int32_t events;               // recorded so far
+    double compute[STREAMS];      // seconds of arithmetic of each stream since its last point or communication event
+} StreamPoints;
 
 typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_COMM } EventKind;
 
@@ -191,12 +220,13 @@ typedef struct {
 // the device
 
 typedef struct {
-    int dry_run;       // count everything, compute nothing, touch no memory
-    int threads;       // OpenMP threads of this rank
-    int deterministic; // equal bits in each run, also where that costs time
-    int gpu;           // number of this rank's GPU on its host
-    int by_nccl;       // NCCL carries the collectives of GPU memory
-    int blocking;      // wait for each op before the next, so that its errors and times are its own
+    int dry_run;          // count everything, compute nothing, touch no memory
+    int threads;          // OpenMP threads of this rank
+    int deterministic;    // equal bits in each run, also where that costs time
+    int gpu;              // number of this rank's GPU on its host
+    int by_nccl;          // NCCL carries the collectives of GPU memory
+    int reductions_apart; // NCCL: reductions over fsdp have a communicator of their own
+    int blocking;         // wait for each op before the next, so that its errors and times are its own
 
     Arena arenas[MEM_CATEGORIES];
     Buffer buffers[MAX_BUFFERS];
@@ -209,12 +239,13 @@ typedef struct {
     Span op_span;
     int recomputing;      // ops that run now recompute activations
     const OpRates *rates; // dry run: estimates each op's time; NULL: ops take no time
-    double clock;         // dry run: seconds of computing since its step began
+    double clock;         // dry run: seconds of computing since its step began; of a GPU, on its compute stream
+    StreamPoints *points; // dry run of a GPU: its streams' points are listed here; NULL: they are not
 
     StreamKind current_stream;
     DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
-    Event *events;      // (max_events) the timeline; NULL: not kept
-    int64_t num_events; // counted even if the timeline is not kept or is full
+    Event *events;              // (max_events) the timeline; NULL: not kept
+    int64_t num_events;         // counted even if the timeline is not kept or is full
     int64_t max_events;
     Span phase;
     int in_phase;
@@ -233,9 +264,9 @@ typedef struct {
 #ifdef USE_CUDA
     cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];
-    DeviceEvent zero;           // GPU times are measured from this event
-    double zero_seconds;        // when it happened, by the host's clock
-    OpenSpan *open_spans;       // (num_open, room for max_open) in the order of their ends
+    DeviceEvent zero;     // GPU times are measured from this event
+    double zero_seconds;  // when it happened, by the host's clock
+    OpenSpan *open_spans; // (num_open, room for max_open) in the order of their ends
     int num_open, max_open;
     DeviceEvent *spare_events; // (num_spare, room for max_spare) for spans to use
     int num_spare, max_spare;
@@ -244,6 +275,7 @@ typedef struct {
     int64_t num_phases;
     struct CudaMatmulCache *cuda_matmuls; // cuBLASLt's choices by shape (lib/cuda/matmul.cuh)
     int multiprocessors;
+    int left_to_nccl[2];     // of them, those that persistent kernels of forward and of backward leave
     int shared_limit;        // bytes of shared memory that a block may use
     int hopper_attention;    // 1: attention uses the kernels of lib/cuda/attention_hopper.cuh where they can compute it
     void *encode_tensor_map; // the driver's cuTensorMapEncodeTiled, which they need; NULL: it has none

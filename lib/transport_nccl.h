@@ -13,21 +13,74 @@
  * has one: a direction to or from a neighbor. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 
-/* How many communicators a rank has: of all ranks, of each axis, of the links to its neighbors. --plan counts their
- * memory. */
-static inline int nccl_communicators(const Mesh *m) {
-    int count = m->world > 1, pp = m->size[AXIS_PP];
-    if (pp == 2) count += 2; // each is the other's next and previous neighbor
-    else if (pp > 2) count += LINKS;
+/* The communicators of a rank's links to its neighbors in a pipeline; two ranks are each other's next and previous. */
+static inline int nccl_links(const Mesh *m) {
+    int pp = m->size[AXIS_PP], links = pp > 2 ? (int)LINKS : 2;
+    return pp > 1 ? (int)NCCL_TURNS * links : 0;
+}
+
+/* How many communicators a rank has: of all ranks, of each axis, for reductions over fsdp if they have their own, of
+ * the links to its neighbors. --plan counts their memory. */
+static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
+    int count = (m->world > 1) + nccl_links(m);
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
-    return count;
+    return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
+}
+
+/* The most multiprocessors that a communicator may occupy; NCCL_UNLIMITED: as many as NCCL chooses, since nothing
+ * computes meanwhile. Within a host 16 carry what NVLink can (Transformer Engine's tensor-parallel overlap takes 16:
+ * initialize_ub in its pytorch/module/base.py); 20 suffice for NVLink and InfiniBand together (DeepSeek-V3, arXiv
+ * 2412.19437, section 3.2.2). So with tp, whose collectives are the urgent ones, fsdp's and the replicas' get 4 each;
+ * without it 8 each. A pipeline's messages are short, and a receive spins until its message comes. Not measured on
+ * GPUs. NCCL_MAX_CTAS in the environment overrides these limits. */
+enum { NCCL_UNLIMITED = 0 };
+static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
+    int has_tp = m->size[AXIS_TP] > 1;
+    if (communicator >= NCCL_LINKS) return 2;
+    if (communicator == AXIS_TP) return 16;
+    if (communicator == AXIS_FSDP || communicator == AXIS_DP_REPLICATE || communicator == NCCL_REDUCTIONS)
+        return has_tp ? 4 : 8;
+    return NCCL_UNLIMITED;
+}
+
+/* Bytes that a rank's communicators take, if one without a limit takes `bytes` for 24 multiprocessors: each has its
+ * channel, with buffers. */
+static inline double nccl_memory(const Mesh *m, int reductions_apart, double bytes) {
+    double channels = 24 * (m->world > 1) + nccl_links(m) * nccl_multiprocessors(m, NCCL_LINKS);
+    for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) {
+        int limit = nccl_multiprocessors(m, nccl_axes[i]);
+        if (mesh_group_size(m, nccl_axes[i]) > 1) channels += limit == NCCL_UNLIMITED ? 24 : limit;
+    }
+    if (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1) channels += nccl_multiprocessors(m, NCCL_REDUCTIONS);
+    return bytes / 24 * channels;
+}
+
+/* How many multiprocessors NCCL occupies while the matmuls of forward compute, or those of backward: forward prefetches
+ * weights and exchanges messages with other stages, backward also reduces gradients and hides tp's collectives. At most
+ * a quarter of all. */
+static inline int nccl_beside_matmuls(const Mesh *m, int reductions_apart, int backward, int multiprocessors) {
+    int count = 0, reduces = backward && mesh_group_size(m, AXIS_DP_REPLICATE) * mesh_group_size(m, AXIS_FSDP) > 1;
+    if (m->size[AXIS_PP] > 1) count += 2 * nccl_multiprocessors(m, NCCL_LINKS); // a receive from each neighbor
+    if (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1) count += nccl_multiprocessors(m, AXIS_FSDP);
+    if (reduces) count += nccl_multiprocessors(m, NCCL_REDUCTIONS);
+    if (backward && m->size[AXIS_TP] > 1) count += nccl_multiprocessors(m, AXIS_TP);
+    return (int)min_i64(count, multiprocessors / 4);
+}
+
+/* The number of the communicator for a collective that is started on `stream`. */
+static inline int nccl_communicator_of(Axis axis, StreamKind stream, int reductions_apart) {
+    int reduces = axis == AXIS_FSDP && stream == STREAM_REDUCE;
+    return reduces && reductions_apart ? (int)NCCL_REDUCTIONS : (int)axis;
 }
 
 #ifdef HAVE_NCCL
-enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = (int)AXES + (int)LINKS };
+enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
 /* The axis of a rank's i-th communicator. */
-static inline Axis nccl_axis(int i) { return i < AXES ? (Axis)i : AXIS_PP; }
+static inline Axis nccl_axis(int i) {
+    if (i == NCCL_REDUCTIONS) return AXIS_FSDP;
+    return i < AXES ? (Axis)i : AXIS_PP;
+}
 
 // ---------------------------------------------------------------------------
 // errors and aborting
@@ -116,10 +169,9 @@ static inline void nccl_check_gpus(Comm *comm) {
     free(all);
 }
 
-/* The members of a communicator tell each other who they are; they must be the group's. */
-static inline void nccl_check_members(Comm *comm, Group *g) {
+/* The members of communicator `c` tell each other who they are; they must be the group's. */
+static inline void nccl_check_members(Comm *comm, ncclComm_t c, Group *g) {
     int size = 0, rank = -1, mine = comm->rank;
-    ncclComm_t c = comm->nccl[g->axis];
     ncclCommCount(c, &size);
     ncclCommUserRank(c, &rank);
     if (size != g->size || rank != g->rank)
@@ -140,7 +192,18 @@ static inline void nccl_check_members(Comm *comm, Group *g) {
     free(members);
 }
 
-/* Opens a communicator for each direction between neighbors of the pipeline. All ranks must call ncclCommSplit
+/* Limits the multiprocessors of the next communicator. */
+static inline void nccl_limit(const Comm *comm, int communicator, ncclConfig_t *config) {
+    int most = nccl_multiprocessors(&comm->mesh, communicator);
+    config->maxCTAs = most == NCCL_UNLIMITED ? NCCL_CONFIG_UNDEF_INT : most;
+}
+
+/* The number of the communicator for the n-th message of a link. */
+static inline int nccl_link(Link link, int64_t n) {
+    return (int)NCCL_LINKS + (int)NCCL_TURNS * (int)link + (int)(n % NCCL_TURNS);
+}
+
+/* Opens two communicators for each direction between neighbors of the pipeline. All ranks must call ncclCommSplit
  * together, and one call can split off several links if they share no rank. So the links are opened in turns: turn 0
  * has the links 0-1, 2-3, and so on, turn 1 has 1-2, 3-4, and so on, and with an odd number of ranks turn 2 has the
  * link from the last rank to the first. In a link the sender is rank 0. */
@@ -152,13 +215,14 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
     int turn_of_previous = P % 2 && previous == P - 1 ? 2 : previous % 2;
     ncclComm_t all = comm->nccl[AXIS_WORLD];
     config->commName = "pp";
+    nccl_limit(comm, NCCL_LINKS, config);
     for (int turn = 0; turn < turns; turn++)
-        for (int back = 0; back < directions; back++) {
-            int to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
+        for (int i = 0; i < directions * NCCL_TURNS; i++) {
+            int back = i / NCCL_TURNS, to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
             Link forward = to_next ? LINK_TO_NEXT : LINK_FROM_PREVIOUS;
             Link backward = to_next ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
             Link link = back ? backward : forward;
-            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[(int)AXES + (int)link] : &none;
+            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[nccl_link(link, i)] : &none;
             int colour = NCCL_SPLIT_NOCOLOR, key = to_next != back ? 0 : 1;
             if (takes_part) colour = mesh_member(&comm->mesh, comm->rank, AXIS_PP, to_next ? me : previous);
             nccl_check(comm, all, ncclCommSplit(all, colour, key, made, config), "split off", "a link of pp");
@@ -166,20 +230,22 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
         }
 }
 
-/* Splits an axis' communicator off that of all ranks, and registers the communication buffers with it. Registration
+/* Splits communicator `which` off that of all ranks, and registers the communication buffers with it. Registration
  * needs equal buffers on all members, which tp's ranks need not have, as their parts of the model differ. cp's
  * collectives use none of these buffers. So neither is registered. */
-static inline void nccl_open_group(Comm *comm, Group *g, ncclConfig_t *config) {
+static inline void nccl_open_group(Comm *comm, int which, ncclConfig_t *config) {
+    Group *g = &comm->groups[nccl_axis(which)];
     int colour = comm->heartbeat->lines.colour[g->axis];
     const Arena *buffers = &comm->dev->arenas[MEM_COMM];
-    config->commName = axis_names[g->axis];
-    ncclComm_t all = comm->nccl[AXIS_WORLD], *made = &comm->nccl[g->axis];
-    nccl_check(comm, all, ncclCommSplit(all, colour, g->rank, made, config), "split off", axis_names[g->axis]);
-    nccl_check(comm, *made, ncclInProgress, "open the group of", axis_names[g->axis]);
-    nccl_check_members(comm, g);
+    nccl_limit(comm, which, config);
+    config->commName = which == NCCL_REDUCTIONS ? "fsdp reductions" : axis_names[g->axis];
+    ncclComm_t all = comm->nccl[AXIS_WORLD], *made = &comm->nccl[which];
+    nccl_check(comm, all, ncclCommSplit(all, colour, g->rank, made, config), "split off", config->commName);
+    nccl_check(comm, *made, ncclInProgress, "open the group of", config->commName);
+    nccl_check_members(comm, *made, g);
     if (g->axis < AXIS_DP_SHARD) return; // tp, cp
-    nccl_check(comm, *made, ncclCommRegister(*made, buffers->base, buffers->reserved, &g->registered),
-               "register the memory of", axis_names[g->axis]);
+    ncclResult_t registered = ncclCommRegister(*made, buffers->base, buffers->reserved, &comm->registered[which]);
+    nccl_check(comm, *made, registered, "register the memory of", config->commName);
 }
 
 /* Opens one communicator of all ranks, and from it one for each axis and link. All ranks split in the same order. */
@@ -187,6 +253,7 @@ static inline void nccl_open(Comm *comm) {
     ncclUniqueId mine = ZERO, *all = new_array(ncclUniqueId, comm->mesh.world);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.splitShare = 0; // communicators that shared their resources could not run side by side
     double free_before = device_memory(comm->dev->gpu);
     int version = 0;
     ncclGetVersion(&version);
@@ -206,8 +273,14 @@ static inline void nccl_open(Comm *comm) {
     nccl_check(comm, *made, begun, "open the group of", "all ranks");
     free(all);
     for (int i = 0; i < NCCL_AXES; i++)
-        if (comm->groups[nccl_axes[i]].size > 1) nccl_open_group(comm, &comm->groups[nccl_axes[i]], &config);
+        if (comm->groups[nccl_axes[i]].size > 1) nccl_open_group(comm, nccl_axes[i], &config);
+    if (comm->dev->reductions_apart && comm->groups[AXIS_FSDP].size > 1)
+        nccl_open_group(comm, NCCL_REDUCTIONS, &config);
     nccl_open_links(comm, &config);
+    // another number may mean another algorithm, and other bits than those of a layout with other communicators
+    for (int backward = 0; backward < 2 && !comm->dev->deterministic; backward++)
+        comm->dev->left_to_nccl[backward] =
+            nccl_beside_matmuls(&comm->mesh, comm->dev->reductions_apart, backward, comm->dev->multiprocessors);
     comm->library_memory = fmax(0, free_before - device_memory(comm->dev->gpu));
 }
 
@@ -216,7 +289,7 @@ static inline void nccl_close(Comm *comm) {
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
         ncclComm_t c = comm->nccl[i];
         if (!c) continue;
-        if (i < AXES && comm->groups[i].registered) ncclCommDeregister(c, comm->groups[i].registered);
+        if (i < NCCL_LINKS && comm->registered[i]) ncclCommDeregister(c, comm->registered[i]);
         ncclCommFinalize(c);
     }
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
@@ -239,7 +312,7 @@ static inline void nccl_channel_open(Comm *comm, Channel *c) {
                     g->rank, c->peer, g->size, axis_names[c->axis]);
     Link link = c->receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT;
     if (!forward) link = c->receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
-    c->nccl = comm->nccl[(int)AXES + (int)link];
+    for (int i = 0; i < NCCL_TURNS; i++) c->nccl[i] = comm->nccl[nccl_link(link, i)];
 }
 
 // ---------------------------------------------------------------------------
@@ -266,7 +339,8 @@ static inline void nccl_start(Comm *comm, Request *r) {
                                                     "start the send of", "start the receive of"};
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
-    ncclComm_t c = r->channel ? r->channel->nccl : comm->nccl[g->axis];
+    int which = nccl_communicator_of(g->axis, r->stream, comm->dev->reductions_apart);
+    ncclComm_t c = r->channel ? r->channel->nccl[r->number % NCCL_TURNS] : comm->nccl[which];
     int size = 0;
     ncclResult_t result = ncclCommCount(c, &size);
     if (result != ncclSuccess) nccl_check(comm, c, result, "count the members of", axis_names[g->axis]);

@@ -7,7 +7,7 @@
 #define ESTIMATE_H
 #include "program.h" // defines: Plan, plan_open, plan_largest, Job
 #include "../run/cluster.h"
-#include "simulate.h"
+#include "simulate_streams.h"
 #include <sys/resource.h> // defines: getrusage
 
 typedef struct {
@@ -56,7 +56,8 @@ static int plan_simulate(Simulation *s, const Plan *p, const EventLists *events,
         SimRank *r = &s->ranks[stage * mesh_stride(&mesh, AXIS_PP)];
         r->times = (EventTime *)checked_malloc(sizeof(EventTime) * (size_t)r->list->count);
     }
-    return simulation_run(s);
+    if (!simulation_run(s)) return 0;
+    return c && c->rates.has_streams ? simulate_streams(s, p->reductions_apart) : 1;
 }
 
 /* Adds seconds of communication of each axis: of what a rank receives. Ranks that share a list are counted at once. */
@@ -121,7 +122,7 @@ static double exposed_seconds(const Estimate *e) {
 
 /* Bytes of the rank that needs the most memory, with what NCCL takes. `c` NULL: without. */
 static double memory_needed(const Plan *p, const Cluster *c) {
-    double nccl = c ? c->nccl_bytes * nccl_communicators(p->mesh) : 0;
+    double nccl = c ? nccl_memory(p->mesh, p->reductions_apart, c->nccl_bytes) : 0;
     return (double)device_peak(plan_largest(p)->dry_run) + nccl;
 }
 
@@ -182,12 +183,13 @@ static void print_rates(FILE *f, const Cluster *c, const Estimate *e) {
 
 static void print_estimated_memory(FILE *f, const Cluster *c, const Plan *p) {
     double need = memory_needed(p, c);
-    int communicators = nccl_communicators(p->mesh);
+    int communicators = nccl_communicators(p->mesh, p->reductions_apart);
     if (c->memory <= 0) return;
     fprintf(f, "    memory: %.2f of %.2f GB per rank%s", need / 1e9, c->memory / 1e9,
             need > c->memory ? ": does not fit" : "");
     if (c->nccl_bytes > 0)
-        fprintf(f, "; %.2f GB of it for NCCL's %d communicators", c->nccl_bytes * communicators / 1e9, communicators);
+        fprintf(f, "; %.2f GB of it for NCCL's %d communicators",
+                nccl_memory(p->mesh, p->reductions_apart, c->nccl_bytes) / 1e9, communicators);
     fprintf(f, "\n");
 }
 

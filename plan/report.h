@@ -146,7 +146,8 @@ static void html_stage(FILE *f, const Simulation *s, const TimelineRow *row) {
             html_activity(f, row, activity, begin, now);
             activity = DOES_NOTHING;
         }
-        if (event && event->is_wait) now = fmax(now, r->times[i].end);
+        int waits = event && event->is_wait && (!list->points.count || event->stream == STREAM_COMPUTE);
+        if (waits) now = fmax(now, r->times[i].end);
         if (ends) begin = now;
     }
 }

@@ -409,7 +409,7 @@ static int simulation_run(Simulation *s) {
 static void simulated_timeline(const Simulation *s, int rank, Device *dry_run) {
     const EventTime *time = s->ranks[rank].times;
     Event *step = NULL, *phase = NULL;
-    double now = 0;
+    double nows[STREAMS] = ZERO; // of each stream; on a CPU there is one
     for (int64_t i = 0; i < min_i64(dry_run->num_events, dry_run->max_events); i++) {
         Event *e = &dry_run->events[i];
         double seconds = e->end - e->start;
@@ -419,16 +419,17 @@ static void simulated_timeline(const Simulation *s, int rank, Device *dry_run) {
             time++;
             continue;
         }
-        e->start = now;
-        if (e->kind == EVENT_OP) now += seconds;
-        if (e->kind == EVENT_WAIT) now = fmax(now, (time++)->end);
-        e->end = now;
+        double *now = &nows[e->lane];
+        e->start = *now;
+        if (e->kind == EVENT_OP) *now += seconds;
+        if (e->kind == EVENT_WAIT) *now = fmax(*now, (time++)->end);
+        e->end = *now;
         if (e->kind == EVENT_STEP) step = e;
-        if (e->kind == EVENT_PHASE && phase) phase->end = now;
+        if (e->kind == EVENT_PHASE && phase) phase->end = e->end;
         if (e->kind == EVENT_PHASE) phase = e;
     }
-    if (step) step->end = now;
-    if (phase) phase->end = now;
+    if (step) step->end = nows[STREAM_COMPUTE];
+    if (phase) phase->end = nows[STREAM_COMPUTE];
 }
 
 static void simulation_close(Simulation *s) {

@@ -25,8 +25,8 @@ typedef struct {
     double peak;                        // FLOP/s of a rank's fastest matmul
     double memory;                      // bytes of a rank; 0: the file does not say
     int ranks_per_host, hosts_per_rack; // hosts_per_rack 0: the file does not say
-    double nccl_bytes;                  // bytes per NCCL communicator and rank, outside the plan; 0: unknown
-    double storage;                     // bytes per second that all hosts together write to files; 0: unknown
+    double nccl_bytes; // bytes per rank and NCCL communicator of 24 channels, outside the plan; 0: unknown
+    double storage;    // bytes per second that all hosts together write to files; 0: unknown
     CollectiveRate collectives[AXES][COLLECTIVES];
 } Cluster;
 
@@ -273,6 +273,7 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
                                    : json_integer(root, path, "ranks_per_host", cores, 1, 1 << 20);
     c->ranks_per_host = (int)min_i64(ranks_per_host, mesh->world);
     double share = of_device ? 1 : fmin(threads ? (double)threads / cores : 1, 1.0 / c->ranks_per_host);
+    c->rates.has_streams = of_device && !CUDA_BUILD; // a dry run of the CUDA build lists no points of streams
     c->rates.memory = share * cluster_number(root, path, "memory_bytes_per_s", 1, 1e30);
     c->memory =
         json_number(root, path, "memory_bytes_per_host", 0, 0, 1e30) / (of_device ? ranks_per_host : c->ranks_per_host);

@@ -1,8 +1,8 @@
 /* generate.h: choosing the next token from its logits. */
 #ifndef GENERATE_H
 #define GENERATE_H
-#include "../lib/base.h" // defines: mix64
-#include <float.h>       // defines: FLT_MIN
+#include "trainer.h" // defines: Trainer, all_gather_now
+#include <float.h>   // defines: FLT_MIN
 
 typedef struct {
     float p; // probability, up to a common factor
@@ -47,6 +47,15 @@ static int32_t sample_token(const float *logits /* (V) */, int V, double tempera
         if (u < 0) return scratch[i].id;
     }
     return scratch[n - 1].id;
+}
+
+/* The id that rank 0 sampled, on every rank: GPUs of different kinds may differ in the last bits of the logits. */
+static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
+    Parallel *p = &trainer->parallel;
+    if (p->mesh.world == 1) return id;
+    all_gather_now(&p->comm, AXIS_WORLD, "next token", &id, trainer->reports, sizeof id);
+    memcpy(&id, trainer->reports, sizeof id);
+    return id;
 }
 
 #endif

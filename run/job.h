@@ -53,6 +53,10 @@ typedef struct {
 static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
 /* NCCL communicates only GPU memory, so with it host memory has another transport. */
 static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
+/* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator. */
+static int job_reductions_apart(const Job *j) {
+    return job_trains(j) && strategy_find(j->opt.sharding)->reshard == AFTER_FORWARD;
+}
 
 // ---------------------------------------------------------------------------
 // the task, and options that have no effect on it
@@ -706,8 +710,6 @@ static int choose_transport(Job *j, int processes) {
         user_error("--transport %s: this build has no NCCL: install it next to the CUDA toolkit and build again, or "
                    "share one GPU with --ranks N --transport threads",
                    o->transport);
-    // A GPU has several communicators; without this, kernels of two of them can wait for each other in a deadlock.
-    if (uses_nccl(j)) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (under_mpi) return processes;
     return o->ranks ? o->ranks : 1;
 }

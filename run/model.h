@@ -297,7 +297,7 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
     int first_token_id = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
-    tp_open(m->tp, m->fsdp->comm, (int)N, c->C, first_token_id);
+    tp_open(m->tp, m->fsdp->comm, (int)N, c->C, first_token_id, m->training);
     cp_open(m->cp, m->fsdp->comm, B, T, Q, KV, m->training);
     model_set_tokens(m, B, T, 0);
     int64_t n = m->tp->tokens;

@@ -27,6 +27,7 @@ typedef enum {
 
 typedef struct {
     const Mesh *mesh;
+    int reductions_apart; // over NCCL: see job_reductions_apart
     DryRunKind dry_run_kind;
     RankClass *classes; // (count), ordered by their first ranks
     int count;

@@ -207,16 +207,17 @@ static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const
 
 /* Tensor parallelism with sequence parallelism (Korthikanti et al. 2022, section 4.2.2), per micro-batch, in units of
  * (tokens / tp, C). A block's forward all-gathers 2 inputs and reduce-scatters 2 outputs; its backward all-gathers 2
- * output gradients and, again, the 2 inputs, and reduce-scatters 2 input gradients. A recomputed block also gathers its
- * 2 inputs and scatters attention's output once more. Embedding and head: one all-gather and one reduce-scatter each.
- * The frozen embedding of a LoRA run has no backward: no all-gather for it, and no gradient of the first block's input.
- * The vocabulary-parallel loss all-gathers 3 floats per token, in slices of --logit-rows tokens.
+ * output gradients and, again, the 2 inputs, and reduce-scatters 2 input gradients. A recomputed block uses the inputs
+ * for both the recomputation and the gradients of weights, and reduce-scatters attention's output once more. Embedding
+ * and head: one all-gather and one reduce-scatter each. The frozen embedding of a LoRA run has no backward: no
+ * all-gather for it, and no gradient of the first block's input. The vocabulary-parallel loss all-gathers 3 floats per
+ * token, in slices of --logit-rows tokens.
  * Once per step: gradients of what tp replicates are summed by an all-gather of fp32: the norms' in one call, or with
  * LoRA the unsplit half (rank, C) of each adapter, unit by unit. */
 static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Llama3Config *c = l->config;
     int64_t k = l->micro_batches, others = l->tp - 1, V = (c->V + l->tp - 1) / l->tp;
-    int64_t gathers = 6 * l->blocks + 2 * l->recomputed + l->is_first * !l->has_adapters + l->is_last;
+    int64_t gathers = 6 * l->blocks + l->is_first * !l->has_adapters + l->is_last;
     int64_t scatters = 4 * l->blocks + l->recomputed + l->is_first + l->is_last - l->has_block_0 * l->has_adapters;
     int64_t rows = l->options->logit_rows;
     int64_t slice = min_i64(l->tokens, rows ? rows : max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));

@@ -75,6 +75,7 @@ static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, cons
             adapter->d_a = gradient_of(adapters, lora_a(kind));
             adapter->d_b = gradient_of(adapters, lora_b(kind));
             adapter->column = layer.OC;
+            adapter->target = lora_target(kind);
             adapter->outputs = outputs;
         }
         layer.OC += outputs;
@@ -107,6 +108,27 @@ static HeadWeights head_weights(Model *m, int micro_batch) {
     HeadWeights w = {weight_of(&t, W_FINAL_NORM), weight_of(&t, head), gradient_of(&t, W_FINAL_NORM),
                      gradient_of(&t, head), t.accumulates};
     return w;
+}
+
+// ---------------------------------------------------------------------------
+// units of blocks, with their adapters
+
+/* The adapters of a unit of blocks; NULL: there are none. */
+static FsdpUnit *adapters_of(Model *m, int unit) {
+    int block = m->table.units[unit].first_block;
+    return m->config.lora_rank ? fsdp_unit(m, table_block_adapters(&m->table, block)) : NULL;
+}
+
+/* Starts to unshard a unit of blocks and its adapters. */
+static void blocks_prefetch(Model *m, int unit) {
+    FsdpUnit *adapters = adapters_of(m, unit);
+    fsdp_prefetch(m->fsdp, fsdp_unit(m, unit));
+    if (adapters) fsdp_prefetch(m->fsdp, adapters);
+}
+static void blocks_reshard(Model *m, int unit, ReshardPoint now) {
+    FsdpUnit *adapters = adapters_of(m, unit);
+    fsdp_reshard(m->fsdp, fsdp_unit(m, unit), now);
+    if (adapters) fsdp_reshard(m->fsdp, adapters, now);
 }
 
 #endif

@@ -584,8 +584,8 @@ inline bool nccl_config(ncclConfig_t *to, const ncclConfig_t *config) { // false
     if (config->size != sizeof *config || config->magic != to->magic) return false;
     *to = *config;
     auto within = [](int v, int low, int high) { return v == NCCL_CONFIG_UNDEF_INT || (v >= low && v <= high); };
-    return within(to->blocking, 0, 1) && within(to->splitShare, 0, 1) && within(to->minCTAs, 1, INT_MAX) &&
-           within(to->maxCTAs, std::max(1, to->minCTAs), INT_MAX);
+    return within(to->blocking, 0, 1) && within(to->splitShare, 0, 1) && within(to->minCTAs, 1, 64) &&
+           within(to->maxCTAs, std::max(1, to->minCTAs), 64); // NCCL has 64 channels
 }
 
 inline ncclComm_t new_comm(const ncclConfig_t &config, int rank, int device) {

@@ -372,7 +372,12 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
             return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %d: the emulator has the default one alone",
                                v);
         break;
-    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: d->sm_count = v; break;
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        if (v < 0 || v > cuda_on_cpu.multiprocessors)
+            return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%d multiprocessors of %d", v,
+                               cuda_on_cpu.multiprocessors);
+        d->sm_count = v;
+        break;
     default:
         return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the emulator knows no attribute %d of a matmul",
                            attribute);
@@ -407,8 +412,8 @@ inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
         break;
     case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
         if (v != 1)
-            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
-                               "batches of %lld: the emulator has single matmuls only", (long long)v);
+            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "batches of %lld: the emulator has single matmuls only",
+                               (long long)v);
         break;
     case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: break;
     default:

@@ -70,6 +70,9 @@ struct ncclConfig_t {
             INT_MIN, NULL, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN                                        \
     }
 
+#ifdef CUDA_ON_CPU_PROCESSES
+#include "nccl_processes.h"
+#else
 #include "collectives.h"
 
 // ---------------------------------------------------------------------------
@@ -368,4 +371,5 @@ inline uint64_t cuda_on_cpu_nccl_bytes(const char *name, int rank = -1) {
         if (r.first.first == name && (rank < 0 || r.first.second == rank)) sum += r.second;
     return sum;
 }
+#endif // between threads
 #endif

@@ -109,12 +109,17 @@ struct Machine {
     std::map<const void *, size_t> static_shared; // bytes that a kernel was seen to have
     std::vector<Failure> failures;                // to be injected
     cudaError_t sticky;
+    std::set<std::pair<int, const void *>> loaded; // kernels, by device
+    bool eager;                                    // CUDA_MODULE_LOADING=EAGER
+    bool polls;                                    // other processes take part, which tell nobody
 };
 
 inline Machine *new_machine() {
     Machine *m = new Machine(); // never destroyed: operations may be queued when the process ends
     char api[64];
     int code, after, length;
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    m->eager = loading && !strcmp(loading, "EAGER");
     for (const char *at = cuda_on_cpu.failures; at && *at; at += length + (at[length] == ',')) {
         if (sscanf(at, "%63[A-Za-z]:%d:%d%n", api, &code, &after, &length) != 3)
             fail(nullptr, "CUDA_ON_CPU_FAIL: found '%s', expected call:code:nth", at);
@@ -561,7 +566,11 @@ inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bo
                 may_change |= s->busy || (!s->queue.empty() && s->queue.front().meets);
             if (!may_change) fail(nullptr, "every stream waits for another");
             close_memory(); // host code runs meanwhile
-            if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout)
+            if (machine().polls) {
+                lock.unlock();
+                usleep(50);
+                lock.lock();
+            } else if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout)
                 tell_of_waiting();
             open_memory();
         }
@@ -690,6 +699,21 @@ template <typename... P> struct KernelCall : Body {
     size_t bytes() const override { return sizeof *this; }
 };
 
+/* A kernel's first launch on a device loads it, unless all are loaded at the start, and loading may wait for the
+ * device: not behind an operation that waits for other ranks. */
+inline void check_loaded(const Launch &l) {
+    Machine &m = machine();
+    if (!m.loaded.insert({l.device, l.function}).second || m.eager) return;
+    for (cudaStream_t s : m.streams)
+        for (const Op &op : s->queue)
+            if (s->device == l.device && op.meets)
+                fail(&l.at,
+                     "kernel %s is launched for the first time while a collective is queued on its device: loading it "
+                     "may wait for the collective. Set CUDA_MODULE_LOADING=EAGER before CUDA starts, or launch it "
+                     "before",
+                     l.name.c_str());
+}
+
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
 template <typename... P>
 inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared,
@@ -709,6 +733,7 @@ inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, 
         fprintf(stderr, "CUDA on a CPU: %s\n", launch_error.c_str());
         return;
     }
+    check_loaded(*l);
     int number = 0;
     (check_argument<P>(*l, arguments, ++number), ...);
     l->body = std::make_shared<KernelCall<P...>>(kernel, arguments...);
@@ -817,7 +842,7 @@ struct cudaUUID_t {
 };
 struct cudaDeviceProp {
     char name[256];
-    cudaUUID_t uuid; // process and device
+    cudaUUID_t uuid; // host and device
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin,
         reservedSharedMemPerBlock;
     int regsPerBlock, regsPerMultiprocessor, warpSize, maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3];
@@ -833,7 +858,10 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (device < 0 || device >= cuda_on_cpu.devices) return call.give(cudaErrorInvalidDevice);
     const emu::Limits &chip = emu::chip_limits();
     snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
-    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "%d %d", (int)getpid(), device);
+    char host[64] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "%08x %u", (unsigned)std::hash<std::string>()(host),
+             (unsigned)device % 1000);
     p->totalGlobalMem = cuda_on_cpu.memory;
     p->sharedMemPerBlock = emu::STATIC_SHARED_LIMIT;
     p->sharedMemPerBlockOptin = chip.shared;

@@ -782,6 +782,20 @@ static void unordered(
     NC(ncclCommDestroy(other));
 }
 
+static void first_launch(Rank *r) { // behind a collective that waits for the other rank
+    float *x = device_floats(64, small);
+    {
+        std::unique_lock<std::mutex> lock(emu::machine().lock);
+        emu::machine().eager = false;
+        emu::machine().loaded.clear();
+    }
+    NC(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream));
+    RUN(scale, 1, 8, 0, r->second, x + 8, 1.0f, 8);
+    MUST(cudaStreamSynchronize(r->stream));
+    MUST(cudaStreamSynchronize(r->second));
+    MUST(cudaFree(x));
+}
+
 static void hasty_kernel(Rank *r) { // another stream reads what is gathered, and does not wait
     float *x = device_floats(64, [](size_t) { return 0.0f; }), back;
     std::vector<float> h(8, 1.0f);
@@ -863,6 +877,9 @@ static void planted_impatience() {
         "a stream is waited for while a collective is in progress",
         "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress",
         impatient, 4, 0);
+    MISUSE("a kernel's first launch behind a collective, without CUDA_MODULE_LOADING=EAGER",
+           "kernel scale|launched for the first time while a collective is queued|CUDA_MODULE_LOADING=EAGER",
+           first_launch, 0, 1);
     MISUSE("another communicator's call while the first is in progress",
            "two ranks issue in two orders|'world'|'hasty'", impatient, 5, 0);
 }
@@ -918,6 +935,7 @@ static void test_planted() {
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     test_results();
     test_communicators();
     seen.bad = 0;

@@ -47,7 +47,7 @@ choose_compiler() {
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
     compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, except in the next groups
     case $2 in bits | mesh-bits | reduce-dtype | simulate) compile=${compile/-O0/-O1} ;; esac
-    if [[ $2 = orders || $1 = *"over NCCL"* ]]; then
+    if [[ $2 = *orders || $1 = *"over NCCL"* ]]; then
         compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags)
         libs=
     fi
@@ -595,7 +595,7 @@ more "a rank draws its weights from another seed" run/trainer.h \
     layouts "initializes weights with a different seed"
 
 more "a gradient is reduced before it is made" fsdp.h \
-    's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' \
+    's|^        if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);||' \
     orders "have one rank's bits"
 
 more "a slot is written while its last user reads it" fsdp.h \
@@ -622,15 +622,47 @@ edit='s|    [a-z_]*_start(tp->comm, &tp->request, .*FLOATX);|'
 edit+='    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n'
 edit+='    device_set_stream(tp->dev, was);|'
 more "tensor parallelism's collectives travel on a stream that nothing orders" tensor_parallel.h "$edit" \
-    orders "have seed 0's bits"
+    mesh-orders "have seed 0's bits"
+
+more "tensor parallelism's collectives do not wait for what they send" tensor_parallel.h \
+    's|    device_wait_stream(tp->dev, STREAM_TP, STREAM_COMPUTE);||' \
+    mesh-orders "have seed 0's bits"
+
+more "gathered tokens are overwritten while they are read" tensor_parallel.h \
+    's|        int shared = i > 0 && !training;|        int shared = i > 0 * training;|' \
+    mesh-orders "have seed 0's bits"
+
+more "gathered tokens are read before they have arrived" tensor_parallel.h \
+    's|    comm_wait(tp->comm, &tp->gathers\[buffer\]);||' \
+    mesh-orders "have seed 0's bits|is started while its request is in flight"
+
+edit='s|^    prefetch_d_x(m, l);||; s|^    norm_backward(m, w->d_attn_norm.*|    prefetch_d_x(m, l);\n&|'
+more "the residual stream's gradient is gathered before it is whole" train_llama3.cu "$edit" \
+    mesh-orders "have seed 0's bits"
+
+more "tensor parallelism's collectives run on the compute stream, over NCCL" tensor_parallel.h \
+    's|    return device_set_stream(tp->dev, STREAM_TP);|    return device_set_stream(tp->dev, STREAM_COMPUTE);|' \
+    streams "of a block runs beside linear_backward_weight"
+
+more "one communicator gathers and reduces, over NCCL" lib/transport_nccl.h \
+    's|    return reduces && reductions_apart .*|    return (int)axis * (reduces < 2);|' \
+    streams "the reduce-scatter of block l begins before the all-gather of block l - 2 has ended"
+
+more "a matmul counts on multiprocessors that do not exist, over NCCL" lib/cuda/matmul.cuh \
+    's|left ? dev->multiprocessors - left : 0;|left ? dev->multiprocessors + left : 0;|' \
+    streams "describing a matmul failed"
+
+more "kernels are loaded behind collectives, over NCCL" lib/device_cuda.h \
+    's|    if (shares_work) setenv("CUDA_MODULE_LOADING", "EAGER", 0);||' \
+    streams "launched for the first time while a collective is queued"
 
 more "a stage sends what is not made yet" pipeline_parallel.h \
     's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' \
-    orders "have seed 0's bits"
+    mesh-orders "have seed 0's bits"
 
 more "a stage receives over what is still read" pipeline_parallel.h \
     's|    device_wait_stream(dev, on, STREAM_COMPUTE); // until.*||' \
-    orders "have seed 0's bits"
+    mesh-orders "have seed 0's bits"
 
 more "both ends of a pipeline send first, over NCCL" run/shared_gradients.h \
     's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' \
@@ -673,11 +705,11 @@ more "wgmma reads dS without a proxy fence, by wgmma" ${hopper}_backward.cuh \
 
 more "scores are read before their matmul has ended, by wgmma" ${hopper}_forward.cuh \
     's|        wgmma_finish<1>(c);|        wgmma_finish<2>(c);|' \
-    $orders "$same"
+    $orders "$same|before it has ended"
 
 more "a weighted sum is rescaled before its matmul has ended, by wgmma" ${hopper}_forward.cuh \
     's|            wgmma_finish<0>(rows.o);|            wgmma_finish<1>(rows.o);|' \
-    $orders "$same"
+    $orders "$same|before it has ended"
 
 more "keys are given back before their matmul has ended, by wgmma" ${hopper}_forward.cuh \
     's|        wgmma_finish<1>(c);|        pipeline_release(\&barriers->k, n + 1);\n&|' \

@@ -34,7 +34,7 @@ launch() {
             launcher=(env GRACE=1 dev/launch/mpirun.sh --allow-run-as-root --bind-to none --oversubscribe
                 --host "$list" -np "$ranks"
                 --mca plm_rsh_args "-F /mnt/build/hosts/ssh_config" --mca mpi_yield_when_idle 1
-                -x OMP_WAIT_POLICY=passive) ;;
+                -x OMP_WAIT_POLICY=passive ${CUDA_ON_CPU_DEVICES:+-x CUDA_ON_CPU_DEVICES}) ;;
         *) launcher=($launcher -N "$count" -n "$ranks" --overcommit --export=ALL,OMP_WAIT_POLICY=passive) ;;
     esac
     : >"$work/said"
@@ -132,6 +132,32 @@ same_results() {
         fi
         clean_up
     done
+}
+
+# Ranks with a GPU each, of the emulator, over NCCL, which dev/cuda_on_cpu/nccl_processes.h emulates over MPI. Every host
+# has two GPUs, so a rank's GPU is its number on its host; a host with more ranks than GPUs is refused.
+gpus() {
+    local launcher out reference program=build/cuda-on-mpi-fp32/train_llama3_cuda
+    CUDA_ON_CPU_DEVICES=4 build/cuda-on-cpu-fp32/train_llama3_cuda "${train[@]}" --steps 4 --deterministic --ranks 4 \
+        --transport nccl --out "$work/gpus" >"$work/said" 2>&1
+    reference=$(checkpoint_hash "$work/gpus")
+    for launcher in mpirun "srun --mpi=pmix"; do
+        export CUDA_ON_CPU_DEVICES=2
+        out=$work/gpus-${launcher%% *}
+        launch 2 4 "$launcher" --steps 4 --deterministic --out "$out"
+        ends 120
+        if [ "$code" = 0 ] && [ "$(checkpoint_hash "$out")" = "$reference" ] && grep -q "over nccl" "$work/said"; then
+            pass "$launcher, 2 hosts of 2 GPUs: the checkpoint of 4 GPUs on one host" "$reference after $seconds s"
+        else
+            fail "$launcher, 2 hosts of 2 GPUs: the checkpoint of 4 GPUs on one host" \
+                "exit code $code: $(tail -n 2 "$work/said")"
+        fi
+        clean_up
+        export CUDA_ON_CPU_DEVICES=1
+        launch 2 4 "$launcher" --steps 4 --out "$work/few"
+        expect "${launcher%% *}: two ranks on each host with one GPU" 1 "^error: ranks 0 and 1 share one GPU" 30
+    done
+    unset CUDA_ON_CPU_DEVICES
 }
 
 # srun without PMIx: each process would be a run of its own
@@ -498,7 +524,7 @@ if [ $# -gt 0 ]; then
     on_cluster "${HOSTS:-2}" "$@"
 else
     on_cluster 2 mpirun_script rank_beside_killed slurm_jobs slurm_errors slurm_time_limit
-    on_cluster 2 no_pmix no_zombies other_data unshared_out other_build same_results lost_hosts slow_network
+    on_cluster 2 gpus no_pmix no_zombies other_data unshared_out other_build same_results lost_hosts slow_network
     on_cluster 3 dead_networks same_results lost_hosts
     on_cluster 3 supervised
     on_cluster 4 same_results lost_hosts check_hosts short_chaos

@@ -168,6 +168,7 @@ run_all() {
             "CUDA_ON_CPU_ROUGH=2 build/cuda-on-cpu-$precision/test_llama3_cuda kernels pytorch documents use"
     done
     beside "CUDA on a CPU, the program; CUDA compiled" "dev/test/cuda.sh all"
+    if has_mpi; then beside "CUDA on a CPU, processes over NCCL" dev/test/gpu_processes.sh; fi
     beside "CUDA on a CPU, the runtime itself" "$(in_folder dev/cuda_on_cpu)"
     beside "ops, step by step" "$(in_folder dev/kernels check)"
     beside "fuzzing, a short run" "$(in_folder dev/fuzz check)"

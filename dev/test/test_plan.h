@@ -45,6 +45,8 @@ static struct { // the last estimate; stays open, since its dry runs point into 
     Cluster cluster;
 } estimated;
 
+static int estimates_gpus; // 1: streams run side by side; 0: a rank does one thing after the other
+
 /* Estimates a step of `world` ranks by the cluster file at `path`. `dry_run`: takes that of rank 0. */
 static Estimate estimate_with(const char *path, const char *options, int world, Trainer *dry_run) {
     char arguments[1024], problem[1024];
@@ -52,6 +54,7 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     Job *j = make_job(arguments, world, &transport_threads);
     estimated.job = j;
     cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport);
+    estimated.cluster.rates.has_streams = estimates_gpus && !CUDA_BUILD;
     j->op_rates = &estimated.cluster.rates;
     plan_open(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
     int fits = plan_simulate(&estimated.simulation, &estimated.plan, &estimated.events, &estimated.cluster, 1, problem,
@@ -96,8 +99,7 @@ static void test_estimated_communication(void) {
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
     Traffic expected[AXES][COLLECTIVES], all = {0, 0};
     Estimate e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
-    expected_traffic(expected, &w.job->config, w.parallel.mesh.world, w.parallel.rank, &w.job->opt,
-                     sizeof(StepReport));
+    expected_traffic(expected, &w.job->config, w.parallel.mesh.world, w.parallel.rank, &w.job->opt, sizeof(StepReport));
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         all.calls += expected[i / COLLECTIVES][i % COLLECTIVES].calls;
         all.bytes += expected[i / COLLECTIVES][i % COLLECTIVES].bytes;
@@ -109,17 +111,26 @@ static void test_estimated_communication(void) {
 
     // Every block computes longer than its collectives take: only the first all-gathers and the last reductions are
     // exposed, because nothing computes at the same time.
-    e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2,
-                      &w);
-    double embed = (double)w.parallel.fsdp.units[0].shard_size, block = (double)w.parallel.fsdp.units[1].shard_size;
-    double bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
-    want = 5 * latency + bytes / bandwidth;
-    double arithmetic = device_flops(&w.parallel.dev, 0) / 1e9, fsdp = e.communication[AXIS_FSDP];
-    CHECK("arithmetic hides communication, except the first two all-gathers, the last two reductions and the report",
-          off_by(exposed_seconds(&e), want) < 1e-6 && off_by(e.step_seconds, arithmetic + want) < 1e-9 &&
-              fsdp > 2 * want,
-          "%.9g s and %.9g s of waits, of %.4g s of communication; step %.9g s and %.9g s", exposed_seconds(&e), want,
-          fsdp, e.step_seconds, arithmetic + want);
+    double arithmetic = 0;
+    for (estimates_gpus = 0; estimates_gpus <= !CUDA_BUILD; estimates_gpus++) {
+        e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny",
+                          2, &w);
+        double embed = (double)w.parallel.fsdp.units[0].shard_size, block = (double)w.parallel.fsdp.units[1].shard_size;
+        double bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
+        want = 5 * latency + bytes / bandwidth;
+        arithmetic = device_flops(&w.parallel.dev, 0) / 1e9;
+        double fsdp = e.communication[AXIS_FSDP];
+        CHECK(estimates_gpus
+                  ? "GPUs: no communication of fsdp is exposed between the first two all-gathers and the last two "
+                    "reductions"
+                  : "arithmetic hides communication, except the first two all-gathers, the last two reductions "
+                    "and the report",
+              off_by(exposed_seconds(&e), want) < 1e-6 && off_by(e.step_seconds, arithmetic + want) < 1e-9 &&
+                  fsdp > 2 * want,
+              "%.9g s and %.9g s of waits, of %.4g s of communication; step %.9g s and %.9g s", exposed_seconds(&e),
+              want, fsdp, e.step_seconds, arithmetic + want);
+    }
+    estimates_gpus = 0;
 
     e = estimate_with(make_cluster_file("slow.json", 1e9, free_of_cost, latency, 1e5, ""), "--model tiny", 2, &w);
     double lane = e.communication[AXIS_FSDP];
@@ -142,7 +153,7 @@ static void test_rates(void) {
           collective_seconds(&curve, 20000));
     const OpRate shapes[] = {
         {OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
-    const OpRates rates = {shapes, 3, 1e30};
+    const OpRates rates = {shapes, 3, 1e30, 0};
     CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs per byte",
           off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 &&
               off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
@@ -541,18 +552,25 @@ static void test_plan(void) {
     snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
     snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s",
              path);
-    Trainer w;
-    Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
-    write_simulated_trace(estimated.job, &estimated.simulation);
-    TraceFound t = read_trace(path);
-    int ops = 0;
-    for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.ops[i].calls;
-    CHECK(
-        "the estimated timeline has every op of rank 0 and the collectives of both stages, and no lane overlaps itself",
-        t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
-            exposed_seconds(&e) > 0 &&
-            t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
-                                w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
-        "%d ranks, %d ops of %d, %d collectives, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
-    trainer_close(&w);
+    for (estimates_gpus = 0; estimates_gpus < 2; estimates_gpus++) {
+        Trainer w;
+        char name[160];
+        Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
+        write_simulated_trace(estimated.job, &estimated.simulation);
+        TraceFound t = read_trace(path);
+        int ops = 0;
+        for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.ops[i].calls;
+        snprintf(name, sizeof name,
+                 "the estimated timeline of %s has every op of rank 0 and the collectives of both stages, and no lane "
+                 "overlaps itself",
+                 estimates_gpus ? "GPUs" : "CPUs");
+        CHECK(name,
+              t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
+                  exposed_seconds(&e) > 0 &&
+                  t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
+                                      w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
+              "%d ranks, %d ops of %d, %d collectives, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
+        trainer_close(&w);
+    }
+    estimates_gpus = 0;
 }

@@ -287,6 +287,125 @@ static void test_simulation_by_hand(void) {
 }
 
 // ---------------------------------------------------------------------------
+// streams of GPUs, by hand
+
+/* What a rank gives to a stream after `compute` seconds of arithmetic there. 'g', 's': starts an all-gather or a
+ * reduce-scatter over axis `number` of `count` bytes. 'w': waits for the number-th of them, from 0. 'r', 'e': records
+ * event `number`, waits for it. 0: the end. */
+typedef struct {
+    StreamKind stream;
+    double compute;
+    char what;
+    int number, count;
+} StreamStep;
+
+enum { STREAM_STEPS = 12 };
+
+static const struct {
+    const char *name;
+    StreamStep steps[STREAM_STEPS];
+    double seconds[2], waited_tp[2]; // with one communicator for fsdp, with one for reductions
+} stream_cases[] = {
+    {"reduce-scatter beside an all-gather of fsdp: with one communicator it begins after that, and tp's all-gather "
+     "begins no earlier",
+     {{STREAM_GATHER, 0, 'g', AXIS_FSDP, 10},
+      {STREAM_REDUCE, 0, 's', AXIS_FSDP, 4},
+      {STREAM_TP, 0, 'g', AXIS_TP, 2},
+      {STREAM_COMPUTE, 0, 'w', 2, 0},
+      {STREAM_COMPUTE, 3, 'w', 0, 0}},
+     {15, 10},
+     {12, 2}},
+    {"operations of one communicator follow each other on whatever stream",
+     {{STREAM_GATHER, 0, 'g', AXIS_TP, 4}, {STREAM_TP, 0, 'g', AXIS_TP, 3}, {STREAM_COMPUTE, 0, 'w', 1, 0}},
+     {7, 7},
+     {7, 7}},
+    {"what is started on the compute stream occupies it",
+     {{STREAM_COMPUTE, 1, 'g', AXIS_TP, 3}, {STREAM_COMPUTE, 2, 'w', 0, 0}},
+     {6, 6},
+     {3, 3}},
+    {"a stream waits for an event of another one, and arithmetic hides communication",
+     {{STREAM_COMPUTE, 5, 'r', 1, 0},
+      {STREAM_TP, 0, 'e', 1, 0},
+      {STREAM_TP, 0, 'g', AXIS_TP, 3},
+      {STREAM_COMPUTE, 2, 'w', 0, 0}},
+     {8, 8},
+     {1, 1}},
+    {"an operation begins when all that were started before have begun",
+     {{STREAM_COMPUTE, 5, 'r', 1, 0},
+      {STREAM_REDUCE, 0, 'e', 1, 0},
+      {STREAM_REDUCE, 0, 's', AXIS_FSDP, 1},
+      {STREAM_TP, 0, 'g', AXIS_TP, 3},
+      {STREAM_COMPUTE, 0, 'w', 1, 0}},
+     {8, 8},
+     {3, 3}},
+    {"arithmetic of two streams overlaps",
+     {{STREAM_REDUCE, 4, 'r', 1, 0}, {STREAM_COMPUTE, 3, 'e', 1, 0}, {STREAM_COMPUTE, 2, 'r', 2, 0}},
+     {6, 6},
+     {0, 0}}};
+
+static void add_stream_step(CommEvents *list, const StreamStep *step, int *starts) {
+    if (step->what == 'r' || step->what == 'e') {
+        StreamPoint point = ZERO;
+        point.at = list->count;
+        point.compute = step->compute;
+        point.event = step->number;
+        point.stream = (uint8_t)step->stream;
+        point.is_wait = step->what == 'e';
+        list->points.points[list->points.count++] = point;
+        list->points.events = (int32_t)max_i64(list->points.events, step->number);
+        return;
+    }
+    CommEvent event = ZERO;
+    event.stream = (uint8_t)step->stream;
+    event.stream_compute = step->compute;
+    event.is_wait = step->what == 'w';
+    event.slot = (uint8_t)(event.is_wait ? step->number : *starts);
+    event.axis = (uint8_t)step->number;
+    event.collective = step->what == 's' ? REDUCE_SCATTER : ALL_GATHER;
+    event.count = step->count;
+    event.dtype = DTYPE_BYTE;
+    event.peer = event.name = -1;
+    *starts += !event.is_wait;
+    comm_events_add(list, &event);
+}
+
+/* Four ranks do the same, tp 2 x dp_shard 2, at 1 byte per second. */
+static void test_streams_by_hand(void) {
+    const Mesh mesh = {4, {2, 1, 1, 2, 1}};
+    static CollectiveRate rates[AXES][COLLECTIVES];
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < COLLECTIVES; o++) rates[a][o].bandwidth = 1;
+    for (size_t i = 0; i < sizeof stream_cases / sizeof *stream_cases; i++) {
+        char problem[512] = "", name[300];
+        StreamPoint points[STREAM_STEPS];
+        double seconds[2], waited[2];
+        for (int apart = 0; apart < 2; apart++) {
+            CommEvents list = ZERO;
+            NameTable names = ZERO;
+            int starts = 0;
+            Simulation s;
+            comm_events_clear(&list, &names);
+            list.points.points = points;
+            for (const StreamStep *step = stream_cases[i].steps; step->what; step++)
+                add_stream_step(&list, step, &starts);
+            const CommEvents *lists[4] = {&list, &list, &list, &list};
+            simulation_open(&s, &mesh, lists, &mesh, (const CollectiveRate(*)[COLLECTIVES])rates, problem,
+                            sizeof problem);
+            int fits = simulation_run(&s) && simulate_streams(&s, apart);
+            seconds[apart] = fits ? s.seconds : NAN;
+            waited[apart] = s.ranks[3].waited[AXIS_TP];
+            simulation_close(&s);
+            free(list.events);
+        }
+        snprintf(name, sizeof name, "GPUs: %s", stream_cases[i].name);
+        CHECK(name,
+              !memcmp(seconds, stream_cases[i].seconds, sizeof seconds) &&
+                  !memcmp(waited, stream_cases[i].waited_tp, sizeof waited),
+              "%g and %g s, waits %g and %g s for tp %s", seconds[0], seconds[1], waited[0], waited[1], problem);
+    }
+}
+
+// ---------------------------------------------------------------------------
 // faults in the events of 16,384 ranks
 
 static int64_t find_event(const CommEvents *list, int collective, int axis, int64_t number) {
@@ -388,6 +507,29 @@ static Estimate estimate_by(const char *options, int world, DryRunKind kind, dou
     cluster_close(&cluster);
     end_job(j);
     return e;
+}
+
+/* What is exposed, by the cluster file of H100s. Before, tp's collectives ran on the compute stream, and fsdp's gathers
+ * and reductions, or the messages of a link, shared a communicator: dev/results/overlap.md. */
+static void test_exposed(void) {
+    static const struct {
+        const char *options;
+        int world;
+        double before; // exposed seconds
+    } layouts[] = {{"--model llama3-8b --tp 8 --batch 4 --seq 8192", 64, 0.2615},
+                   {"--model llama3-70b --tp 8 --batch 2 --seq 8192 --recompute selective", 64, 0.9012},
+                   {"--model llama3.1-405b --tp 8 --pp 16 --seq 8192 --batch 1 --accum 16 --pp-schedule interleaved "
+                    "--pp-chunks 8 --pp-light-ends --sharding shard_grad_op --accumulate local",
+                    512, 3.393}};
+    for (int i = 0; i < 3; i++) {
+        double memory;
+        char name[300];
+        Estimate e = estimate_by(layouts[i].options, layouts[i].world, DRY_RUN_PARTS, &memory);
+        snprintf(name, sizeof name, "%s, on %d H100s: at most half as much waiting as before", layouts[i].options,
+                 layouts[i].world);
+        CHECK(name, exposed_seconds(&e) <= 0.5 * layouts[i].before, "%.4g s, of %.4g s of communication; before %.4g s",
+              exposed_seconds(&e), e.communication[AXIS_TP] + e.communication[AXIS_FSDP], layouts[i].before);
+    }
 }
 
 /* Ranks with the same part of the model do the same at the same time, so that one of them is enough; tensor-parallel
@@ -573,8 +715,10 @@ static void test_simulate(void) {
     if (!CUDA_BUILD && FLOATX == DTYPE_BF16) test_search();
     if (!CUDA_BUILD) test_simulation_of_few();
     if (!CUDA_BUILD && FLOATX == DTYPE_BF16) test_paper();
+    if (!CUDA_BUILD && FLOATX == DTYPE_BF16) test_exposed();
     if (!CUDA_BUILD) {
         test_simulation_by_hand();
+        test_streams_by_hand();
         test_simulation_405b();
     }
     test_events(0, 0, &transport_threads);

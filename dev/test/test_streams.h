@@ -69,16 +69,30 @@ static void test_orders(void) {
             compare_bits("odd", 0, 2, 1, nccl, more, first, 0);
         }
     }
+    cuda_on_cpu.seed = before;
+    cuda_on_cpu.devices = devices;
+    bits_steps = 20;
+}
+
+/* The same with tensor parallelism and pipelines, whose sums are made in another order than one rank's. What two stages
+ * do to each other is seldom seen: more seeds. */
+static void test_mesh_orders(void) {
+    const Transport *nccl = transport_find("nccl");
+    StepBits first[20] = ZERO;
+    uint64_t before = cuda_on_cpu.seed;
+    int devices = cuda_on_cpu.devices;
     static const struct {
         const char *more;
         int world;
-    } meshes[] = {
-        {" --tp 2 --pp 2", 4}, {" --pp 2", 2}, {" --cp 2 --recompute full", 2}, {" --tp 2 --pp 2 --lora-rank 3", 4}};
+    } meshes[] = {{" --tp 2 --pp 2", 4},
+                  {" --pp 2", 2},
+                  {" --cp 2 --recompute full", 2},
+                  {" --tp 2 --pp 2 --lora-rank 3", 4},
+                  {" --tp 2 --dp-shard 2 --recompute every:2", 4}};
     cuda_on_cpu.devices = 4;
     bits_steps = 3;
-    for (int i = 0; i < 4; i++)
-        for (int seed = 0; seed < (i == 1 ? 16 : 8); seed++) { // their sums are made in another order than one rank's;
-                                                               // what two stages do to each other is seldom seen
+    for (int i = 0; i < 5; i++)
+        for (int seed = 0; seed < (i == 1 ? 16 : 8); seed++) {
             char more[160];
             int by_nccl = seed % 4 != 2;
             cuda_on_cpu.seed = (uint64_t)seed;
@@ -130,6 +144,8 @@ static void test_timeline_of_gpus(const Transport *transport) {
     Costs before = cuda_on_cpu.costs;
     cuda_on_cpu.costs.enqueue = 0.01;
     cuda_on_cpu.costs.launch = cuda_on_cpu.costs.product = 20; // a host that is ahead of its GPU
+    cuda_on_cpu.costs.exchanged_byte = 2e-3; // a reduction lasts longer than the clearing of the next gradient
+    cuda_on_cpu.costs.byte = 1e-3;
     TraceFound t = trace_run(file, 0, 2, 3, 0, transport);
     cuda_on_cpu.costs = before;
     snprintf(name, sizeof name,
@@ -144,11 +160,191 @@ static void test_timeline_of_gpus(const Transport *transport) {
     snprintf(name, sizeof name,
              "--trace on GPUs over %s: weights are gathered and gradients reduced while the compute stream computes",
              transport->name);
-    double least = transport == &transport_threads
-                       ? 2 / 3.0
-                       : 0.5; // over NCCL an axis has one exchange at a time: a reduction may be behind a gather
-    CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside >= least * b.reductions && b.gathers && b.reductions,
+    CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside * 3 >= b.reductions * 2 && b.gathers && b.reductions,
           "%d of %d gathers, %d of %d reductions", b.hidden, b.gathers, b.reduced_beside, b.reductions);
+}
+
+// ---------------------------------------------------------------------------
+// what runs beside what, by the emulator's clock
+
+typedef struct {
+    char name[80];
+    int lane;
+    int64_t start, end, bytes; // ns
+} Traced;
+
+enum { MOST_TRACED = 4096 };
+
+/* The ops and the communication of rank 0 in a timeline, in the order in which the rank started them. */
+static int read_traced(const char *path, Traced *events) {
+    char *text = read_text_file(path);
+    cJSON *root = cJSON_Parse(text), *e;
+    int count = 0;
+    cJSON_ArrayForEach(e, cJSON_GetObjectItemCaseSensitive(root, "traceEvents")) {
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
+        if (!kind || (strcmp(kind, "op") && strcmp(kind, "communication")) || json_ns(e, "pid")) continue;
+        if (count == MOST_TRACED) break;
+        Traced *t = &events[count++];
+        snprintf(t->name, sizeof t->name, "%s", cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name")));
+        t->lane = (int)(json_ns(e, "tid") / 1000);
+        t->start = json_ns(e, "ts");
+        t->end = t->start + json_ns(e, "dur");
+        const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(e, "args"), "bytes");
+        t->bytes = bytes ? (int64_t)bytes->valuedouble : 0;
+    }
+    cJSON_Delete(root);
+    free(text);
+    return count;
+}
+
+/* Three steps over NCCL of a model of six blocks, as a timeline. `byte`: microseconds of a collective per byte. */
+static int trace_blocks(const char *file, const char *more, int world, double byte, Traced *events) {
+    char path[256], config[256], arguments[1024];
+    Costs before = cuda_on_cpu.costs;
+    snprintf(config, sizeof config, "%s/six", scratch_dir);
+    mkdir(config, 0777);
+    snprintf(config, sizeof config, "%s/six/config.json", scratch_dir);
+    FILE *f = fopen(config, "w");
+    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":32,\"num_hidden_layers\":6,\"num_attention_heads\":4,\"num_"
+               "key_value_heads\":2,\"intermediate_size\":48,\"vocab_size\":64,\"max_position_embeddings\":64}");
+    fclose(f);
+    snprintf(path, sizeof path, "%s/%s", scratch_dir, file);
+    snprintf(arguments, sizeof arguments,
+             "--model %s/six --data %s --seq 16 --batch 2 --steps 3 --timeout 60 --transport nccl --trace %s%s",
+             scratch_dir, make_token_file("six.tok", 6000, 64, 0), path, more);
+    cuda_on_cpu.costs.enqueue = 0.01; // a host that is ahead of its GPU
+    cuda_on_cpu.costs.launch = cuda_on_cpu.costs.product = 20;
+    cuda_on_cpu.costs.exchanged_byte = byte;
+    traced_room = 0;
+    Job *j = make_job(arguments, world, transport_find("nccl"));
+    unlink(path);
+    launch(j, 0, trace_body);
+    end_job(j);
+    int count = read_traced(path, events);
+    cuda_on_cpu.costs = before;
+    return count;
+}
+
+/* When a collective has begun to move data: its duration by the emulator's costs before its end. */
+static double begun_at(const Traced *t, double byte) {
+    return (double)t->end - 1e3 * (cuda_on_cpu.costs.collective + byte * (double)t->bytes);
+}
+
+static void test_reductions_apart(void) {
+    static Traced events[MOST_TRACED];
+    const double byte = 0.02; // a block's gather takes about as long as its backward
+    int count = trace_blocks("apart.json", "", 2, byte, events), reductions = 0, beside = 0;
+    for (int i = 0; i < count; i++) {
+        const Traced *reduction = &events[i], *gather = NULL;
+        int block;
+        if (sscanf(reduction->name, "reduce_scatter: model.layers.%d", &block) != 1 || block < 2) continue;
+        for (int k = 0; k < i; k++) {
+            int gathered;
+            if (sscanf(events[k].name, "all_gather: model.layers.%d", &gathered) == 1 && gathered == block - 2)
+                gather = &events[k];
+        }
+        reductions++;
+        beside += gather && begun_at(reduction, byte) < (double)gather->end;
+    }
+    CHECK("over NCCL the reduce-scatter of block l begins before the all-gather of block l - 2 has ended",
+          reductions == 3 * 4 && beside == reductions, "%d of %d", beside, reductions);
+}
+
+/* How many of the communications of that name run beside an op of that name on the compute stream. */
+static int count_beside(const Traced *events, int count, const char *communication, const char *op) {
+    int found = 0;
+    for (int i = 0; i < count; i++) {
+        int beside = 0;
+        if (strcmp(events[i].name, communication)) continue;
+        for (int k = 0; k < count; k++)
+            beside |= events[k].lane == STREAM_COMPUTE && !strcmp(events[k].name, op) &&
+                      events[k].start < events[i].end && events[k].end > events[i].start;
+        found += beside;
+    }
+    return found;
+}
+
+static void test_tensor_parallel_beside(void) {
+    static Traced events[MOST_TRACED];
+    static const struct {
+        const char *communication, *op;
+        int of_blocks; // in a step of six blocks
+    } pairs[] = {{"reduce_scatter: d MLP input", "linear_backward_weight", 6},
+                 {"reduce_scatter: d attention input", "linear_backward_weight", 6},
+                 {"all_gather: d attention output", "linear_backward_weight", 6},
+                 {"all_gather: d MLP output", "linear_backward_weight", 5}, // not after the head
+                 {"all_gather: MLP input", "linear_backward_input", 6},
+                 {"all_gather: attention input", "attention_backward", 6}};
+    int count = trace_blocks("beside.json", " --tp 2", 2, 0.02, events);
+    for (int i = 0; i < (int)(sizeof pairs / sizeof *pairs); i++) {
+        char name[160];
+        int found = count_beside(events, count, pairs[i].communication, pairs[i].op);
+        snprintf(name, sizeof name, "tensor parallelism: the %s of a block runs beside %s", pairs[i].communication,
+                 pairs[i].op);
+        CHECK(name, found == 3 * pairs[i].of_blocks, "%d of %d", found, 3 * pairs[i].of_blocks);
+    }
+}
+
+/* The settings of NCCL's communicators and of the matmuls that run beside them, on one rank of a layout. */
+static int limits_seen[4]; // multiprocessors of tp's, fsdp's and its reductions' communicators; targets of matmuls
+static void see_limits(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    train_step(&o->trainer, 1);
+    const Comm *comm = &o->trainer.parallel.comm;
+    const Device *dev = &o->trainer.parallel.dev;
+    for (int i = 0; i < 3 && rank == 0; i++) {
+        static const int communicators[3] = {AXIS_TP, AXIS_FSDP, NCCL_REDUCTIONS};
+        ncclComm_t c = comm->nccl[communicators[i]];
+        limits_seen[i] = c ? c->config.maxCTAs : 0;
+    }
+    limits_seen[3] = rank ? limits_seen[3] : 0;
+    for (const CudaMatmulEntry *m = dev->cuda_matmuls->entries; m && rank == 0; m = m->next)
+        limits_seen[3] |= 1 << (m->target ? cuda_on_cpu.multiprocessors - m->target : 0) / 4; // in fours
+    close_rank(o);
+}
+
+static void test_limits(void) {
+    static const struct {
+        const char *more;
+        int world, limits[4];
+    } layouts[] = {{"", 2, {0, 8, 8, 1 << 2 | 1 << 4}}, // forward leaves 8 to the gathers, backward 16
+                   {" --tp 2 --dp-shard 2", 4, {16, 4, 4, 1 << 1 | 1 << 6}}, // 4; 16 + 4 + 4
+                   {" --tp 2", 2, {16, 0, 0, 1 << 0 | 1 << 4}},              // nothing; 16
+                   {" --sharding no_shard", 2, {0, 8, 0, 1 << 0 | 1 << 2}},
+                   {" --deterministic", 2, {0, 8, 8, 1 << 0}}}; // equal bits need equal algorithms
+    int multiprocessors = cuda_on_cpu.multiprocessors;
+    cuda_on_cpu.multiprocessors = 132;
+    for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
+        char arguments[512], name[160];
+        snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --batch 1 --timeout 60 --transport nccl%s",
+                 mesh_model(0), make_token_file("limits.tok", 3000, 64, 0), layouts[i].more);
+        Job *j = make_job(arguments, layouts[i].world, transport_find("nccl"));
+        launch(j, 0, see_limits);
+        end_job(j);
+        snprintf(name, sizeof name, "%d GPUs%s: what NCCL may occupy, matmuls beside it do not count on",
+                 layouts[i].world, layouts[i].more);
+        CHECK(name, !memcmp(limits_seen, layouts[i].limits, sizeof limits_seen),
+              "tp %d, fsdp %d, reductions %d of 132; left by matmuls, in fours: bits %#x", limits_seen[0],
+              limits_seen[1], limits_seen[2], limits_seen[3]);
+    }
+    cuda_on_cpu.multiprocessors = multiprocessors;
+}
+
+static void prepare_again(void *arg) {
+    static const char *const names[] = {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
+                                        "NCCL_LAUNCH_ORDER_IMPLICIT"};
+    for (int i = 0; i < 3; i++) unsetenv(names[i]);
+    if (arg) setenv(names[0], "4", 1);
+    device_prepare_process(1);
+    for (int i = 0; i < 3; i++) printf("%s ", getenv(names[i]) ? getenv(names[i]) : "none");
+}
+static void test_settings(void) {
+    char said[2][256];
+    int asked = 1;
+    child_says(prepare_again, NULL, said[0], sizeof said[0]);
+    child_says(prepare_again, &asked, said[1], sizeof said[1]);
+    CHECK("CUDA gets 32 hardware queues and kernels loaded at the start, and what the user has set stays",
+          !strcmp(said[0], "32 EAGER 1 ") && !strcmp(said[1], "4 EAGER 1 "), "'%s', '%s'", said[0], said[1]);
 }
 
 /* A host that fills its GPU's queue is held in a call that knows no deadline: it stays a few blocks ahead, however many
@@ -272,6 +468,10 @@ static void test_streams(void) {
     cuda_on_cpu.devices = 8;
     test_timeline_of_gpus(&transport_threads);
     test_timeline_of_gpus(nccl);
+    test_settings();
+    test_limits();
+    test_reductions_apart();
+    test_tensor_parallel_beside();
     test_queues(nccl);
     test_lost_gpus();
     test_strategies_of_gpus(nccl);

@@ -29,6 +29,7 @@ enum { MATMUL_CANDIDATES = 8 }; // of cuBLASLt's proposals, those that are tried
 
 typedef struct CudaMatmulEntry {
     MatmulKey key;
+    int target; // multiprocessors that it may count on; 0: all
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[3];
     cublasLtMatmulAlgo_t algorithms[1 + MATMUL_CANDIDATES]; // (count) in the order in which they are tried
@@ -40,6 +41,7 @@ typedef struct CudaMatmulEntry {
 typedef struct CudaMatmulCache {
     int plain; // 1: every matmul is the plain kernel (tests)
     int say;   // this rank prints a note about the first shape that cuBLASLt refuses
+    int target; // of the next matmul: see CudaMatmulEntry
     cublasLtHandle_t handle;
     void *workspace; // of this rank alone: needed for equal bits on each run (cuBLAS manual, Results Reproducibility)
     CudaMatmulEntry *entries; // made when a shape is first met
@@ -97,14 +99,19 @@ static int matmul_algorithms(CudaMatmulCache *cache, const CudaMatmulEntry *m, c
     return status == CUBLAS_STATUS_SUCCESS ? found : 0;
 }
 
-/* Describes a matmul to cuBLASLt. */
-static CudaMatmulEntry matmul_describe(const MatmulKey *key) {
+/* Describes a matmul to cuBLASLt, which may count on `target` multiprocessors; 0: on all. */
+static CudaMatmulEntry matmul_describe(const MatmulKey *key, int target) {
     const Matmul *p = &key->matmul;
     CudaMatmulEntry m;
     memset(&m, 0, sizeof m);
     m.key = *key;
+    m.target = target;
     cublas_check(cublasLtMatmulDescCreate(&m.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), // in fp32: no TF32
                  "describing a matmul");
+    const cublasLtMatmulDescAttributes_t of_target = CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET;
+    if (target)
+        cublas_check(cublasLtMatmulDescSetAttribute(m.desc, of_target, &m.target, sizeof(int32_t)),
+                     "describing a matmul");
     m.layout[0] = matmul_operand(&m, CUBLASLT_MATMUL_DESC_TRANSA, p->N, p->K, p->b_col, p->b_row);
     m.layout[1] = matmul_operand(&m, CUBLASLT_MATMUL_DESC_TRANSB, p->K, p->M, p->a_col, p->a_row);
     cublas_check(cublasLtMatrixLayoutCreate(&m.layout[2], p->c_float ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)p->N,
@@ -140,9 +147,9 @@ static CudaMatmulEntry *cuda_matmul_find(Device *dev, const Matmul *p, const voi
     CudaMatmulCache *cache = dev->cuda_matmuls;
     MatmulKey key = matmul_key(p, a, b, c);
     for (CudaMatmulEntry *m = cache->entries; m; m = m->next)
-        if (!memcmp(&m->key, &key, sizeof key)) return m;
+        if (!memcmp(&m->key, &key, sizeof key) && m->target == cache->target) return m;
     CudaMatmulEntry *m = (CudaMatmulEntry *)checked_malloc(sizeof *m);
-    *m = matmul_describe(&key);
+    *m = matmul_describe(&key, cache->target);
     const MatmulChoice *choice = dev->matmul_choices ? matmul_choice_find(dev->matmul_choices, &key) : NULL;
     if (choice && choice->is_chosen) matmul_prefer(cache, m, choice);
     matmul_propose(cache, m);
@@ -217,7 +224,9 @@ static int cublas_matmul(Device *dev, CudaMatmulEntry *m, void *c, const floatX 
 
 static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
     CudaMatmulCache *cache = dev->cuda_matmuls;
+    int left = dev->left_to_nccl[dev->op != OP_LINEAR_FORWARD];
     if (p->M == 0 || p->N == 0) return;
+    cache->target = left ? dev->multiprocessors - left : 0;
     if (!cache->plain) {
         if (cublas_matmul(dev, cuda_matmul_find(dev, p, a, b, c), c, a, b)) return;
         if (cache->say)
@@ -289,7 +298,7 @@ static void cuda_measure_matmul(Device *dev, MatmulChoice *choice, void *memory)
     const double round_seconds = 0.005;
     double seconds[1 + MATMUL_CANDIDATES];
     void *operands[3];
-    CudaMatmulEntry m = matmul_describe(&choice->key);
+    CudaMatmulEntry m = matmul_describe(&choice->key, 0);
     int best = -1;
     matmul_propose(dev->cuda_matmuls, &m);
     measure_operands(dev, &choice->key, (char *)memory, operands);
