@@ -31,8 +31,15 @@ inline Thread *on_hopper(Place at, const char *what) {
 alignas(1024) inline char async_view[SHARED_ARENA]; // byte by byte beside shared_arena
 inline bool async_used;                             // in the block that runs
 
+/* Which warp (its number + 1; 0: none) has stored 16 bytes by stmatrix last, and what: another warp's fence does not
+ * cover them. They have been overwritten since if their bytes are others. */
+inline uint8_t stored_by[SHARED_ARENA / 16];
+alignas(16) inline char stored[SHARED_ARENA];
+
 inline void use_async() { // what threads have written before is not in it
-    if (!async_used) memset(async_view, SHARED_POISON, sizeof async_view);
+    if (async_used) return;
+    memset(async_view, SHARED_POISON, sizeof async_view);
+    memset(stored_by, 0, sizeof stored_by);
     async_used = true;
 }
 
@@ -61,8 +68,21 @@ CUDA_ON_CPU_UNSEEN inline void publish(const char *from, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         if (from[i] != *in_async_view(from + i) && races_may_publish(from + i)) *in_async_view(from + i) = from[i];
 #else
-    memcpy(in_async_view(from), from, bytes);
+    for (size_t i = (size_t)(from - shared_arena), end = i + bytes; i < end;) {
+        const size_t next = std::min(i / 16 * 16 + 16, end);
+        const int warp = stored_by[i / 16] - 1;
+        if (warp < 0 || warp == current->warp || memcmp(stored + i, shared_arena + i, next - i))
+            memcpy(async_view + i, shared_arena + i, next - i);
+        i = next;
+    }
 #endif
+}
+
+/* After a warp has stored 16 bytes. */
+CUDA_ON_CPU_UNSEEN inline void remember_stored(const void *p, int warp) {
+    const size_t at = (size_t)((const char *)p - shared_arena);
+    stored_by[at / 16] = (uint8_t)(warp + 1);
+    memcpy(stored + at, p, 16);
 }
 
 /* What differs between the two views is published, in pieces that mostly do not. */

@@ -399,6 +399,7 @@ CUDA_ON_CPU_UNSEEN inline void store_matrices(void *const *lane, uint32_t) {
     const StoreMatrix *const *s = (const StoreMatrix *const *)lane;
     for (int i = 0; i < 4; i++)
         for (int t = 0; t < WARP; t++) memcpy(s[8 * i + t / 4]->row + t % 4 * 2, &s[t]->registers[i], 4);
+    for (int t = 0; t < WARP; t++) remember_stored(s[t]->row, current->warp);
 }
 
 } // namespace emu
@@ -425,6 +426,7 @@ CUDA_ON_CPU_UNSEEN inline void ptx_stmatrix_x4(void *shared_row, const uint32_t 
                                                emu::Place at = emu::Place::here()) {
     const char *what = "stmatrix.x4";
     emu::on_hopper(at, what);
+    emu::use_async();
     if ((uintptr_t)shared_row % 16) emu::fail(&at, "%s: row address %p is not aligned to 16 bytes", what, shared_row);
     if (!emu::shared_region(shared_row, 16))
         emu::fail(&at, "%s: row address %p is not in the block's shared memory", what, shared_row);
