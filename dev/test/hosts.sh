@@ -134,8 +134,8 @@ same_results() {
     done
 }
 
-# Ranks with a GPU each, of the emulator, over NCCL, which dev/cuda_on_cpu/nccl_processes.h emulates over MPI. Every host
-# has two GPUs, so a rank's GPU is its number on its host; a host with more ranks than GPUs is refused.
+# Ranks with a GPU each, of the emulator, over NCCL, which dev/cuda_on_cpu/nccl_processes.h emulates over MPI. Every
+# host has two GPUs, so a rank's GPU is its number on its host; a host with more ranks than GPUs is refused.
 gpus() {
     local launcher out reference program=build/cuda-on-mpi-fp32/train_llama3_cuda
     CUDA_ON_CPU_DEVICES=4 build/cuda-on-cpu-fp32/train_llama3_cuda "${train[@]}" --steps 4 --deterministic --ranks 4 \
