@@ -407,9 +407,9 @@ static const Version backward_versions[] = {
      backward_tiles},
 #ifdef PRECISION_BF16
     {"3 mma.sync",
-     "On tensor cores. Blocks that own keys compute all five matmuls, and dq is summed in fp32 by atomic additions. Where "
-     "there would be fewer than 256 blocks, the query heads of a group are divided over blocks, whose dk and dv are then "
-     "added.",
+     "On tensor cores. Blocks that own keys compute all five matmuls, and dq is summed in fp32 by atomic additions. "
+     "Where there would be fewer than 256 blocks, the query heads of a group are divided over blocks, whose dk and dv "
+     "are then added.",
      backward_mma},
     {"4 wgmma, twice",
      "As the second step, in a fixed order of additions, but by wgmma on tiles that a producer warp loads by TMA. P "

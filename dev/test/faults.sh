@@ -636,7 +636,7 @@ more "gathered tokens are read before they have arrived" tensor_parallel.h \
     's|    comm_wait(tp->comm, &tp->gathers\[buffer\]);||' \
     mesh-orders "have seed 0's bits|is started while its request is in flight"
 
-edit='s|^    prefetch_d_x(m, l);||; s|^    norm_backward(m, w->d_attn_norm.*|    prefetch_d_x(m, l);\n&|'
+edit='s|^        prefetch_d_x(m, l);||; s|^        norm_backward(m, w->d_attn_norm.*|        prefetch_d_x(m, l);\n&|'
 more "the residual stream's gradient is gathered before it is whole" train_llama3.cu "$edit" \
     mesh-orders "have seed 0's bits"
 

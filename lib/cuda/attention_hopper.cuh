@@ -53,8 +53,8 @@ template <int HD> static void attention_hopper_forward_launch(Device *dev, Hoppe
     h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
     h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
     h->out = hopper_map(dev, a->out, s, s->Tq, s->NH, s->o_stride, 64);
-    int64_t tiles = attention_blocks(s, s->NH, s->Tq, Z::QUERIES);
-    ATTENTION_KERNEL(attention_forward_hopper<HD>, min_i64(tiles, dev->multiprocessors - dev->left_to_nccl[0]), HOPPER_THREADS, Z::BYTES, *h);
+    int64_t tiles = attention_blocks(s, s->NH, s->Tq, Z::QUERIES), most = dev->multiprocessors - dev->left_to_nccl[0];
+    ATTENTION_KERNEL(attention_forward_hopper<HD>, min_i64(tiles, most), HOPPER_THREADS, Z::BYTES, *h);
 }
 
 /* dk, dv, and dq in a fixed order of additions. */
