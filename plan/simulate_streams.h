@@ -97,7 +97,7 @@ static int line_of_event(const CommEvent *e, int reductions_apart, SimChannel *c
     return (int)NCCL_LINKS + (int)NCCL_TURNS * i + channels[i].messages++ % NCCL_TURNS;
 }
 
-static StreamProgram program_open(const CommEvents *list, int reductions_apart) {
+static StreamProgram stream_program_open(const CommEvents *list, int reductions_apart) {
     StreamProgram p = ZERO;
     int32_t started_by[COMM_EVENT_SLOTS];
     SimChannel channels[CHANNELS] = ZERO;
@@ -301,7 +301,7 @@ static void streams_open(StreamSimulation *t, Simulation *s, int reductions_apar
         SimRank *whole = rank_of_part(t, rank);
         int i = 0;
         while (i < t->num_programs && t->programs[i].list != whole->list) i++;
-        if (i == t->num_programs) t->programs[t->num_programs++] = program_open(whole->list, reductions_apart);
+        if (i == t->num_programs) t->programs[t->num_programs++] = stream_program_open(whole->list, reductions_apart);
         stream_rank_open(&t->ranks[rank], &t->programs[i]);
         memset(whole->waited, 0, sizeof whole->waited);
     }
