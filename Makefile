@@ -32,7 +32,7 @@ BF16_CPU  := $(shell grep -qwE -m1 'avx512_bf16|bf16' /proc/cpuinfo 2>/dev/null 
 BF16_FAST := $(if $(BF16_CPU),$(or $(HAVE_ONEDNN),$(filter aarch64,$(shell uname -m 2>/dev/null))))
 PRECISION ?= $(if $(BF16_FAST),bf16,fp32)
 ifeq ($(filter $(PRECISION),fp32 bf16),)
-$(error PRECISION=$(PRECISION): expected fp32 or bf16)
+$(error PRECISION=$(PRECISION): this program has no arithmetic in $(PRECISION); expected fp32 or bf16)
 endif
 BUILD := build/cpu-$(PRECISION)
 # -ffp-contract=fast: a fused multiply-add wherever the source has a*b+c, the same in every loop

@@ -94,10 +94,11 @@ static inline int device_count(void) {
     cuda_check(error, "looking for a GPU");
     cudaDeviceProp gpu;
     cuda_check(cudaGetDeviceProperties(&gpu, 0), "asking for the GPU's properties");
+    const char *generation = gpu.major == 7 && gpu.minor == 5 ? "Turing, as a T4 has" : "older than Turing";
     if (gpu.major < 8)
-        user_error("%s has compute capability %d.%d, but 8.0 (Ampere) or newer is needed: use ./train_llama3, which "
-                   "runs on the CPU",
-                   gpu.name, gpu.major, gpu.minor);
+        user_error("%s has compute capability %d.%d (%s), but 8.0 (Ampere) or newer is needed: use ./train_llama3, "
+                   "which runs on the CPU",
+                   gpu.name, gpu.major, gpu.minor, generation);
     return count;
 }
 

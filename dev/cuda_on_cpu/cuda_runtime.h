@@ -210,7 +210,7 @@ struct Costs {                                    // of the logical clock (event
 
 struct CudaOnCpu {
     uint64_t seed = 1; // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
-    int chip = 90;     // CUDA_ON_CPU_CHIP: 70, 80, 86, 89 or 90, with or without sm_: compute capability and limits
+    int chip = 90;     // CUDA_ON_CPU_CHIP: 70, 75, 80, 86, 89 or 90, with or without sm_: compute capability and limits
     size_t memory = 80ull << 30; // CUDA_ON_CPU_MEMORY: bytes of one device
     int devices = 1;             // CUDA_ON_CPU_DEVICES
     int multiprocessors = 8;
@@ -284,13 +284,14 @@ __attribute__((noreturn, format(printf, 2, 3))) inline void fail(const Place *at
 
 inline const Limits &chip_limits() {
     static const Limits known[] = {{70, 98304, 98304, 2048, 32},
+                                   {75, 65536, 65536, 1024, 16},
                                    {80, 166912, 167936, 2048, 32},
                                    {86, 101376, 102400, 1536, 16},
                                    {89, 101376, 102400, 1536, 24},
                                    {90, 232448, 233472, 2048, 32}};
     for (const Limits &l : known)
         if (l.chip == cuda_on_cpu.chip) return l;
-    fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 70, 80, 86, 89 or 90", cuda_on_cpu.chip);
+    fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 70, 75, 80, 86, 89 or 90", cuda_on_cpu.chip);
 }
 
 inline uint64_t random_state, random_seed = ~0ull;

@@ -242,8 +242,15 @@ refusals() {
     CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
     local old='^error: the NVIDIA driver supports CUDA 12\.4, but this program was built with CUDA 13\.[0-9]: '
     CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "${old}install a newer driver" 1 "${train[@]}" --steps 1
-    CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, but 8\.0.*needed" 1 \
-        "${train[@]}" --steps 1
+    CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" \
+        "^error: .*compute capability 7\.0 \(older than Turing\), but 8\.0.*needed" 1 "${train[@]}" --steps 1
+    CUDA_ON_CPU_CHIP=sm_75 bad "a GPU like a T4" \
+        "^error: .*compute capability 7\.5 \(Turing, as a T4 has\), but 8\.0.*needed" 1 "${train[@]}" --steps 1
+    if make --no-print-directory -C "$top" -n PRECISION=fp8 >.out 2>&1; then
+        fail "fp8 is refused by name" "make takes it"
+    elif grep -q "PRECISION=fp8: this program has no arithmetic in fp8" .out; then
+        pass "fp8 is refused by name" "$(grep -m1 -o 'PRECISION=.*' .out)"
+    else fail "fp8 is refused by name" "$(head -n 2 .out)"; fi
     CUDA_ON_CPU_MEMORY=4000000000000 bad "more memory to pin than the host has" \
         "^error: the run needs [0-9.]+ GB of pinned memory on this host for 1 rank, but [0-9.]+ GB are free" 1 \
         --model llama3-70b --vocab-size 600 --data text/train.tok --seq 64 --batch 1 --steps 1 --offload all

@@ -311,6 +311,19 @@ static void test_attention_hopper(KernelTest *t, void (*run)(KernelTest *)) {
         printf("not run: attention by wgmma and TMA, which need a GPU of compute capability 9.0\n");
         return;
     }
+#ifdef CUDA_ON_CPU
+    int *scratch = (int *)test_floats(t, 1, 1);
+    cuda_on_cpu.tensor_maps = 0;
+    const char *missing = attention_open(&t->dev[1], 1, scratch);
+    CHECK("a driver without tensor maps is named, and attention keeps to mma.sync",
+          missing && strstr(missing, "no tensor maps") && strstr(missing, "CUDA 12") && !t->dev[1].hopper_attention,
+          "%s", missing ? missing : "no word of it");
+    cuda_on_cpu.tensor_maps = 1;
+    missing = attention_open(&t->dev[1], 0, scratch);
+    if (missing) run_failure("attention by wgmma cannot run: %s", missing);
+    test_free_all(t);
+    t->random = t->seed; // the same numbers as without this check
+#endif
     t->variant = ", by wgmma and TMA";
     for (int i = 1; i <= TEST_THREADS; i++) t->dev[i].hopper_attention = 1;
     run(t);

@@ -108,35 +108,31 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
 #define HOPPER_ATTENTION 0
 #endif
 
-/* Finds out whether the kernels of attention_hopper.cuh can run: on a GPU of compute capability 9.0, built for sm_90a,
- * with a driver that makes tensor maps. With `say`, a note tells what is missing if this build would use them.
- * `scratch`: 4 bytes of the GPU's memory. */
-static void attention_open(Device *dev, int say, int *scratch) {
+/* Finds out whether the kernels of attention_hopper.cuh can run, and with `wanted` turns them on. Returns what keeps
+ * them from running on a GPU of compute capability 9.0, in words; otherwise NULL. `scratch`: 4 bytes of the GPU's
+ * memory. */
+static const char *attention_open(Device *dev, int wanted, int *scratch) {
 #ifdef PRECISION_BF16
     int major = 0, minor = 0, has_code = 0;
-    const char *missing = NULL;
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->gpu),
-               "asking for the GPU's capability");
-    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->gpu),
-               "asking for the GPU's capability");
-    if (major != 9 || minor != 0) return;
+    const char *what = "asking for the GPU's compute capability";
+    dev->encode_tensor_map = NULL;
+    dev->hopper_attention = 0;
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->gpu), what);
+    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->gpu), what);
+    if (major != 9 || minor != 0) return NULL;
     KERNEL(dev, hopper_code_kernel, 1, 1, 0, scratch);
     device_read(dev, &has_code, scratch, sizeof has_code);
-    if (has_code) dev->encode_tensor_map = (void *)hopper_map_encoder();
-    dev->hopper_attention = HOPPER_ATTENTION && dev->encode_tensor_map;
-    if (!has_code) missing = "this program was not compiled for sm_90a: build with make CUDA=1";
-    else if (!dev->encode_tensor_map)
-        missing = "the NVIDIA driver has no tensor maps (cuTensorMapEncodeTiled): install one for CUDA 12 or newer";
-    if (say && HOPPER_ATTENTION && missing)
-        fprintf(stderr,
-                "note: attention uses the kernels for compute capability 8.0, up to twice as slow on this GPU as those "
-                "for 9.0, because %s\n",
-                missing);
+    if (!has_code) return "this program was not compiled for sm_90a: build with make CUDA=1";
+    dev->encode_tensor_map = (void *)hopper_map_encoder();
+    if (!dev->encode_tensor_map)
+        return "the NVIDIA driver has no tensor maps (cuTensorMapEncodeTiled): install one for CUDA 12 or newer";
+    dev->hopper_attention = wanted;
 #else
     (void)dev;
-    (void)say;
+    (void)wanted;
     (void)scratch;
 #endif
+    return NULL;
 }
 
 // ---------------------------------------------------------------------------

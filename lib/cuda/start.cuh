@@ -27,7 +27,12 @@ static void cuda_ops_open(Device *dev, int say) {
     dev->cuda_matmuls = cache;
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
-    attention_open(dev, say, (int *)workspace);
+    const char *missing = attention_open(dev, HOPPER_ATTENTION, (int *)workspace);
+    if (missing && HOPPER_ATTENTION && say)
+        fprintf(stderr,
+                "note: attention uses the kernels for compute capability 8.0, up to twice as slow on this GPU as those "
+                "for 9.0, because %s\n",
+                missing);
     cache->workspace = workspace;
     const void *kernels[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
     for (int i = 0; i < 2; i++) // more than 48 KB of shared memory must be asked for
