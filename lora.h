@@ -3,7 +3,7 @@
  * A linear layer computes y = x W^T. An adapter leaves W frozen and trains two small matrices, A (rank, IC) and B (OC,
  * rank), that add to it: y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one matmul (Q, K and V;
  * gate and up) have an adapter each. Without adapters each call is the matmul alone. In the comments on parameters, "="
- * after a shape means that the call overwrites the tensor, "+=" that it adds to it.
+ * after a shape means that the call overwrites the tensor.
  */
 #ifndef LORA_H
 #define LORA_H

@@ -5,8 +5,9 @@
  * So does the embedding, which is split by token id. Between them, in the residual stream and the norms, each rank has
  * only its n = N / size tokens. So a sublayer starts with an all-gather of its input's tokens and ends with a
  * reduce-scatter of its output's; backward does the same with gradients. On one rank these calls neither copy nor send.
- * Collectives run on a stream of their own: what computes between a start and its wait hides them.
- * In the comments on parameters, "=" after a shape means that the call overwrites the tensor.
+ * Collectives of tokens run on a stream of their own, so that what computes between a start and its wait hides them;
+ * the loss's all-gather runs on the compute stream. In the comments on parameters, "=" after a shape means that the
+ * call overwrites the tensor.
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H

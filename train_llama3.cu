@@ -17,7 +17,7 @@
 #include "tensor_parallel.h"       // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
 #include "context_parallel.h"      // defines: cp_all_gather_kv, cp_reduce_scatter_kv
 #include "pipeline_parallel.h"     // defines: Pipeline, pipeline_receive, pipeline_send
-#include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward
+#include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward_input, lora_linear_backward_…
 #include "dataloader.h"            // defines: Dataset, Loader, StepBatch, loader_next, read_window
 #include "tokenizer.h"             // defines: Tokenizer, print_token
 #include "run/options.h"           // defines: Options, options_parse, options_write
@@ -121,8 +121,8 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 }
 
 // ---------------------------------------------------------------------------
-// a block, backward. Each function mirrors its forward and the norm before it, last line first. A weight matrix has its
-// gradient computed later, while a tensor-parallel collective runs that the gradients of activations wait for
+// a block, backward. Each function mirrors its forward and the norm before it, last line first. A weight matrix's
+// gradient is computed later than its input's gradient, while a tensor-parallel collective runs: nothing waits for it
 //
 // m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
 // the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.

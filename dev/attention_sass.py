@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""attention_sass.py PROGRAM: what the machine code of attention's Hopper kernels makes of one tile, and what follows.
+"""attention_sass.py PROGRAM: counts the instructions of a tile in attention's Hopper kernels and estimates their speed.
 
 PROGRAM is a CUDA build for sm_90a, for example build/cuda-bf16/test_llama3_cuda. Needs cuobjdump and nvdisasm in the
 PATH (PyPI: nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm). For each kernel the script finds the loop over tiles, follows
@@ -18,8 +18,8 @@ MULTIPROCESSORS, CLOCK, TENSOR_FLOPS = 132, 1.755e9, 4096
 # Guide, "Arithmetic Instructions", compute capability 9.0: results per cycle and multiprocessor of 128, 64, 32 or 16)
 UNITS = [
     ("exp2", r"MUFU", 8),
-    ("fp32", r"FFMA|FADD|FMUL|IMAD|MOV", 1),
-    ("min, compare, integer", r"FMNMX|FSETP|FSEL|ISETP|LOP3|IADD|SHF|SEL|PLOP3|LEA|PRMT|VOTE|R2P|P2R|CS2R|S2R", 2),
+    ("fp32", r"FFMA|FADD|FMUL|MOV", 1),
+    ("min, compare, integer", r"IMAD|FMNMX|FSETP|FSEL|ISETP|LOP3|IADD|SHF|SEL|PLOP3|LEA|PRMT|VOTE|R2P|P2R|CS2R|S2R", 2),
     ("conversion", r"F2F|I2F|F2I", 2),
     ("shuffle", r"SHFL", 4),
     ("shared memory", r"LDS|STS|STSM|LDSM", 4),
@@ -28,7 +28,7 @@ UNITS = [
     ("wgmma", r"HGMMA", 1),
     ("barriers and waits", r"SYNCS|BAR|WARPGROUP|WARPSYNC|DEPBAR|MEMBAR|FENCE|ERRBAR|BRA|NOP|ELECT|CCTL|BSSY|BSYNC", 1),
 ]
-# The least that a kernel must reach to be worth its place, TFLOP/s at heads of 128, 8,192 tokens, causal
+# This project's acceptance bounds, not from a paper: TFLOP/s at heads of 128, 8,192 tokens, causal
 T, BOUNDS = 8192, {"attention_forward_hopper<128>": 560, "attention_backward_hopper<128, 1>": 480}
 # FlashAttention-3's published figures on an H100 SXM for the same tokens; backward's is without a causal mask
 PUBLISHED = {"attention_forward_hopper<128>": 602, "attention_forward_hopper<64>": 460,
@@ -253,7 +253,7 @@ def report(name, code):
     share = 100 * simulated / flops / rate
     if short_name(name) in BOUNDS:
         least = BOUNDS[short_name(name)]
-        print(" %d TFLOP/s, the least that is asked for, are %.0f %% of it." % (least, share * least), end="")
+        print(" %d TFLOP/s, this project's bound, are %.0f %% of it." % (least, share * least), end="")
     if short_name(name) in PUBLISHED:
         published = PUBLISHED[short_name(name)]
         print(" FlashAttention-3's published %d TFLOP/s are %.0f %%." % (published, share * published), end="")

@@ -9,8 +9,8 @@
 #include "comm.h"
 #include <signal.h>
 
-/* The axes with collectives of GPU memory. A communicator takes memory, so the other axes have none. On pp each link
- * has one: a direction to or from a neighbor. */
+/* The axes with collectives of GPU memory. A communicator takes memory, so the other axes have none. On pp each
+ * link, which is a direction to or from a neighbor, has NCCL_TURNS of them. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 
 /* The communicators of a rank's links to its neighbors in a pipeline; two ranks are each other's next and previous. */

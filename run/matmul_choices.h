@@ -10,7 +10,7 @@
 #include "../lib/comm.h" // defines: Comm, all_gather_now, comm_alive
 #include "../lib/json.h" // defines: json_read_object, json_number, json_add_integer
 #include "../lib/ops.h"  // defines: MatmulChoices, MatmulLibrary, ops_matmul_library, ops_measure_matmul
-#include "out_dir.h"     // defines: write_all, sync_directory
+#include "out_dir.h"     // defines: write_all
 
 static const char *const matmul_fields[] = {
     "M",     "N",       "K",   "a_row",     "a_col",     "b_row",    "b_col",
@@ -136,9 +136,10 @@ static void choices_spread(Comm *comm, MatmulChoices *choices) {
         choices->count = 0; // in the order of members, which is the same on all of them
         for (int m = 0; m < members; m++)
             for (int i = 0; i < all[m].count; i++) {
-                matmul_choice_add(choices, &all[m].list[i].key);
+                int is_new = !matmul_choice_find(choices, &all[m].list[i].key);
+            matmul_choice_add(choices, &all[m].list[i].key);
                 MatmulChoice *mine = matmul_choice_find(choices, &all[m].list[i].key);
-                if (mine && !mine->is_chosen) *mine = all[m].list[i];
+                if (mine && (is_new || (!mine->is_chosen && all[m].list[i].is_chosen))) *mine = all[m].list[i];
             }
         free(all);
     }

@@ -408,6 +408,7 @@ inline void ptx_wgmma_fence(emu::Place at = emu::Place::here()) { emu::wgmma_fen
 inline void ptx_wgmma_commit(emu::Place at = emu::Place::here()) { emu::wgmma_commit(at); }
 template <int N> inline void ptx_wgmma_wait(emu::Place at = emu::Place::here()) { emu::wgmma_wait(N, at); }
 template <int R> inline void ptx_wgmma_settle(float (&)[R]) {}
+template <int R> inline void ptx_wgmma_settle(uint32_t (&)[R]) {}
 
 template <int TRANSPOSED_A, int TRANSPOSED_B, int R>
 CUDA_ON_CPU_UNSEEN inline void ptx_wgmma(float (&d)[R], uint64_t a, uint64_t b, int accumulate,

@@ -1,15 +1,18 @@
 /* attention_hopper.cuh: launches of the attention kernels for GPUs of compute capability 9.0 (H100, H200).
  *
  * After FlashAttention-3 (Shah et al. 2024). A block has two consumer warpgroups, which compute by wgmma, and one
- * producer warp, which loads tiles by TMA. They meet at mbarriers: a stage of shared memory is full when its bytes have
- * arrived, and empty when all warps of the consumers have read it. The formulas are those of attention_mma.cuh, whose
- * mask and softmax these kernels use.
+ * producer warp, which loads tiles by TMA. They synchronize by mbarriers: a stage of shared memory is full when its
+ * bytes have arrived, and empty when all warps of the consumers have read it. The formulas are those of
+ * attention_mma.cuh, whose mask and softmax these kernels use.
  */
 #ifndef CUDA_ATTENTION_HOPPER_CUH
 #define CUDA_ATTENTION_HOPPER_CUH
 #include "attention_hopper_backward.cuh" // defines: attention_backward_hopper, attention_queries_hopper
 #include "attention_hopper_forward.cuh"  // defines: attention_forward_hopper
 #include <cudaTypedefs.h>                // defines: PFN_cuTensorMapEncodeTiled_v12000
+#if !defined(CUDA_ON_CPU) && CUDART_VERSION < 12050
+#error "The CUDA build needs CUDA toolkit 12.5 or newer"
+#endif
 
 #ifdef PRECISION_BF16
 /* Asks the driver for its function that makes tensor maps; NULL if it has none. */
@@ -53,7 +56,8 @@ template <int HD> static void attention_hopper_forward_launch(Device *dev, Hoppe
     h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
     h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
     h->out = hopper_map(dev, a->out, s, s->Tq, s->NH, s->o_stride, 64);
-    int64_t tiles = attention_blocks(s, s->NH, s->Tq, Z::QUERIES), most = dev->multiprocessors - dev->left_to_nccl[0];
+    int64_t tiles = attention_blocks(s, s->NH, s->Tq, Z::QUERIES);
+    int64_t most = dev->multiprocessors - dev->left_to_nccl[dev->recomputing];
     ATTENTION_KERNEL(attention_forward_hopper<HD>, min_i64(tiles, most), HOPPER_THREADS, Z::BYTES, *h);
 }
 

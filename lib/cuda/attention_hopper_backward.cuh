@@ -20,7 +20,7 @@ template <int HD> struct HopperBackward {
     static constexpr int KEYS = 64 * HOPPER_CONSUMERS, QUERIES = 8192 / HD, N = QUERIES / 8, TILE = QUERIES * HD;
     static constexpr int K = 0, V = KEYS * HD;                     // (KEYS, HD), offsets in bf16 elements
     static constexpr int Q = 2 * V, DO = Q + HOPPER_STAGES * TILE; // (stages, QUERIES, HD)
-    static constexpr int DS = DO + HOPPER_STAGES * TILE;           // (2, KEYS, QUERIES) of this step and the last
+    static constexpr int DS = DO + HOPPER_STAGES * TILE;           // (2, KEYS, QUERIES): of this step, of the previous
     static constexpr int ROWS = DS + 2 * KEYS * QUERIES;           // (2, stages, QUERIES) floats: lse2, D
     static constexpr int BYTES =
         ROWS * (int)sizeof(bf16) + 2 * HOPPER_STAGES * QUERIES * (int)sizeof(float) + PANEL_SLACK;
@@ -87,17 +87,13 @@ template <int N> DEVICE void backward_probabilities(float (&c)[1][N][4], const f
         UNROLL for (int e = 0; e < 4; e++) c[0][n][e] = ptx_exp2(fmaf(c[0][n][e], scale2, e % 2 ? -row.y : -row.x));
     }
 }
-/* dp = dS^T = P^T (dP^T - D), from dp = dP^T and the rounded P^T. */
+/* dp = dS^T = P^T (dP^T - D), from dp = dP^T. P^T is read in fp32: its bf16 registers belong to the wgmma of dV until
+ * that has been waited for (PTX ISA, wgmma.wait_group). */
 template <int N>
-DEVICE void backward_d_scores(float (&dp)[1][N][4], const uint32_t (&w_p)[1][N / 2][4], const float *D) {
+DEVICE void backward_d_scores(float (&dp)[1][N][4], const float (&p)[1][N][4], const float *D) {
     UNROLL for (int n = 0; n < N; n++) {
         const float2 row = *(const float2 *)(const void *)(D + n * 8 + opaque_lane() % 4 * 2);
-        UNROLL for (int half = 0; half < 2; half++) {
-            const uint32_t two = w_p[0][n / 2][n % 2 * 2 + half];
-            float *x = &dp[0][n][2 * half];
-            x[0] = __uint_as_float(two << 16) * (x[0] - row.x);
-            x[1] = __uint_as_float(two & 0xFFFF0000u) * (x[1] - row.y);
-        }
+        UNROLL for (int e = 0; e < 4; e++) dp[0][n][e] = p[0][n][e] * (dp[0][n][e] - (e % 2 ? row.y : row.x));
     }
 }
 
@@ -138,11 +134,19 @@ DEVICE void backward_steps(const AttentionCall &a, const HopperBackwardPlace &p,
         if (a.s.q_doc || key + 64 > query_position(&a.s, t) + 1 || p.key + Z::KEYS > a.s.Tk)
             mma_mask<1>(c, sequence_of(a.s, p.b), t, key + warp * 16);
         backward_probabilities(c, lse2 + stage * Z::QUERIES, a.scale2);
-        mma_pack(w_p, c, 1);
-        wgmma_weighted<HD>(dv, w_p, dos);
-        wgmma_finish<1>(dp);
-        backward_d_scores(dp, w_p, D + stage * Z::QUERIES);
-        mma_pack(w_ds, dp, 1);
+        if (HD == 128) { // dS is computed while dV is
+            mma_pack(w_p, c, 1);
+            wgmma_weighted<HD>(dv, w_p, dos);
+            wgmma_finish<1>(dp);
+            backward_d_scores(dp, c, D + stage * Z::QUERIES);
+            mma_pack(w_ds, dp, 1);
+        } else { // tiles of more queries: not enough registers for P in fp32 beside the wgmma of dV
+            wgmma_finish<0>(dp);
+            backward_d_scores(dp, c, D + stage * Z::QUERIES);
+            mma_pack(w_ds, dp, 1);
+            mma_pack(w_p, c, 1);
+            wgmma_weighted<HD>(dv, w_p, dos);
+        }
         if (WITH_DQ) {
             hopper_store(ds + g * 64 * PANEL, Z::KEYS, w_ds, warp);
             ptx_fence_proxy_async();
@@ -150,7 +154,7 @@ DEVICE void backward_steps(const AttentionCall &a, const HopperBackwardPlace &p,
             backward_dq_start<HD>(dq, ds, ks, g);
         }
         wgmma_weighted<HD>(dk, w_ds, qs);
-        ptx_wgmma_wait<1>(); // all but dk
+        ptx_wgmma_wait<1>(); // dV and dQ are done; dK may still run
         pipeline_release(&barriers->dout, n);
         if (WITH_DQ) {
             ptx_wgmma_settle(accumulator(dq));

@@ -41,7 +41,7 @@ DEVICE void pipeline_init(HopperPipeline *p) {
         ptx_mbarrier_init(&p->empty[i], 4 * HOPPER_CONSUMERS); // an arrival of each warp
     }
 }
-/* The producer waits until tile n's stage is empty, and announces its bytes. */
+/* The producer waits until tile n's stage is empty, and announces its bytes. Returns the mbarrier for the loads. */
 DEVICE uint64_t *pipeline_fill(HopperPipeline *p, int n, int bytes) {
     ptx_mbarrier_wait(&p->empty[n % HOPPER_STAGES], (n / HOPPER_STAGES + 1) % 2);
     ptx_mbarrier_arrive_expect(&p->full[n % HOPPER_STAGES], bytes);
@@ -82,8 +82,10 @@ DEVICE void wgmma_scores(float (&c)[1][N][4], const bf16 *a, int a_rows, const b
 
 /* Starts c (64, HD) += w (64, 16 K) b (16 K, HD): a weighted sum of the rows of tile b; w is in registers. */
 template <int HD, int K>
-DEVICE void wgmma_weighted(float (&c)[1][HD / 8][4], const uint32_t (&w)[1][K][4], const bf16 *b) {
+DEVICE void wgmma_weighted(float (&c)[1][HD / 8][4], uint32_t (&w)[1][K][4], const bf16 *b) {
     const uint64_t y = shared_matrix(b, 16 * K * PANEL_BYTES);
+    ptx_wgmma_settle(accumulator(c));
+    UNROLL for (int k = 0; k < K; k++) ptx_wgmma_settle(w[0][k]);
     ptx_wgmma_fence();
     UNROLL for (int k = 0; k < K; k++) ptx_wgmma<1>(accumulator(c), w[0][k], y + k * 16 * PANEL_BYTES / 16, 1);
     ptx_wgmma_commit();

@@ -1,9 +1,9 @@
 /* attention_hopper_forward.cuh: attention forward for GPUs of compute capability 9.0, in bf16, heads of 64 or 128.
  *
- * A block computes one tile of 128 queries after the other, consumer g its rows 64 g … 64 g + 63. In the steady state a
- * consumer starts the scores of keys j and the weighted sum of the values before them, and takes exponentials of the
- * scores while the sum is computed. The consumers take turns in starting matmuls, so that one computes exponentials
- * while the tensor cores work for the other.
+ * A block computes one tile of 128 queries after the other, consumer g its rows 64 g … 64 g + 63. In each step of the
+ * loop a consumer starts Q K^T of this tile of keys and P V of the previous one, and computes the softmax of this one
+ * while P V runs. The consumers take turns in starting matmuls (FlashAttention-3's ping-pong scheduling), so that one
+ * computes exponentials while the tensor cores work for the other.
  */
 #ifndef CUDA_ATTENTION_HOPPER_FORWARD_CUH
 #define CUDA_ATTENTION_HOPPER_FORWARD_CUH
@@ -36,9 +36,9 @@ typedef struct {
     int t0, first_key, end;
 } ForwardTile;
 
-/* The i-th tile of this block, whose keys are taken KEYS at a time. Every second time blocks choose in the opposite
- * order, so that the block with the largest tile of one round has the smallest of the next. Returns false if there is
- * none. */
+/* The i-th tile of this block; keys are taken KEYS at a time. The order of blocks is reversed in every second round, so
+ * that the block with the largest tile of one round gets the smallest of the next. Returns false if there is no i-th
+ * tile. */
 template <int KEYS> DEVICE bool forward_tile(ForwardTile *tile, const AttentionCall &a, int i) {
     enum { QUERIES = 64 * HOPPER_CONSUMERS };
     const AttentionShape &s = a.s;
@@ -99,7 +99,7 @@ DEVICE bool forward_weights(const AttentionCall &a, float (&c)[1][N][4], float (
                             int b, int tw, int j) {
     if (a.s.q_doc || j + 8 * N > seen_by(a.s, tw)) mma_mask<0>(c, sequence_of(a.s, b), tw, j);
     const bool any = softmax_weights(c, rescale, rows.base, rows.sum, a.scale2);
-    // The vote depends on the sums, so the compiler cannot move the exponentials behind a wait that comes after it.
+    // The vote depends on the sums. So the compiler must finish the exponentials before the caller's branch.
     return __any_sync(~0u, any || !(rows.sum[0][0] + rows.sum[0][1] >= 0));
 }
 
@@ -128,7 +128,7 @@ DEVICE int forward_steps(const AttentionCall &a, const bf16 *tiles, ForwardBarri
         ptx_barrier_arrive(HOPPER_TURN + 1 - g, 128 * HOPPER_CONSUMERS);
         wgmma_finish<1>(c);
         pipeline_release(&barriers->k, n + 1);
-        if (forward_weights(a, c, rescale, rows, b, tw, j)) { // the compiler leaves both waits behind the exponentials
+        if (forward_weights(a, c, rescale, rows, b, tw, j)) { // a wait in each branch: see forward_weights
             wgmma_finish<0>(rows.o);
             rescale_rows(rows.o, rescale);
         } else {

@@ -26,7 +26,7 @@
 DEVICE void ptx_mbarrier_init(uint64_t *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_shared(barrier)), "r"(arrivals) : "memory");
 }
-/* After the initialization of mbarriers by one thread, before the block's barrier: TMA sees them too. */
+/* One thread calls it after it has initialized mbarriers, before __syncthreads, so that TMA sees them too. */
 DEVICE void ptx_mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -79,15 +79,15 @@ DEVICE void ptx_tma_store(const CUtensorMap *map, const void *shared, int x0, in
                  : "memory");
 }
 DEVICE void ptx_tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/* Until at most N groups still read shared memory. */
+/* Waits until at most N groups still read shared memory. */
 template <int N> DEVICE void ptx_tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 DEVICE void ptx_tma_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-/* Between ordinary stores to shared memory and their use by wgmma or TMA, on the threads that stored, before the
- * barrier that tells the others. */
+/* Called by threads that have stored to shared memory by ordinary instructions, before the barrier after which wgmma
+ * or TMA reads it. */
 DEVICE void ptx_fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------
@@ -121,12 +121,15 @@ DEVICE void ptx_stmatrix_x4(void *shared_row, const uint32_t (&r)[4]) {
 
 DEVICE void ptx_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void ptx_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Until at most N committed groups have not ended. */
+/* Waits until at most N committed groups are pending. */
 template <int N> DEVICE void ptx_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-/* The compiler believes that a wgmma has ended where it was started. After the wait (and before the fence), so that no
- * use of d is moved across it. */
+/* Keeps the compiler from moving uses of these registers across a wait or a fence (CUTLASS: warpgroup_fence_operand).
+ * To the compiler a wgmma is over where it was started. Call it after a wait and before a fence. */
 template <int R> DEVICE void ptx_wgmma_settle(float (&d)[R]) {
     UNROLL for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int R> DEVICE void ptx_wgmma_settle(uint32_t (&a)[R]) {
+    UNROLL for (int i = 0; i < R; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 #define WGMMA_32                                                                                                       \
@@ -203,7 +206,7 @@ DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, const uint32_t (&a)[4], uint64_
 enum { PANEL = 64, PANEL_BYTES = PANEL * 2 }; // columns of a panel, bytes of its rows
 
 /* The first multiple of 1,024 bytes of dynamic shared memory: a kernel asks for PANEL_SLACK bytes more than it uses. */
-enum { PANEL_SLACK = 1008 }; // dynamic shared memory begins at a multiple of 16
+enum { PANEL_SLACK = 1008 }; // enough for any start at a multiple of 16 bytes
 DEVICE bf16 *first_panel(bf16 *shared) {
     return (bf16 *)(void *)((char *)shared + (0 - (unsigned)__cvta_generic_to_shared(shared)) % 1024);
 }
@@ -216,7 +219,7 @@ DEVICE int panel_offset(int rows, int row, int column) {
 
 /* Describes an operand to wgmma ("matrix descriptor"): it begins at `tile`, in a panel of 128-byte rows. If rows are
  * contiguous in k, `across` is not used, because 16 k are within a panel. Otherwise k goes over the panel's rows, and
- * `across` is the number of bytes from one panel to the next. */
+ * `across` is the number of bytes from one panel to the next (PTX ISA: leading dimension byte offset). */
 DEVICE uint64_t shared_matrix(const void *tile, int across) {
     const uint64_t swizzle_128 = 1, eight_rows = 8 * PANEL_BYTES;
     return (uint64_t)(__cvta_generic_to_shared(tile) & 0x3FFFF) >> 4 | (uint64_t)(across & 0x3FFFF) >> 4 << 16 |

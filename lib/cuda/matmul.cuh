@@ -224,6 +224,7 @@ static int cublas_matmul(Device *dev, CudaMatmulEntry *m, void *c, const floatX 
 
 static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
     CudaMatmulCache *cache = dev->cuda_matmuls;
+    // a recomputed forward counts as forward: another number could mean another algorithm, and other bits than it had
     int left = dev->left_to_nccl[dev->op != OP_LINEAR_FORWARD];
     if (p->M == 0 || p->N == 0) return;
     cache->target = left ? dev->multiprocessors - left : 0;
@@ -291,8 +292,9 @@ static void measure_operands(Device *dev, const MatmulKey *key, char *memory, vo
     }
 }
 
-/* The proposals are measured in turns, so that a change of the clock rate meets them all. A later proposal must be 1 %
- * faster than an earlier one: smaller differences are noise. */
+/* Measures on all multiprocessors: what NCCL will occupy differs between forward and backward, and a key has one
+ * choice. The proposals are measured in turns, so that a change of the clock rate meets them all. A later proposal must
+ * be 1 % faster than an earlier one: smaller differences are noise. */
 static void cuda_measure_matmul(Device *dev, MatmulChoice *choice, void *memory) {
     enum { ROUNDS = 3, LEAST_CALLS = 2, MOST_CALLS = 30 };
     const double round_seconds = 0.005;
