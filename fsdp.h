@@ -88,7 +88,7 @@ typedef struct {
     floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
     floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
-    int gradient_accumulates;   // 1: it is the sum of earlier micro-batches, and backward adds to it
+    int gradient_accumulates;   // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
     Request all_gather;
 
     // Sums over the step's micro-batches, (accumulated_size) each. [0] becomes the total. Usually it points at this
@@ -676,17 +676,17 @@ static void pools_open(Fsdp *fsdp, int training) {
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
         pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    int one_sum = how->micro_batches == 1 || gradients_accumulate_in_place(fsdp);
-    int has_gradients = training && !(gradients_are_made_in_place(fsdp) && one_sum);
+    int always_in_place = how->micro_batches == 1 || gradients_accumulate_in_place(fsdp);
+    int needs_gradient_pool = training && !(gradients_are_made_in_place(fsdp) && always_in_place);
     // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
     // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
-        int gathers = !has_gradients && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
+        int gathers = !needs_gradient_pool && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
         int needed = frozen ? how->merges_adapters : gathers;
         pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
     }
-    if (!has_gradients) return;
+    if (!needs_gradient_pool) return;
     pool_add(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
     pool_add(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
              gradients_are_made_in_place(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");

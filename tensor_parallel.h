@@ -34,7 +34,7 @@ typedef struct {
     floatX *partial;   // (n·size, C) partial sums for all tokens; rows N and up are padding that nobody reads
     floatX *pieces;    // (size, n, C) what each rank contributes to the sums of this rank's tokens
     float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank
-    int is_started[TP_BUFFERS]; // the next tp_all_gather_tokens finds its all-gather started, or its result kept
+    int has_gather[TP_BUFFERS]; // 1: tp_all_gather_tokens finds its all-gather started, or its result kept
     Request gathers[TP_BUFFERS];
     Request request; // of the other collectives
 } TensorParallel;
@@ -89,12 +89,12 @@ static StreamKind tp_stream(TensorParallel *tp) {
 /* Starts the all-gather of x for which tp_all_gather_tokens will wait. Until then x must not change, and what was
  * gathered into this buffer before is overwritten. */
 static void tp_prefetch_tokens(TensorParallel *tp, TpBuffer buffer, const floatX *x /* (n,C) */, const char *what) {
-    if (tp->size == 1 || tp->is_started[buffer]) return;
+    if (tp->size == 1 || tp->has_gather[buffer]) return;
     StreamKind before = tp_stream(tp);
     all_gather_start(tp->comm, &tp->gathers[buffer], AXIS_TP, what, x, tp->gathered[buffer],
                      (int64_t)tp->tokens * tp->C, FLOATX);
     device_set_stream(tp->dev, before);
-    tp->is_started[buffer] = 1;
+    tp->has_gather[buffer] = 1;
 }
 
 /* Returns x of all tokens, (N, C), valid until the next all-gather into this buffer. Waits for the all-gather, which it
@@ -104,14 +104,14 @@ static const floatX *tp_all_gather_tokens(TensorParallel *tp, TpBuffer buffer, c
     if (tp->size == 1) return x;
     tp_prefetch_tokens(tp, buffer, x, what);
     comm_wait(tp->comm, &tp->gathers[buffer]);
-    tp->is_started[buffer] = 0;
+    tp->has_gather[buffer] = 0;
     return tp->gathered[buffer];
 }
 
-/* The next tp_all_gather_tokens of a sublayer's input returns what was gathered last. */
+/* After a recomputed forward: backward's next tp_all_gather_tokens of the two inputs return what it has gathered. */
 static void tp_keep_tokens(TensorParallel *tp) {
-    tp->is_started[TP_ATTENTION_INPUT] = 1;
-    tp->is_started[TP_MLP_INPUT] = 1;
+    tp->has_gather[TP_ATTENTION_INPUT] = 1;
+    tp->has_gather[TP_MLP_INPUT] = 1;
 }
 
 // ---------------------------------------------------------------------------

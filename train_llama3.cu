@@ -121,8 +121,8 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 }
 
 // ---------------------------------------------------------------------------
-// a block, backward. Each function mirrors its forward and the norm before it, last line first. A weight matrix's
-// gradient is computed later than its input's gradient, while a tensor-parallel collective runs: nothing waits for it
+// a block, backward. Each function mirrors its forward and the norm before it, last line first. The gradients
+// of weights come late: nothing waits for them, and tensor-parallel collectives of other gradients run meanwhile.
 //
 // m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
 // the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.

@@ -204,8 +204,7 @@ static const OptionRow option_rows[] = {
          "numbers of micro-batches and of ranks are powers of two"),
     TEXT("matmul-choices", matmul_choices, "FILE", NULL,
          "GPUs: measure at start which of cuBLASLt's algorithms is fastest for each matmul, and keep the choices in "
-         "FILE; "
-         "a run that finds them there measures nothing and gives the same bits"),
+         "FILE; a run that finds them there measures nothing and gives the same bits"),
     TEXT("trace", trace, "FILE", NULL,
          "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev; plan_llama3 --cluster "
          "writes the estimated timeline"),

@@ -28,15 +28,7 @@ inline void bulk_load(void *shared, const void *global, uint64_t *barrier, int b
         fail(&at, "%s: %d bytes from %s on are not in one array of the block's shared memory", what, bytes,
              shared_name(shared).c_str());
     check_range(what, global, (size_t)bytes, running->device, at);
-    Mbarrier &b = find_mbarrier(barrier, at, what);
-    if (!b.fenced)
-        fail(&at,
-             "%s: TMA does not see the mbarrier at %s: the thread that initializes it must execute "
-             "ptx_mbarrier_init_fence",
-             what, shared_name(barrier).c_str());
-    races_touch(shared, (size_t)bytes, true, code);
-    races_release(&b.arrived);
-    poison_both_views(shared, (size_t)bytes);
+    Mbarrier &b = begin_copy(shared, (size_t)bytes, barrier, at, what, code);
     auto load = std::make_unique<BulkLoad>();
     load->shared = (char *)shared;
     load->global = (const char *)global;

@@ -359,12 +359,12 @@ inline void ptx_barrier_arrive(int barrier, int threads, emu::Place at = emu::Pl
     emu::come_to_named_barrier(barrier, threads, false, at, "ptx_barrier_arrive");
 }
 
-template <int N> inline void ptx_registers_give_up(emu::Place at = emu::Place::here()) {
+template <int N> inline void ptx_setmaxnreg_dec(emu::Place at = emu::Place::here()) {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0, "setmaxnreg: a multiple of 8 from 24 to 256");
-    emu::change_registers(N, false, at, "ptx_registers_give_up");
+    emu::change_registers(N, false, at, "ptx_setmaxnreg_dec");
 }
-template <int N> inline void ptx_registers_take(emu::Place at = emu::Place::here()) {
+template <int N> inline void ptx_setmaxnreg_inc(emu::Place at = emu::Place::here()) {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0, "setmaxnreg: a multiple of 8 from 24 to 256");
-    emu::change_registers(N, true, at, "ptx_registers_take");
+    emu::change_registers(N, true, at, "ptx_setmaxnreg_inc");
 }
 #endif

@@ -350,7 +350,6 @@ __global__ void one_box(const __grid_constant__ CUtensorMap in, const __grid_con
     SHARED(uint64_t, arrived, 1);
     box += (-(int)ptx_shared(box) & 1023) + offset;
     if (threadIdx.x == 0) {
-        ptx_tma_prefetch_map(&in);
         ptx_mbarrier_init(arrived, 1);
         ptx_mbarrier_init_fence();
         ptx_mbarrier_arrive_expect(arrived, bytes);
@@ -533,8 +532,8 @@ __global__ void named_barriers_turns(int *out) {
 }
 
 __global__ void registers_move(int *out) { // 384 threads of 168 registers: 24 + 240 + 240 are as many
-    if (threadIdx.x < 128) ptx_registers_give_up<24>();
-    else ptx_registers_take<240>();
+    if (threadIdx.x < 128) ptx_setmaxnreg_dec<24>();
+    else ptx_setmaxnreg_inc<240>();
     out[threadIdx.x] = emu::register_pool.of[threadIdx.x / 128];
 }
 

@@ -83,8 +83,8 @@ template <BarrierMistake WRONG> __global__ void wrong_barrier(uint64_t *global) 
     if (WRONG == NO_ARRIVAL && threadIdx.x >= 32) ptx_barrier_sync(3, 128);
     if (WRONG == ARRIVALS_LEFT && threadIdx.x < 32) ptx_barrier_arrive(1, 128);
     if (WRONG == BARRIER_ZERO) ptx_barrier_sync(0, 128);
-    if (WRONG == TOO_MANY_REGISTERS) ptx_registers_take<256>();
-    if (WRONG == FEWER_REGISTERS_TAKEN) ptx_registers_take<24>();
+    if (WRONG == TOO_MANY_REGISTERS) ptx_setmaxnreg_inc<256>();
+    if (WRONG == FEWER_REGISTERS_TAKEN) ptx_setmaxnreg_inc<24>();
 }
 
 template <BarrierMistake WRONG> static void run_wrong_barrier() {
@@ -127,10 +127,10 @@ static void planted_parts() {
     planted("14: named barrier 0", "kernel wrong_barrier|barrier 0, expected 1 to 15", run_wrong_barrier<BARRIER_ZERO>);
     planted(
         "14: registers that no warpgroup gives up",
-        "kernel wrong_barrier|waits in ptx_registers_take<256>, for which 0 registers of a block are free, for good",
+        "kernel wrong_barrier|waits in ptx_setmaxnreg_inc<256>, for which 0 registers of a block are free, for good",
         run_wrong_barrier<TOO_MANY_REGISTERS>);
     planted("14: fewer registers are taken than there are",
-            "kernel wrong_barrier|ptx_registers_take<24>: each thread of", run_wrong_barrier<FEWER_REGISTERS_TAKEN>);
+            "kernel wrong_barrier|ptx_setmaxnreg_inc<24>: each thread of", run_wrong_barrier<FEWER_REGISTERS_TAKEN>);
 }
 
 // ---------------------------------------------------------------------------

@@ -316,20 +316,27 @@ struct TmaStore : AsyncOp {
     }
 };
 
-inline void tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier, const int (&from)[4], Place at,
-                     const void *code) {
-    const char *what = "ptx_tma_load";
-    const TensorMap &m = find_tensor_map(map, at, what);
-    check_box(m, shared, at, what);
+/* A copy to shared memory begins, which will count for the mbarrier. */
+inline Mbarrier &begin_copy(void *shared, size_t bytes, uint64_t *barrier, Place at, const char *what,
+                            const void *code) {
     Mbarrier &b = find_mbarrier(barrier, at, what);
     if (!b.fenced)
         fail(&at,
              "%s: TMA does not see the mbarrier at %s: the thread that initializes it must execute "
              "ptx_mbarrier_init_fence",
              what, shared_name(barrier).c_str());
-    races_touch(shared, box_bytes(m), true, code);
+    races_touch(shared, bytes, true, code);
     races_release(&b.arrived); // who waits for the phase comes after the copy
-    poison_both_views(shared, box_bytes(m));
+    poison_both_views(shared, bytes);
+    return b;
+}
+
+inline void tma_load(void *shared, const CUtensorMap *map, uint64_t *barrier, const int (&from)[4], Place at,
+                     const void *code) {
+    const char *what = "ptx_tma_load";
+    const TensorMap &m = find_tensor_map(map, at, what);
+    check_box(m, shared, at, what);
+    Mbarrier &b = begin_copy(shared, box_bytes(m), barrier, at, what, code);
     auto load = std::make_unique<TmaLoad>();
     load->box = Box{m, (char *)shared, {from[0], from[1], from[2], from[3]}};
     load->barrier = &b;
@@ -431,8 +438,5 @@ CUDA_ON_CPU_UNSEEN inline void ptx_tma_store(const CUtensorMap *map, const void 
 inline void ptx_tma_store_commit(emu::Place at = emu::Place::here()) { emu::commit_stores(at); }
 template <int N> inline void ptx_tma_store_wait_read(emu::Place at = emu::Place::here()) {
     emu::wait_for_stores(N, at);
-}
-inline void ptx_tma_prefetch_map(const CUtensorMap *map, emu::Place at = emu::Place::here()) {
-    emu::find_tensor_map(map, at, "ptx_tma_prefetch_map");
 }
 #endif

@@ -199,12 +199,8 @@ template <int HD> static __global__ void __launch_bounds__(128) wgmma_kernel(con
     }
     forward_finish<HD>(h.call, p, t0 + warp * 16, thread % 32, o, base, sum);
     mma_pack(rounded, o, 1);
-    hopper_store(qs, QUERIES, rounded, warp); // in place of the queries
-    ptx_fence_proxy_async();
-    __syncthreads();
-    if (thread) return;
-    hopper_write<HD>(&h.out, qs, QUERIES, p.h, t0, p.b);
-    ptx_tma_store_wait_read<0>();
+    hopper_write<HD>(&h.out, qs, QUERIES, rounded, 0, p.h, t0, p.b); // in place of the queries
+    if (thread == 0) ptx_tma_store_wait_read<0>();
 #endif
 }
 template <int HD> static void forward_wgmma_launch(Case *c, const AttentionShape *s) {

@@ -83,16 +83,16 @@ static void test_mesh_orders(void) {
     int devices = cuda_on_cpu.devices;
     static const struct {
         const char *more;
-        int world;
-    } meshes[] = {{" --tp 2 --pp 2", 4},
-                  {" --pp 2", 2},
-                  {" --cp 2 --recompute full", 2},
-                  {" --tp 2 --pp 2 --lora-rank 3", 4},
-                  {" --tp 2 --dp-shard 2 --recompute every:2", 4}};
+        int world, seeds;
+    } meshes[] = {{" --tp 2 --pp 2", 4, 8},
+                  {" --pp 2", 2, 16},
+                  {" --cp 2 --recompute full", 2, 8},
+                  {" --tp 2 --pp 2 --lora-rank 3", 4, 8},
+                  {" --tp 2 --dp-shard 2 --recompute every:2", 4, 8}};
     cuda_on_cpu.devices = 4;
     bits_steps = 3;
     for (int i = 0; i < 5; i++)
-        for (int seed = 0; seed < (i == 1 ? 16 : 8); seed++) {
+        for (int seed = 0; seed < (is_short ? 4 : meshes[i].seeds); seed++) {
             char more[160];
             int by_nccl = seed % 4 != 2;
             cuda_on_cpu.seed = (uint64_t)seed;

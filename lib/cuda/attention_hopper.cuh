@@ -7,7 +7,7 @@
  */
 #ifndef CUDA_ATTENTION_HOPPER_CUH
 #define CUDA_ATTENTION_HOPPER_CUH
-#include "attention_hopper_backward.cuh" // defines: attention_backward_hopper, attention_queries_hopper
+#include "attention_hopper_backward.cuh" // defines: attention_backward_hopper, attention_backward_queries_hopper
 #include "attention_hopper_forward.cuh"  // defines: attention_forward_hopper
 #include <cudaTypedefs.h>                // defines: PFN_cuTensorMapEncodeTiled_v12000
 #if !defined(CUDA_ON_CPU) && CUDART_VERSION < 12050
@@ -72,8 +72,8 @@ template <int HD> static void attention_hopper_backward_in_order(Device *dev, Ho
     h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
     h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
     h->dq = hopper_map(dev, a->dq, s, s->Tq, s->NH, s->q_stride, 64);
-    ATTENTION_KERNEL(attention_queries_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES), HOPPER_THREADS,
-                     Z::BYTES, *h);
+    ATTENTION_KERNEL(attention_backward_queries_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
+                     HOPPER_THREADS, Z::BYTES, *h);
 }
 
 template <int HD> static void attention_hopper_backward_launch(Device *dev, HopperCall *h) {
@@ -89,7 +89,7 @@ template <int HD> static void attention_hopper_backward_launch(Device *dev, Hopp
     h->dv = hopper_map(dev, a->dv, s, s->Tk, s->NKV, s->v_stride, 64);
     if (a->dq_sums) {
         ATTENTION_KERNEL((attention_backward_hopper<HD, 1>), blocks, HOPPER_THREADS, Z::BYTES, *h);
-        ATTENTION_KERNEL(attention_round_dq_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
+        ATTENTION_KERNEL(attention_backward_round_dq_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
                          128 * HOPPER_CONSUMERS, 0, *a);
     } else {
         attention_hopper_backward_in_order<HD>(dev, h, blocks);

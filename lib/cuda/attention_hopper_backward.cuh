@@ -71,10 +71,10 @@ DEVICE void backward_produce(const HopperCall &h, const HopperBackwardPlace &p, 
     for (int n = 0; n < p.steps; n++) {
         const int head = p.head + n / p.tiles, t = p.first + n % p.tiles * Z::QUERIES, stage = n % HOPPER_STAGES;
         const int64_t row = ((int64_t)p.b * a.s.NH + head) * a.padded + t;
-        uint64_t *full = pipeline_fill(&barriers->q, n, BYTES);
+        uint64_t *full = pipeline_acquire(&barriers->q, n, BYTES);
         hopper_load<HD>(tiles + Z::Q + stage * Z::TILE, &h.q, full, Z::QUERIES, head, t, p.b);
         ptx_bulk_load(lse2 + stage * Z::QUERIES, a.lse2 + row, full, Z::QUERIES * (int)sizeof(float));
-        full = pipeline_fill(&barriers->dout, n, BYTES);
+        full = pipeline_acquire(&barriers->dout, n, BYTES);
         hopper_load<HD>(tiles + Z::DO + stage * Z::TILE, &h.dout, full, Z::QUERIES, head, t, p.b);
         ptx_bulk_load(D + stage * Z::QUERIES, a.D + row, full, Z::QUERIES * (int)sizeof(float));
     }
@@ -100,8 +100,8 @@ DEVICE void backward_d_scores(float (&dp)[1][N][4], const float (&p)[1][N][4], c
 /* Starts consumer g's half of dQ = dS K, from all keys. */
 template <int HD> DEVICE void backward_dq_start(float (&dq)[1][8][4], const bf16 *ds, const bf16 *ks, int g) {
     typedef HopperBackward<HD> Z;
-    const uint64_t x = shared_matrix(ds + g * Z::DQ_ROWS / PANEL * Z::KEYS * PANEL, 0);
-    const uint64_t y = shared_matrix(ks + g * Z::DQ_COLUMNS / PANEL * Z::KEYS * PANEL, 0);
+    const uint64_t x = wgmma_descriptor(ds + g * Z::DQ_ROWS / PANEL * Z::KEYS * PANEL, 0);
+    const uint64_t y = wgmma_descriptor(ks + g * Z::DQ_COLUMNS / PANEL * Z::KEYS * PANEL, 0);
     ptx_wgmma_fence();
     UNROLL for (int k = 0; k < Z::KEYS; k += 16) {
         const uint64_t at = k * PANEL_BYTES / 16;
@@ -182,7 +182,6 @@ template <int HD, int WITH_DQ>
 DEVICE void backward_consume(const HopperCall &h, const HopperBackwardPlace &p, bf16 *tiles, BackwardBarriers *barriers,
                              int g) {
     typedef HopperBackward<HD> Z;
-    const int warp = warp_of_block() % 4;
     float dk[1][HD / 8][4], dv[1][HD / 8][4];
     uint32_t w[1][HD / 16][4];
     bf16 *my_dk = tiles + Z::K + g * 64 * HD, *my_dv = tiles + Z::V + g * 64 * HD; // in place of keys and values
@@ -196,15 +195,10 @@ DEVICE void backward_consume(const HopperCall &h, const HopperBackwardPlace &p, 
     }
     ptx_barrier_sync(HOPPER_BOTH, 128 * HOPPER_CONSUMERS); // nobody reads keys and values any more
     mma_pack(w, dk, h.call.scale);
-    hopper_store(my_dk, 64, w, warp);
+    hopper_write<HD>(&h.dk, my_dk, 64, w, g, p.kv, p.key + g * 64, p.b);
     mma_pack(w, dv, 1);
-    hopper_store(my_dv, 64, w, warp);
-    ptx_fence_proxy_async();
-    ptx_barrier_sync(HOPPER_CONSUMER + g, 128);
-    if (threadIdx.x % 128) return;
-    hopper_write<HD>(&h.dk, my_dk, 64, p.kv, p.key + g * 64, p.b);
-    hopper_write<HD>(&h.dv, my_dv, 64, p.kv, p.key + g * 64, p.b);
-    ptx_tma_store_wait_read<0>();
+    hopper_write<HD>(&h.dv, my_dv, 64, w, g, p.kv, p.key + g * 64, p.b);
+    if (threadIdx.x % 128 == 0) ptx_tma_store_wait_read<0>();
 }
 
 template <int HD, int WITH_DQ>
@@ -224,10 +218,10 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     }
     __syncthreads();
     if (group == 0) {
-        ptx_registers_give_up<HOPPER_PRODUCER_REGISTERS>();
+        ptx_setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) backward_produce<HD>(h, p, tiles, barriers);
     } else {
-        ptx_registers_take<HOPPER_CONSUMER_REGISTERS>();
+        ptx_setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS>();
         backward_consume<HD, WITH_DQ>(h, p, tiles, barriers, group - 1);
     }
 #endif
@@ -235,7 +229,8 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 
 /* dq = dq_sums / sqrt(HD), rounded. A block has a tile, whose warps hold what the consumers' warps have added. */
 template <int HD>
-static __global__ void __launch_bounds__(128 * HOPPER_CONSUMERS) attention_round_dq_hopper(const AttentionCall a) {
+static __global__ void __launch_bounds__(128 * HOPPER_CONSUMERS)
+    attention_backward_round_dq_hopper(const AttentionCall a) {
     typedef HopperBackward<HD> Z;
     enum { THREADS = 128 * HOPPER_CONSUMERS };
     SHARED(bf16, tile, Z::TILE);
@@ -278,8 +273,8 @@ DEVICE void queries_produce(const HopperCall &h, const ForwardTile &tile, bf16 *
     hopper_load<HD>(tiles + Z::DO, &h.dout, &barriers->q_full, Z::QUERIES, p.h, tile.t0, p.b);
     for (int j = tile.first_key, n = 0; j < tile.end; j += Z::KEYS, n++) {
         const int at = n % HOPPER_STAGES * Z::TILE;
-        hopper_load<HD>(tiles + Z::K + at, &h.k, pipeline_fill(&barriers->k, n, BYTES), Z::KEYS, p.kv, j, p.b);
-        hopper_load<HD>(tiles + Z::V + at, &h.v, pipeline_fill(&barriers->v, n, BYTES), Z::KEYS, p.kv, j, p.b);
+        hopper_load<HD>(tiles + Z::K + at, &h.k, pipeline_acquire(&barriers->k, n, BYTES), Z::KEYS, p.kv, j, p.b);
+        hopper_load<HD>(tiles + Z::V + at, &h.v, pipeline_acquire(&barriers->v, n, BYTES), Z::KEYS, p.kv, j, p.b);
     }
 }
 
@@ -318,7 +313,7 @@ DEVICE void queries_steps(const AttentionCall &a, const ForwardTile &tile, const
 
 template <int HD>
 static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
-    attention_queries_hopper(const __grid_constant__ HopperCall h) {
+    attention_backward_queries_hopper(const __grid_constant__ HopperCall h) {
 #if HOPPER_CODE
     typedef HopperQueries<HD> Z;
     DYN_SHARED(bf16, memory);
@@ -330,11 +325,11 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x == 0) forward_barriers_init(barriers);
     __syncthreads();
     if (group == 0) {
-        ptx_registers_give_up<HOPPER_PRODUCER_REGISTERS>();
+        ptx_setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) queries_produce<HD>(h, tile, tiles, barriers);
         return;
     }
-    ptx_registers_take<HOPPER_CONSUMER_REGISTERS>();
+    ptx_setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS>();
     const int g = group - 1, t = tile.t0 + g * 64;
     bf16 *my_dq = tiles + Z::Q + g * 64 * PANEL; // in place of the queries
     float dq[1][HD / 8][4];
@@ -343,12 +338,8 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     queries_steps<HD>(h.call, tile, tiles, barriers, g, t + warp % 4 * 16, dq);
     mma_pack(w, dq, h.call.scale);
     ptx_barrier_sync(HOPPER_CONSUMER + g, 128); // no warp reads its queries any more
-    hopper_store(my_dq, Z::QUERIES, w, warp % 4);
-    ptx_fence_proxy_async();
-    ptx_barrier_sync(HOPPER_CONSUMER + g, 128);
-    if (threadIdx.x % 128) return;
-    hopper_write<HD>(&h.dq, my_dq, Z::QUERIES, tile.place.h, t, tile.place.b);
-    ptx_tma_store_wait_read<0>();
+    hopper_write<HD>(&h.dq, my_dq, Z::QUERIES, w, g, tile.place.h, t, tile.place.b);
+    if (threadIdx.x % 128 == 0) ptx_tma_store_wait_read<0>();
 #endif
 }
 #endif

@@ -1,10 +1,10 @@
-/* attention_hopper_common.cuh: what the attention kernels for GPUs of compute capability 9.0 share: how the producer
- * warp and the consumer warpgroups of a block meet, and tiles and matmuls of a warpgroup.
+/* attention_hopper_common.cuh: what the attention kernels for GPUs of compute capability 9.0 share: the pipeline
+ * between a block's producer warp and consumer warpgroups, and tiles and matmuls of a warpgroup.
  */
 #ifndef CUDA_ATTENTION_HOPPER_COMMON_CUH
 #define CUDA_ATTENTION_HOPPER_COMMON_CUH
 #include "attention_mma.cuh" // defines: mma_mask, mma_pack, softmax_weights, forward_finish, dq_add
-#include "hopper.cuh"        // defines: ptx_wgmma, ptx_tma_load, ptx_mbarrier_wait, shared_matrix
+#include "hopper.cuh"        // defines: ptx_wgmma, ptx_tma_load, ptx_mbarrier_wait, wgmma_descriptor
 
 #ifdef PRECISION_BF16
 enum {
@@ -42,7 +42,7 @@ DEVICE void pipeline_init(HopperPipeline *p) {
     }
 }
 /* The producer waits until tile n's stage is empty, and announces its bytes. Returns the mbarrier for the loads. */
-DEVICE uint64_t *pipeline_fill(HopperPipeline *p, int n, int bytes) {
+DEVICE uint64_t *pipeline_acquire(HopperPipeline *p, int n, int bytes) {
     ptx_mbarrier_wait(&p->empty[n % HOPPER_STAGES], (n / HOPPER_STAGES + 1) % 2);
     ptx_mbarrier_arrive_expect(&p->full[n % HOPPER_STAGES], bytes);
     return &p->full[n % HOPPER_STAGES];
@@ -71,7 +71,7 @@ template <int N> DEVICE float (&accumulator(float (&c)[1][N][4]))[4 * N] { retur
 /* Starts c (64, 8 N) = a (64, HD) b (8 N, HD)^T, both tiles of a_rows and b_rows rows: scores of queries and keys. */
 template <int HD, int N>
 DEVICE void wgmma_scores(float (&c)[1][N][4], const bf16 *a, int a_rows, const bf16 *b, int b_rows) {
-    const uint64_t x = shared_matrix(a, 0), y = shared_matrix(b, 0);
+    const uint64_t x = wgmma_descriptor(a, 0), y = wgmma_descriptor(b, 0);
     ptx_wgmma_fence();
     UNROLL for (int k = 0; k < HD; k += 16) {
         const uint64_t panel = k / PANEL * PANEL_BYTES / 16, within = k % PANEL * 2 / 16; // in units of 16 bytes
@@ -83,7 +83,7 @@ DEVICE void wgmma_scores(float (&c)[1][N][4], const bf16 *a, int a_rows, const b
 /* Starts c (64, HD) += w (64, 16 K) b (16 K, HD): a weighted sum of the rows of tile b; w is in registers. */
 template <int HD, int K>
 DEVICE void wgmma_weighted(float (&c)[1][HD / 8][4], uint32_t (&w)[1][K][4], const bf16 *b) {
-    const uint64_t y = shared_matrix(b, 16 * K * PANEL_BYTES);
+    const uint64_t y = wgmma_descriptor(b, 16 * K * PANEL_BYTES);
     ptx_wgmma_settle(accumulator(c));
     UNROLL for (int k = 0; k < K; k++) ptx_wgmma_settle(w[0][k]);
     ptx_wgmma_fence();
@@ -103,9 +103,16 @@ template <int K> DEVICE void hopper_store(bf16 *tile, int rows, const uint32_t (
         ptx_stmatrix_x4((char *)tile + panel_offset(rows, row, k * 16 + lane / 16 * 8), w[0][k]);
 }
 
-/* Writes a warpgroup's 64 rows of a tile of `rows` rows to tokens t … t + 63 of a head; tokens from the tensor's end on
- * are left out. */
-template <int HD> DEVICE void hopper_write(const CUtensorMap *map, const bf16 *tile, int rows, int head, int t, int b) {
+/* Consumer g writes w (64, HD) to tokens t … t + 63 of a head, through its 64 rows of a tile of `rows` rows, which
+ * nothing may read any more. Tokens from the tensor's end on are left out. The consumer's first thread has to wait
+ * until TMA has read the tile. */
+template <int HD>
+DEVICE void hopper_write(const CUtensorMap *map, bf16 *tile, int rows, const uint32_t (&w)[1][HD / 16][4], int g,
+                         int head, int t, int b) {
+    hopper_store(tile, rows, w, warp_of_block() % 4);
+    ptx_fence_proxy_async();
+    ptx_barrier_sync(HOPPER_CONSUMER + g, 128);
+    if (threadIdx.x % 128) return;
     UNROLL for (int d = 0; d < HD; d += PANEL) ptx_tma_store(map, tile + d * rows, d, head, t, b);
     ptx_tma_store_commit();
 }

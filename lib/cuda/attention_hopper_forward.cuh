@@ -68,11 +68,11 @@ DEVICE int forward_load(const HopperCall &h, bf16 *tiles, ForwardBarriers *barri
     hopper_load<HD>(tiles + Z::Q, &h.q, &barriers->q_full, Z::QUERIES, p.h, tile.t0, p.b);
     for (int j = tile.first_key; j < tile.end + Z::KEYS; j += Z::KEYS, n++) {
         if (j < tile.end) {
-            uint64_t *full = pipeline_fill(&barriers->k, n, BYTES);
+            uint64_t *full = pipeline_acquire(&barriers->k, n, BYTES);
             hopper_load<HD>(ks + n % HOPPER_STAGES * TILE, &h.k, full, Z::KEYS, p.kv, j, p.b);
         }
         if (j > tile.first_key) { // the values of the keys before these
-            uint64_t *full = pipeline_fill(&barriers->v, n - 1, BYTES);
+            uint64_t *full = pipeline_acquire(&barriers->v, n - 1, BYTES);
             hopper_load<HD>(vs + (n - 1) % HOPPER_STAGES * TILE, &h.v, full, Z::KEYS, p.kv, j - Z::KEYS, p.b);
         }
     }
@@ -170,10 +170,7 @@ template <int HD> DEVICE void forward_consume(const HopperCall &h, bf16 *tiles, 
         mma_pack(w, rows.o, 1);
         if (thread == 0) ptx_tma_store_wait_read<0>(); // the previous tile's output has left `out`
         ptx_barrier_sync(HOPPER_CONSUMER + g, 128);
-        hopper_store(out, 64, w, warp);
-        ptx_fence_proxy_async();
-        ptx_barrier_sync(HOPPER_CONSUMER + g, 128);
-        if (thread == 0) hopper_write<HD>(&h.out, out, 64, tile.place.h, t, tile.place.b);
+        hopper_write<HD>(&h.out, out, 64, w, g, tile.place.h, t, tile.place.b);
     }
     if (g == 0) ptx_barrier_sync(HOPPER_TURN, 128 * HOPPER_CONSUMERS); // the turn that consumer 1 has given last
     if (thread == 0) ptx_tma_store_wait_read<0>();
@@ -190,10 +187,10 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x == 0) forward_barriers_init(barriers);
     __syncthreads();
     if (group == 0) {
-        ptx_registers_give_up<HOPPER_PRODUCER_REGISTERS>();
+        ptx_setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS>();
         if (threadIdx.x < 32) forward_produce<HD>(h, tiles, barriers);
     } else {
-        ptx_registers_take<HOPPER_CONSUMER_REGISTERS>();
+        ptx_setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS>();
         forward_consume<HD>(h, tiles, barriers, group - 1);
     }
 #endif

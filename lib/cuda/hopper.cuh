@@ -2,8 +2,8 @@
  * Tensor Memory Accelerator (TMA), wgmma, register reallocation; and the shared-memory layout that wgmma and TMA agree
  * on.
  *
- * References: PTX ISA, sections 9.7.13 (mbarrier), 9.7.9.25 (asynchronous copies), 9.7.15 (wgmma). The emulator in
- * dev/cuda_on_cpu has functions of the same names.
+ * References: PTX ISA, chapters "mbarrier", "Asynchronous copy" and "Asynchronous Warpgroup Level Matrix Instructions".
+ * The emulator in dev/cuda_on_cpu has functions of the same names.
  */
 #ifndef CUDA_HOPPER_CUH
 #define CUDA_HOPPER_CUH
@@ -83,9 +83,6 @@ DEVICE void ptx_tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" 
 template <int N> DEVICE void ptx_tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-DEVICE void ptx_tma_prefetch_map(const CUtensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 /* Called by threads that have stored to shared memory by ordinary instructions, before the barrier after which wgmma
  * or TMA reads it. */
 DEVICE void ptx_fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -101,9 +98,10 @@ DEVICE void ptx_barrier_arrive(int barrier, int threads) {
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/* All warps of a warpgroup call it: from now on each of its threads has N registers. */
-template <int N> DEVICE void ptx_registers_give_up() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> DEVICE void ptx_registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+/* Every warp of a warpgroup calls it. Afterwards each thread has N registers: dec frees some, inc waits until there are
+ * enough. */
+template <int N> DEVICE void ptx_setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> DEVICE void ptx_setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
 /* Stores four blocks of 8 x 8 bf16 from a warp's registers to shared memory: the reverse of ptx_ldmatrix_x4. */
 DEVICE void ptx_stmatrix_x4(void *shared_row, const uint32_t (&r)[4]) {
@@ -113,8 +111,8 @@ DEVICE void ptx_stmatrix_x4(void *shared_row, const uint32_t (&r)[4]) {
 }
 
 // ---------------------------------------------------------------------------
-// wgmma: d (64, N) = or += a (64, 16) b (16, N), by the four warps of a warpgroup. Warp w has rows 16 w … 16 w + 15 of
-// d, which are N / 8 blocks of 16 x 8 in the layout of ptx_mma_bf16: d[4 n + i] is element i of block n.
+// wgmma: d (64, N) = or += a (64, 16) b (16, N), by the four warps of a warpgroup. Warp w has rows 16 w … 16 w + 15
+// of d, which are N / 8 blocks of 16 x 8 in the layout of ptx_mma_bf16: d[4 n + i] is element i of block n.
 //
 // It is asynchronous: neither d nor the operands may be touched until ptx_wgmma_wait has returned. ptx_wgmma_fence
 // comes before the first one, and again after the program has touched d or a's registers.
@@ -160,8 +158,8 @@ template <int R> DEVICE void ptx_wgmma_settle(uint32_t (&a)[R]) {
                  : WGMMA_##R##_OPERANDS(d)                                                                             \
                  : __VA_ARGS__)
 
-/* Operands in shared memory: a and b are descriptors (shared_matrix). Without TRANSPOSED_A, rows of a are contiguous in
- * k; with it, columns of a are contiguous. Without TRANSPOSED_B, columns of b are contiguous in k; with it, rows. */
+/* Operands in shared memory: a and b are descriptors (wgmma_descriptor). Without TRANSPOSED_A, rows of a are contiguous
+ * in k; with it, columns of a are contiguous. Without TRANSPOSED_B, columns of b are contiguous in k; with it, rows. */
 template <int TRANSPOSED_A, int TRANSPOSED_B, int R>
 DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, uint64_t a, uint64_t b, int accumulate) {
 #define OPERANDS "l"(a), "l"(b), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B)
@@ -217,10 +215,10 @@ DEVICE int panel_offset(int rows, int row, int column) {
     return column / PANEL * rows * PANEL_BYTES + (at ^ (at >> 7 & 7) << 4);
 }
 
-/* Describes an operand to wgmma ("matrix descriptor"): it begins at `tile`, in a panel of 128-byte rows. If rows are
+/* The matrix descriptor of an operand of wgmma that begins at `tile`, in a panel of 128-byte rows. If rows are
  * contiguous in k, `across` is not used, because 16 k are within a panel. Otherwise k goes over the panel's rows, and
  * `across` is the number of bytes from one panel to the next (PTX ISA: leading dimension byte offset). */
-DEVICE uint64_t shared_matrix(const void *tile, int across) {
+DEVICE uint64_t wgmma_descriptor(const void *tile, int across) {
     const uint64_t swizzle_128 = 1, eight_rows = 8 * PANEL_BYTES;
     return (uint64_t)(__cvta_generic_to_shared(tile) & 0x3FFFF) >> 4 | (uint64_t)(across & 0x3FFFF) >> 4 << 16 |
            eight_rows >> 4 << 32 | swizzle_128 << 62;

@@ -30,8 +30,8 @@ static void cuda_ops_open(Device *dev, int say) {
     const char *missing = attention_open(dev, HOPPER_ATTENTION, (int *)workspace);
     if (missing && HOPPER_ATTENTION && say)
         fprintf(stderr,
-                "note: attention uses the kernels for compute capability 8.0, up to twice as slow on this GPU as those "
-                "for 9.0, because %s\n",
+                "note: attention uses the kernels for compute capability 8.0 instead of the faster ones for 9.0, "
+                "because %s\n",
                 missing);
     cache->workspace = workspace;
     const void *kernels[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
