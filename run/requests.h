@@ -229,6 +229,7 @@ static void requests_read(Requests *r, const char *path, int choices, const Toke
         if (!at[strspn(at, " \t\r")] && strlen(at) == (size_t)(end - at)) continue; // an empty line
         cJSON *json = json_parse_object(at, (size_t)(end - at), where, "one request per line");
         json_refuse_duplicates(json, where);
+        json_refuse_zero(at, where);
         if (choices) read_choice_task(r, json, where, line);
         else read_score_request(r, json, where, line);
         cJSON_Delete(json);

@@ -482,6 +482,7 @@ requests() {
     request "a key twice" "line 2: the key \"context\" occurs twice" '{"context":"a","context":"b","continuation":"c"}'
     request "no continuation" "line 2: expected \"context\" and \"continuation\", or" '{"context":"the"}'
     request "a text and ids" "line 2: expected \"context\" and" '{"context":"the","continuation_ids":[1]}'
+    request "a zero byte in a text" "line 2: found .u0000 in a text" '{"context":"a\u0000b","continuation":"c"}'
     request "a number instead of a text" "\"continuation\" must be a text" '{"context":"the","continuation":3}'
     request "an empty continuation" "line 2: the continuation has no tokens" '{"context":"the","continuation":""}'
     request "ids without a context" "line 2: \"context_ids\" is empty" '{"context_ids":[],"continuation_ids":[1]}'
