@@ -69,7 +69,8 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_toke
  * many tokens' logits exist at a time. */
 static void tp_open_loss(TensorParallel *tp, int logit_rows, int scores) {
     int64_t count = (int64_t)logit_rows * 3 * (tp->size > 1 ? 1 + tp->size : 1);
-    if (tp->size > 1 || scores) tp->loss_parts = arena_array(float, tp->dev, MEM_ACTIVATIONS, "softmax statistics", count);
+    if (tp->size > 1 || scores)
+        tp->loss_parts = arena_array(float, tp->dev, MEM_ACTIVATIONS, "softmax statistics", count);
 }
 
 static void tp_close(TensorParallel *tp) {

@@ -81,8 +81,7 @@ static void print_evaluation(Trainer *trainer) {
     json_add_integer(line, "tokens", e.targets);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", e.loss));
     cJSON_AddItemToObject(line, "perplexity", json_real("%.9g", exp(fmin(e.loss, 709)))); // JSON has no infinity
-    if (isfinite(e.bits_per_byte))
-        cJSON_AddItemToObject(line, "bits_per_byte", json_real("%.9g", e.bits_per_byte));
+    if (isfinite(e.bits_per_byte)) cJSON_AddItemToObject(line, "bits_per_byte", json_real("%.9g", e.bits_per_byte));
     json_write_line(stdout, line);
 }
 

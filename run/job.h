@@ -44,7 +44,7 @@ typedef struct {
     Tokenizer *tokenizer;  // NULL: not needed
     uint16_t *token_bytes; // (V) bytes of each token's text, for bits per byte; NULL: not known
     Requests requests;     // of --score or --choices; count 0: none
-    int32_t *prompt;      // (prompt_length) token ids of --generate
+    int32_t *prompt;       // (prompt_length) token ids of --generate
     size_t prompt_length;
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
@@ -68,15 +68,29 @@ static int job_reductions_apart(const Job *j) {
 static void check_needed_options(const Options *o) {
     static const struct {
         const char *option, *other, *instead; // it needs `other`, or `instead` if that is not NULL
-    } needs[] = {
-        {"choices-every", "choices", NULL}, {"val-every", "val", NULL},        {"val-batches", "val", NULL},      {"dtype", "export", NULL},
-        {"save-every", "out", "mtbf"},     {"save-mode", "out", "mtbf"},      {"keep", "out", NULL},
-        {"allow-changes", "resume", NULL}, {"temperature", "generate", NULL}, {"top-p", "generate", NULL},
-        {"max-tokens", "generate", NULL},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
-        {"merge", "export", NULL},         {"hosts", "mtbf", NULL},           {"spares", "mtbf", NULL},
-        {"repair", "mtbf", NULL},          {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
-        {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL},
-        {"after-save", "out", NULL}};
+    } needs[] = {{"choices-every", "choices", NULL},
+                 {"val-every", "val", NULL},
+                 {"val-batches", "val", NULL},
+                 {"dtype", "export", NULL},
+                 {"save-every", "out", "mtbf"},
+                 {"save-mode", "out", "mtbf"},
+                 {"keep", "out", NULL},
+                 {"allow-changes", "resume", NULL},
+                 {"temperature", "generate", NULL},
+                 {"top-p", "generate", NULL},
+                 {"max-tokens", "generate", NULL},
+                 {"lora-alpha", "lora-rank", NULL},
+                 {"lora-targets", "lora-rank", NULL},
+                 {"merge", "export", NULL},
+                 {"hosts", "mtbf", NULL},
+                 {"spares", "mtbf", NULL},
+                 {"repair", "mtbf", NULL},
+                 {"detect", "mtbf", NULL},
+                 {"relaunch", "mtbf", NULL},
+                 {"step-seconds", "mtbf", NULL},
+                 {"save-seconds", "mtbf", NULL},
+                 {"pause-seconds", "mtbf", NULL},
+                 {"after-save", "out", NULL}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         int is_met = option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
         if (option_given(o, needs[i].option) && !is_met)

@@ -305,8 +305,8 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
         if (isfinite(bits_per_byte)) cJSON_AddItemToObject(line, "bits_per_byte", json_real("%.9g", bits_per_byte));
         logger_line(l, l->metrics, line);
     }
-    printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f%s) on %" PRId64 " tokens\n", step, loss, exp(loss),
-           bits, targets);
+    printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f%s) on %" PRId64 " tokens\n", step, loss,
+           exp(loss), bits, targets);
     fflush(stdout);
 }
 

@@ -30,7 +30,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int lora_rank;
     double lora_alpha;
     const char *out, *save_mode, *after_save, *resume, *transport, *trace, *matmul_choices;
-    int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas, deterministic;
+    int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas,
+        deterministic;
     double timeout, start_timeout; // seconds
     const char *cluster, *eval, *score, *choices, *export_dir, *dtype, *generate, *encode, *decode;
     int plan, check_hosts, world, search, merge, max_tokens, audit, help, version;

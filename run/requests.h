@@ -172,8 +172,8 @@ static int read_label(const cJSON *json, const char *where, int endings) {
     return (int)label;
 }
 
-/* {"context": "…", "endings": ["…", …], "label": 0}; HellaSwag's own files call the context "ctx". A space comes between
- * the context and an ending unless one is there. */
+/* {"context": "…", "endings": ["…", …], "label": 0}; HellaSwag's own files call the context "ctx". A space comes
+ * between the context and an ending unless one is there. */
 static void read_choice_task(Requests *r, const cJSON *json, const char *where, int line) {
     const char *context = request_text(json, where, "context");
     const cJSON *endings = cJSON_GetObjectItemCaseSensitive(json, "endings"), *ending;

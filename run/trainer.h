@@ -34,8 +34,8 @@ typedef struct {
 
 /* What is known of a request (run/score.h). */
 typedef struct {
-    double logprob;     // sum over its continuation's tokens
-    int64_t surprises;  // of these, how many are not the most probable ones
+    double logprob;    // sum over its continuation's tokens
+    int64_t surprises; // of these, how many are not the most probable ones
 } RequestScore;
 
 enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
@@ -145,8 +145,8 @@ static void scores_open(Trainer *trainer) {
     int64_t rows = m->table.head < 0 ? 0 : m->logit_rows;
     if (!j->requests.count) return;
     trainer->scores = arena_array(RequestScore, dev, MEM_HOST, "scores", j->requests.count);
-    trainer->batch_scores = arena_array(RequestScore, dev, MEM_HOST, "scores of a batch",
-                                        (int64_t)(1 + j->mesh.world) * MOST_SCORE_ROWS);
+    trainer->batch_scores =
+        arena_array(RequestScore, dev, MEM_HOST, "scores of a batch", (int64_t)(1 + j->mesh.world) * MOST_SCORE_ROWS);
     trainer->host_statistics = arena_array(float, dev, MEM_HOST, "softmax statistics", 3 * rows * m->tp->size);
 }
 

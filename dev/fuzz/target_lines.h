@@ -1,6 +1,7 @@
-/* target_lines.h: files of JSON lines: samples.jsonl, which --audit reads, the conversations of dev/data/chat.c, and the
- * requests of --score and --choices. Input of `audit`: f FILE, or j LIST, whose items are written on a line each. Input
- * of `chat`: c (ChatML) or l (Llama 3), then the file. Input of `requests`: s (--score) or c (--choices), then the file.
+/* target_lines.h: files of JSON lines: samples.jsonl, which --audit reads, the conversations of dev/data/chat.c, and
+ * the requests of --score and --choices. Input of `audit`: f FILE, or j LIST, whose items are written on a line each.
+ * Input of `chat`: c (ChatML) or l (Llama 3), then the file. Input of `requests`: s (--score) or c (--choices), then
+ * the file.
  */
 #ifndef TARGET_LINES_H
 #define TARGET_LINES_H

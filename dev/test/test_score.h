@@ -184,8 +184,9 @@ static void test_choices(void) {
     Tokenizer *t = small_tokenizer();
     Requests r;
     requests_read(&r, path, 1, t, 6);
-    CHECK("tasks with several endings", r.num_tasks == 2 && r.count == 5 && r.tasks[1].label == 2 &&
-              r.tasks[1].first == 2 && r.requests[1].ending_bytes == 3 && r.requests[2].ending_bytes == 2,
+    CHECK("tasks with several endings",
+          r.num_tasks == 2 && r.count == 5 && r.tasks[1].label == 2 && r.tasks[1].first == 2 &&
+              r.requests[1].ending_bytes == 3 && r.requests[2].ending_bytes == 2,
           "%d tasks, %d requests", (int)r.num_tasks, (int)r.count);
     // per byte: -3 / 1 and -6 / 3; then -9 / 2, -4 / 1, -4 / 1, of which the first counts
     const RequestScore scores[] = {{-3, 0}, {-6, 0}, {-9, 0}, {-4, 0}, {-4, 0}};
@@ -223,8 +224,8 @@ static void test_bits_per_byte(void) {
         }
         launch(j, 0, bytes_body);
         CHECK("bits per byte count the bytes of all targets, special tokens as none",
-              fabs(1 / bytes_inverse / (double)bytes - 1) < 1e-9, "%d ranks%s: %.3f bytes, expected %" PRId64, worlds[i],
-              options[i], 1 / bytes_inverse, bytes);
+              fabs(1 / bytes_inverse / (double)bytes - 1) < 1e-9, "%d ranks%s: %.3f bytes, expected %" PRId64,
+              worlds[i], options[i], 1 / bytes_inverse, bytes);
         end_job(j);
     }
 }
