@@ -14,11 +14,13 @@
 #include "export.h"
 #include "trace.h"
 #include "logger.h"
+#include "requests.h"
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
 
-typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
-static const char *const task_names[] = {"training", "--eval", "--generate", "--export", "--plan", "--check-hosts"};
+typedef enum { DO_TRAIN, DO_EVAL, DO_SCORE, DO_CHOICES, DO_GENERATE, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
+static const char *const task_names[] = {"training",   "--eval",   "--score", "--choices",
+                                         "--generate", "--export", "--plan",  "--check-hosts"};
 
 typedef struct {
     Options opt;
@@ -39,8 +41,10 @@ typedef struct {
     char tokenizer_path[4096];            // "": no tokenizer found
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
-    Tokenizer *tokenizer; // NULL: not needed
-    int32_t *prompt;      // (prompt_length) token ids of --generate
+    Tokenizer *tokenizer;  // NULL: not needed
+    uint16_t *token_bytes; // (V) bytes of each token's text, for bits per byte; NULL: not known
+    Requests requests;     // of --score or --choices; count 0: none
+    int32_t *prompt;       // (prompt_length) token ids of --generate
     size_t prompt_length;
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
@@ -64,15 +68,29 @@ static int job_reductions_apart(const Job *j) {
 static void check_needed_options(const Options *o) {
     static const struct {
         const char *option, *other, *instead; // it needs `other`, or `instead` if that is not NULL
-    } needs[] = {
-        {"val-every", "val", NULL},        {"val-batches", "val", NULL},      {"dtype", "export", NULL},
-        {"save-every", "out", "mtbf"},     {"save-mode", "out", "mtbf"},      {"keep", "out", NULL},
-        {"allow-changes", "resume", NULL}, {"temperature", "generate", NULL}, {"top-p", "generate", NULL},
-        {"max-tokens", "generate", NULL},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
-        {"merge", "export", NULL},         {"hosts", "mtbf", NULL},           {"spares", "mtbf", NULL},
-        {"repair", "mtbf", NULL},          {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
-        {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL},
-        {"after-save", "out", NULL}};
+    } needs[] = {{"choices-every", "choices", NULL},
+                 {"val-every", "val", NULL},
+                 {"val-batches", "val", NULL},
+                 {"dtype", "export", NULL},
+                 {"save-every", "out", "mtbf"},
+                 {"save-mode", "out", "mtbf"},
+                 {"keep", "out", NULL},
+                 {"allow-changes", "resume", NULL},
+                 {"temperature", "generate", NULL},
+                 {"top-p", "generate", NULL},
+                 {"max-tokens", "generate", NULL},
+                 {"lora-alpha", "lora-rank", NULL},
+                 {"lora-targets", "lora-rank", NULL},
+                 {"merge", "export", NULL},
+                 {"hosts", "mtbf", NULL},
+                 {"spares", "mtbf", NULL},
+                 {"repair", "mtbf", NULL},
+                 {"detect", "mtbf", NULL},
+                 {"relaunch", "mtbf", NULL},
+                 {"step-seconds", "mtbf", NULL},
+                 {"save-seconds", "mtbf", NULL},
+                 {"pause-seconds", "mtbf", NULL},
+                 {"after-save", "out", NULL}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         int is_met = option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
         if (option_given(o, needs[i].option) && !is_met)
@@ -97,17 +115,25 @@ static Task job_task(const Options *o) {
     if (o->export_dir && !o->data) task = DO_EXPORT;
     if (o->generate) task = DO_GENERATE;
     if (o->eval) task = DO_EVAL;
+    if (o->score) task = DO_SCORE;
+    if (o->choices && !o->data) task = DO_CHOICES;
     if (o->plan) task = DO_PLAN;
     if (o->check_hosts) task = DO_CHECK_HOSTS;
-    if (!!o->plan + !!o->eval + !!o->generate + !!o->export_dir + o->check_hosts > 1)
-        user_error("%s cannot be combined with another of --plan, --eval, --generate, --export and --check-hosts: give "
-                   "only one",
+    int evaluates = !!o->eval + !!o->score + (o->choices && !o->data);
+    if (!!o->plan + evaluates + !!o->generate + !!o->export_dir + o->check_hosts > 1)
+        user_error("%s cannot be combined with another of --plan, --eval, --score, --choices, --generate, --export and "
+                   "--check-hosts: give only one",
                    task_names[task]);
+    if (o->choices_every && task != DO_TRAIN)
+        user_error("--choices-every %d has no effect without training: remove it, or add --data", o->choices_every);
     if (o->out && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
         user_error("--out %s has no effect with %s: only training, --plan and --check-hosts write to it; remove --out",
                    o->out, task_names[task]);
     if (o->doc_mask && task == DO_GENERATE)
         user_error("--doc-mask has no effect with --generate, whose prompt is a single document: remove --doc-mask");
+    if (o->doc_mask && (task == DO_SCORE || task == DO_CHOICES))
+        user_error("--doc-mask has no effect with %s, where each request is a single document: remove --doc-mask",
+                   task_names[task]);
     if (o->doc_mask && task == DO_EXPORT)
         user_error("--doc-mask has no effect with --export alone, only on training and evaluation: remove --doc-mask");
     if (o->resume && task != DO_TRAIN)
@@ -198,6 +224,14 @@ static void check_tokenizer_of(const Job *j, const Dataset *d) {
                        d->files[i].path, j->tokenizer_path);
 }
 
+/* Reads the tokenizer, if there is one. */
+static void job_open_tokenizer(Job *j) {
+    if (j->tokenizer || !j->tokenizer_text) return;
+    char *text = (char *)checked_malloc(j->tokenizer_length + 1); // reading changes it
+    memcpy(text, j->tokenizer_text, j->tokenizer_length);
+    j->tokenizer = tokenizer_from_text(j->tokenizer_path, text, j->tokenizer_length);
+}
+
 /* Reads the tokenizer that `option` needs. */
 static void job_read_tokenizer(Job *j, const char *option) {
     const Options *o = &j->opt;
@@ -205,13 +239,41 @@ static void job_read_tokenizer(Job *j, const char *option) {
     if (!j->tokenizer_path[0])
         user_error("%s needs a tokenizer, and there is no tokenizer.model next to %s: give one with --tokenizer FILE",
                    option, data ? data : o->model);
-    char *text = (char *)checked_malloc(j->tokenizer_length + 1); // reading changes it
-    memcpy(text, j->tokenizer_text, j->tokenizer_length);
-    j->tokenizer = tokenizer_from_text(j->tokenizer_path, text, j->tokenizer_length);
+    job_open_tokenizer(j);
     if (j->tokenizer->vocab_size > j->config.V)
         user_error("%s has %d tokens, but the model's vocabulary has %d: give the model's own tokenizer with "
                    "--tokenizer FILE",
                    j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
+}
+
+/* How many bytes of text each token stands for; special tokens stand for none. */
+static void job_count_token_bytes(Job *j) {
+    job_open_tokenizer(j);
+    const Tokenizer *t = j->tokenizer;
+    if (!t) return;
+    j->token_bytes = new_array(uint16_t, j->config.V);
+    for (int32_t id = 0; id < min_i64(t->vocab_size, j->config.V); id++)
+        j->token_bytes[id] = (uint16_t)min_i64(UINT16_MAX, (int64_t)token_length(t, id));
+    for (int i = 0; i < t->num_special; i++)
+        if (t->special[i] < j->config.V) j->token_bytes[t->special[i]] = 0;
+}
+
+/* Reads the requests of --score or --choices. Unless --seq and --batch are given, the longest request fits in a
+ * sequence, and a batch has about as many tokens as the model's default. */
+static void job_requests(Job *j) {
+    Options *o = &j->opt;
+    const char *path = o->score ? o->score : o->choices;
+    int cp = j->mesh.size[AXIS_CP], trains = j->task == DO_TRAIN, whole = 2 * SCORE_LENGTHS * cp;
+    if (!path) return;
+    job_open_tokenizer(j);
+    requests_read(&j->requests, path, o->choices != NULL, j->tokenizer, j->config.V);
+    if (!trains && !option_given(o, "seq")) {
+        int64_t default_tokens = (int64_t)o->batch * o->seq, longest = requests_longest(&j->requests);
+        o->seq = (int)min_i64(round_up(longest, whole), j->config.max_positions / (2 * cp) * (2 * cp));
+        if (!option_given(o, "batch")) o->batch = (int)max_i64(1, default_tokens / o->seq);
+    }
+    requests_cut(&j->requests, o->seq);
+    requests_make_batches(&j->requests, o->batch, o->seq, cp > 1);
 }
 
 /* Encodes the prompt. The buffers of generation are sized for one sequence of its length. */
@@ -634,6 +696,8 @@ static void job_data(Job *j) {
         j->data.document_end = j->val.document_end = j->tokenizer->eos;
     }
     if (j->task == DO_GENERATE) job_prompt(j);
+    if (j->val.num_files) job_count_token_bytes(j);
+    if (j->task != DO_CHECK_HOSTS) job_requests(j);
 }
 
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */
@@ -736,6 +800,8 @@ static void job_close(Job *j) {
     thread_world_close(&j->thread_world);
     table_close(&j->table);
     free(j->prompt);
+    free(j->token_bytes);
+    requests_close(&j->requests);
 }
 
 #endif

@@ -30,9 +30,10 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int lora_rank;
     double lora_alpha;
     const char *out, *save_mode, *after_save, *resume, *transport, *trace, *matmul_choices;
-    int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
+    int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas,
+        deterministic;
     double timeout, start_timeout; // seconds
-    const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
+    const char *cluster, *eval, *score, *choices, *export_dir, *dtype, *generate, *encode, *decode;
     int plan, check_hosts, world, search, merge, max_tokens, audit, help, version;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
@@ -218,6 +219,14 @@ static const OptionRow option_rows[] = {
          "would make it fail or slow is a problem; --out also receives cluster.json for plan_llama3, and --cluster is "
          "compared with what is measured"),
     TEXT("eval", eval, "FILE", NULL, "print the loss and perplexity of a token file as one line of JSON"),
+    TEXT("score", score, "FILE", NULL,
+         "print the log-probability of each request of FILE, lines of JSON with \"context\" and \"continuation\" or "
+         "\"context_ids\" and \"continuation_ids\""),
+    TEXT("choices", choices, "FILE", NULL,
+         "print the accuracy on multiple-choice tasks, lines of JSON with \"context\", \"endings\" and \"label\"; "
+         "with --data after training"),
+    INT("choices-every", choices_every, 0, 1 << 30, "N", "0",
+        "with --data and --choices: compute the accuracy every N steps, too"),
     TEXT("export", export_dir, "DIR", NULL,
          "write the model as a Hugging Face directory: with --data after training, otherwise as it was loaded"),
     FLAG("merge", merge,

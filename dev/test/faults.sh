@@ -296,8 +296,36 @@ more "every micro-batch has the first one's documents" run/model.h \
 
 edit='s|    model_forward(m, &p->pipeline, &trainer->eval_batch);|    StepBatch batch = trainer->eval_batch;\n'
 edit+='    batch.docs = NULL;\n    model_forward(m, \&p->pipeline, \&batch);|'
-more "validation does not tell documents apart" train_llama3.cu "$edit" \
+more "validation does not tell documents apart" run/evaluate.h "$edit" \
     documents "validation masks"
+
+fault "attention reads as many keys as the largest batch has" run/model.h \
+    's|^    cp_set_tokens(m->cp, B, T);||' \
+    score "a score is the loss"
+
+fault "the first token of a continuation is not scored" run/score.h \
+    's|int t = count - request->scored; t < count|int t = count - request->scored + 1; t < count|' \
+    score "a score is the loss"
+
+more "the scores of a context-parallel rank are those of the first one" run/score.h \
+    's|^            score->logprob += of_rank|            score->logprob = of_rank|' \
+    score "scores on . ranks"
+
+more "a token is greedy if its part of the vocabulary has none that is more probable" run/score.h \
+    's|all.target < all.max;|all.target < trainer->host_statistics[3 * i];|' \
+    score "the largest alone is greedy"
+
+more "a space at the end of a context stays there" run/requests.h \
+    's|^    while (length && strchr.*|    while (0) length--;|' \
+    score "tokens of 'ab ' and 'b'"
+
+more "accuracy per byte divides by tokens" run/score.h \
+    's|endings\[e\].ending_bytes|endings[e].scored|; s|endings\[best_per_byte\].ending_bytes|endings[best_per_byte].scored|' \
+    score "accuracy by sums"
+
+more "every tensor-parallel rank counts the bytes of its targets" run/evaluate.h \
+    's|!mesh_coordinate(&p->mesh, p->rank, AXIS_TP) &&||' \
+    score "bits per byte count"
 
 more "backward sees all documents" train_llama3.cu \
     's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' \
@@ -469,7 +497,7 @@ more "gradients with fewer stages overtake others" fsdp.h \
     's|^    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);||' \
     mesh-bits "while its request is in flight"
 
-more "a validation counts its tokens on every rank that shares them" train_llama3.cu \
+more "a validation counts its tokens on every rank that shares them" run/evaluate.h \
     's|        if (counts) mine.targets += n;|        mine.targets += n;|' \
     mesh-use "counts every token once"
 

@@ -6,11 +6,10 @@ static int64_t eval_targets;
 
 static void eval_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    int64_t targets;
-    double loss = evaluate(&o->trainer, &j->val, 0, &targets);
+    Evaluation e = evaluate(&o->trainer, &j->val, 0);
     if (rank == 0) {
-        eval_loss = loss;
-        eval_targets = targets;
+        eval_loss = e.loss;
+        eval_targets = e.targets;
     }
     close_rank(o);
 }
