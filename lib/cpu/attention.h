@@ -6,10 +6,11 @@
  */
 #ifndef CPU_ATTENTION_H
 #define CPU_ATTENTION_H
-#include "../device.h"     // defines: Device
-#include "../ops_common.h" // defines: AttentionShape, keys_seen
-#include "matmul.h"        // defines: tile_matmul
-#include "vectors.h"       // defines: vfloat, PAIR, MR, NR, load_x, store_x, vexp
+#include "../device.h"       // defines: Device
+#include "../ops_common.h"   // defines: AttentionShape, keys_seen
+#include "attention_query.h" // defines: is_single_query, query_attention_layout, query_attention_forward
+#include "matmul.h"          // defines: tile_matmul
+#include "vectors.h"         // defines: vfloat, PAIR, MR, NR, load_x, store_x, vexp
 #include <omp.h>
 #include <sched.h>
 
@@ -109,6 +110,8 @@ static_assert((int)NR % (int)SCORED_KEYS == 0, "keys are padded to a multiple of
 
 static size_t cpu_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
     Attention a;
+    QueryAttention single;
+    if (is_single_query(s) && !backward) return query_attention_layout(&single, s, dev->threads, NULL);
     return attention_layout(&a, s, dev->threads, backward, NULL);
 }
 
@@ -337,6 +340,10 @@ static void attention_forward_strip(const Attention *a, floatX *out, float *lse,
 static void cpu_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k,
                                   const floatX *v, const AttentionShape *s, void *workspace) {
     Attention a;
+    if (is_single_query(s)) {
+        query_attention_forward(dev, out, lse, q, k, v, s, workspace);
+        return;
+    }
     attention_layout(&a, s, dev->threads, 0, workspace);
     int64_t tiles = blocks_of(a.rows, FORWARD_ROWS);
 #pragma omp parallel num_threads(dev->threads)
