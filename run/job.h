@@ -14,6 +14,7 @@
 #include "export.h"
 #include "trace.h"
 #include "logger.h"
+#include "prompts.h"
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
 
@@ -40,8 +41,9 @@ typedef struct {
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
     Tokenizer *tokenizer; // NULL: not needed
-    int32_t *prompt;      // (prompt_length) token ids of --generate
-    size_t prompt_length;
+    Prompts prompts;      // of --generate and --prompts
+    StopTokens stop_tokens; // that end a generated text, apart from the tokenizer's
+    int cached_positions; // generation: tokens whose keys and values are kept; 0: none are
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;        // ranks that are threads meet here
@@ -67,8 +69,8 @@ static void check_needed_options(const Options *o) {
     } needs[] = {
         {"val-every", "val", NULL},        {"val-batches", "val", NULL},      {"dtype", "export", NULL},
         {"save-every", "out", "mtbf"},     {"save-mode", "out", "mtbf"},      {"keep", "out", NULL},
-        {"allow-changes", "resume", NULL}, {"temperature", "generate", NULL}, {"top-p", "generate", NULL},
-        {"max-tokens", "generate", NULL},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
+        {"allow-changes", "resume", NULL}, {"temperature", "generate", "prompts"}, {"top-p", "generate", "prompts"},
+        {"max-tokens", "generate", "prompts"},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
         {"merge", "export", NULL},         {"hosts", "mtbf", NULL},           {"spares", "mtbf", NULL},
         {"repair", "mtbf", NULL},          {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
         {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL},
@@ -95,11 +97,11 @@ static void check_planner_options(const Options *o) {
 static Task job_task(const Options *o) {
     Task task = DO_TRAIN;
     if (o->export_dir && !o->data) task = DO_EXPORT;
-    if (o->generate) task = DO_GENERATE;
+    if (o->generate || o->prompts) task = DO_GENERATE;
     if (o->eval) task = DO_EVAL;
     if (o->plan) task = DO_PLAN;
     if (o->check_hosts) task = DO_CHECK_HOSTS;
-    if (!!o->plan + !!o->eval + !!o->generate + !!o->export_dir + o->check_hosts > 1)
+    if (!!o->plan + !!o->eval + (o->generate || o->prompts) + !!o->export_dir + o->check_hosts > 1)
         user_error("%s cannot be combined with another of --plan, --eval, --generate, --export and --check-hosts: give "
                    "only one",
                    task_names[task]);
@@ -214,24 +216,27 @@ static void job_read_tokenizer(Job *j, const char *option) {
                    j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
 }
 
-/* Encodes the prompt. The buffers of generation are sized for one sequence of its length. */
-static void job_prompt(Job *j) {
+/* Encodes the prompts. The buffers of generation are sized for one sequence of the longest one's length. */
+static void job_prompts(Job *j) {
     Options *o = &j->opt;
-    size_t capacity = 0;
-    job_read_tokenizer(j, "--generate");
-    Tokenizer *t = j->tokenizer;
-    j->prompt_length = tokenizer_encode(t, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
-    if (!j->prompt_length) { // an empty prompt: the model starts a new document
-        free(j->prompt);
-        j->prompt = new_array(int32_t, 1);
-        j->prompt[j->prompt_length++] = t->eos;
-    }
+    job_read_tokenizer(j, option_given(o, "generate") ? "--generate" : "--prompts");
+    if (o->generate && (o->generate[0] || !o->prompts))
+        prompts_add(&j->prompts, j->tokenizer, o->generate, strlen(o->generate), 0);
+    if (o->prompts) prompts_read(&j->prompts, j->tokenizer, o->prompts);
     o->batch = 1;
-    o->seq = (int)j->prompt_length;
-    if (o->seq + o->max_tokens > j->config.max_positions)
-        user_error("the prompt's %d tokens and --max-tokens %d exceed the model's %d positions: shorten the prompt, or "
-                   "use a smaller --max-tokens",
-                   o->seq, o->max_tokens, j->config.max_positions);
+    o->seq = j->prompts.longest;
+    for (int i = 0; i < j->prompts.count; i++) {
+        const Prompt *p = &j->prompts.list[i];
+        char line[32] = "";
+        if (p->line) snprintf(line, sizeof line, " (line %d)", p->line);
+        if ((int64_t)p->length + o->max_tokens > j->config.max_positions)
+            user_error("the prompt's%s %zu tokens and --max-tokens %d exceed the model's %d positions: shorten the "
+                       "prompt, or use a smaller --max-tokens",
+                       line, p->length, o->max_tokens, j->config.max_positions);
+    }
+    j->cached_positions = j->prompts.longest + o->max_tokens;
+    stop_tokens_read(&j->stop_tokens, o->model, "config.json");
+    stop_tokens_read(&j->stop_tokens, o->model, "generation_config.json");
 }
 
 // ---------------------------------------------------------------------------
@@ -633,7 +638,7 @@ static void job_data(Job *j) {
         job_read_tokenizer(j, "--doc-mask");
         j->data.document_end = j->val.document_end = j->tokenizer->eos;
     }
-    if (j->task == DO_GENERATE) job_prompt(j);
+    if (j->task == DO_GENERATE) job_prompts(j);
 }
 
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */
@@ -735,7 +740,7 @@ static void job_close(Job *j) {
     free(j->tokenizer_text);
     thread_world_close(&j->thread_world);
     table_close(&j->table);
-    free(j->prompt);
+    prompts_close(&j->prompts);
 }
 
 #endif

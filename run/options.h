@@ -32,7 +32,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *out, *save_mode, *after_save, *resume, *transport, *trace, *matmul_choices;
     int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
     double timeout, start_timeout; // seconds
-    const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
+    const char *cluster, *eval, *export_dir, *dtype, *generate, *prompts, *encode, *decode;
     int plan, check_hosts, world, search, merge, max_tokens, audit, help, version;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
@@ -227,6 +227,7 @@ static const OptionRow option_rows[] = {
          "all "
          "tensors"),
     TEXT("generate", generate, "PROMPT", NULL, "continue a text"),
+    TEXT("prompts", prompts, "FILE", NULL, "continue each line of a file, as --generate does; empty lines are left out"),
     INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100", "with --generate: how many tokens to generate"),
     REAL("temperature", temperature, 0, 100, "X", "0.8",
          "with --generate: sampling temperature; 0: always take the most likely token"),

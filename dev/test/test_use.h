@@ -20,12 +20,13 @@ static double generation_difference;
 static void generation_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
-    int V = trainer->model.config.V, n = (int)j->prompt_length;
+    int V = trainer->model.config.V, n = j->prompts.longest;
+    int32_t *prompt = j->prompts.list[0].ids;
     float *whole = (float *)checked_malloc(sizeof(float) * (size_t)V);
-    memcpy(whole, next_token_logits(trainer, j->prompt, n, 0), sizeof(float) * (size_t)V); // all tokens at once
-    next_token_logits(trainer, j->prompt, n / 2, 0); // then half of them, and the rest one by one
+    memcpy(whole, next_token_logits(trainer, prompt, n, 0), sizeof(float) * (size_t)V); // all tokens at once
+    next_token_logits(trainer, prompt, n / 2, 0); // then half of them, and the rest one by one
     const float *logits = NULL;
-    for (int t = n / 2; t < n; t++) logits = next_token_logits(trainer, j->prompt + t, 1, t);
+    for (int t = n / 2; t < n; t++) logits = next_token_logits(trainer, prompt + t, 1, t);
     if (rank == 0) generation_difference = norm_of_difference(logits, whole, 1, V) / norm_of(whole, V);
     free(whole);
     close_rank(o);
@@ -69,9 +70,13 @@ static void test_generation(void) {
         j->opt.batch = 1;
         j->opt.seq = 12;
         j->opt.max_tokens = 4;
-        j->prompt_length = 12;
-        j->prompt = (int32_t *)checked_malloc(sizeof(int32_t) * 12);
-        for (int t = 0; t < 12; t++) j->prompt[t] = (t * 37 + 5) % 131;
+        j->cached_positions = 16;
+        Prompt prompt = {new_array(int32_t, 12), 12, 0};
+        for (int t = 0; t < 12; t++) prompt.ids[t] = (t * 37 + 5) % 131;
+        j->prompts.list = new_array(Prompt, 1);
+        j->prompts.list[0] = prompt;
+        j->prompts.count = 1;
+        j->prompts.longest = 12;
         j->mesh = mesh_of(world, 0, 1);
         launch(j, 0, generation_body);
         snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text",
