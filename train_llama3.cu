@@ -28,6 +28,7 @@
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
 #include "run/generate.h"          // defines: generate
+#include "run/chat.h"              // defines: chat_main
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
@@ -587,6 +588,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
+    else if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
@@ -825,6 +827,7 @@ static void rank_main(Job *j, int rank) {
     if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->task == DO_EVAL) rank_eval(trainer);
     if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
+    if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
     if (j->opt.export_dir && !complete && rank == 0)
         printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "

@@ -135,7 +135,7 @@ static void continue_prompt(Generator *g, const Prompt *prompt) {
     Trainer *trainer = g->trainer;
     const Job *j = trainer->job;
     int prints = trainer->parallel.rank == 0, count = (int)prompt->length;
-    TextOutput out = {stdout, isatty(STDOUT_FILENO), {0}, 0};
+    TextOutput out = text_output_open();
     for (int i = 0; i < count && prints; i++) text_output_token(&out, j->tokenizer, prompt->ids[i]);
     if (prints) flush_results();
     const float *logits = g->next_logits(trainer, prompt->ids, count, 0);

@@ -9,6 +9,7 @@
 #define JOB_H
 #include "options.h"
 #include "../tokenizer.h"
+#include "chat_form.h"
 #include "checkpoint.h"
 #include "config_json.h"
 #include "export.h"
@@ -18,8 +19,9 @@
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
 
-typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
-static const char *const task_names[] = {"training", "--eval", "--generate", "--export", "--plan", "--check-hosts"};
+typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_CHAT, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
+static const char *const task_names[] = {"training", "--eval", "--generate",   "--chat",
+                                         "--export", "--plan", "--check-hosts"};
 
 typedef struct {
     Options opt;
@@ -76,7 +78,8 @@ static void check_needed_options(const Options *o) {
         {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL},
         {"after-save", "out", NULL}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
-        int is_met = option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
+        int is_of_text = !strcmp(needs[i].other, "generate") && o->chat;
+        int is_met = is_of_text || option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
         if (option_given(o, needs[i].option) && !is_met)
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", needs[i].option, needs[i].other,
                        needs[i].other, needs[i].option);
@@ -97,19 +100,22 @@ static void check_planner_options(const Options *o) {
 static Task job_task(const Options *o) {
     Task task = DO_TRAIN;
     if (o->export_dir && !o->data) task = DO_EXPORT;
+    if (o->chat) task = DO_CHAT;
     if (o->generate || o->prompts) task = DO_GENERATE;
     if (o->eval) task = DO_EVAL;
     if (o->plan) task = DO_PLAN;
     if (o->check_hosts) task = DO_CHECK_HOSTS;
-    if (!!o->plan + !!o->eval + (o->generate || o->prompts) + !!o->export_dir + o->check_hosts > 1)
-        user_error("%s cannot be combined with another of --plan, --eval, --generate, --export and --check-hosts: give "
-                   "only one",
+    if (!!o->plan + !!o->eval + (o->generate || o->prompts) + o->chat + !!o->export_dir + o->check_hosts > 1)
+        user_error("%s cannot be combined with another of --plan, --eval, --generate, --chat, --export and "
+                   "--check-hosts: give only one",
                    task_names[task]);
     if (o->out && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
         user_error("--out %s has no effect with %s: only training, --plan and --check-hosts write to it; remove --out",
                    o->out, task_names[task]);
     if (o->doc_mask && task == DO_GENERATE)
         user_error("--doc-mask has no effect with --generate, whose prompt is a single document: remove --doc-mask");
+    if (o->doc_mask && task == DO_CHAT)
+        user_error("--doc-mask has no effect with --chat, whose conversation is a single document: remove --doc-mask");
     if (o->doc_mask && task == DO_EXPORT)
         user_error("--doc-mask has no effect with --export alone, only on training and evaluation: remove --doc-mask");
     if (o->resume && task != DO_TRAIN)
@@ -216,6 +222,11 @@ static void job_read_tokenizer(Job *j, const char *option) {
                    j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
 }
 
+static void job_stop_tokens(Job *j) {
+    stop_tokens_read(&j->stop_tokens, j->opt.model, "config.json");
+    stop_tokens_read(&j->stop_tokens, j->opt.model, "generation_config.json");
+}
+
 /* Encodes the prompts. The buffers of generation are sized for one sequence of the longest one's length. */
 static void job_prompts(Job *j) {
     Options *o = &j->opt;
@@ -235,8 +246,18 @@ static void job_prompts(Job *j) {
                        line, p->length, o->max_tokens, j->config.max_positions);
     }
     j->cached_positions = j->prompts.longest + o->max_tokens;
-    stop_tokens_read(&j->stop_tokens, o->model, "config.json");
-    stop_tokens_read(&j->stop_tokens, o->model, "generation_config.json");
+    job_stop_tokens(j);
+}
+
+/* A conversation of up to --seq tokens, which is computed in parts of CHAT_ORDER_TOKENS. */
+static void job_chat(Job *j) {
+    Options *o = &j->opt;
+    job_read_tokenizer(j, "--chat");
+    chat_form_find(j->tokenizer, j->tokenizer_path);
+    j->cached_positions = option_given(o, "seq") ? o->seq : (int)min_i64(CHAT_POSITIONS, j->config.max_positions);
+    o->batch = 1;
+    o->seq = (int)min_i64(CHAT_ORDER_TOKENS, j->cached_positions);
+    job_stop_tokens(j);
 }
 
 // ---------------------------------------------------------------------------
@@ -527,9 +548,10 @@ static int pipeline_parallel_fits(const Job *j, char *problem, size_t size) {
 static int job_layout_fits(const Job *j, char *problem, size_t size) {
     int ranks_of_model = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_CP] * j->mesh.size[AXIS_PP];
     if (!tensor_parallel_fits(j, problem, size) || !context_parallel_fits(j, problem, size)) return 0;
-    if (j->task == DO_GENERATE && ranks_of_model > 1)
-        REFUSE("--generate computes one token at a time, without --tp, --cp and --pp: remove them; FSDP shards the "
-               "model over all ranks");
+    if ((j->task == DO_GENERATE || j->task == DO_CHAT) && ranks_of_model > 1)
+        REFUSE("%s computes one token at a time, without --tp, --cp and --pp: remove them; FSDP shards the model over "
+               "all ranks",
+               task_names[j->task]);
     return pipeline_parallel_fits(j, problem, size);
 }
 #undef REFUSE
@@ -639,6 +661,7 @@ static void job_data(Job *j) {
         j->data.document_end = j->val.document_end = j->tokenizer->eos;
     }
     if (j->task == DO_GENERATE) job_prompts(j);
+    if (j->task == DO_CHAT) job_chat(j);
 }
 
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */

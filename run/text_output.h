@@ -11,10 +11,18 @@
 
 typedef struct {
     FILE *file;
-    int is_terminal;
+    int only_valid;  // bytes that are no character become U+FFFD
+    int no_controls; // and control characters become visible ones
     char pending[4]; // (count) the beginning of a character
     int count;
 } TextOutput;
+
+/* Output of results: to a terminal, or to a file or a program. */
+static TextOutput text_output_open(void) {
+    int is_terminal = isatty(STDOUT_FILENO);
+    TextOutput out = {stdout, is_terminal, is_terminal, {0}, 0};
+    return out;
+}
 
 /* The bytes of the character that begins with `lead`; 0 if none does. */
 static int utf8_length(uint8_t lead) {
@@ -41,8 +49,8 @@ static int utf8_may_continue(const char *bytes, int count) {
 static void text_output_character(const TextOutput *out, const char *bytes, int count, int is_valid) {
     uint8_t first = (uint8_t)bytes[0];
     int is_line_or_tab = first == '\n' || first == '\t';
-    if (!out->is_terminal || is_line_or_tab) fwrite(bytes, 1, (size_t)count, out->file);
-    else if (!is_valid) fputs("\xEF\xBF\xBD", out->file);
+    if (out->only_valid && !is_valid) fputs("\xEF\xBF\xBD", out->file);
+    else if (!out->no_controls || is_line_or_tab) fwrite(bytes, 1, (size_t)count, out->file);
     else if (first < 0x20) fprintf(out->file, "\xE2\x90%c", 0x80 + first); // U+2400 + first: its control picture
     else if (first == 0x7F) fputs("\xE2\x90\xA1", out->file);
     else if (first == 0xC2 && (uint8_t)bytes[1] < 0xA0) fputs("\xEF\xBF\xBD", out->file); // the controls of ISO 6429
