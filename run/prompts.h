@@ -77,8 +77,8 @@ static void stop_token_add(StopTokens *stop, const cJSON *item, const char *path
     double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
     if (!(id >= 0 && id <= INT32_MAX && id == floor(id)) || stop->count == MOST_STOP_TOKENS) {
         char *given = cJSON_PrintUnformatted(item);
-        user_error("%s: \"eos_token_id\" has %s; expected a token's id, or a list of at most %d of them", path,
-                   given ? given : "?", (int)MOST_STOP_TOKENS / 2);
+        user_error("%s: \"eos_token_id\" has %s; expected a token's id, or a list of them, at most %d in all", path,
+                   given ? given : "?", (int)MOST_STOP_TOKENS);
     }
     stop->ids[stop->count++] = (int32_t)id;
 }
