@@ -10,7 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for precision in fp32 bf16; do
     make --no-print-directory PRECISION=$precision build/cpu-$precision/decode >&2
 done
-echo "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg)"
+processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+echo "$processor, $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg)"
 echo "before the run, commit $(git describe --always --dirty); ${1:-7} rounds of ${2:-64} tokens, medians"
 echo
 echo "| precision | threads | MB per token | GB/s read | limit, tokens/s | tokens/s | ms per token | of the limit |"

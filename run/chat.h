@@ -87,8 +87,8 @@ static int chat_read_some(Chat *chat) {
     return 1;
 }
 
-/* A line of the user, to be freed; NULL: the input has ended, or the user leaves. The other ranks are told that rank 0
- * waits, because they would take its silence for a failure. */
+/* A line of the user, to be freed; NULL: the input has ended, or the user leaves. Meanwhile rank 0 tells the others
+ * that it waits, because they would take its silence for a failure. */
 static char *chat_read_line(Chat *chat, Trainer *trainer) {
     const ChatOrder waiting = {CHAT_WAIT, 0, 0, {0}};
     double told = seconds_now(), interval = fmin(5, trainer->job->opt.timeout / 4);

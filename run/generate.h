@@ -39,12 +39,13 @@ static inline int is_likelier(Candidate a, Candidate b) { return a.p != b.p ? a.
 
 /* Restores the order of a heap (count), the likeliest on top, below element i. */
 static void heap_sift(Candidate *heap, int count, int i) {
-    for (int child; (child = 2 * i + 1) < count; i = child) {
+    for (int child = 2 * i + 1; child < count; child = 2 * i + 1) {
         if (child + 1 < count && is_likelier(heap[child + 1], heap[child])) child++;
         if (!is_likelier(heap[child], heap[i])) return;
         Candidate moved = heap[i];
         heap[i] = heap[child];
         heap[child] = moved;
+        i = child;
     }
 }
 

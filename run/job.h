@@ -79,7 +79,8 @@ static void check_needed_options(const Options *o) {
         {"after-save", "out", NULL}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         int is_of_text = !strcmp(needs[i].other, "generate") && o->chat;
-        int is_met = is_of_text || option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
+        int has_instead = needs[i].instead && option_given(o, needs[i].instead);
+        int is_met = is_of_text || has_instead || option_given(o, needs[i].other);
         if (option_given(o, needs[i].option) && !is_met)
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", needs[i].option, needs[i].other,
                        needs[i].other, needs[i].option);

@@ -227,11 +227,13 @@ static const OptionRow option_rows[] = {
          "all "
          "tensors"),
     TEXT("generate", generate, "PROMPT", NULL, "continue a text"),
-    TEXT("prompts", prompts, "FILE", NULL, "continue each line of a file, as --generate does; empty lines are left out"),
+    TEXT("prompts", prompts, "FILE", NULL,
+         "continue each line of a file, as --generate does; empty lines are left out"),
     FLAG("chat", chat,
          "talk with an instruction-tuned model in the terminal, with its chat template; /reset, /system TEXT and /save "
          "FILE are commands, Ctrl-C stops an answer, Ctrl-D leaves; --seq is the longest conversation"),
-    INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100", "with --generate: how many tokens to generate; with --chat: the longest answer"),
+    INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100",
+        "with --generate: how many tokens to generate; with --chat: the longest answer"),
     REAL("temperature", temperature, 0, 100, "X", "0.8",
          "with --generate and --chat: sampling temperature; 0: always take the most likely token"),
     REAL("top-p", top_p, 1e-6, 1, "X", "0.95",

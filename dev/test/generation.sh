@@ -38,7 +38,7 @@ same() {
 }
 # has NAME FILE REGEX : a line of FILE matches
 has() {
-    if grep -qE "$3" "$2"; then pass "$1" "$(grep -m 1 -E "$3" "$2")"; else fail "$1" "no '$3' in: $(tail -n 3 "$2")"; fi
+    if grep -qE "$3" "$2"; then pass "$1" "$(grep -m 1 -E "$3" "$2")"; else fail "$1" "no '$3': $(tail -n 3 "$2")"; fi
 }
 # refused NAME REGEX ARGUMENT… : exit code 1 and one line
 refused() {
@@ -62,7 +62,8 @@ for ranks in 2 3; do
     gives "--prompts on $ranks ranks" /dev/null out --prompts prompts.txt --max-tokens 30 --ranks $ranks
     same "--prompts: the same text on $ranks ranks" both out
 done
-gives "--generate and --prompts" /dev/null out --generate "The river" --prompts <(printf 'A king and\n') --max-tokens 30
+printf 'A king and\n' >king.txt
+gives "--generate and --prompts" /dev/null out --generate "The river" --prompts king.txt --max-tokens 30
 same "the prompt of --generate comes before those of --prompts" both out
 gives "no sharding" /dev/null out --prompts prompts.txt --max-tokens 30 --ranks 2 --sharding no_shard
 same "--prompts: the same text without sharding" both out
@@ -87,8 +88,8 @@ for name in config.json generation_config.json; do
 done
 
 # ---------------------------------------------------------------- --chat
-printf 'Hello\nAnd now?\n/save first.json\n/reset\nHello\n/save second.json\n /reset\n/nonsense\n/system Be brief.\n' >input
-printf 'Hello\r\n/save third.json\n/save nowhere/x.json' >>input
+printf 'Hello\nAnd now?\n/save first.json\n/reset\nHello\n/save second.json\n /reset\n' >input
+printf '/nonsense\n/system Be brief.\nHello\r\n/save third.json\n/save nowhere/x.json' >>input
 gives "--chat" input talk --chat --max-tokens 20
 cp notes talk-notes
 [ "$(grep -c . notes)" = 7 ] && pass "--chat: a note for each command" "7" ||
@@ -101,7 +102,8 @@ if [ -n "$first" ] && [ "$first" = "$second" ]; then pass "--chat: /reset forget
 else fail "--chat: /reset forgets the conversation" "$first / $second"; fi
 [ "$(grep -o '"role"' first.json | wc -l)" = 4 ] && pass "--chat: /save writes every message" "4" ||
     fail "--chat: /save writes every message" "$(cat first.json)"
-has "--chat: /system is part of the conversation" third.json '^\{"messages":\[\{"role":"system","content":"Be brief."\},\{"role":"user","content":"Hello"\}'
+has "--chat: /system is part of the conversation" third.json \
+    '^\{"messages":\[\{"role":"system","content":"Be brief."\},\{"role":"user","content":"Hello"\}'
 for ranks in 2 3; do
     gives "--chat on $ranks ranks" input out --chat --max-tokens 20 --ranks $ranks
     same "--chat: the same answers on $ranks ranks" talk out
@@ -148,7 +150,8 @@ for ranks in 1 2; do
     kill -INT "$chat"
     wait "$chat"
     code=$?
-    [ "$code" = 0 ] && pass "$name: a second Ctrl-C leaves" "exit code 0" || fail "$name: a second Ctrl-C leaves" "exit code $code"
+    [ "$code" = 0 ] && pass "$name: a second Ctrl-C leaves" "exit code 0" ||
+        fail "$name: a second Ctrl-C leaves" "exit code $code"
     chat=
     exec 3>&-
 done
@@ -157,13 +160,14 @@ done
 refused "--prompts without a file" "nowhere.txt cannot be opened" --model trained --prompts nowhere.txt
 : >empty.txt
 refused "--prompts of an empty file" "has no prompt" --model trained --prompts empty.txt
-refused "--prompts with a prompt that is too long" "prompt.s \(line [14]\) [0-9]+ tokens and --max-tokens 39998 exceed" \
+refused "--prompts with a long prompt" "prompt.s \(line [14]\) [0-9]+ tokens and --max-tokens 39998 exceed" \
     --model trained --prompts prompts.txt --max-tokens 39998
 refused "--chat with --generate" "cannot be combined" --model trained --chat --generate hello
 refused "--chat with --tp" "--chat computes one token at a time, without --tp" --model trained --chat --tp 2 --ranks 2
 refused "--chat with --doc-mask" "no effect with --chat" --model trained --chat --doc-mask
 refused "--chat without weights" "has no weights" --model model --chat
-refused "--max-tokens without a text to continue" "no effect without --generate" --model trained --max-tokens 3 --eval text/val.tok
+refused "--max-tokens without a text to continue" "no effect without --generate" --model trained \
+    --max-tokens 3 --eval text/val.tok
 echo '{"eos_token_id": "end"}' >trained/generation_config.json
 refused "an eos_token_id that is a word" '"eos_token_id" has "end"; expected' --model trained --generate hello
 rm trained/generation_config.json

@@ -1,5 +1,5 @@
-/* test_generate.h: the text of generated tokens as it is printed, the choice of a token, prompts from a file, the tokens
- * that stop an answer, and the tokens of a conversation. Part of test_llama3.cu. */
+/* test_generate.h: the text of generated tokens as it is printed, the choice of a token, prompts from a file, the
+ * tokens that stop an answer, and the tokens of a conversation. Part of test_llama3.cu. */
 
 /* What is printed for `bytes`, in parts of `step` bytes as tokens may have them; `shown` receives it. */
 static void test_printed(const char *bytes, size_t count, size_t step, int terminal, char *shown, size_t size) {
@@ -19,7 +19,8 @@ static void test_text_output(void) {
     static const struct {
         const char *name, *bytes, *terminal;
     } cases[] = {
-        {"characters of 1 to 4 bytes", "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z", "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z"},
+        {"characters of 1 to 4 bytes",
+         "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z", "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z"},
         {"an escape sequence", "\x1B[31mred\x07\x7F", "\xE2\x90\x9B[31mred\xE2\x90\x87\xE2\x90\xA1"},
         {"a carriage return, a line end and a tab", "a\rb\n\tc", "a\xE2\x90\x8D" "b\n\tc"},
         {"an 8-bit control sequence", "\xC2\x9B" "31m", "\xEF\xBF\xBD" "31m"},
@@ -142,7 +143,8 @@ static void test_prompts(const Tokenizer *t) {
 }
 
 static void test_stop_tokens(const Tokenizer *t) {
-    const char *model = strdup(scratch_path("stopping")), *path = strdup(scratch_path("stopping/generation_config.json"));
+    const char *model = strdup(scratch_path("stopping"));
+    const char *path = strdup(scratch_path("stopping/generation_config.json"));
     mkdir(model, 0755);
     StopTokens stop = ZERO;
     write_text(path, "{\"eos_token_id\": [7, 9, 100000]}");

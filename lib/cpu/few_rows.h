@@ -12,7 +12,7 @@
 #include <omp.h>
 
 enum {
-    FEW_ROWS = 4,            // at most; the sums of one tile, 2 vectors each, then fit in the registers of any processor
+    FEW_ROWS = 4,            // at most; the sums of one tile, 2 vectors each, then fit in registers
     WORTH_THREADS = 1 << 15, // fewer multiplications than this take less time than waking the other threads
 #ifdef HAVE_PAIRS
     DOT_STEP = 4 * (int)VL // elements that one step of a dot product multiplies
