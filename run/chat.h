@@ -21,16 +21,16 @@ typedef struct {
 /* On rank 0 alone. */
 typedef struct {
     const ChatForm *form;
-    ChatTokens tokens;      // of the whole conversation
-    ChatMessage *messages;  // (count, room)
+    ChatTokens tokens;     // of the whole conversation
+    ChatMessage *messages; // (count, room)
     int count, room;
-    char *system;           // the message that /system has set; NULL: the template's own
-    char *input;            // (input_length, input_room) bytes that were read after the last message
+    char *system; // the message that /system has set; NULL: the template's own
+    char *input;  // (input_length, input_room) bytes that were read after the last message
     size_t input_length, input_room;
     int input_ended;
-    int is_terminal;        // the user types: a prompt is printed
-    int cached;             // tokens of the conversation that are in the cache
-    int64_t sampled;        // tokens so far, which number the random draws
+    int is_terminal; // the user types: a prompt is printed
+    int cached;      // tokens of the conversation that are in the cache
+    int64_t sampled; // tokens so far, which number the random draws
 } Chat;
 
 typedef enum { CHAT_WAIT, CHAT_COMPUTE, CHAT_LEAVE } ChatAction;

@@ -42,10 +42,10 @@ typedef struct {
     char tokenizer_path[4096];            // "": no tokenizer found
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
-    Tokenizer *tokenizer; // NULL: not needed
-    Prompts prompts;      // of --generate and --prompts
-    StopTokens stop_tokens; // that end a generated text, apart from the tokenizer's
-    int cached_positions; // generation: tokens whose keys and values are kept; 0: none are
+    Tokenizer *tokenizer;            // NULL: not needed
+    Prompts prompts;                 // of --generate and --prompts
+    StopTokens stop_tokens;          // that end a generated text, apart from the tokenizer's
+    int cached_positions;            // generation: tokens whose keys and values are kept; 0: none are
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;        // ranks that are threads meet here
@@ -68,15 +68,17 @@ static int job_reductions_apart(const Job *j) {
 static void check_needed_options(const Options *o) {
     static const struct {
         const char *option, *other, *instead; // it needs `other`, or `instead` if that is not NULL
-    } needs[] = {
-        {"val-every", "val", NULL},        {"val-batches", "val", NULL},      {"dtype", "export", NULL},
-        {"save-every", "out", "mtbf"},     {"save-mode", "out", "mtbf"},      {"keep", "out", NULL},
-        {"allow-changes", "resume", NULL}, {"temperature", "generate", "prompts"}, {"top-p", "generate", "prompts"},
-        {"max-tokens", "generate", "prompts"},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
-        {"merge", "export", NULL},         {"hosts", "mtbf", NULL},           {"spares", "mtbf", NULL},
-        {"repair", "mtbf", NULL},          {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
-        {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL},
-        {"after-save", "out", NULL}};
+    } needs[] = {{"val-every", "val", NULL},        {"val-batches", "val", NULL},
+                 {"dtype", "export", NULL},         {"save-every", "out", "mtbf"},
+                 {"save-mode", "out", "mtbf"},      {"keep", "out", NULL},
+                 {"allow-changes", "resume", NULL}, {"temperature", "generate", "prompts"},
+                 {"top-p", "generate", "prompts"},  {"max-tokens", "generate", "prompts"},
+                 {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
+                 {"merge", "export", NULL},         {"hosts", "mtbf", NULL},
+                 {"spares", "mtbf", NULL},          {"repair", "mtbf", NULL},
+                 {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
+                 {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},
+                 {"pause-seconds", "mtbf", NULL},   {"after-save", "out", NULL}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         int is_of_text = !strcmp(needs[i].other, "generate") && o->chat;
         int has_instead = needs[i].instead && option_given(o, needs[i].instead);

@@ -95,8 +95,9 @@ int main(int argc, char **argv) {
                    (int)DECODE_ROUNDS);
     char count[32];
     snprintf(count, sizeof count, "%d", tokens);
-    char *arguments[] = {argv[0],      (char *)"--model", argv[1], (char *)"--generate", (char *)"Once upon a time",
-                         (char *)"--max-tokens", count};
+    char *arguments[] = {
+        argv[0], (char *)"--model", argv[1], (char *)"--generate", (char *)"Once upon a time", (char *)"--max-tokens",
+        count};
     Job *j = (Job *)checked_malloc(sizeof *j);
     j->opt = options_parse(7, arguments);
     j->transport = j->host_transport = &transport_threads;

@@ -19,16 +19,30 @@ static void test_text_output(void) {
     static const struct {
         const char *name, *bytes, *terminal;
     } cases[] = {
-        {"characters of 1 to 4 bytes",
-         "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z", "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z"},
+        {"characters of 1 to 4 bytes", "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z",
+         "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z"},
         {"an escape sequence", "\x1B[31mred\x07\x7F", "\xE2\x90\x9B[31mred\xE2\x90\x87\xE2\x90\xA1"},
-        {"a carriage return, a line end and a tab", "a\rb\n\tc", "a\xE2\x90\x8D" "b\n\tc"},
-        {"an 8-bit control sequence", "\xC2\x9B" "31m", "\xEF\xBF\xBD" "31m"},
-        {"a bare 8-bit control byte", "\x9B" "31m", "\xEF\xBF\xBD" "31m"},
+        {"a carriage return, a line end and a tab", "a\rb\n\tc",
+         "a\xE2\x90\x8D"
+         "b\n\tc"},
+        {"an 8-bit control sequence",
+         "\xC2\x9B"
+         "31m",
+         "\xEF\xBF\xBD"
+         "31m"},
+        {"a bare 8-bit control byte",
+         "\x9B"
+         "31m",
+         "\xEF\xBF\xBD"
+         "31m"},
         {"an overlong escape", "\xC0\x9B\xE0\x80\x9B", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},
         {"a surrogate", "\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},
         {"a cut character at the end", "ab\xE2\x82", "ab\xEF\xBF\xBD\xEF\xBF\xBD"},
-        {"a cut character before a letter", "\xF0\x9F" "b", "\xEF\xBF\xBD\xEF\xBF\xBD" "b"},
+        {"a cut character before a letter",
+         "\xF0\x9F"
+         "b",
+         "\xEF\xBF\xBD\xEF\xBF\xBD"
+         "b"},
         {"a cut character before another", "\xE2\x82\xC3\xA9", "\xEF\xBF\xBD\xEF\xBF\xBD\xC3\xA9"},
     };
     int wrong = 0, parts = 0;
@@ -168,9 +182,9 @@ static void test_stop_tokens(const Tokenizer *t) {
 
 static void test_chat_form(const Tokenizer *t) {
     const int32_t begin = t->n_base, open = begin + 6, close = begin + 7, end = begin + 9;
-    const int32_t wanted[] = {begin, open, 'u', 's', 'e', 'r', close, '\n', '\n', '<', '|',  'e', 'o', 't', '_',
-                              'i',   'd',  '|', '>', end, open, 'a', 's', 's',  'i', 's', 't', 'a', 'n', 't',
-                              close, '\n', '\n', 'o', 'k', end};
+    const int32_t wanted[] = {begin, open, 'u', 's', 'e', 'r', close, '\n', '\n', '<', '|', 'e',
+                              'o',   't',  '_', 'i', 'd', '|', '>',   end,  open, 'a', 's', 's',
+                              'i',   's',  't', 'a', 'n', 't', close, '\n', '\n', 'o', 'k', end};
     ChatTokens c = {t, NULL, 0, 0};
     const ChatForm *form = chat_form_find(t, "a tokenizer");
     chat_special_token(&c, form->begin);

@@ -26,8 +26,8 @@ static inline vpair dot_step(const floatX *x, const floatX *w, int64_t n, vpair 
 #ifdef HAVE_PAIRS
     sum.a = vdot_pairs((vfloat)load_words(x, n), (vfloat)load_words(w, n), sum.a);
     if (n > 2 * VL)
-        sum.b = vdot_pairs((vfloat)load_words(x + 2 * VL, n - 2 * VL), (vfloat)load_words(w + 2 * VL, n - 2 * VL),
-                           sum.b);
+        sum.b =
+            vdot_pairs((vfloat)load_words(x + 2 * VL, n - 2 * VL), (vfloat)load_words(w + 2 * VL, n - 2 * VL), sum.b);
     return sum;
 #else
     return pair_fma(load_pair(x, n), load_pair(w, n), sum);
