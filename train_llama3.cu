@@ -28,8 +28,9 @@
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
 #include "run/evaluate.h"          // defines: evaluate, print_evaluation
-#include "run/score.h"             // defines: score_requests, print_scores, print_choices
-#include "run/generate.h"          // defines: Candidate, sample_token, id_of_rank_0
+#include "run/score.h"             // defines: score_requests, print_scores, print_accuracy
+#include "run/generate.h"          // defines: generate
+#include "run/chat.h"              // defines: chat_main
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
@@ -507,33 +508,6 @@ static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count,
     return m->next_logits;
 }
 
-/* Continues the prompt of --generate. All ranks compute it, rank 0 prints it. */
-static void generate(Trainer *trainer) {
-    const Job *j = trainer->job;
-    const Options *o = &j->opt;
-    int V = trainer->model.config.V, count = (int)j->prompt_length, prints = trainer->parallel.rank == 0;
-    if (trainer->parallel.dev.dry_run) { // the two shapes that need the most memory
-        next_token_logits(trainer, j->prompt, count, 0);
-        next_token_logits(trainer, j->prompt, 1, count + o->max_tokens - 1);
-        return;
-    }
-    Candidate *scratch = new_array(Candidate, V);
-    const float *logits = next_token_logits(trainer, j->prompt, count, 0);
-    for (int i = 0; i < count && prints; i++) print_token(j->tokenizer, j->prompt[i], stdout);
-    for (int i = 0; i < o->max_tokens; i++) {
-        double u = uniform_of_seed((uint64_t)o->seed, i);
-        int32_t id = id_of_rank_0(trainer, sample_token(logits, V, o->temperature, o->top_p, u, scratch));
-        if (tokenizer_ends(j->tokenizer, id) || id >= j->tokenizer->vocab_size) break;
-        if (prints) {
-            print_token(j->tokenizer, id, stdout);
-            flush_results();
-        }
-        if (i + 1 < o->max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
-    }
-    if (prints) printf("\n");
-    free(scratch);
-}
-
 // ---------------------------------------------------------------------------
 // the dry run of a rank
 
@@ -564,7 +538,8 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     if (events && dev->rates && dev->rates->has_streams) dev->points = &events->points;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1);
-    else if (j->task == DO_GENERATE) generate(trainer);
+    else if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
+    else if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
@@ -801,7 +776,8 @@ static void rank_main(Job *j, int rank) {
     if (j->task == DO_EVAL) print_evaluation(trainer);
     if (j->task == DO_SCORE) print_scores(trainer);
     if (j->task == DO_CHOICES) print_accuracy(trainer);
-    if (j->task == DO_GENERATE) generate(trainer);
+    if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
+    if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
     if (j->opt.export_dir && !complete && rank == 0)
         printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "

@@ -33,8 +33,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas,
         deterministic;
     double timeout, start_timeout; // seconds
-    const char *cluster, *eval, *score, *choices, *export_dir, *dtype, *generate, *encode, *decode;
-    int plan, check_hosts, world, search, merge, max_tokens, audit, help, version;
+    const char *cluster, *eval, *score, *choices, *export_dir, *dtype, *generate, *prompts, *encode, *decode;
+    int plan, check_hosts, chat, world, search, merge, max_tokens, audit, help, version;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
     double mtbf, repair, detect, relaunch, step_seconds, save_seconds, pause_seconds; // mtbf, repair: hours
@@ -236,11 +236,17 @@ static const OptionRow option_rows[] = {
          "all "
          "tensors"),
     TEXT("generate", generate, "PROMPT", NULL, "continue a text"),
-    INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100", "with --generate: how many tokens to generate"),
+    TEXT("prompts", prompts, "FILE", NULL,
+         "continue each line of a file, as --generate does; empty lines are left out"),
+    FLAG("chat", chat,
+         "talk with an instruction-tuned model in the terminal, with its chat template; /reset, /system TEXT and /save "
+         "FILE are commands, Ctrl-C stops an answer, Ctrl-D leaves; --seq is the longest conversation"),
+    INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100",
+        "with --generate: how many tokens to generate; with --chat: the longest answer"),
     REAL("temperature", temperature, 0, 100, "X", "0.8",
-         "with --generate: sampling temperature; 0: always take the most likely token"),
+         "with --generate and --chat: sampling temperature; 0: always take the most likely token"),
     REAL("top-p", top_p, 1e-6, 1, "X", "0.95",
-         "with --generate: sample from the most likely tokens that together have this probability"),
+         "with --generate and --chat: sample from the most likely tokens that together have this probability"),
     FLAG("audit", audit, "check in samples.jsonl of --out that the run consumed every sample exactly once per epoch"),
     TEXT("encode", encode, "FILE", NULL, "print the token ids of a text, one per line (needs --tokenizer)"),
     TEXT("decode", decode, "FILE", NULL, "print the text of token ids, one per line (needs --tokenizer)"),

@@ -170,8 +170,7 @@ static void trainer_allocate(Trainer *trainer) {
     }
     m->loss_sum = &trainer->sums[SUM_LOSS];
     if (j->task != DO_EXPORT) {
-        int cached = j->task == DO_GENERATE ? (int)j->prompt_length + o->max_tokens : 0;
-        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], cached);
+        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->cached_positions);
         pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
     }
     int cp = j->mesh.size[AXIS_CP];

@@ -755,6 +755,54 @@ more "a consumer owns the other consumer's keys, by wgmma" ${hopper}_backward.cu
     's|sequence_of(a.s, p.b), t, key + warp|sequence_of(a.s, p.b), t, p.key + warp|' \
     kernels:attention-wgmma "attention .*its definition"
 
+fault "the tail of a row of weights is left out" lib/cpu/few_rows.h \
+    's|i < rows \* count \&\& k < p->K; i++)|i < rows * count \&\& k + 1 < p->K; i++)|' \
+    kernels:few-rows "linear layers of 1 to 6 rows"
+
+more "a row of weights is used for the output beside its own" lib/cpu/few_rows.h \
+    's|w + i % count \* p->b_col + k, p->K - k|w + (i % count ^ (count > 1)) * p->b_col + k, p->K - k|' \
+    kernels:few-rows "linear layers of 1 to 6 rows"
+
+fault "blocks of keys are added as if they had the same largest score" lib/cpu/attention_query.h \
+    's|vsplat(exp_float(parts\[b \* step + a->width\] - base)), total|vsplat(1), total|' \
+    kernels:attention "attention forward and backward"
+
+more "attention of one query leaves out the last block of keys" lib/cpu/attention_query.h \
+    's|i < a.groups \* a.blocks; i++) query|i < a.groups * a.blocks - 1; i++) query|' \
+    kernels:attention "attention forward and backward|log-sum-exp"
+
+fault "a new token's keys overwrite those of the token before it" run/model.h \
+    's|cache + m->past \* 2 \* KV, row|cache + (m->past - (m->past > 0)) * 2 * KV, row|' \
+    use "generation with"
+
+fault "bytes of a character are printed before it is complete" run/text_output.h \
+    's|    if (out->count < length) return;||' \
+    generate "printed text"
+
+fault "escape sequences reach the terminal" run/text_output.h \
+    's|else if (!out->no_controls .. is_line_or_tab)|else if (1)|' \
+    generate "printed text"
+
+fault "the heap of likely tokens is not restored" run/generate.h \
+    's|        heap_sift(scratch, count - taken, 0);||' \
+    generate "sampling: the nucleus"
+
+more "the bound of the nucleus cuts off likely tokens" run/generate.h \
+    's|(1 - top_p) \* sum / V \* 0.5|(1 - top_p) * sum * 0.5|' \
+    generate "sampling: the nucleus"
+
+fault "Windows' line ends stay in prompts" run/prompts.h \
+    "s|        if (length .. text.length - 1. == '.r') length--;||" \
+    generate "Windows"
+
+fault "the directory's end tokens are not obeyed" run/prompts.h \
+    's|        if (stop->ids\[i\] == id) return 1;|        if (stop->ids[i] == id) return 0;|' \
+    generate "an answer stops"
+
+more "an answer is not ended as a message is" run/chat_form.h \
+    's|ChatForm \*form) { chat_message_end(c, form); }|ChatForm *form) { chat_special_token(c, form->close); }|' \
+    generate "conversation|answer.s tokens"
+
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"
     [ "$lost" = 0 ]
