@@ -70,8 +70,11 @@ static void measure(Generator *g, int rounds, int tokens) {
     double seconds[DECODE_ROUNDS], rates[DECODE_ROUNDS], parts[DECODE_ROUNDS];
     double positions = (double)trainer->job->prompts.longest + tokens / 2.0; // on average
     double bytes = weight_bytes(trainer) + positions * c->L * 2.0 * c->NKV * c->HD * sizeof(floatX);
-    float *buffer = (float *)aligned_alloc(64, BUFFER_BYTES);
+    float *buffer = (float *)aligned_alloc(1 << 21, BUFFER_BYTES);
     if (!buffer) user_error("%d bytes for the buffer cannot be allocated", (int)BUFFER_BYTES);
+#ifdef LINUX
+    madvise(buffer, BUFFER_BYTES, MADV_HUGEPAGE); // reading must not wait for page tables
+#endif
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < BUFFER_BYTES / (int64_t)sizeof(float); i++) buffer[i] = 0;
     decode(g, tokens); // not measured

@@ -756,11 +756,11 @@ more "a consumer owns the other consumer's keys, by wgmma" ${hopper}_backward.cu
     kernels:attention-wgmma "attention .*its definition"
 
 fault "the tail of a row of weights is left out" lib/cpu/few_rows.h \
-    's|i < rows \* count \&\& k < p->K; i++)|i < rows * count \&\& k + 1 < p->K; i++)|' \
+    's|m < rows \&\& k < p->K; m++)|m < rows \&\& k + 1 < p->K; m++)|' \
     kernels:few-rows "linear layers of 1 to 6 rows"
 
-more "a row of weights is used for the output beside its own" lib/cpu/few_rows.h \
-    's|w + i % count \* p->b_col + k, p->K - k|w + (i % count ^ (count > 1)) * p->b_col + k, p->K - k|' \
+more "a row's last elements are those of the row before it" lib/cpu/few_rows.h \
+    's|dot_step(a + m \* p->a_row + k, w + k, p->K - k|dot_step(a + (m ? m - 1 : 0) * p->a_row + k, w + k, p->K - k|' \
     kernels:few-rows "linear layers of 1 to 6 rows"
 
 fault "blocks of keys are added as if they had the same largest score" lib/cpu/attention_query.h \
