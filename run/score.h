@@ -113,13 +113,14 @@ static void merge_scores(Trainer *trainer, const Requests *r, int64_t first) {
 
 /* The scores of all requests, in trainer->scores, on every rank. A dry run computes a batch of each shape. */
 static void score_requests(Trainer *trainer, const Requests *r) {
+    if (!r->count) return;
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
     int B = m->B, T = m->T, data_ranks = mesh_data_ranks(&p->mesh), T_before = 0;
     RequestScore *mine = trainer->batch_scores;
     size_t bytes = sizeof *mine * MOST_SCORE_ROWS;
     Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
-    if (r->count && !p->dev.dry_run) memset(trainer->scores, 0, sizeof *trainer->scores * (size_t)r->count);
+    if (!p->dev.dry_run) memset(trainer->scores, 0, sizeof *trainer->scores * (size_t)r->count);
     for (int64_t first = 0; first < r->num_batches; first += p->dev.dry_run ? 1 : data_ranks) {
         int64_t index = first + (p->dev.dry_run ? 0 : mesh_data_rank(&p->mesh, p->rank));
         const ScoreBatch *batch = index < r->num_batches ? &r->batches[index] : NULL;

@@ -3,8 +3,7 @@
     make PRECISION=fp32 programs
     python dev/pytorch/compare_scores.py MODEL TEXT [--requests 1000] [--tasks 500] [--out dev/results/scores.md]
 
-MODEL is a Hugging Face directory. Requests are pieces of TEXT, a text file: a context of some words, and a continuation.
-A task is a context with the right continuation among four. Their ids come from the program's --encode, so that nothing
+MODEL is a Hugging Face directory. Requests are pieces of TEXT, a text file: a context and a continuation. A task is a context with the right continuation among four. Their ids come from the program's --encode, so that nothing
 but the scores is compared. The sums of log-probabilities must agree within 1e-4, greedy and accuracy must be equal.
 """
 
@@ -35,7 +34,8 @@ def encode(model, text):
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(text)
         file.flush()
-        return [int(line) for line in run(PROGRAM, "--tokenizer", Path(model) / "tokenizer.model", "--encode", file.name).split()]
+        tokenizer = Path(model) / "tokenizer.model"
+        return [int(line) for line in run(PROGRAM, "--tokenizer", tokenizer, "--encode", file.name).split()]
 
 
 def score(model, ids, scored):
@@ -100,13 +100,14 @@ def main():
     rows = [
         ("largest difference of a sum", f"{worst:.2g}", f"<= {BOUND:g}", worst <= BOUND),
         ("greedy in one of the two only", f"{greedy} of {len(pairs)} ({most_greedy} greedy)", "0", greedy == 0),
-        (f"accuracy on {len(tasks)} tasks of four endings", f"{of_ours:.3f}, {of_theirs:.3f}", "equal", of_ours == of_theirs),
+        (f"accuracy on {len(tasks)} tasks", f"{of_ours:.3f}, {of_theirs:.3f}", "equal", of_ours == of_theirs),
     ]
     for what, figure, bound, good in rows:
         print(f"{'pass' if good else 'FAIL'} {what}: {figure}, expected {bound}")
     if options.out:
         commit = run("git", "-C", TOP, "rev-parse", "--short", "HEAD").strip()
-        text = f"# --score and transformers\n\n`{' '.join(['python', *sys.argv])}`; commit {commit}; fp32; {len(pairs)} requests.\n\n"
+        text = f"# --score and transformers\n\n`{' '.join(['python', *sys.argv])}`; commit {commit}; "
+        text += f"fp32; {len(pairs)} requests.\n\n"
         text += "| what | measured | expected | met |\n|---|---|---|---|\n"
         text += "".join(f"| {w} | {f} | {b} | {'yes' if g else 'NO'} |\n" for w, f, b, g in rows)
         Path(options.out).write_text(text)

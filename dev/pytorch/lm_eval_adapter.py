@@ -36,7 +36,9 @@ def run(command):
 class Llama3InC(TemplateLM):
     backend = "causal"
 
-    def __init__(self, model, ranks=1, program=None, options="", max_length=None, batch_size=None, device=None, **unused):
+    def __init__(
+        self, model, ranks=1, program=None, options="", max_length=None, batch_size=None, device=None, **unused
+    ):
         super().__init__()
         if unused:
             sys.exit(f"--model_args {', '.join(unused)}: expected model, ranks, program, options and max_length")

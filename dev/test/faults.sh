@@ -320,7 +320,7 @@ more "a space at the end of a context stays there" run/requests.h \
     score "tokens of 'ab ' and 'b'"
 
 more "accuracy per byte divides by tokens" run/score.h \
-    's|endings\[e\].ending_bytes|endings[e].scored|; s|endings\[best_per_byte\].ending_bytes|endings[best_per_byte].scored|' \
+    's|endings\[e\].ending_bytes|endings[e].scored|; s|best_per_byte\].ending_bytes|best_per_byte].scored|' \
     score "accuracy by sums"
 
 more "every tensor-parallel rank counts the bytes of its targets" run/evaluate.h \
