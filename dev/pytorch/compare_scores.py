@@ -3,8 +3,9 @@
     make PRECISION=fp32 programs
     python dev/pytorch/compare_scores.py MODEL TEXT [--requests 1000] [--tasks 500] [--out dev/results/scores.md]
 
-MODEL is a Hugging Face directory. Requests are pieces of TEXT, a text file: a context and a continuation. A task is a context with the right continuation among four. Their ids come from the program's --encode, so that nothing
-but the scores is compared. The sums of log-probabilities must agree within 1e-4, greedy and accuracy must be equal.
+MODEL is a Hugging Face directory. Requests are pieces of TEXT, a text file: a context and a continuation. A task is a
+context with the right continuation among four. Their ids come from the program's --encode, so that nothing but the
+scores is compared. The sums of log-probabilities must agree within 1e-4, greedy and accuracy must be equal.
 """
 
 import argparse
