@@ -100,6 +100,14 @@ first=$(grep -o '"role":"assistant","content":"[^"]*"' first.json | head -n 1)
 second=$(grep -o '"role":"assistant","content":"[^"]*"' second.json)
 if [ -n "$first" ] && [ "$first" = "$second" ]; then pass "--chat: /reset forgets the conversation" "$first"
 else fail "--chat: /reset forgets the conversation" "$first / $second"; fi
+printf '/save first.json\nHello\n/save own.json\nAnd now?\n/save own.json\n' >saves
+cp first.json before.json
+gives "--chat: /save in place of a file" saves answers --chat --max-tokens 12
+grep -q "first.json cannot be written: File exists" notes && cmp -s first.json before.json &&
+    pass "--chat: /save does not replace a file of others" "$(grep -m1 exists notes)" ||
+    fail "--chat: /save does not replace a file of others" "$(tail -n 3 notes)"
+[ "$(grep -o '"user"' own.json | wc -l)" = 2 ] && pass "--chat: /save replaces its own file" "2 messages of the user" ||
+    fail "--chat: /save replaces its own file" "$(cat own.json)"
 [ "$(grep -o '"role"' first.json | wc -l)" = 4 ] && pass "--chat: /save writes every message" "4" ||
     fail "--chat: /save writes every message" "$(cat first.json)"
 has "--chat: /system is part of the conversation" third.json \
@@ -131,7 +139,7 @@ reads() {
 }
 for ranks in 1 2; do
     name="--chat on $ranks ranks"
-    rm -f to-chat
+    rm -f to-chat stopped.json
     mkfifo to-chat
     "$program" --model trained --threads 1 --chat --seq 30000 --timeout 2 --ranks $ranks <to-chat >out 2>notes &
     chat=$!
