@@ -587,7 +587,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
 }
 
 /* The tasks of --choices, after every --choices-every steps and after the last one. */
-static void choose_when_due(Trainer *trainer, int64_t step) {
+static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
     const Options *o = &trainer->job->opt;
     const Requests *r = &trainer->job->requests;
     int64_t events = trainer->parallel.dev.num_events;
@@ -621,7 +621,7 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
-    choose_when_due(trainer, step);
+    evaluate_choices_when_due(trainer, step);
     return asked;
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# generation.sh [PROGRAM] : --generate, --prompts and --chat as a user meets them. The same text on every layout, end
-# tokens of the model's directory, commands, Ctrl-C, the end of the input, and what is refused.
+# generation.sh [PROGRAM] : --generate, --prompts, --chat, --score and --choices as a user meets them. The same text on
+# every layout, end tokens of the model's directory, commands, Ctrl-C, the end of the input, and what is refused.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -163,6 +163,28 @@ for ranks in 1 2; do
     chat=
     exec 3>&-
 done
+
+# ---------------------------------------------------------------- --score and --choices
+long=$(printf 'and the %.0s' {1..40})
+for i in 1 2 3 4 5; do
+    printf '{"context":"%s","endings":["word %d","another","%s"],"label":%d}\n' "$long" $i "third $i" $((i % 3))
+done >tasks.jsonl
+"$program" --model model --data text/train.tok --seq 32 --batch 4 --steps 5 --lr 1e-2 --threads 1 --choices \
+    tasks.jsonl --choices-every 2 --out run --export chosen --ranks 2 >said 2>notes ||
+    fail "--choices during training" "$(tail -n 1 notes)"
+steps=$(sed -nE 's/.*"step":([0-9]+),"tasks":5,"accuracy":.*/\1/p' run/metrics.jsonl | tr '\n' ' ')
+[ "$steps" = "2 4 5 " ] && pass "--choices-every: the steps of metrics.jsonl" "$steps" ||
+    fail "--choices-every: the steps of metrics.jsonl" "$steps, expected 2 4 5"
+has "--choices: contexts that are cut are noted" notes 'note: 15 of 15 requests are longer than --seq 32'
+"$program" --model chosen --choices tasks.jsonl --seq 32 --threads 1 >out 2>notes
+trained=$(sed -nE 's/.*"step":5,"tasks":5,("accuracy".*[0-9]).*/\1/p' run/metrics.jsonl)
+name="--choices: an export has the accuracy of its training"
+[ -n "$trained" ] && grep -qF "$trained" out && pass "$name" "$trained" || fail "$name" "$trained, $(cat out notes)"
+printf '{"id":"a","context":"In the","continuation":" beginning"}\n' >requests.jsonl
+"$program" --model chosen --score requests.jsonl --threads 1 >out 2>notes
+"$program" --model chosen --score requests.jsonl --threads 1 --ranks 3 --deterministic >out-3 2>notes
+has "--score: an answer" out '^[{]"id":"a","logprob":-[0-9.]+,"tokens":[0-9]+,"greedy":(true|false)[}]$'
+same "--score: the same answers on 3 ranks" out out-3
 
 # ---------------------------------------------------------------- bad input
 refused "--prompts without a file" "nowhere.txt cannot be opened" --model trained --prompts nowhere.txt
