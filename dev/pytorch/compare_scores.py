@@ -103,9 +103,10 @@ def main():
 
     of_ours, of_theirs = accuracy([a["logprob"] for a in ours]), accuracy([t[0] for t in theirs])
     of_text, of_tasks = max(differences[: options.requests]), max(differences[options.requests :])
+    bound = f"<= {BOUND:g}"
     rows = [
-        (f"largest difference of a sum, {options.requests} requests", f"{of_text:.2g}", f"<= {BOUND:g}", of_text <= BOUND),
-        (f"the same, {len(pairs) - options.requests} endings", f"{of_tasks:.2g}", f"<= {BOUND:g}", of_tasks <= BOUND),
+        (f"largest difference of a sum, {options.requests} requests", f"{of_text:.2g}", bound, of_text <= BOUND),
+        (f"the same, {len(pairs) - options.requests} endings", f"{of_tasks:.2g}", bound, of_tasks <= BOUND),
         ("greedy in one of the two only", f"{greedy} of {len(pairs)} ({most_greedy} greedy)", "0", greedy == 0),
         (f"accuracy on {len(tasks)} tasks", f"{of_ours:.3f}, {of_theirs:.3f}", "equal", of_ours == of_theirs),
     ]
