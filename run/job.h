@@ -8,7 +8,7 @@
 #ifndef JOB_H
 #define JOB_H
 #include "options.h"
-#include "../tokenizer.h"
+#include "../tokenizer_json.h"
 #include "checkpoint.h"
 #include "config_json.h"
 #include "export.h"
