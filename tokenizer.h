@@ -98,6 +98,20 @@ static const char smollm2_split[] = "\\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?[
                                     "|\\s+(?![^\\s\\p{N}])|\\s+";
 // clang-format on
 
+/* Compiles an expression of this program's own. */
+static inline pcre2_code *expression_open(const char *pattern, uint32_t options) {
+    int error;
+    size_t at;
+    pcre2_code *code =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, &error, &at, NULL);
+    if (!code)
+        run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install "
+                    "libpcre2-dev",
+                    at, error);
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+    return code;
+}
+
 static inline int is_ascii_letter(char c) { return (uint8_t)((c | 32) - 'a') < 26; }
 static inline int is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -331,7 +345,20 @@ typedef struct {
     uint64_t *heap;   // (3 max_piece) rank << 32 | first byte, the smallest on top; an entry is stale if the part at
                       // this byte has another rank by now
     size_t heap_size;
+    int32_t without; // a token that no merge may form; NO_TOKEN: none
 } Encoder;
+
+/* Appends ids after the `used` ones that *ids already holds. */
+static Encoder encoder_open(const Tokenizer *t, int32_t **ids, size_t *capacity, size_t used) {
+    Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0, NO_TOKEN};
+    return e;
+}
+
+static void encoder_close(Encoder *e) {
+    free(e->kept);
+    free(e->parts);
+    free(e->heap);
+}
 
 static void *grown(void *p, size_t bytes) {
     p = realloc(p, bytes);
@@ -371,7 +398,10 @@ static inline uint64_t heap_pop(Encoder *e) {
 static inline int32_t encoder_rank(const Encoder *e, const char *piece, uint32_t i) {
     const Tokenizer *t = e->t;
     uint32_t next = e->parts[i].next;
-    if (!t->merges) return token_find(t, piece + i, e->parts[next].next - i);
+    if (!t->merges) {
+        int32_t id = token_find(t, piece + i, e->parts[next].next - i);
+        return id == e->without ? NO_TOKEN : id;
+    }
     const MergeSlot *slot = merge_slot(t, e->parts[i].id, e->parts[next].id);
     return slot->left == NO_TOKEN ? NO_TOKEN : slot->rank;
 }
@@ -468,7 +498,7 @@ static void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, 
  * already holds, growing it with realloc; *ids may be NULL at first. Returns the new count. */
 static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int32_t **ids, size_t *capacity,
                                size_t used) {
-    Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0};
+    Encoder e = encoder_open(t, ids, capacity, used);
     Splitter splitter = splitter_open(t->split, t->llama3, len);
     size_t valid = text_valid_length(t->split, splitter.match, text, len), last_piece_id = used;
     for (size_t at = 0, end; at < valid; at = end) {
@@ -478,9 +508,7 @@ static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len,
     }
     if (valid < len) encode_rest(&e, text, len, valid, used, last_piece_id);
     splitter_close(&splitter);
-    free(e.kept);
-    free(e.parts);
-    free(e.heap);
+    encoder_close(&e);
     return e.used;
 }
 

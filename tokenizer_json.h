@@ -306,7 +306,7 @@ static void vocabulary_add_base(Tokenizer *t, const JsonVocabulary *v, int32_t i
     slot->id = id;
 }
 
-static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int by_token_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
 /* Refuses a special token whose name is also that of another token: transformers would give it the id of that one. */
 static void vocabulary_refuse_shared_names(const Tokenizer *t, const JsonVocabulary *v) {
@@ -319,7 +319,7 @@ static void vocabulary_refuse_shared_names(const Tokenizer *t, const JsonVocabul
             user_error("tokenizer %s: the added token '%.80s' has the id %d, but the vocabulary has it as %d", v->path,
                        name, t->special[i], other);
     }
-    qsort(names, (size_t)t->num_special, sizeof *names, by_text);
+    qsort(names, (size_t)t->num_special, sizeof *names, by_token_name);
     for (int i = 1; i < t->num_special; i++)
         if (!strcmp(names[i - 1], names[i]))
             user_error("tokenizer %s: the added token '%.80s' is listed twice, expected once", v->path, names[i]);
@@ -425,7 +425,7 @@ static void merges_read(Tokenizer *t, const JsonVocabulary *v) {
 static void merges_find_divided(Tokenizer *t) {
     int32_t *ids = NULL;
     size_t capacity = 0, divided = 0;
-    Encoder e = {t, &ids, &capacity, 0, 0, NULL, NULL, NULL, 0};
+    Encoder e = encoder_open(t, &ids, &capacity, 0);
     uint8_t *is_divided = new_array(uint8_t, t->vocab_size);
     for (int32_t id = 0, special = 0; id < t->vocab_size; id++) {
         if (special < t->num_special && t->special[special] == id) {
@@ -444,9 +444,7 @@ static void merges_find_divided(Tokenizer *t) {
     t->is_divided = divided ? is_divided : NULL;
     if (!divided) free(is_divided);
     free(ids);
-    free(e.kept);
-    free(e.parts);
-    free(e.heap);
+    encoder_close(&e);
 }
 
 // ---------------------------------------------------------------------------

@@ -76,6 +76,20 @@ static size_t base64_decode(const char *p, size_t n, char *out) {
     return size - padding;
 }
 
+/* Writes a token's line: its n bytes in base64, a space, its id. */
+static inline void token_line_write(FILE *f, const char *bytes, size_t n, int32_t id) {
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const uint8_t *p = (const uint8_t *)bytes;
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t bits = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
+        fputc(alphabet[bits >> 18], f);
+        fputc(alphabet[bits >> 12 & 63], f);
+        fputc(i + 1 < n ? alphabet[bits >> 6 & 63] : '=', f);
+        fputc(i + 2 < n ? alphabet[bits & 63] : '=', f);
+    }
+    fprintf(f, " %d\n", id);
+}
+
 /* A file being read line by line. */
 typedef struct {
     const char *path;

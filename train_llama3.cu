@@ -19,7 +19,7 @@
 #include "pipeline_parallel.h"     // defines: Pipeline, pipeline_receive, pipeline_send
 #include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward_input, lora_linear_backward_…
 #include "dataloader.h"            // defines: Dataset, Loader, StepBatch, loader_next, read_window
-#include "tokenizer.h"             // defines: Tokenizer, print_token
+#include "tokenizer_json.h"        // defines: Tokenizer, print_token
 #include "run/options.h"           // defines: Options, options_parse, options_write
 #include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
 #include "run/model.h"             // defines: Model, BlockActivations: what forward and backward compute in
