@@ -544,6 +544,22 @@ static Tokenizer *tokenizer_from_text(const char *path, char *text, size_t len) 
     return text_is_json(text) ? tokenizer_from_json(path, text, len) : tokenizer_from_model(path, text, len);
 }
 
+/* Is this a tokenizer file that this program reads? If not, `what` says why, after "the tokenizer PATH ". */
+static int tokenizer_text_is_known(const char *path, const char *text, size_t len, char what[UNSUPPORTED_BYTES]) {
+    char needs[UNSUPPORTED_BYTES];
+    if (!text_is_json(text)) {
+        size_t n = strlen(tokenizer_header_words[0]), line = strcspn(text, "\n");
+        int is_known = !strncmp(text, tokenizer_header_words[0], n) || (line > 2 && !strncmp(text + line - 2, " 0", 2));
+        snprintf(what, UNSUPPORTED_BYTES, "is of a kind that this program does not read");
+        return is_known;
+    }
+    cJSON *root = json_parse_object(text, len, path, "a Hugging Face tokenizer.json");
+    int is_known = tokenizer_json_is_known(root, needs);
+    cJSON_Delete(root);
+    if (!is_known) snprintf(what, UNSUPPORTED_BYTES, "needs %.340s, which this program does not implement", needs);
+    return is_known;
+}
+
 static Tokenizer *tokenizer_open(const char *path) {
     size_t len;
     char *text = tokenizer_read_file(path, &len);

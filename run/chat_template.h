@@ -107,7 +107,7 @@ static char *chat_template_beside(const char *tokenizer_path, char *source) {
 
 /* The template of the tokenizer that was read from the file `path`: the one in its directory or, if there is none, the
  * one that the names of its special tokens belong to. */
-static const ChatTemplate *chat_template_find(const Tokenizer *t, const char *path) {
+static inline const ChatTemplate *chat_template_find(const Tokenizer *t, const char *path) {
     char source[4096];
     char *jinja = chat_template_beside(path, source);
     const ChatTemplate *form = jinja ? chat_template_of_jinja(jinja) : chat_template_of_tokens(t);
@@ -141,7 +141,7 @@ typedef struct {
     pcre2_match_data *match;
 } Chat;
 
-static void chat_open(Chat *c, const Tokenizer *t, const ChatTemplate *form) {
+static inline void chat_open(Chat *c, const Tokenizer *t, const ChatTemplate *form) {
     memset(c, 0, sizeof *c);
     c->t = t;
     c->form = form;
@@ -151,7 +151,7 @@ static void chat_open(Chat *c, const Tokenizer *t, const ChatTemplate *form) {
     if (!c->match) run_failure("out of memory: cannot allocate PCRE2's match data");
 }
 
-static void chat_close(Chat *c) {
+static inline void chat_close(Chat *c) {
     pcre2_code_free(c->space);
     pcre2_match_data_free(c->match);
     free(c->ids);
@@ -242,7 +242,7 @@ static void chat_message(Chat *c, const char *role, const char *content, size_t 
 }
 
 /* Starts a conversation whose first message is of `first_role`: what comes before that message. */
-static void chat_begin(Chat *c, const char *first_role) {
+static inline void chat_begin(Chat *c, const char *first_role) {
     const char *system = c->form->system;
     c->count = 0;
     chat_special(c, c->form->begin, 0);

@@ -11,6 +11,7 @@
 #include "checkpoint.h"    // defines: Checkpoint, Progress, trainer_text
 #include "sharded_state.h" // defines: fsdp_gather_state, fsdp_release_state
 #include "signals.h"       // defines: end_signals
+#include "tokenizer_files.h" // defines: TokenizerFiles
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -20,8 +21,7 @@ typedef struct CheckpointWriter {
     const Options *opt;
     const Checkpoint *resume_from; // the run resumed from it; dir "": a new run
     uint64_t base_fingerprint;     // of the frozen model beneath the adapters
-    const char *tokenizer; // (tokenizer_length) text of the file that is written next to the weights; NULL: none
-    size_t tokenizer_length;
+    const TokenizerFiles *tokenizer; // the files that are written next to the weights
     const TensorTable *whole; // all tensors of the model, in the order of the files
     TensorTable *parts;       // (pp, tp) the tables of the ranks that have different parts of the model
     float *gathered;          // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
@@ -454,7 +454,7 @@ static void unlock_directory(CheckpointWriter *w) {
     w->dir_lock = -1;
 }
 
-/* Writes the small files next to the weights: config.json, indices and the tokenizer. They stay in `c`, for their
+/* Writes the small files next to the weights: config.json, indices and the tokenizer's files. They stay in `c`, for their
  * checksums. */
 static void write_companions(CheckpointWriter *w, Companions *c) {
     int adapters = w->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
@@ -472,11 +472,12 @@ static void write_companions(CheckpointWriter *w, Companions *c) {
         file->text = output_files_index(w->files, i);
         file->length = strlen(file->text);
     }
-    if (w->tokenizer) {
-        file = companion_add(c, "tokenizer.model");
-        file->text = (char *)checked_malloc(w->tokenizer_length);
-        file->length = w->tokenizer_length;
-        memcpy(file->text, w->tokenizer, file->length);
+    for (int i = 0; w->tokenizer && i < w->tokenizer->count; i++) {
+        const TokenizerFile *from = &w->tokenizer->files[i];
+        file = companion_add(c, from->name);
+        file->text = (char *)checked_malloc(from->length + 1);
+        file->length = from->length;
+        memcpy(file->text, from->text, file->length);
     }
     for (int i = 0; i < c->count; i++) write_new_file(w->dir, c->files[i].name, c->files[i].text, c->files[i].length);
 }

@@ -73,7 +73,7 @@ static const OptionRow option_rows[] = {
          "a preset, or a Hugging Face directory (config.json and, if present, its weights)"),
     INT("vocab-size", vocab_size, 0, 1 << 28, "N", "0", "vocabulary size, instead of the model's; 0: the model's"),
     TEXT("tokenizer", tokenizer, "FILE", NULL,
-         "tokenizer.model; by default the one next to the data or, failing that, next to the model"),
+         "tokenizer.model or tokenizer.json; by default the one next to the data or, failing that, next to the model"),
     GROUP("data"),
     TEXT("data", data, "FILE|GLOB", NULL, "token files to train on"),
     TEXT("val", val, "FILE|GLOB", NULL, "token files to validate on"),

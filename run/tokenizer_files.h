@@ -334,15 +334,15 @@ static int tokenizer_files_copy(TokenizerFiles *all, const char *path, const cha
 }
 
 /* Reads or makes the files. `path` and `text` (length): the tokenizer's file; `t`: what was read from it, or NULL if
- * this program cannot read it, so that it is only copied. `model`: the directory or preset of the model, whose settings
- * for generation are kept. */
+ * this program cannot read it, so that it is only copied. `model`: the directory of the model, whose settings for
+ * generation are kept; NULL: a preset. */
 static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
                                  const Tokenizer *t, const char *model, int max_positions) {
     char in_model[4096], *copy = (char *)checked_malloc(length + 1);
     int is_json = text_is_json(text);
     size_t size;
     memcpy(copy, text, length);
-    snprintf(in_model, sizeof in_model, "%s/", model);
+    snprintf(in_model, sizeof in_model, "%s/", model ? model : "");
     tokenizer_files_add(all, is_json ? "tokenizer.json" : "tokenizer.model", copy, length);
     if (t && !is_json && tokenizer_fits_json(t)) {
         char *json = tokenizer_json_text(t, &size);
@@ -354,7 +354,8 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
         char *config = tokenizer_config_text(t, max_positions, &size);
         tokenizer_files_add(all, "tokenizer_config.json", config, size);
     }
-    if (!tokenizer_files_copy(all, in_model, "generation_config.json", 1) && t) {
+    int has_generation = model && tokenizer_files_copy(all, in_model, "generation_config.json", 1);
+    if (!has_generation && t) {
         char *config = generation_config_text(t, &size);
         tokenizer_files_add(all, "generation_config.json", config, size);
     }
