@@ -251,13 +251,13 @@ static int job_saves(const Job *j) {
 /* The tokenizer's files that checkpoints and exported models get. A tokenizer of another kind, which nobody named, is
  * only copied: training does not need it. */
 static void job_tokenizer_files(Job *j) {
-    const Options *o = &j->opt;
+    const char *model = j->opt.model;
     char what[UNSUPPORTED_BYTES];
     if (!j->tokenizer_text || !job_saves(j)) return;
-    if (o->tokenizer || tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what))
+    if (j->tokenizer || tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what))
         job_open_tokenizer(j);
     tokenizer_files_open(&j->tokenizer_files, j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, j->tokenizer,
-                         preset_find(o->model) ? NULL : o->model, j->config.max_positions);
+                         preset_find(model) ? NULL : model, j->config.max_positions);
 }
 
 /* Rank 0 says when the tokenizer was only copied. */
@@ -674,6 +674,7 @@ static void job_data(Job *j) {
     job_find_tokenizer(j);
     if (j->tokenizer_path[0]) // read once: the run must not depend on a file that may change while it trains
         j->tokenizer_text = tokenizer_read_file(j->tokenizer_path, &j->tokenizer_length);
+    if (o->tokenizer) job_open_tokenizer(j);
     if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) {
         j->data = dataset_open(o->data, o->seq, j->config.V, 0);
         int64_t per_step = samples_per_step(o, &j->mesh);
