@@ -378,6 +378,39 @@ edit+='if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP]
 more "a group that shards has members of two tp slices" lib/mesh.h "$edit" \
     mesh-faults "tp 2 .*worst gradient|fsdp"
 
+edit='s|^    cJSON_ArrayForEach(item, merges) merge_add(t, v, item);|'
+edit+='    for (item = merges->child->prev; item; item = item == merges->child ? NULL : item->prev) merge_add(t, v, item);|'
+fault "a tokenizer.json's merges are read from the end of the list" tokenizer_json.h "$edit" \
+    tokenizer "merges follow the list, not the ids"
+
+more "a token to which no merge leads is not divided" tokenizer_json.h \
+    's|is_divided\[id\] = e.used != 1;|is_divided[id] = 0;|' \
+    tokenizer "a token to which no merge leads is divided"
+
+more "a normalizer is ignored" tokenizer_json.h \
+    's|if (component_parts(json_get(root, "normalizer"), "normalizers", parts)) {|if (0) {|' \
+    tokenizer "what this program does not implement is refused by its name"
+
+more "the last of a tokenizer.json's merges is not written" run/tokenizer_files.h \
+    's|if (token_length(t, id) == 1) continue;|if (token_length(t, id) == 1 \|\| id == t->n_base - 1) continue;|' \
+    tokenizer "gives tiktoken's ids|the ids of merging by the lowest id"
+
+fault "a written tokenizer.json divides tokens to which no merge leads" run/tokenizer_files.h \
+    's|reach_all ? "false" : "true"|"false"|' \
+    tokenizer "the ids of merging by the lowest id"
+
+fault "data of a vocabulary with merges in another order is accepted" run/tokenizer_files.h \
+    's|follow = t->merge_result\[i - 1\] <= t->merge_result\[i\];|follow = 1;|' \
+    tokenizer "merges in another order is refused"
+
+fault "an unknown chat template is rendered as that of the special tokens" run/chat_template.h \
+    's|chat_template_of_jinja(jinja) : chat_template_of_tokens(t)|chat_template_of_tokens(t) : chat_template_of_tokens(t)|' \
+    tokenizer "chat template: another one is refused by its first words"
+
+more "the answer's header is left out of a generation prompt" run/chat_template.h \
+    's|^    chat_header(c, "assistant", head, sizeof head);|    head[0] = 0;|' \
+    tokenizer "chat template: a message and what the answer follows"
+
 fault "the loss is counted on every tp rank" train_llama3.cu \
     's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' \
     mesh-faults "tp 2 .*losses 1"
