@@ -44,10 +44,10 @@ typedef struct Tokenizer {
     size_t longest;   // bytes of the longest base token
     TokenSlot *slots; // (slot_mask + 1) hash table with open addressing
     uint32_t slot_mask;
-    pcre2_code *split; // the regular expression that matches one piece
-    const char *expression;  // the one of the known expressions that `split` was compiled from; NULL: another
+    pcre2_code *split;      // the regular expression that matches one piece
+    const char *expression; // llama3_split, smollm2_split or gpt2_split, from which `split` was compiled; NULL: another
     int32_t byte_token[256]; // ids of the single bytes, or NO_TOKEN
-    // of a tokenizer.json; in the other formats every two adjacent tokens merge whose bytes form a token, lowest id first
+    // of a tokenizer.json; otherwise any two adjacent tokens merge whose bytes form a token, the lowest id first
     MergeSlot *merges;     // (merge_mask + 1) hash table with open addressing; NULL: the other formats
     int32_t *merge_result; // (num_merges) id of the token that each merge forms
     int32_t num_merges;
@@ -478,8 +478,9 @@ static inline int token_is_space(const Tokenizer *t, int32_t id) {
 }
 
 /* Encodes the text from its first byte that is not UTF-8, at `valid`: the expression cannot split it, so it is one
- * piece. With Llama 3's expression this piece begins earlier, as in tiktoken's _encode_bytes: with the last piece before it,
- * and with all white-space tokens before that if it starts with one. `first_id` and `last_piece_id` index *e->ids. */
+ * piece. With Llama 3's expression this piece begins earlier, as in tiktoken's _encode_bytes: with the last piece
+ * before it, and with all white-space tokens before that if it starts with one. `first_id` and `last_piece_id` index
+ * *e->ids. */
 static void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, size_t first_id, size_t last_piece_id) {
     const Tokenizer *t = e->t;
     size_t keep = last_piece_id, at = valid;

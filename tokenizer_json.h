@@ -237,7 +237,7 @@ typedef struct {
 enum { MOST_TOKENS_OF_JSON = 1 << 24 };
 
 static int32_t json_token_id(const JsonVocabulary *v, const cJSON *item, const char *name) {
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < MOST_TOKENS_OF_JSON) ||
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble < (double)MOST_TOKENS_OF_JSON) ||
         item->valuedouble != floor(item->valuedouble))
         user_error("tokenizer %s: the token '%.80s' has no id, expected a whole number from 0 to %d", v->path, name,
                    MOST_TOKENS_OF_JSON - 1);
@@ -306,7 +306,9 @@ static void vocabulary_add_base(Tokenizer *t, const JsonVocabulary *v, int32_t i
     slot->id = id;
 }
 
-static int by_token_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int by_token_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 /* Refuses a special token whose name is also that of another token: transformers would give it the id of that one. */
 static void vocabulary_refuse_shared_names(const Tokenizer *t, const JsonVocabulary *v) {
@@ -381,8 +383,8 @@ static void merge_add(Tokenizer *t, const JsonVocabulary *v, const cJSON *item) 
     int32_t ids[2], rank = t->num_merges;
     size_t used = 0;
     if (!merge_text_parse(item, &m))
-        user_error("tokenizer %s: merge %d is '%.80s', expected two tokens, as \"a b\" or [\"a\", \"b\"]", v->path, rank,
-                   json_string_or(item, "no text"));
+        user_error("tokenizer %s: merge %d is '%.80s', expected two tokens, as \"a b\" or [\"a\", \"b\"]", v->path,
+                   rank, json_string_or(item, "no text"));
     for (int side = 0; side < 2; side++) {
         size_t n = token_text_decode(v->bytes_of, m.text[side], m.length[side], v->scratch + used);
         ids[side] = token_find(t, v->scratch + used, n);

@@ -1,8 +1,8 @@
 /* tokenizer_model.h: reads tokenizer.model, a text file that lists the tokens of byte-level BPE by their bytes.
  *
- * Llama 3's format has one line per token: base64 of its bytes, a space, its rank. The other one has a header, described
- * above tokenizer_header_words. Neither lists merges: any two adjacent tokens merge whose bytes form a token, and the
- * token with the lowest id is formed first. A malformed line is refused with its number.
+ * Llama 3's format has one line per token: base64 of its bytes, a space, its rank. The other one has a header, which is
+ * described above tokenizer_header_words. Neither lists merges: any two adjacent tokens merge whose bytes form a token,
+ * and the token with the lowest id is formed first. A malformed line is refused with its number.
  */
 #ifndef TOKENIZER_MODEL_H
 #define TOKENIZER_MODEL_H

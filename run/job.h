@@ -39,9 +39,9 @@ typedef struct {
     char tokenizer_path[4096];            // "": no tokenizer found
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
-    Tokenizer *tokenizer; // NULL: not needed
-    TokenizerFiles tokenizer_files;       // of checkpoints and exported models
-    int32_t *prompt;      // (prompt_length) token ids of --generate
+    Tokenizer *tokenizer;           // NULL: not needed
+    TokenizerFiles tokenizer_files; // of checkpoints and exported models
+    int32_t *prompt;                // (prompt_length) token ids of --generate
     size_t prompt_length;
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL

@@ -13,8 +13,9 @@
 
 /* The two tokens that token `id` is formed of; 0 if no merges lead to it.
  *
- * A tokenizer.model merges any two adjacent tokens that form a token, lowest id first. Wherever this forms `id`, nothing
- * has merged across the ends of its bytes, so within them the same merges have happened as when they are encoded alone.
+ * A tokenizer.model merges any two adjacent tokens that form a token, lowest id first. Wherever this forms `id`,
+ * nothing has merged across the ends of its bytes, so within them the same merges have happened as when they are
+ * encoded alone.
  * The two parts are therefore the same in every text: those that encoding its bytes without `id` itself ends with. So a
  * list with one merge per token, in the order of the ids, gives the ids that the tokenizer.model gives. */
 static int token_parts(Encoder *e, int32_t id, int32_t parts[2]) {
@@ -164,9 +165,9 @@ static char *tokenizer_json_text(const Tokenizer *t, size_t *length) {
 // ---------------------------------------------------------------------------
 // one vocabulary in two file formats
 
-/* Does the list of merges give the same ids as merging by the lowest id? `same` has the same tokens and no list. True if
- * the list is in the order of the ids that its merges form, has the merge of every token (token_parts), and if pieces
- * that are tokens are never divided. */
+/* Does the list of merges give the same ids as merging by the lowest id? `same` has the same tokens and no list. True
+ * if the list is in the order of the ids that its merges form, has the merge of every token (token_parts), and if
+ * pieces that are tokens are never divided. */
 static int merges_follow_ids(const Tokenizer *t, const Tokenizer *same) {
     int32_t *ids = NULL, parts[2];
     size_t capacity = 0;
@@ -200,8 +201,8 @@ static void write_end(FILE *f, const Tokenizer *t, TokenizerHeader which, int32_
     fputc('\n', f);
 }
 
-/* The text of tokenizer.model (length) with the tokens of a tokenizer.json, in Llama 3's format or with a header; the
- * caller frees it. NULL: neither format can hold it. */
+/* The text of tokenizer.model (length) with these tokens, in Llama 3's format or with a header; the caller frees it.
+ * NULL: neither format can hold them. */
 static char *tokenizer_model_text(const Tokenizer *t, size_t *length) {
     char *text;
     int is_llama3 = t->llama3 && has_llama3_special_tokens(t) && !t->num_missing, special = 0;
@@ -233,8 +234,8 @@ static char *tokenizer_model_text(const Tokenizer *t, size_t *length) {
 
 enum { MOST_FINGERPRINTS = 3 };
 
-/* The SHA-256 of the tokenizer's file, and of the files that hold the same vocabulary in the other format: data that was
- * made with one of them has the same ids. Returns their number. */
+/* The SHA-256 of the tokenizer's file, and of the files that hold the same vocabulary in the other format: data that
+ * was made with one of them has the same ids. Returns their number. */
 static int tokenizer_fingerprints(const Tokenizer *t, uint8_t out[MOST_FINGERPRINTS][32]) {
     size_t length;
     int count = 0;
@@ -308,6 +309,7 @@ typedef struct {
     const char *name;
     char *text; // (length)
     size_t length;
+    int is_redundant; // the other files say the same: an exported model does without it
 } TokenizerFile;
 
 typedef struct {
@@ -316,7 +318,7 @@ typedef struct {
 } TokenizerFiles;
 
 static void tokenizer_files_add(TokenizerFiles *all, const char *name, char *text, size_t length) {
-    TokenizerFile file = {name, text, length};
+    TokenizerFile file = {name, text, length, 0};
     all->files[all->count++] = file;
 }
 
@@ -333,6 +335,16 @@ static int tokenizer_files_copy(TokenizerFiles *all, const char *path, const cha
     return 1;
 }
 
+/* Does the tokenizer.model `text` (length) follow from the tokenizer.json that is written of it? Converters of other
+ * projects take any file of that name for a SentencePiece model, so exported models do without it. */
+static int model_is_redundant(const Tokenizer *t, const char *text, size_t length) {
+    size_t again_length;
+    char *again = tokenizer_model_text(t, &again_length);
+    int is_same = again && again_length == length && !memcmp(again, text, length);
+    free(again);
+    return is_same;
+}
+
 /* Reads or makes the files. `path` and `text` (length): the tokenizer's file; `t`: what was read from it, or NULL if
  * this program cannot read it, so that it is only copied. `model`: the directory of the model, whose settings for
  * generation are kept; NULL: a preset. */
@@ -347,6 +359,7 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
     if (t && !is_json && tokenizer_fits_json(t)) {
         char *json = tokenizer_json_text(t, &size);
         tokenizer_files_add(all, "tokenizer.json", json, size);
+        all->files[0].is_redundant = model_is_redundant(t, text, length);
     }
     int has_config = tokenizer_files_copy(all, path, "tokenizer_config.json", 1);
     tokenizer_files_copy(all, path, "chat_template.jinja", 0);

@@ -3,9 +3,10 @@
  *
  * A line is a conversation, {"messages":[{"role":"system|user|assistant","content":"…"},…]} or only the list of
  * messages. It is rendered with the chat template next to the tokenizer or, if there is none, the one that its special
- * tokens belong to, and followed by the end-of-text token. Only what the assistant says, and the token that ends its turn, are targets. Conversations are
- * packed: samples are windows over all of them, one after the other. Names of special tokens inside a message are plain
- * text. Only one line is in memory at a time. Existing files are not overwritten.
+ * tokens belong to, and followed by the end-of-text token. Only what the assistant says, and the token that ends its
+ * turn, are targets. Conversations are packed: samples are windows over all of them, one after the other. Names of
+ * special tokens inside a message are plain text. Only one line is in memory at a time. Existing files are not
+ * overwritten.
  */
 #include "../../run/chat_template.h" // defines: Chat, chat_template_find, chat_begin, chat_message
 #include "corpus.h"

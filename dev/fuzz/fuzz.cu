@@ -1,7 +1,7 @@
 /* fuzz.cu: the program's readers, given any bytes whatever: token files, tokenizers, chat templates, config.json,
- * safetensors, their index, adapters, trainer.json, cluster files, samples.jsonl, conversations, the command line. Whatever comes, the
- * program has to take it or refuse it with one line `error: …` and exit code 1; what it takes has to be what the bytes
- * say, which each target reads again in a way of its own.
+ * safetensors, their index, adapters, trainer.json, cluster files, samples.jsonl, conversations, the command line.
+ * Whatever comes, the program has to take it or refuse it with one line `error: …` and exit code 1; what it takes has
+ * to be what the bytes say, which each target reads again in a way of its own.
  *
  *   make -C dev/fuzz             every target, 1,000,000 executions each; see Makefile and run.sh
  *   build/fuzz/TARGET FILE…      these inputs again, such as one that was a finding

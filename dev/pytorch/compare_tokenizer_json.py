@@ -1,4 +1,4 @@
-"""compare_tokenizer_json.py: compares the tokenizer files of checkpoints, as AutoTokenizer reads them, with the program.
+"""compare_tokenizer_json.py: compares the tokenizer files of checkpoints, as AutoTokenizer has them, with the program.
 
     python compare_tokenizer_json.py [llama3|smollm2|trained …] [--strings 100000] [--conversations 200]
                                      [--program ../../build/cpu-fp32/train_llama3] [--out ../results/tokenizer-json.md]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tokenizer_json.sh [PROGRAM] : tokenizer.json with the whole program. Checkpoints and exports carry it, data of the same
-# vocabulary is accepted in either format, runs that resume write the same bytes, and other kinds are named.
+# tokenizer_json.sh [PROGRAM] : tokenizer.json with the whole program. Checkpoints and exports carry it, data of the
+# same vocabulary is accepted in either format, runs that resume write the same bytes, and other kinds are named.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -59,18 +59,23 @@ for file in tokenizer.json tokenizer_config.json generation_config.json; do
     if grep -q "\"$file\":{\"bytes\":" a/latest/trainer.json; then pass "trainer.json lists $file" "with its CRC-32"
     else fail "trainer.json lists $file" "it does not"; fi
 done
-same "tokenizer.model is still there" a/latest/tokenizer.model data/tokenizer.model
+same "a checkpoint keeps tokenizer.model" a/latest/tokenizer.model data/tokenizer.model
+if [ -e e/tokenizer.model ]; then fail "an export has no tokenizer.model, which GGUF converters misread" "it has"
+else pass "an export has no tokenizer.model, which GGUF converters misread" "$(cd e && echo *)"; fi
+mkdir elsewhere
+cp data/train.tok elsewhere/
+works "data of the tokenizer.model, and its export" "$program" --seq 16 --threads 1 --model e --eval elsewhere/train.tok
 for file in data/tokenizer.model a/latest/tokenizer.json; do
     "$program" --encode text --tokenizer $file >"ids-${file##*.}" 2>.err || fail "--encode with $file" "$(cat .err)"
 done
 same "--encode gives the same ids with tokenizer.model and the checkpoint's tokenizer.json" ids-model ids-json
 works "a run on two ranks" "${train[@]}" --batch 1 --ranks 2 --data data/train.tok --steps 2 --out two --save-every 2
 works "a resumed run" "${train[@]}" --data data/train.tok --steps 2 --out b --resume a/step-00000001
-for file in $(cd a/latest && ls); do
-    case $file in *.safetensors) continue ;; trainer.json) same "resumed: $file" a/latest/$file b/latest/$file ;;
-    *) same "resumed: $file" a/latest/$file b/latest/$file; same "on two ranks: $file" a/latest/$file two/latest/$file ;;
-    esac
+for file in config.json tokenizer.json tokenizer.model tokenizer_config.json generation_config.json; do
+    same "resumed: $file" a/latest/$file b/latest/$file
+    same "on two ranks: $file" a/latest/$file two/latest/$file
 done
+same "resumed: trainer.json" a/latest/trainer.json b/latest/trainer.json
 
 # ---------------------------------------------------------------- tokenizer.json in place of tokenizer.model
 mkdir other only
