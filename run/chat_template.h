@@ -6,7 +6,7 @@
  */
 #ifndef CHAT_TEMPLATE_H
 #define CHAT_TEMPLATE_H
-#include "../tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside
+#include "tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside
 
 /* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */
 typedef struct {
@@ -167,14 +167,14 @@ static void chat_mask(Chat *c, size_t first, int target) {
     for (size_t i = first; i < c->count; i++) c->mask[i] = (uint8_t)target;
 }
 
-static void chat_special(Chat *c, const char *name, int target) {
-    if (!name) return;
-    if (c->count >= c->ids_room) {
-        c->ids_room = c->count + c->count / 2 + 1024;
-        c->ids = (int32_t *)grown(c->ids, c->ids_room * sizeof *c->ids);
-    }
-    c->ids[c->count++] = tokenizer_special(c->t, name);
+static void chat_token(Chat *c, int32_t id, int target) {
+    c->ids = (int32_t *)with_room_for_one(c->ids, c->count, &c->ids_room, sizeof *c->ids);
+    c->ids[c->count++] = id;
     chat_mask(c, c->count - 1, target);
+}
+
+static void chat_special(Chat *c, const char *name, int target) {
+    if (name) chat_token(c, tokenizer_special(c->t, name), target);
 }
 
 /* Encodes `head` and `content` as one text, because a token may contain bytes of both. Such a token is a target if the
@@ -230,6 +230,12 @@ static void chat_header(Chat *c, const char *role, char *head, size_t head_size)
     snprintf(head, head_size, "%s%s", form->close ? "" : role, form->before_content);
 }
 
+/* Ends a turn, after its content. */
+static void chat_turn_end(Chat *c, int target) {
+    chat_special(c, c->form->end, target);
+    if (*c->form->after_turn) chat_text(c, c->form->after_turn, "", 0, 0);
+}
+
 /* Adds a message. Its content (len) must be valid UTF-8; `role` is system, user or assistant. */
 static void chat_message(Chat *c, const char *role, const char *content, size_t len) {
     int target = !strcmp(role, "assistant");
@@ -237,8 +243,7 @@ static void chat_message(Chat *c, const char *role, const char *content, size_t 
     if (c->form->trims) content = chat_trim(c, content, &len);
     chat_header(c, role, head, sizeof head);
     chat_text(c, head, content, len, target);
-    chat_special(c, c->form->end, target);
-    if (*c->form->after_turn) chat_text(c, c->form->after_turn, "", 0, 0);
+    chat_turn_end(c, target);
 }
 
 /* Starts a conversation whose first message is of `first_role`: what comes before that message. */

@@ -42,8 +42,7 @@ static void refuse_bad_text(const Place *at, const char *text, size_t len) {
     size_t valid = utf8_valid_length(text, len);
     if (valid < len) refuse(at, "invalid UTF-8 at byte %zu of the line", valid);
     if (memchr(text, 0, len)) refuse(at, "a zero byte in the line");
-    for (const char *p = strchr(text, '\\'); p && p[1]; p = strchr(p + 2, '\\')) // cJSON would end the string there
-        if (!strncmp(p, "\\u0000", 6)) refuse(at, "\\u0000 in a string, which is not text");
+    if (json_has_zero_byte(text)) refuse(at, "\\u0000 in a string, which is not text");
 }
 
 /* Renders one line of `len` bytes, which ends with a NUL. */

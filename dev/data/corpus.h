@@ -9,7 +9,7 @@
 #define CORPUS_H
 #include "../../lib/input.h"  // defines: input_open
 #include "../../lib/output.h" // defines: output_prepare, finish_results
-#include "../../tokenizer_json.h"
+#include "../../run/tokenizer_json.h"
 #include "utf8.h" // defines: utf8_valid_length
 #include <dirent.h>
 

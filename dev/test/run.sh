@@ -148,6 +148,7 @@ run_test() {
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
     beside "tokenizer.json" "dev/test/tokenizer_json.sh build/cpu-fp32/train_llama3"
+    beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "token files" dev/test/tokenize.sh
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
@@ -181,6 +182,7 @@ run_all() {
     beside "failed allocations" "dev/test/allocations.sh build/cpu-fp32/train_llama3 200"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
     beside "tokenizer.json" "dev/test/tokenizer_json.sh build/cpu-fp32/train_llama3"
+    beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3

@@ -188,10 +188,12 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
     floatX *q = test_xs(t, l.total, c->scale), *k = q + l.k, *v = q + l.v, *dout = test_xs(t, N * s.o_stride, 1);
     floatX *first_out = NULL, *first_d = NULL;
     float *first_lse = NULL;
+    int last = CUDA_BUILD && is_short ? 1 : TEST_THREADS; // `short` leaves it to other ops to run in several streams
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         floatX *out = test_xs(t, N * s.o_stride, 1), *d = (floatX *)test_copy(t, q, l.total * XS);
         memset(out, 0, (size_t)(N * s.o_stride * XS)); // what lies between rows is compared below
         float *lse = test_floats(t, N * c->NH, 1);
+        if (threads > last) continue; // later cases have the same random numbers nevertheless
         attention_forward(&t->dev[threads], out, lse, q, k, v, &s);
         attention_backward(&t->dev[threads], d, d + l.k, d + l.v, dout, out, lse, q, k, v, &s);
         if (!first_out) {
@@ -238,6 +240,8 @@ static void test_attention(KernelTest *t) {
         {1, 1, 1, 1, 1, 1, 0, 0, 0, 1},         {2, 3, 3, 4, 2, 7, 0, 0, 0, 1},
         {1, 65, 65, 3, 1, 64, 0, 0, 0, 1},      {2, 200, 200, 6, 2, 80, 0, 1, 0, 1},
         {1, 3, 200, 8, 2, 128, 197, 0, 0, 1},   {2, 1, 65, 12, 4, 64, 64, 0, 35, 1},
+        {1, 1, 300, 9, 3, 64, 299, 0, 0, 1},    {2, 1, 129, 8, 8, 80, 128, 0, 0, 1},
+        {1, 1, 700, 10, 2, 96, 650, 0, 3, 1},
         {2, 65, 200, 2, 2, 7, -30, 0, 3, 1},    {1, 200, 65, 2, 1, 64, -70, 0, 0, 1},
         {1, 200, 200, 4, 4, 128, 0, 0, 0, 1},   {1, 300, 700, 3, 3, 64, 400, 1, 0, 1},
         {1, 65, 300, 2, 1, 16, 100, 2, 0, 1},   {2, 65, 65, 5, 5, 33, 0, 2, 1, 1},

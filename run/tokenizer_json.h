@@ -7,7 +7,7 @@
  */
 #ifndef TOKENIZER_JSON_H
 #define TOKENIZER_JSON_H
-#include "lib/json.h"        // defines: json_parse_object, json_refuse_duplicates, json_read_object
+#include "../lib/json.h"     // defines: json_parse_object, json_refuse_duplicates, json_read_object
 #include "tokenizer_model.h" // defines: tokenizer_from_model, tokenizer_read_file, tokenizer_allocate
 
 // ---------------------------------------------------------------------------
