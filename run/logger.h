@@ -152,9 +152,14 @@ static void logger_close(Logger *l) {
     if (l->parallel->mesh.world > 1 && l->steps) logger_ranks(l);
     l->page.has_ended = 1;
     logger_page(l);
+    if (l->metrics && (fclose(l->metrics) || fclose(l->consumed))) logger_failed(l);
+}
+
+/* Once the commands of --after-save have ended, run.html shows the output of the last one, too. */
+static void logger_free(Logger *l) {
+    if (l->page.has_ended && l->opt->after_save) logger_page(l);
     free(l->page.history);
     free(l->ranks);
-    if (l->metrics && (fclose(l->metrics) || fclose(l->consumed))) logger_failed(l);
 }
 
 // ---------------------------------------------------------------------------

@@ -13,14 +13,14 @@
 static const char page_style[] =
     ":root{color-scheme:light dark;--bg:#f6f7f8;--card:#fff;--ink:#1c2126;--dim:#5c6670;--line:#e2e5e8;"
     "--loss:#2b6cb0;--val:#c05a1c;--plain:#4a6274;--bad:#c02f3f;--mark:#7a5bb0;"
-    "--compute:#b9c8d6;--fsdp:#3f78b8;--dp_replicate:#8a63b8;--tp:#d9822b;--cp:#2f9468;--pp:#c94f77;"
-    "--dp_shard:#2f9468;--world:#7d868f;--other:#aab1b8;--data:#a3862f;"
+    "--compute:#71859a;--fsdp:#2f74c8;--dp_replicate:#8a63b8;--tp:#d9822b;--cp:#2f9468;--pp:#c94f77;"
+    "--dp_shard:#2f9468;--world:#bcc5cd;--other:#dbe0e4;--data:#a3862f;"
     "--params:#5b7fa6;--grads:#c08457;--optimizer:#7d9b6a;--activations:#a76f8e;--comm:#62a09c;--workspace:#b5a25a;"
     "--host:#9299a1;--forward:#6f9fd0;--head:#d06a6a;--backward:#5fa886;--rest:#b4bbc2}\n"
     "@media(prefers-color-scheme:dark){:root{--bg:#14171a;--card:#1c2024;--ink:#e4e7ea;--dim:#98a2ac;--line:#30363c;"
     "--loss:#6aa9ec;--val:#ec8f4f;--plain:#9db4c6;--bad:#f0606e;--mark:#ab90dc;"
-    "--compute:#4a5a69;--fsdp:#5b97da;--dp_replicate:#a584d4;--tp:#e39a4c;--cp:#45b585;--pp:#e0709a;"
-    "--dp_shard:#45b585;--world:#99a2ab;--other:#6d757d;--data:#c2a64c}}\n"
+    "--compute:#7d90a3;--fsdp:#4f96ea;--dp_replicate:#a584d4;--tp:#e39a4c;--cp:#45b585;--pp:#e0709a;"
+    "--dp_shard:#45b585;--world:#4b555f;--other:#343b42;--data:#c2a64c}}\n"
     "*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:14px/1.45 system-ui,sans-serif;"
     "font-variant-numeric:tabular-nums}main{max-width:1120px;margin:auto;padding:20px 16px 40px}"
     "h1{font-size:22px;line-height:1.25;margin:0;overflow-wrap:anywhere}h2{font-size:15px;margin:0}"
@@ -56,7 +56,8 @@ static const char page_style[] =
     ".bars .n{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}.bars .v{color:var(--dim);font-size:12px;"
     "white-space:nowrap}.bar{position:relative;display:flex;height:14px;border-radius:2px;overflow:hidden;"
     "background:var(--line)}.bar i{background:currentColor}.bar .limit{position:absolute;top:0;bottom:0;width:2px;"
-    "background:var(--ink)}.bars .x{grid-column:2}\n"
+    "background:var(--ink)}.bars .x{grid-column:2}"
+    ".bars.timeline{grid-template-columns:auto 1fr}.timeline .bar{background:none;height:18px}\n"
     "@media(max-width:560px){main{padding:14px 10px 30px}.bars{grid-template-columns:fit-content(40%) 1fr}"
     ".bars .v{grid-column:2;margin-top:-4px;white-space:normal}.tile b{font-size:17px}"
     ".tiles{grid-template-columns:repeat(auto-fit,minmax(120px,1fr));gap:8px}}\n"
@@ -123,7 +124,7 @@ static void page_bytes_as_text(FILE *f, const char *text, size_t length, int kee
 
 static void page_text(FILE *f, const char *text) { page_bytes_as_text(f, text, strlen(text), 0); }
 
-/* "12.3 k": three digits and a prefix of the SI, to be followed by a unit. */
+/* "12.3 k": three digits, a space and a prefix of the SI, to be followed by a unit such as B. */
 static const char *page_si(char text[32], double value) {
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
     int p = 0;
@@ -135,10 +136,11 @@ static const char *page_si(char text[32], double value) {
     return text;
 }
 
-/* A duration: "412 ms", "1.23 s", "3 min 20 s", "2 h 05 min", "3 d 04 h". */
+/* A duration: "31.5 µs", "412 ms", "1.23 s", "3 min 20 s", "2 h 05 min", "3 d 04 h". */
 static const char *page_duration(char text[32], double seconds) {
     int64_t s = (int64_t)fmin(fmax(seconds, 0) + 0.5, 1e15);
-    if (seconds < 0.9995) snprintf(text, 32, "%.3g\u00A0ms", 1000 * seconds);
+    if (seconds < 0.0009995) snprintf(text, 32, "%.3g\u00A0µs", floor(1e7 * seconds) / 10);
+    else if (seconds < 0.9995) snprintf(text, 32, "%.3g\u00A0ms", 1000 * seconds);
     else if (seconds < 99.5) snprintf(text, 32, "%.3g\u00A0s", seconds);
     else if (s < 3600) snprintf(text, 32, "%" PRId64 "\u00A0min %02" PRId64 "\u00A0s", s / 60, s % 60);
     else if (s < 86400) snprintf(text, 32, "%" PRId64 "\u00A0h %02" PRId64 "\u00A0min", s / 3600, s / 60 % 60);
@@ -297,7 +299,7 @@ static const char *tick_label(char text[48], double value, double step) {
 static void plot_open(FILE *f, const PlotScale *y, const char *curves, const char *unit) {
     double ticks[MOST_TICKS];
     char text[48];
-    int n = y->is_log ? log_ticks(y, ticks) : linear_ticks(y, ticks, 4);
+    int n = y->is_log ? log_ticks(y, ticks) : linear_ticks(y, ticks, 5);
     fprintf(f, "<div class=\"chart\"><div class=\"y\">");
     for (int i = 0; i < n; i++)
         fprintf(f, "<span style=\"top:%.1f%%\">%s</span>", 100 * (1 - scale_part(y, ticks[i])),

@@ -136,7 +136,7 @@ static void page_curve(FILE *f, const History *h, Curve curve, const char *title
     curve_points(p, h, curve, 0);
     scale_include(&y, p->points, p->count);
     int is_rate = curve == CURVE_RATE;
-    if (is_rate) snprintf(output, sizeof output, "latest %s%s", page_si(number, h->last[curve]), unit);
+    if (is_rate) snprintf(output, sizeof output, "latest %s %s", page_si(number, h->last[curve]), unit);
     else snprintf(output, sizeof output, "latest %.3g%s%s", h->last[curve], unit[0] ? " " : "", unit);
     if (!isfinite(h->last[curve])) snprintf(output, sizeof output, "none so far");
     page_card_open(f, title, output, 0);
@@ -226,7 +226,7 @@ static void page_time(FILE *f, const History *h) {
         total += time[t];
     }
     snprintf(output, sizeof output, "rank 0; %s per step", page_duration(duration, total));
-    page_card_open(f, "Where a step's time goes", output, 0);
+    page_card_open(f, "Where a step's time goes", output, 1);
     if (total > 0) {
         page_time_shares(f, time, total);
         page_time_plot(f, h, time);
@@ -296,7 +296,7 @@ static void page_rank(FILE *f, const RunPage *p, int rank, double most) {
     bar_part(f, "world", 100 * wait / most, "waiting");
     page_duration(duration[0], compute);
     page_duration(duration[1], wait);
-    snprintf(value, sizeof value, "%s + %s · %stokens/s · %sB", duration[0], duration[1], page_si(rate, row[RANK_RATE]),
+    snprintf(value, sizeof value, "%s + %s · %s tokens/s · %sB", duration[0], duration[1], page_si(rate, row[RANK_RATE]),
              page_si(memory, row[RANK_MEMORY]));
     bar_close(f, value);
 }
@@ -356,7 +356,7 @@ static void page_after_save(FILE *f, const RunPage *p) {
     fclose(log);
     while (is_cut && begin < length && text[begin] != '\n') begin++; // the line that the cut goes through
     if (begin == length) begin = 0;
-    page_card_open(f, "Output of --after-save", is_cut ? "its end" : "", 1);
+    page_card_open(f, "Output of --after-save", is_cut ? "the end of after-save.log" : "", 1);
     fprintf(f, "<pre>");
     page_bytes_as_text(f, text + begin, length - begin, 1);
     fprintf(f, "</pre>\n");
@@ -558,12 +558,12 @@ static void run_page_draw(FILE *f, const RunPage *p) {
     page_speed_tiles(f, p);
     fprintf(f, "</div>\n<div class=\"cards\">\n");
     page_loss(f, h);
-    page_curve(f, h, CURVE_RATE, "Speed", "tokens/s", 0);
-    page_time(f, h);
     page_curve(f, h, CURVE_NORM, "Gradient norm", "", p->opt->clip);
     page_curve(f, h, CURVE_LR, "Learning rate", "", 0);
-    if (p->steps) page_ranks(f, p);
+    page_curve(f, h, CURVE_RATE, "Speed", "tokens/s", 0);
     page_memory(f, p);
+    page_time(f, h);
+    if (p->steps) page_ranks(f, p);
     page_after_save(f, p);
     page_command(f, p);
     fprintf(f, "</div>\n");
