@@ -30,7 +30,7 @@ static void html_memory(FILE *f, const Plan *p, double memory) {
     fprintf(f, "<div class=\"legend\">");
     for (int m = 0; m < MEM_CATEGORIES; m++) page_legend_item(f, "", mem_category_names[m], mem_category_names[m]);
     fprintf(f, "</div>\n");
-    bars_open(f);
+    bars_open(f, "long");
     for (int c = 0; c < p->count; c++) {
         const Device *dry_run = p->classes[c].dry_run;
         html_class_open(f, p, c);
@@ -117,12 +117,11 @@ static void html_stage(FILE *f, const Simulation *s, const TimelineRow *row) {
 static void html_timeline_ticks(FILE *f, double seconds) {
     const PlotScale scale = {0, seconds, 0};
     double ticks[MOST_TICKS];
-    int n = linear_ticks(&scale, ticks, 3);
+    int n = linear_ticks(&scale, ticks, 5);
     fprintf(f, "<div class=\"x\">");
     for (int i = 0; i < n; i++) {
-        double at = 100 * scale_part(&scale, ticks[i]);
-        const char *side = i == 0 ? " class=\"a\"" : "";
-        fprintf(f, "<span%s style=\"left:%.1f%%\">%.3g s</span>", at > 88 ? " class=\"z\"" : side, at, ticks[i]);
+        plot_tick_open(f, &scale, ticks[i], i);
+        fprintf(f, "%.3g s</span>", ticks[i]);
     }
     fprintf(f, "</div>");
 }
@@ -176,7 +175,7 @@ static void html_traffic(FILE *f, const Plan *p, const Cluster *c, const Estimat
     if (p->mesh->world == 1) return;
     for (int a = 0; a < AXES; a++) most = fmax(most, axis_bytes(p, a));
     page_card_open(f, "Traffic", "received per rank and step", 1);
-    bars_open(f);
+    bars_open(f, "");
     for (int a = 0; a < AXES; a++) {
         if (!axis_is_used(p, a)) continue;
         bar_open(f, axis_names[a], axis_names[a]);
@@ -228,7 +227,7 @@ static void html_tiles(FILE *f, const Job *j, const Plan *p, const Cluster *c, c
     if (c) page_tile(f, "Speed", value, "tokens/s");
     snprintf(value, sizeof value, "%.1f\u00A0%%", 100 * e->mfu);
     snprintf(detail, sizeof detail, "of %sFLOP/s per rank", page_si(number, c ? c->peak : 0));
-    if (c) page_tile(f, "Model FLOPs utilization", value, detail);
+    if (c) page_tile(f, "MFU", value, detail);
     page_tile(f, "Tokens per step", page_si(number, tokens), "");
     snprintf(value, sizeof value, "%sB", page_si(number, (double)device_peak(plan_largest(p)->dry_run)));
     page_tile(f, "Memory per rank", value, p->count > 1 ? "of the kind that needs most" : "all ranks alike");

@@ -181,6 +181,7 @@ static void history_add_step(History *h, const cJSON *line, int64_t step) {
     double tokens = line_number(line, "tokens");
     if (tokens > 0 && tokens < 1e18) h->tokens = (int64_t)tokens;
     if (saved >= 1 && saved < (double)step) history_mark_save(h, (int64_t)saved);
+    if (resumed) history_mark_save(h, step - 1); // by the checkpoint from which it was resumed
 }
 
 /* Adds a line of metrics.jsonl, or one that is about to be written there. `limit`: the last step that it may have. */

@@ -59,9 +59,10 @@ static const char page_style[] =
     "background:var(--ink)}.bars .x{grid-column:2}"
     ".bars.timeline{grid-template-columns:auto 1fr}.timeline .bar{background:none;height:18px}\n"
     "@media(max-width:560px){main{padding:14px 10px 30px}.bars{grid-template-columns:fit-content(40%) 1fr}"
-    ".bars .v{grid-column:2;margin-top:-4px;white-space:normal}.tile b{font-size:17px}"
+    ".bars .v{grid-column:2;margin-top:-4px;white-space:normal}.bars .n{white-space:normal;overflow-wrap:anywhere}"
+    ".bars.long{grid-template-columns:1fr}.bars.long .v{grid-column:1;margin-bottom:6px}.x span.odd{display:none}.tile b{font-size:17px}"
     ".tiles{grid-template-columns:repeat(auto-fit,minmax(120px,1fr));gap:8px}}\n"
-    ".scroll{overflow-x:auto}table{border-collapse:collapse}td,th{padding:3px 14px 3px 0;text-align:right;"
+    ".scroll{overflow-x:auto;margin-top:8px}table{border-collapse:collapse}td,th{padding:3px 14px 3px 0;text-align:right;"
     "white-space:nowrap;font-weight:400}th{color:var(--dim);font-size:12px}"
     "td:first-child,th:first-child,table.text td{text-align:left}table.text td{white-space:normal;"
     "overflow-wrap:anywhere;vertical-align:top}tr.given td{font-weight:600}"
@@ -124,14 +125,19 @@ static void page_bytes_as_text(FILE *f, const char *text, size_t length, int kee
 
 static void page_text(FILE *f, const char *text) { page_bytes_as_text(f, text, strlen(text), 0); }
 
+/* How many decimals show three digits of a positive number below 1,000. */
+static int decimals_of(double x) {
+    if (x >= 99.95) return 0;
+    return x < 9.995 ? 2 : 1;
+}
+
 /* "12.3 k": three digits, a space and a prefix of the SI, to be followed by a unit such as B. */
 static const char *page_si(char text[32], double value) {
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
     int p = 0;
     double x = fabs(value);
     for (; x >= 999.5 && p < 6; p++) x /= 1000;
-    int decimals = x < 9.995 ? 2 : x < 99.95;
-    if (p == 0 && x == floor(x)) decimals = 0;
+    int decimals = p == 0 && x == floor(x) ? 0 : decimals_of(x);
     snprintf(text, 32, "%s%.*f\u00A0%s", value < 0 ? "-" : "", decimals, x, prefixes[p]);
     return text;
 }
@@ -139,9 +145,11 @@ static const char *page_si(char text[32], double value) {
 /* A duration: "31.5 µs", "412 ms", "1.23 s", "3 min 20 s", "2 h 05 min", "3 d 04 h". */
 static const char *page_duration(char text[32], double seconds) {
     int64_t s = (int64_t)fmin(fmax(seconds, 0) + 0.5, 1e15);
-    if (seconds < 0.0009995) snprintf(text, 32, "%.3g\u00A0µs", floor(1e7 * seconds) / 10);
-    else if (seconds < 0.9995) snprintf(text, 32, "%.3g\u00A0ms", 1000 * seconds);
-    else if (seconds < 99.5) snprintf(text, 32, "%.3g\u00A0s", seconds);
+    double ms = 1e3 * seconds, us = 1e6 * seconds;
+    if (seconds < 5e-8) snprintf(text, 32, "0\u00A0s");
+    else if (seconds < 0.0009995) snprintf(text, 32, "%.*f\u00A0µs", us < 1 ? 1 : decimals_of(us), us);
+    else if (seconds < 0.9995) snprintf(text, 32, "%.*f\u00A0ms", decimals_of(ms), ms);
+    else if (seconds < 99.5) snprintf(text, 32, "%.*f\u00A0s", decimals_of(seconds), seconds);
     else if (s < 3600) snprintf(text, 32, "%" PRId64 "\u00A0min %02" PRId64 "\u00A0s", s / 60, s % 60);
     else if (s < 86400) snprintf(text, 32, "%" PRId64 "\u00A0h %02" PRId64 "\u00A0min", s / 3600, s / 60 % 60);
     else snprintf(text, 32, "%" PRId64 "\u00A0d %02" PRId64 "\u00A0h", s / 86400, s / 3600 % 24);
@@ -312,19 +320,25 @@ static void plot_open(FILE *f, const PlotScale *y, const char *curves, const cha
     fprintf(f, "\"/>\n");
 }
 
-/* Whole numbers below the plot, with `unit` after the last one. */
+/* Opens the label of tick i below a plot or a timeline. At the ends it stays within the plot; a phone has room for every
+ * other one. */
+static void plot_tick_open(FILE *f, const PlotScale *x, double tick, int i) {
+    double at = 100 * scale_part(x, tick);
+    const char *side = at < 6 ? "a" : "";
+    if (at > 88) side = "z";
+    fprintf(f, "<span class=\"%s%s\" style=\"left:%.1f%%\">", side, i % 2 ? " odd" : "", at);
+}
+
+/* Whole numbers below the plot, with `unit` before the first one. */
 static void plot_close(FILE *f, const PlotScale *x, const char *unit) {
     double ticks[MOST_TICKS];
     char text[32];
-    int n = linear_ticks(x, ticks, 3);
+    int n = linear_ticks(x, ticks, 5);
     fprintf(f, "</svg><i class=\"cursor\"></i></div><div class=\"x\">");
     for (int i = 0; i < n; i++) {
-        double at = 100 * scale_part(x, ticks[i]);
-        const char *side = at < 6 ? " class=\"a\"" : "";
-        if (at > 88) side = " class=\"z\"";
         if (ticks[i] != floor(ticks[i])) continue;
-        fprintf(f, "<span%s style=\"left:%.1f%%\">%s%s</span>", side, at, i ? "" : unit,
-                with_commas(text, (int64_t)ticks[i]));
+        plot_tick_open(f, x, ticks[i], i);
+        fprintf(f, "%s%s</span>", i ? "" : unit, with_commas(text, (int64_t)ticks[i]));
     }
     fprintf(f, "</div></div>\n");
 }
@@ -370,7 +384,8 @@ static void plot_dots(FILE *f, const char *style, const PlotScale *x, const Plot
 // ---------------------------------------------------------------------------
 // bars: rows of a name, a bar of parts, and a value
 
-static void bars_open(FILE *f) { fprintf(f, "<div class=\"bars\">\n"); }
+/* `style`: "" or long: long names have a line of their own on a phone. */
+static void bars_open(FILE *f, const char *style) { fprintf(f, "<div class=\"bars %s\">\n", style); }
 static void bars_close(FILE *f) { fprintf(f, "</div>\n"); }
 
 /* Begins a row; parts follow, then bar_close. `name` is text, `title` what a pointer shows of it. */

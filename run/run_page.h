@@ -131,13 +131,13 @@ static void page_loss(FILE *f, const History *h) {
 /* `limit`: a value across the plot, such as that of --clip; 0: none. */
 static void page_curve(FILE *f, const History *h, Curve curve, const char *title, const char *unit, double limit) {
     CurvePoints *p = new_array(CurvePoints, 1);
-    char output[96], number[32];
+    char output[96], number[48];
     PlotScale x = step_scale(h), y = {INFINITY, -INFINITY, 0};
     curve_points(p, h, curve, 0);
     scale_include(&y, p->points, p->count);
     int is_rate = curve == CURVE_RATE;
     if (is_rate) snprintf(output, sizeof output, "latest %s %s", page_si(number, h->last[curve]), unit);
-    else snprintf(output, sizeof output, "latest %.3g%s%s", h->last[curve], unit[0] ? " " : "", unit);
+    else snprintf(output, sizeof output, "latest %s", tick_label(number, h->last[curve], 0));
     if (!isfinite(h->last[curve])) snprintf(output, sizeof output, "none so far");
     page_card_open(f, title, output, 0);
     if (y.low > y.high) {
@@ -266,7 +266,7 @@ static void page_memory(FILE *f, const RunPage *p) {
         snprintf(output, sizeof output, "rank 0; peaks together %sB, planned %sB", page_si(number[0], total),
                  page_si(number[1], planned));
     page_card_open(f, "Memory by category", output, 0);
-    bars_open(f);
+    bars_open(f, "");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const Arena *a = &dev->arenas[c];
         if (!a->peak && !(p->plan[c] > 0)) continue;
@@ -328,13 +328,13 @@ static void page_ranks(FILE *f, const RunPage *p) {
     char output[160];
     snprintf(output, sizeof output, "rank %d computed longest, %.1f\u00A0%% above the mean", all.slowest,
              100 * (all.lead - 1));
-    page_card_open(f, "Ranks side by side", world > 1 ? output : "", 1);
+    page_card_open(f, "Ranks side by side", output, 1);
     fprintf(f, "<div class=\"legend\">");
     page_legend_item(f, "", "compute", "computing");
     page_legend_item(f, "", "world", "waiting for other ranks");
     fprintf(f, "<span>per step, mean since this start; peak memory%s</span></div>\n",
             world > PAGE_RANKS ? "; the 64 ranks that computed longest" : "");
-    bars_open(f);
+    bars_open(f, "");
     for (int i = 0; i < count; i++) page_rank(f, p, shown[i], all.most[RANK_SECONDS] / (double)p->steps);
     bars_close(f);
     page_card_close(f);
@@ -563,7 +563,7 @@ static void run_page_draw(FILE *f, const RunPage *p) {
     page_curve(f, h, CURVE_RATE, "Speed", "tokens/s", 0);
     page_memory(f, p);
     page_time(f, h);
-    if (p->steps) page_ranks(f, p);
+    if (p->steps && world > 1) page_ranks(f, p);
     page_after_save(f, p);
     page_command(f, p);
     fprintf(f, "</div>\n");

@@ -14,12 +14,12 @@ if [ "${1:-}" = --possible ]; then [ -n "$browser" ]; exit; fi
 program=$PWD/build/cpu-fp32/train_llama3 planner=$PWD/build/cpu-fp32/plan_llama3 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-pictures=$(realpath -m "${1:-$work/pictures}")
-mkdir -p "$pictures"
+pictures=${1:+$(realpath -m "$1")}
+[ -z "$pictures" ] || mkdir -p "$pictures"
 cd "$work" || exit
 export LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
 
-# The check runs in the page and leaves what it finds in the page's title.
+# The check runs in the page and sends what it finds to the page that has it in a frame.
 cat >check.js <<'END'
 const wrong = [];
 const say = text => { if (wrong.length < 5) wrong.push(text); };
@@ -73,28 +73,44 @@ const check = () => {
         plot.dispatchEvent(new PointerEvent('pointerleave'));
         if (output.textContent != before) say('the title line does not return: ' + name);
     }
-    document.title = 'checked ' + all.length + ' texts, ' + document.querySelectorAll('.plot').length + ' plots: ' +
-        (wrong.join('; ') || 'fine');
+    parent.postMessage('checked WIDTH: ' + all.length + ' texts, ' + document.querySelectorAll('.plot').length + ' plots: ' +
+        (wrong.join('; ') || 'fine'), '*');
 };
 addEventListener('load', check);
 END
 
-# look PAGE NAME: checks and photographs a page
+# checked PAGE WIDTH: the page with the check in it
+checked() {
+    sed -n '1,/<\/head>/p' "$1" | sed 's|</head>||; s/<meta http-equiv="refresh"[^>]*>//'
+    echo "<script>"
+    sed "s/WIDTH/$2/g" check.js
+    echo "</script></head>"
+    sed '1,/<\/head>/d' "$1"
+}
+
+browse() { timeout 120 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars "--user-data-dir=$work/profile" "$@"; }
+
+# look PAGE NAME: checks a page in frames of three widths, since a window cannot be as narrow as a phone
 look() {
     local width scheme options said
-    for width in 320 800 1280; do
-        for scheme in light dark; do
-            options=(--headless --no-sandbox --disable-gpu --hide-scrollbars "--user-data-dir=$work/profile"
-                "--window-size=$width,3600")
-            [ $scheme = light ] || options+=(--blink-settings=preferredColorScheme=0)
-            { sed 's|</head>||' <(sed -n '1,/<\/head>/p' "$1"); echo "<script>"; sed "s/WIDTH/$width/" check.js; echo "</script></head>"
-              sed '1,/<\/head>/d' "$1"; } | sed 's/<meta http-equiv="refresh"[^>]*>//' >"checked.html"
-            said=$(timeout 100 "$browser" "${options[@]}" --dump-dom "file://$work/checked.html" 2>/dev/null |
-                grep -o '<title>checked [^<]*' | head -n 1)
-            timeout 100 "$browser" "${options[@]}" "--screenshot=$pictures/$2-$width-$scheme.png" "file://$(realpath "$1")" \
-                >/dev/null 2>&1
-            if [[ $said = *": fine" ]]; then pass "$2, $width pixels, $scheme" "${said#<title>}"
-            else fail "$2, $width pixels, $scheme" "${said:-the browser shows nothing}"; fi
+    for scheme in light dark; do
+        options=()
+        [ $scheme = light ] || options+=(--blink-settings=preferredColorScheme=0)
+        {
+            echo '<!doctype html><meta name="color-scheme" content="light dark"><script>'
+            echo 'onmessage = event => { document.body.append(event.data + "\n"); }</script><body>'
+            for width in 320 800 1280; do
+                checked "$1" $width >"checked-$width.html"
+                echo "<iframe src=\"checked-$width.html\" style=\"width:${width}px;height:4000px;border:0\"></iframe>"
+            done
+        } >frames.html
+        browse "${options[@]}" --window-size=1400,4000 --dump-dom "file://$work/frames.html" >said 2>err
+        for width in 320 800 1280; do
+            said=$(grep -o "^checked $width: .*" said)
+            if [[ $said = *": fine" ]]; then pass "$2, $width pixels, $scheme" "$said"
+            else fail "$2, $width pixels, $scheme" "${said:-the browser shows nothing: $(tail -n 1 err)}"; fi
+            [ -z "$pictures" ] || browse "${options[@]}" --window-size=$width,3600 \
+                "--screenshot=$pictures/$2-$width-$scheme.png" "file://$(realpath "$1")" >/dev/null 2>&1
         done
     done
 }
