@@ -413,9 +413,8 @@ static const char *left_out_if_short(void) {
         return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate ";
     if (CUDA_BUILD) return " documents bits simulate pytorch ";
     if (FLOATX == DTYPE_BF16)
-        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places checkpoints "
-               "failures "
-               "pipeline ";
+        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
+               "checkpoints failures pipeline ";
     return " ";
 }
 

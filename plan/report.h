@@ -1,5 +1,5 @@
-/* report.h: the files of a plan: plan.html, a page like run.html (memory of every kind of rank, the pipeline's timeline,
- * traffic by axis), and the estimated timeline for --trace.
+/* report.h: the files of a plan: plan.html, a page like run.html (memory of every kind of rank, the pipeline's
+ * timeline, traffic by axis), and the estimated timeline for --trace.
  */
 #ifndef REPORT_H
 #define REPORT_H
@@ -136,7 +136,7 @@ static void html_timeline(FILE *f, const Simulation *s) {
     fprintf(f, "<span>gaps: waiting for another stage, or for the end of the step</span></div>\n"
                "<div class=\"bars timeline\">\n");
     for (int stage = 0; stage < stages; stage++) {
-        TimelineRow row = {PLOT_WIDTH / s->seconds, stage};
+        TimelineRow row = {(double)PLOT_WIDTH / s->seconds, stage};
         snprintf(name, sizeof name, "stage %d", stage);
         bar_open(f, name, name);
         fprintf(f, "<svg viewBox=\"0 0 %d 1\" preserveAspectRatio=\"none\">\n", PLOT_WIDTH);

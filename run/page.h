@@ -60,9 +60,11 @@ static const char page_style[] =
     ".bars.timeline{grid-template-columns:auto 1fr}.timeline .bar{background:none;height:18px}\n"
     "@media(max-width:560px){main{padding:14px 10px 30px}.bars{grid-template-columns:fit-content(40%) 1fr}"
     ".bars .v{grid-column:2;margin-top:-4px;white-space:normal}.bars .n{white-space:normal;overflow-wrap:anywhere}"
-    ".bars.long{grid-template-columns:1fr}.bars.long .v{grid-column:1;margin-bottom:6px}.x span.odd{display:none}.tile b{font-size:17px}"
+    ".bars.long{grid-template-columns:1fr}.bars.long .v{grid-column:1;margin-bottom:6px}.x span.odd{display:none}"
+    ".tile b{font-size:17px}"
     ".tiles{grid-template-columns:repeat(auto-fit,minmax(120px,1fr));gap:8px}}\n"
-    ".scroll{overflow-x:auto;margin-top:8px}table{border-collapse:collapse}td,th{padding:3px 14px 3px 0;text-align:right;"
+    ".scroll{overflow-x:auto;margin-top:8px}table{border-collapse:collapse}"
+    "td,th{padding:3px 14px 3px 0;text-align:right;"
     "white-space:nowrap;font-weight:400}th{color:var(--dim);font-size:12px}"
     "td:first-child,th:first-child,table.text td{text-align:left}table.text td{white-space:normal;"
     "overflow-wrap:anywhere;vertical-align:top}tr.given td{font-weight:600}"
@@ -225,8 +227,8 @@ static double scale_part(const PlotScale *s, double value) { // 0 at `low`, 1 at
     if (s->is_log) return log(fmax(value, s->low) / s->low) / log(s->high / s->low);
     return (value - s->low) / (s->high - s->low);
 }
-static double plot_x(const PlotScale *x, double value) { return PLOT_WIDTH * scale_part(x, value); }
-static double plot_y(const PlotScale *y, double value) { return PLOT_HEIGHT * (1 - scale_part(y, value)); }
+static double plot_x(const PlotScale *x, double value) { return (double)PLOT_WIDTH * scale_part(x, value); }
+static double plot_y(const PlotScale *y, double value) { return (double)PLOT_HEIGHT * (1 - scale_part(y, value)); }
 
 /* Widens a scale so that it includes the points. An empty one has low > high. */
 static void scale_include(PlotScale *s, const CurvePoint *points, int n) {
@@ -320,8 +322,8 @@ static void plot_open(FILE *f, const PlotScale *y, const char *curves, const cha
     fprintf(f, "\"/>\n");
 }
 
-/* Opens the label of tick i below a plot or a timeline. At the ends it stays within the plot; a phone has room for every
- * other one. */
+/* Opens the label of tick i below a plot or a timeline. At the ends it stays within the plot. A phone shows every other
+ * label. */
 static void plot_tick_open(FILE *f, const PlotScale *x, double tick, int i) {
     double at = 100 * scale_part(x, tick);
     const char *side = at < 6 ? "a" : "";

@@ -1,8 +1,9 @@
 /* run_page.h: OUT/run.html, a page about the run that is rewritten while it goes on.
  *
- * Rank 0 writes it, at most every PAGE_SECONDS and at the end, under another name that is then renamed: whenever a run
- * is killed, a complete page is there. Writing takes at most one part in PAGE_SHARE of the time. A page that cannot be
- * written is reported once, and training continues. Its curves are those of history.h, so its size is bounded.
+ * Rank 0 writes it, at most every PAGE_SECONDS and at the end, into another file that is then renamed: whenever a run is
+ * killed, a complete page is there. Between two pages lies at least PAGE_SHARE times the time that writing one takes. A
+ * page that cannot be written is reported once, and training continues. The curves are those of history.h, so the size
+ * of the page is bounded.
  */
 #ifndef RUN_PAGE_H
 #define RUN_PAGE_H
@@ -11,7 +12,8 @@
 #include "parallel.h"     // defines: Parallel, Options
 #include "rank_figures.h" // defines: RankFigures, rank_summary
 
-enum { PAGE_SECONDS = 5, PAGE_SHARE = 500, PAGE_RANKS = 64, PAGE_LOG = 4000 };
+enum { PAGE_RANKS = 64, PAGE_LOG = 4000 }; // how many ranks and bytes of after-save.log are shown
+static const double PAGE_SECONDS = 5, PAGE_SHARE = 500;
 
 typedef struct {
     const Options *opt;
@@ -296,8 +298,8 @@ static void page_rank(FILE *f, const RunPage *p, int rank, double most) {
     bar_part(f, "world", 100 * wait / most, "waiting");
     page_duration(duration[0], compute);
     page_duration(duration[1], wait);
-    snprintf(value, sizeof value, "%s + %s · %s tokens/s · %sB", duration[0], duration[1], page_si(rate, row[RANK_RATE]),
-             page_si(memory, row[RANK_MEMORY]));
+    snprintf(value, sizeof value, "%s + %s · %s tokens/s · %sB", duration[0], duration[1],
+             page_si(rate, row[RANK_RATE]), page_si(memory, row[RANK_MEMORY]));
     bar_close(f, value);
 }
 

@@ -5,8 +5,9 @@
     tensorboard --logdir runs
 
 Each argument is the --out directory of a run, or a metrics.jsonl, and becomes a run of the same name under --logdir.
-Every number of a line becomes a scalar: loss, val_loss, memory/params, bytes/fsdp, wait_axis_s/tp, … . What is null, as
-a loss that is not finite, is left out; so is a line that is not JSON, such as a torn last one, and a note says how many.
+Every number of a line becomes a scalar: loss, val_loss, memory/params, bytes/fsdp, wait_axis_s/tp and so on. A value
+that is null, such as a loss that is not finite, is left out. A line that is not JSON, such as a torn last one, is left
+out too, and a note says how many there were.
 A run that is converted again replaces its earlier event files.
 """
 
@@ -57,7 +58,7 @@ def convert(path, folder):
 
 def main():
     parser = argparse.ArgumentParser(description="Converts metrics.jsonl to TensorBoard event files.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="OUT", help="--out directory of a run, or a metrics.jsonl")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="OUT", help="--out of a run, or a metrics.jsonl")
     parser.add_argument("--logdir", type=Path, default=Path("runs"), help="where the event files go (default: runs)")
     options = parser.parse_args()
     names = set()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# pages.sh [FOLDER]: opens run.html and plan.html of small runs in headless Chromium, at three widths, in light and dark,
-# and checks what only a browser knows: text that overlaps or is too faint, parts wider than the screen, empty plots,
-# errors of the script. FOLDER receives the screenshots. --possible: exits with 0 if there is a Chromium.
+# pages.sh [FOLDER]: opens run.html and plan.html of small runs in headless Chromium, at three widths, in light and
+# dark, and checks what only a browser knows: text that overlaps or is too faint, parts wider than the screen, empty
+# plots, errors of the script. FOLDER receives the screenshots.
+# pages.sh --possible: exits with 0 if there is a Chromium.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -26,7 +27,8 @@ const say = text => { if (wrong.length < 5) wrong.push(text); };
 addEventListener('error', event => say('script: ' + event.message));
 addEventListener('securitypolicyviolation', event => say('blocked: ' + event.violatedDirective));
 const light = color => {
-    const [r, g, b] = color.match(/[\d.]+/g).map(v => v / 255).map(v => v < 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const linear = v => v < 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = color.match(/[\d.]+/g).map(v => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
 };
 const background = element => {
@@ -48,9 +50,9 @@ const texts = () => {
     return all;
 };
 const check = () => {
-    const all = texts(), width = document.documentElement.clientWidth;
+    const all = texts(), width = document.documentElement.clientWidth, drawn = document.documentElement.scrollWidth;
     if (width != WIDTH) say('the window is ' + width + ' wide');
-    if (document.documentElement.scrollWidth > width) say('the page is ' + document.documentElement.scrollWidth + ' wide');
+    if (drawn > width) say('the page is ' + drawn + ' wide');
     all.forEach((a, i) => {
         const first = light(getComputedStyle(a.parent).color), second = light(background(a.parent));
         const contrast = Math.max(first, second) / Math.min(first, second);
@@ -64,17 +66,18 @@ const check = () => {
         }
     });
     for (const plot of document.querySelectorAll('.plot')) {
-        const name = plot.closest('.card').querySelector('h2').textContent, output = plot.closest('.card').querySelector('output');
-        const drawn = [...plot.querySelectorAll('path:not(.grid):not(.dash):not(.tick)')].filter(path => path.getTotalLength() || path.getAttribute('d'));
-        if (!drawn.length) say('nothing is drawn: ' + name);
+        const card = plot.closest('.card'), output = card.querySelector('output');
+        const name = card.querySelector('h2').textContent;
+        const curves = [...plot.querySelectorAll('path:not(.grid):not(.dash):not(.tick)')];
+        if (!curves.some(path => path.getAttribute('d'))) say('nothing is drawn: ' + name);
         const before = output.textContent, box = plot.getBoundingClientRect();
         plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2, clientY: box.top}));
         if (!output.textContent.startsWith('step ')) say('no values are shown: ' + name);
         plot.dispatchEvent(new PointerEvent('pointerleave'));
         if (output.textContent != before) say('the title line does not return: ' + name);
     }
-    parent.postMessage('checked WIDTH: ' + all.length + ' texts, ' + document.querySelectorAll('.plot').length + ' plots: ' +
-        (wrong.join('; ') || 'fine'), '*');
+    const plots = document.querySelectorAll('.plot').length;
+    parent.postMessage(`checked WIDTH: ${all.length} texts, ${plots} plots: ${wrong.join('; ') || 'fine'}`, '*');
 };
 addEventListener('load', check);
 END
@@ -88,7 +91,9 @@ checked() {
     sed '1,/<\/head>/d' "$1"
 }
 
-browse() { timeout 120 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars "--user-data-dir=$work/profile" "$@"; }
+browse() {
+    timeout 120 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars "--user-data-dir=$work/profile" "$@"
+}
 
 # look PAGE NAME: checks a page in frames of three widths, since a window cannot be as narrow as a phone
 look() {
@@ -134,8 +139,8 @@ prepare
 look run/run.html run
 "${train[@]}" --steps 1 --out one >said 2>&1 || fail "a run of one step" "$(tail -n 1 said)"
 look one/run.html one-step
-"${train[@]}" --steps 900 --lr 0.03 --out long --after-save "$program"' --model "$1" --generate the --max-tokens 60 --threads 1' \
-    >said 2>&1 || fail "a longer run" "$(tail -n 1 said)"
+sample="$program"' --model "$1" --generate the --max-tokens 60 --threads 1'
+"${train[@]}" --steps 900 --lr 0.03 --out long --after-save "$sample" >said 2>&1 || fail "a longer run" "$(tail -n 1 said)"
 look long/run.html long
 "$planner" --model llama3-8b --world 64 --pp 4 --tp 4 --accum 8 --cluster "$top/dev/clusters/h100-8.json" --mtbf 5000 \
     --steps 100000 --out plan >said 2>&1 || fail "a plan" "$(tail -n 1 said)"

@@ -69,15 +69,14 @@ whole() {
     else pass "$1" "$(cat said)"; fi
 }
 
-"${train[@]}" --ranks 4 --tp 2 --dp-shard 2 --val text/val.tok --val-batches 2 --val-every 10 --steps 60 --save-every 25 \
-    --out run >said 2>&1 || fail "a run" "$(tail -n 1 said)"
+four=(--ranks 4 --tp 2 --dp-shard 2 --val text/val.tok --val-batches 2 --val-every 10 --save-every 25)
+"${train[@]}" "${four[@]}" --steps 60 --out run >said 2>&1 || fail "a run" "$(tail -n 1 said)"
 whole "run.html has the values of metrics.jsonl" run \
     "60 steps, 6 validations, 3 saved, 0 resumed, Step 60 of 60, finished"
 {
     printf '{"step":61,"lo'
 } >>run/metrics.jsonl
-"${train[@]}" --ranks 4 --tp 2 --dp-shard 2 --val text/val.tok --val-batches 2 --val-every 10 --steps 90 --save-every 25 \
-    --resume auto --allow-changes --out run >said 2>&1 || fail "a resumed run" "$(tail -n 1 said)"
+"${train[@]}" "${four[@]}" --steps 90 --resume auto --allow-changes --out run >said 2>&1 || fail "a resumed run" "$(tail -n 1 said)"
 whole "a resumed run shows its whole history, and where it was resumed" run \
     "90 steps, 9 validations, 5 saved, 1 resumed, Step 90 of 90, finished"
 "${train[@]}" --steps 1 --out one >said 2>&1 || fail "a run of one step" "$(tail -n 1 said)"

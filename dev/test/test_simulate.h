@@ -623,7 +623,8 @@ static void test_plan_page(void) {
     int rows = count_of(text, "class=\"n\" title=\"pp ") + count_of(text, "class=\"n\" title=\"rank");
     int whole = strstr(text, "</html>") && !strstr(text, "nan") && !strstr(text, "inf\"") && !strstr(text, "<more>") &&
                 count_of(text, "<svg") == count_of(text, "</svg>") &&
-                count_of(text, "<rect") == count_of(text, "</rect>") && count_of(text, "<div") == count_of(text, "</div>");
+                count_of(text, "<rect") == count_of(text, "</rect>") &&
+                count_of(text, "<div") == count_of(text, "</div>");
     CHECK("plan.html shows every step of every stage, and every kind of rank",
           steps && whole && rows == estimated.plan.count,
           "%d forwards of stage 0, %d backwards of stage 1, %d bars of %d, %d bytes",
