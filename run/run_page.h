@@ -63,14 +63,14 @@ static PlotScale step_scale(const History *h) {
     return x;
 }
 
-/* Vertical lines where the run was resumed, red marks at the top where updates were skipped, marks at the bottom where
- * checkpoints were saved. */
-static void plot_marks(FILE *f, const History *h, const PlotScale *x) {
+/* Vertical lines where the run was resumed, red marks at the top where updates were skipped and, `with_saves`, marks at
+ * the bottom where checkpoints were saved. */
+static void plot_marks(FILE *f, const History *h, const PlotScale *x, int with_saves) {
     static const struct {
         const char *style;
         int y, height;
-    } marks[3] = {{"dash k-mark", 0, PLOT_HEIGHT}, {"tick k-bad", 0, 18}, {"tick k-mark", PLOT_HEIGHT - 12, 12}};
-    for (int m = 0; m < 3; m++) {
+    } marks[3] = {{"dash k-mark", 0, PLOT_HEIGHT}, {"tick k-bad", 0, 18}, {"save k-mark", PLOT_HEIGHT - 10, 10}};
+    for (int m = 0; m < 2 + with_saves; m++) {
         fprintf(f, "<path class=\"%s\" d=\"", marks[m].style);
         for (int i = 0; i < h->count; i++) {
             const HistoryBucket *b = &h->buckets[i];
@@ -122,7 +122,7 @@ static void page_loss(FILE *f, const History *h) {
         plot_dots(f, "dot k-val", &x, &y, validation->points, validation->count);
         CurvePoint best = {(double)h->best_step[shown], h->best[shown], h->best[shown], h->best[shown]};
         plot_dots(f, shown == CURVE_LOSS ? "best k-loss" : "best k-val", &x, &y, &best, 1);
-        plot_marks(f, h, &x);
+        plot_marks(f, h, &x, 1);
         plot_close(f, &x, "step ");
     }
     page_card_close(f);
@@ -152,7 +152,7 @@ static void page_curve(FILE *f, const History *h, Curve curve, const char *title
         plot_line(f, "k-plain", &x, &y, p->points, p->count);
         if (limit > 0 && limit >= y.low)
             fprintf(f, "<path class=\"dash k-other\" d=\"M0 %.1fh%d\"/>\n", plot_y(&y, limit), PLOT_WIDTH);
-        plot_marks(f, h, &x);
+        plot_marks(f, h, &x, 0);
         plot_close(f, &x, "step ");
     }
     page_card_close(f);
@@ -423,7 +423,7 @@ static void page_status(FILE *f, const RunPage *p) {
     if (p->has_ended) state = h->last_step >= p->opt->steps ? "finished" : "ended early";
     fprintf(f, "<p><b>Step %s of %s, %s.</b> Written %s%s.</p>\n", with_commas(step, h->last_step),
             with_commas(steps, p->opt->steps), state, when,
-            p->has_ended ? "" : "; if that is long ago, the run was killed");
+            p->has_ended ? "" : "; if that is long ago, the run was killed or has failed");
     fprintf(f, "<p class=\"dim\">%s, %s, %s over %d rank%s%s%s</p>\n", PRECISION_NAME, p->opt->sharding, axes,
             mesh->world, mesh->world > 1 ? "s" : "", p->opt->deterministic ? ", deterministic" : "",
             p->opt->lora_rank ? ", LoRA adapters" : "");

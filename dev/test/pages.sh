@@ -68,7 +68,7 @@ const check = () => {
     for (const plot of document.querySelectorAll('.plot')) {
         const card = plot.closest('.card'), output = card.querySelector('output');
         const name = card.querySelector('h2').textContent;
-        const curves = [...plot.querySelectorAll('path:not(.grid):not(.dash):not(.tick)')];
+        const curves = [...plot.querySelectorAll('path:not(.grid):not(.dash):not(.tick):not(.save)')];
         if (!curves.some(path => path.getAttribute('d'))) say('nothing is drawn: ' + name);
         const before = output.textContent, box = plot.getBoundingClientRect();
         plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2, clientY: box.top}));
