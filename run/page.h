@@ -144,6 +144,14 @@ static const char *page_si(char text[32], double value) {
     return text;
 }
 
+/* "12.3 k tokens/s" */
+static const char *page_rate(char text[48], double tokens_per_second) {
+    size_t used = strlen(page_si(text, tokens_per_second));
+    int has_prefix = text[used - 1] > 0 && text[used - 1] < 0x7F; // else it ends with the space
+    snprintf(text + used, 48 - used, "%stokens/s", has_prefix ? " " : "");
+    return text;
+}
+
 /* A duration: "31.5 µs", "412 ms", "1.23 s", "3 min 20 s", "2 h 05 min", "3 d 04 h". */
 static const char *page_duration(char text[32], double seconds) {
     int64_t s = (int64_t)fmin(fmax(seconds, 0) + 0.5, 1e15);

@@ -137,10 +137,10 @@ static void page_curve(FILE *f, const History *h, Curve curve, const char *title
     PlotScale x = step_scale(h), y = {INFINITY, -INFINITY, 0};
     curve_points(p, h, curve, 0);
     scale_include(&y, p->points, p->count);
-    int is_rate = curve == CURVE_RATE;
-    if (is_rate) snprintf(output, sizeof output, "latest %s %s", page_si(number, h->last[curve]), unit);
-    else snprintf(output, sizeof output, "latest %s", tick_label(number, h->last[curve], 0));
-    if (!isfinite(h->last[curve])) snprintf(output, sizeof output, "none so far");
+    double last = h->last[curve];
+    const char *latest = curve == CURVE_RATE ? page_rate(number, last) : tick_label(number, last, 0);
+    snprintf(output, sizeof output, "latest %s", latest);
+    if (!isfinite(last)) snprintf(output, sizeof output, "none so far");
     page_card_open(f, title, output, 0);
     if (y.low > y.high) {
         fprintf(f, "<p class=\"none\">No finite value so far</p>\n");
@@ -286,7 +286,7 @@ static void page_memory(FILE *f, const RunPage *p) {
 }
 
 static void page_rank(FILE *f, const RunPage *p, int rank, double most) {
-    char name[64], title[300], value[160], duration[2][32], rate[32], memory[32];
+    char name[64], title[300], value[160], duration[2][32], rate[48], memory[32];
     double row[RANK_COLUMNS], steps = (double)p->steps;
     rank_row(&p->ranks[rank], row);
     double compute = row[RANK_COMPUTE] / steps, wait = row[RANK_WAIT] / steps;
@@ -298,8 +298,8 @@ static void page_rank(FILE *f, const RunPage *p, int rank, double most) {
     bar_part(f, "world", 100 * wait / most, "waiting");
     page_duration(duration[0], compute);
     page_duration(duration[1], wait);
-    snprintf(value, sizeof value, "%s + %s · %s tokens/s · %sB", duration[0], duration[1],
-             page_si(rate, row[RANK_RATE]), page_si(memory, row[RANK_MEMORY]));
+    snprintf(value, sizeof value, "%s + %s · %s · %sB", duration[0], duration[1], page_rate(rate, row[RANK_RATE]),
+             page_si(memory, row[RANK_MEMORY]));
     bar_close(f, value);
 }
 
