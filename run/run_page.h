@@ -1,9 +1,9 @@
 /* run_page.h: OUT/run.html, a page about the run that is rewritten while it goes on.
  *
- * Rank 0 writes it, at most every PAGE_SECONDS and at the end, into another file that is then renamed: whenever a run is
- * killed, a complete page is there. Between two pages lies at least PAGE_SHARE times the time that writing one takes. A
- * page that cannot be written is reported once, and training continues. The curves are those of history.h, so the size
- * of the page is bounded.
+ * Rank 0 writes it, at most every PAGE_SECONDS and at the end, into another file that is then renamed: whenever a run
+ * is killed, a complete page is there. Between two pages lies at least PAGE_SHARE times the time that writing one
+ * takes. A page that cannot be written is reported once, and training continues. The curves are those of history.h, so
+ * the size of the page is bounded.
  */
 #ifndef RUN_PAGE_H
 #define RUN_PAGE_H

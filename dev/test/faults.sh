@@ -438,6 +438,10 @@ more "run.html is overwritten where it is" run/run_page.h \
     's|"%s/.run.html.part"|"%s/run.html"|' \
     run-page "leaves a complete page"
 
+more "run.html is rewritten after every step" run/run_page.h \
+    's/ || (!p->has_ended \&\& start < p->next_write)//' \
+    run-page "at most every few seconds"
+
 more "markup in a name reaches run.html" run/page.h \
     's|int is_markup = code == .<. .*|int is_markup = 0;|' \
     run-page "do not act"

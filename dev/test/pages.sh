@@ -140,7 +140,8 @@ look run/run.html run
 "${train[@]}" --steps 1 --out one >said 2>&1 || fail "a run of one step" "$(tail -n 1 said)"
 look one/run.html one-step
 sample="$program"' --model "$1" --generate the --max-tokens 60 --threads 1'
-"${train[@]}" --steps 900 --lr 0.03 --out long --after-save "$sample" >said 2>&1 || fail "a longer run" "$(tail -n 1 said)"
+"${train[@]}" --steps 900 --lr 0.03 --out long --after-save "$sample" >said 2>&1 ||
+    fail "a longer run" "$(tail -n 1 said)"
 look long/run.html long
 "$planner" --model llama3-8b --world 64 --pp 4 --tp 4 --accum 8 --cluster "$top/dev/clusters/h100-8.json" --mtbf 5000 \
     --steps 100000 --out plan >said 2>&1 || fail "a plan" "$(tail -n 1 said)"

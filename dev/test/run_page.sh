@@ -76,7 +76,8 @@ whole "run.html has the values of metrics.jsonl" run \
 {
     printf '{"step":61,"lo'
 } >>run/metrics.jsonl
-"${train[@]}" "${four[@]}" --steps 90 --resume auto --allow-changes --out run >said 2>&1 || fail "a resumed run" "$(tail -n 1 said)"
+"${train[@]}" "${four[@]}" --steps 90 --resume auto --allow-changes --out run >said 2>&1 ||
+    fail "a resumed run" "$(tail -n 1 said)"
 whole "a resumed run shows its whole history, and where it was resumed" run \
     "90 steps, 9 validations, 5 saved, 1 resumed, Step 90 of 90, finished"
 "${train[@]}" --steps 1 --out one >said 2>&1 || fail "a run of one step" "$(tail -n 1 said)"

@@ -188,6 +188,14 @@ static void test_killed_writer(void) {
     p.steps = 1;
     for (int64_t step = 1; step <= 300; step++) feed_step(p.history, step, "3.25", "");
     run_page_write(&p);
+    unlink(path);
+    run_page_write(&p);
+    int too_soon = !access(path, F_OK);
+    p.has_ended = 1;
+    run_page_write(&p);
+    CHECK("run.html is rewritten at most every few seconds, and at the end",
+          !too_soon && !access(path, F_OK) && p.next_write - seconds_now() > PAGE_SECONDS - 1, "next page in %.1f s",
+          p.next_write - seconds_now());
     for (int i = 0; i < KILLS; i++) {
         pid_t child = fork();
         if (!child) rewrite_page(&p);
