@@ -79,6 +79,9 @@ $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags |
 $(BUILD)/bench: dev/kernels/bench.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
 
+$(BUILD)/decode: dev/kernels/decode.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
+
 $(BUILD)/logits: dev/pytorch/logits.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
 

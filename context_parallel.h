@@ -50,6 +50,13 @@ static void cp_open(ContextParallel *cp, Comm *comm, int B, int T, int64_t Q, in
         cp->d_sequence = arena_array(floatX, cp->dev, MEM_ACTIVATIONS, "d keys and values of the sequence", all);
 }
 
+/* From now on micro-batches have B sequences, of which this rank has T tokens each: at most as many tokens as given to
+ * cp_open. */
+static void cp_set_tokens(ContextParallel *cp, int B, int T) {
+    cp->B = B;
+    cp->T = T;
+}
+
 static void cp_close(ContextParallel *cp) { request_close(&cp->request); }
 
 /* Position in the sequence of token t of this rank's T tokens. Their first half is part `rank` of the 2·size parts,

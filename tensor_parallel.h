@@ -33,7 +33,8 @@ typedef struct {
     floatX *gathered[TP_BUFFERS]; // (n·size, C) tokens of all ranks; one buffer for all when not training
     floatX *partial;   // (n·size, C) partial sums for all tokens; rows N and up are padding that nobody reads
     floatX *pieces;    // (size, n, C) what each rank contributes to the sums of this rank's tokens
-    float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank
+    float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank. For
+                       // scores one rank has (1, rows of logits, 3), too
     int has_gather[TP_BUFFERS]; // 1: tp_all_gather_tokens finds its all-gather started, or its result kept
     Request gathers[TP_BUFFERS];
     Request request; // of the other collectives
@@ -64,10 +65,12 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_toke
     device_zero(tp->dev, tp->partial, sizeof(floatX) * all);
 }
 
-/* Allocates for the loss, on ranks that have the head. `logit_rows`: how many tokens' logits exist at a time. */
-static void tp_open_loss(TensorParallel *tp, int logit_rows) {
-    int64_t count = (int64_t)logit_rows * 3 * (1 + tp->size);
-    if (tp->size > 1) tp->loss_parts = arena_array(float, tp->dev, MEM_ACTIVATIONS, "softmax statistics", count);
+/* Allocates for the loss, on ranks that have the head, and with `scores` for tp_softmax_statistics. `logit_rows`: how
+ * many tokens' logits exist at a time. */
+static void tp_open_loss(TensorParallel *tp, int logit_rows, int scores) {
+    int64_t count = (int64_t)logit_rows * 3 * (tp->size > 1 ? 1 + tp->size : 1);
+    if (tp->size > 1 || scores)
+        tp->loss_parts = arena_array(float, tp->dev, MEM_ACTIVATIONS, "softmax statistics", count);
 }
 
 static void tp_close(TensorParallel *tp) {
@@ -146,6 +149,18 @@ static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = 
 // ---------------------------------------------------------------------------
 // the loss over a vocabulary that is split among ranks
 
+/* What the loss needs to know of each row of logits: the LossParts (lib/ops_common.h) of all slices of the vocabulary,
+ * in the order of ranks. */
+static const float *tp_softmax_statistics(TensorParallel *tp, const float *logits /* (rows,V) */,
+                                          const int32_t *targets /* (rows) */, int rows, int V) {
+    float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
+    cross_entropy_part(tp->dev, own, logits, targets, tp->first_token_id, rows, V);
+    if (tp->size == 1) return own;
+    all_gather_start(tp->comm, &tp->request, AXIS_TP, "softmax statistics", own, all, 3 * rows, DTYPE_F32);
+    comm_wait(tp->comm, &tp->request);
+    return all;
+}
+
 /* As cross_entropy (lib/ops.h), but this rank has only the logits of its slice of the vocabulary: V token ids from
  * first_token_id on. For each row the ranks all-gather three numbers, the largest logit, the sum of exponentials and
  * the target's logit, and so compute the same loss. */
@@ -155,10 +170,7 @@ static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, f
         cross_entropy(tp->dev, losses, logits, targets, rows, V, with_gradient);
         return;
     }
-    float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
-    cross_entropy_part(tp->dev, own, logits, targets, tp->first_token_id, rows, V);
-    all_gather_start(tp->comm, &tp->request, AXIS_TP, "softmax statistics", own, all, 3 * rows, DTYPE_F32);
-    comm_wait(tp->comm, &tp->request);
+    const float *all = tp_softmax_statistics(tp, logits, targets, rows, V);
     cross_entropy_join(tp->dev, losses, logits, all, targets, tp->size, tp->first_token_id, rows, V, with_gradient);
 }
 

@@ -27,7 +27,10 @@
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
-#include "run/generate.h"          // defines: Candidate, sample_token, id_of_rank_0
+#include "run/evaluate.h"          // defines: evaluate, print_evaluation
+#include "run/score.h"             // defines: score_requests, print_scores, print_accuracy
+#include "run/generate.h"          // defines: generate
+#include "run/chat.h"              // defines: chat_main
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
@@ -215,7 +218,7 @@ static void embed_backward(Model *m, int micro_batch) {
 static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
 
 /* The final RMSNorm. Returns its output for all tokens, (N, C). */
-static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
+const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     floatX *x = head_input(m);
     if (m->stage->num_blocks)
         norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].after_attention,
@@ -239,7 +242,7 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
 /* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
  * in chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
  * before the next one replaces it. */
-static void head_forward(Model *m, int micro_batch) {
+void head_forward(Model *m, int micro_batch) {
     int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
@@ -400,7 +403,7 @@ static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
 
 /* Forward of the first micro-batch of `batch` alone, for evaluation and generation. The last stage leaves the residual
  * stream to the head. */
-static void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
+void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
     for (int v = 0; v < m->table.part.virtual_stages; v++) {
         PipelineStep step = ZERO;
         step.kind = PIPE_FORWARD;
@@ -486,57 +489,6 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
 }
 
 // ---------------------------------------------------------------------------
-// evaluation
-
-/* Reads a micro-batch of windows, from `first` on; those past the end of the data have no targets. Returns the number
- * of targets. */
-static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t first) {
-    const ContextParallel *cp = &trainer->parallel.cp;
-    StepBatch *batch = &trainer->eval_batch;
-    int64_t num_targets = 0;
-    device_synchronize_event(batch->fed);
-    for (int b = 0; b < trainer->model.B; b++) {
-        int n = read_window(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
-        if (n < 0) user_error("%s", batch->error);
-        num_targets += n;
-    }
-    return num_targets;
-}
-
-/* Mean loss over the first `max_batches` micro-batches of every rank; 0: over all windows. Every target counts once,
- * whatever the number of ranks. */
-static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
-    Parallel *p = &trainer->parallel;
-    Model *m = &trainer->model;
-    int B = m->B, counts = mesh_counts_samples(&p->mesh, p->rank);
-    int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = (data->windows + round - 1) / round;
-    StepReport mine = ZERO; // only its loss and targets are used
-    ExactSum sum = ZERO;
-    if (p->dev.dry_run) batches = 1;
-    if (max_batches) batches = min_i64(batches, max_batches);
-    Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
-    device_zero(&p->dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    for (int64_t i = 0; i < batches; i++) {
-        int64_t first = i * round + (int64_t)mesh_data_rank(&p->mesh, p->rank) * B;
-        int64_t n = p->dev.dry_run ? 0 : read_eval_batch(trainer, data, first);
-        if (counts) mine.targets += n;
-        model_forward(m, &p->pipeline, &trainer->eval_batch);
-        device_record_event(&p->dev, &trainer->eval_batch.fed);
-        if (m->table.head < 0) continue;
-        head_forward(m, NO_GRADIENTS);
-        fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
-    }
-    device_phase(&p->dev, NULL, NULL);
-    device_read(&p->dev, &sum, &trainer->sums[SUM_LOSS], sizeof sum);
-    exact_merge(&mine.loss, &sum);
-    all_gather_now(&p->comm, AXIS_WORLD, "evaluation", &mine, trainer->reports, sizeof mine);
-    comm_phase(&p->comm, before);
-    StepStats total = sum_reports(trainer);
-    *num_targets = total.targets;
-    return total.loss;
-}
-
-// ---------------------------------------------------------------------------
 // generation
 
 /* Returns the logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the
@@ -556,33 +508,6 @@ static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count,
     return m->next_logits;
 }
 
-/* Continues the prompt of --generate. All ranks compute it, rank 0 prints it. */
-static void generate(Trainer *trainer) {
-    const Job *j = trainer->job;
-    const Options *o = &j->opt;
-    int V = trainer->model.config.V, count = (int)j->prompt_length, prints = trainer->parallel.rank == 0;
-    if (trainer->parallel.dev.dry_run) { // the two shapes that need the most memory
-        next_token_logits(trainer, j->prompt, count, 0);
-        next_token_logits(trainer, j->prompt, 1, count + o->max_tokens - 1);
-        return;
-    }
-    Candidate *scratch = new_array(Candidate, V);
-    const float *logits = next_token_logits(trainer, j->prompt, count, 0);
-    for (int i = 0; i < count && prints; i++) print_token(j->tokenizer, j->prompt[i], stdout);
-    for (int i = 0; i < o->max_tokens; i++) {
-        double u = uniform_of_seed((uint64_t)o->seed, i);
-        int32_t id = id_of_rank_0(trainer, sample_token(logits, V, o->temperature, o->top_p, u, scratch));
-        if (tokenizer_ends(j->tokenizer, id) || id >= j->tokenizer->vocab_size) break;
-        if (prints) {
-            print_token(j->tokenizer, id, stdout);
-            flush_results();
-        }
-        if (i + 1 < o->max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
-    }
-    if (prints) printf("\n");
-    free(scratch);
-}
-
 // ---------------------------------------------------------------------------
 // the dry run of a rank
 
@@ -592,7 +517,6 @@ static void generate(Trainer *trainer) {
 static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
-    int64_t targets;
     trainer_bind(trainer, j, rank);
     device_open_dry_run(dev, j->threads_per_rank, offloaded(&j->opt));
     dev->deterministic = j->opt.deterministic;
@@ -606,14 +530,16 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     trainer_allocate(trainer);
     fsdp_init_weights(&p->fsdp, 0);
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
+    score_requests(trainer, &j->requests);
     memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
     dev->num_events = 0;
     dev->rates = j->op_rates; // from here on the clock runs
     p->comm.events = events;
     if (events && dev->rates && dev->rates->has_streams) dev->points = &events->points;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
-    else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
-    else if (j->task == DO_GENERATE) generate(trainer);
+    else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1);
+    else if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
+    else if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
@@ -666,17 +592,31 @@ static void check_replicas_when_due(Trainer *trainer, int64_t step) {
 /* After every --val-every steps and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
     const Options *o = &trainer->job->opt;
-    int64_t events = trainer->parallel.dev.num_events, targets;
+    int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
     int due = step >= o->steps || (o->val_every && step % o->val_every == 0);
     if (!trainer->job->val.num_files || !due) return;
-    double loss = evaluate(trainer, &trainer->job->val, o->val_batches, &targets);
+    Evaluation e = evaluate(trainer, &trainer->job->val, o->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
-    if (!isfinite(loss))
+    if (!isfinite(e.loss))
         run_failure("step %" PRId64 ": the validation loss is %g, not finite: lower --lr, lengthen --warmup, or check "
                     "the data",
-                    step, loss);
-    if (trainer->parallel.rank == 0) logger_validation(&trainer->logger, step, loss, targets);
+                    step, e.loss);
+    if (trainer->parallel.rank == 0) logger_validation(&trainer->logger, step, e.loss, e.targets, e.bits_per_byte);
+}
+
+/* The tasks of --choices, after every --choices-every steps and after the last one. */
+static void choose_when_due(Trainer *trainer, int64_t step) {
+    const Options *o = &trainer->job->opt;
+    const Requests *r = &trainer->job->requests;
+    int64_t events = trainer->parallel.dev.num_events;
+    double start = seconds_now();
+    int due = step >= o->steps || (o->choices_every && step % o->choices_every == 0);
+    if (!r->count || !due) return;
+    score_requests(trainer, r);
+    trace_as_one_event(&trainer->parallel.dev, events, "choices", start);
+    Accuracy a = accuracy_of_scores(r, trainer->scores);
+    if (trainer->parallel.rank == 0) logger_accuracy(&trainer->logger, step, r->num_tasks, a.plain, a.normalized);
 }
 
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
@@ -696,6 +636,7 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
+    choose_when_due(trainer, step);
     return asked;
 }
 
@@ -819,24 +760,6 @@ static int rank_train(Trainer *trainer) {
     return complete;
 }
 
-/* --eval: one line of JSON. */
-static void rank_eval(Trainer *trainer) {
-    const Job *j = trainer->job;
-    int64_t targets;
-    double loss = evaluate(trainer, &j->val, 0, &targets);
-    if (!isfinite(loss))
-        user_error("the loss of %s on %s is %g, expected a finite number: check that the weights are those of this "
-                   "model",
-                   j->opt.model, j->opt.eval, loss);
-    if (trainer->parallel.rank) return;
-    cJSON *line = cJSON_CreateObject();
-    cJSON_AddStringToObject(line, "file", j->opt.eval);
-    json_add_integer(line, "tokens", targets);
-    cJSON_AddItemToObject(line, "loss", json_real("%.9g", loss));
-    cJSON_AddItemToObject(line, "perplexity", json_real("%.9g", exp(fmin(loss, 709)))); // JSON has no infinity
-    json_write_line(stdout, line);
-}
-
 static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
@@ -850,8 +773,11 @@ static void rank_main(Job *j, int rank) {
     int complete = j->task == DO_EXPORT;
     if (j->task == DO_TRAIN) complete = rank_train(trainer);
     if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
-    if (j->task == DO_EVAL) rank_eval(trainer);
-    if (j->task == DO_GENERATE) generate(trainer);
+    if (j->task == DO_EVAL) print_evaluation(trainer);
+    if (j->task == DO_SCORE) print_scores(trainer);
+    if (j->task == DO_CHOICES) print_accuracy(trainer);
+    if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
+    if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
     if (j->opt.export_dir && !complete && rank == 0)
         printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "

@@ -58,6 +58,8 @@ static void check_plan_options(const Options *o) {
     const char *other = NULL;
     if (o->eval) other = "eval";
     if (o->generate) other = "generate";
+    if (o->prompts) other = "prompts";
+    if (o->chat) other = "chat";
     if (o->export_dir) other = "export";
     if (o->encode) other = "encode";
     if (o->decode) other = "decode";

@@ -36,6 +36,7 @@ static uint64_t data_contents(const Dataset *d) {
 typedef struct {
     uint64_t options;  // hash of the options, the checkpoint and the headers of the data
     uint64_t contents; // data_contents of --data and --val
+    uint64_t requests; // hash of the file of --score or --choices
     uint64_t program;  // hash of the program's file
     char processor[64];
 } RankStart;
@@ -94,6 +95,7 @@ static RankStart *gather_starts(Comm *comm, const Job *j) {
     RankStart mine = ZERO, *all = new_array(RankStart, comm->mesh.world);
     mine.options = hash_of_options(j);
     mine.contents = mix64(data_contents(&j->data)) ^ data_contents(&j->val);
+    mine.requests = j->requests.hash;
     if (run_hosts.count > 1) mine.program = hash_of_program();
     read_processor(mine.processor, sizeof mine.processor);
     all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
@@ -111,6 +113,9 @@ static int say_other_start(Sentence *t, const RankStart *all, int rank) {
         say(t,
             "the token files of %s have the size of those of %s, but other contents: copy the same files to all "
             "hosts, or give a directory that they share",
+            rank_name(rank), rank_name(0));
+    else if (all[rank].requests != all[0].requests)
+        say(t, "the file of --score or --choices has other contents on %s than on %s: copy the same file to all hosts",
             rank_name(rank), rank_name(0));
     return t->used > 0;
 }

@@ -1,24 +1,67 @@
-/* generate.h: choosing the next token from its logits. */
+/* generate.h: generating text: the choice of the next token, and the loop of --generate.
+ *
+ * All ranks compute every token; rank 0 chooses and prints. The loop calls the forward pass of train_llama3.cu through
+ * a pointer, because that file includes this one.
+ */
 #ifndef GENERATE_H
 #define GENERATE_H
-#include "trainer.h" // defines: Trainer, all_gather_now
-#include <float.h>   // defines: FLT_MIN
+#include "../lib/cpu/vectors.h" // defines: vexp, vmax, load_fill
+#include "../lib/output.h"      // defines: flush_results
+#include "prompts.h"            // defines: Prompt, is_stop_token
+#include "text_output.h"        // defines: TextOutput, text_output_token
+#include "trainer.h"            // defines: Trainer, all_gather_now
+#include <float.h>              // defines: FLT_MIN
 
 typedef struct {
     float p; // probability, up to a common factor
     int32_t id;
 } Candidate;
 
-/* Most probable first; of equal ones the smaller id first. */
-static int by_probability(const void *a, const void *b) {
-    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
-    if (x->p != y->p) return x->p < y->p ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
-}
+/* Returns the logits (V), in host memory, of the token after ids (count); `past` tokens before them are cached. */
+typedef const float *(*NextLogits)(Trainer *trainer, int32_t *ids, int count, int past);
+
+typedef struct {
+    Trainer *trainer;
+    NextLogits next_logits;
+    Candidate *scratch; // (V)
+} Generator;
+
+// ---------------------------------------------------------------------------
+// the choice of a token
 
 /* Uniform in [0, 1), a function of the seed and the number of the token: the same on every rank. */
 static double uniform_of_seed(uint64_t seed, int64_t number) {
     return (double)(mix64(seed * 0x9E3779B97F4A7C15ull + (uint64_t)number) >> 11) * 0x1p-53;
+}
+
+/* Most probable first; of equal ones the smaller id first. */
+static inline int is_likelier(Candidate a, Candidate b) { return a.p != b.p ? a.p > b.p : a.id < b.id; }
+
+/* Restores the order of a heap (count), the likeliest on top, below element i. */
+static void heap_sift(Candidate *heap, int count, int i) {
+    for (int child = 2 * i + 1; child < count; child = 2 * i + 1) {
+        if (child + 1 < count && is_likelier(heap[child + 1], heap[child])) child++;
+        if (!is_likelier(heap[child], heap[i])) return;
+        Candidate moved = heap[i];
+        heap[i] = heap[child];
+        heap[child] = moved;
+        i = child;
+    }
+}
+
+/* The first of the largest logits. */
+static int32_t likeliest_token(const float *logits /* (V) */, int V) {
+    vfloat largest = vsplat(-INFINITY);
+    for (int v = 0; v < V; v += VL) largest = vmax(load_fill(logits + v, V - v, -INFINITY), largest);
+    float max = vmax_lane(largest);
+    for (int32_t v = 0; v < V; v++)
+        if (logits[v] == max) return v;
+    return 0; // all are NaN
+}
+
+/* exp((logit - largest) / temperature) of VL tokens; 0 beyond the vocabulary. */
+static inline vfloat probabilities_at(const float *logits, int v, int V, float largest, float temperature) {
+    return vexp((load_fill(logits + v, V - v, -INFINITY) - largest) / temperature);
 }
 
 /* Samples with temperature from the nucleus: the fewest most probable tokens with a total probability of at least top_p
@@ -26,27 +69,36 @@ static double uniform_of_seed(uint64_t seed, int64_t number) {
  * normal fp32 number, by which one cannot divide. `u` is uniform in [0, 1). */
 static int32_t sample_token(const float *logits /* (V) */, int V, double temperature, double top_p, double u,
                             Candidate *scratch /* (V) */) {
-    float largest = logits[0], divisor = (float)temperature;
-    int is_greedy = divisor < FLT_MIN;
-    double sum = 0, nucleus = 0;
-    int n = 0; // tokens in the nucleus
-    for (int v = 1; v < V; v++) largest = logits[v] > largest ? logits[v] : largest;
-    for (int v = 0; v < V; v++) {
-        scratch[v].id = v;
-        scratch[v].p = is_greedy ? logits[v] == largest : expf((logits[v] - largest) / divisor);
-        sum += scratch[v].p;
+    float divisor = (float)temperature, largest = logits[likeliest_token(logits, V)];
+    if (divisor < FLT_MIN) return likeliest_token(logits, V);
+    vfloat total = vsplat(0);
+    for (int v = 0; v < V; v += VL) total += probabilities_at(logits, v, V, largest, divisor);
+    double sum = vsum(total), nucleus = 0;
+    // All tokens below this bound together have less than 1 - top_p, even if they are V: none is in the nucleus.
+    float least = (float)((1 - top_p) * sum / V * 0.5);
+    int count = 0, taken = 0;
+    for (int v = 0; v < V; v += VL) {
+        vfloat p = probabilities_at(logits, v, V, largest, divisor);
+        if (vmax_lane(p) < least) continue;
+        for (int i = 0; i < VL && v + i < V; i++) {
+            Candidate candidate = {p[i], v + i};
+            if (!(p[i] < least)) scratch[count++] = candidate;
+        }
     }
-    qsort(scratch, (size_t)V, sizeof *scratch, by_probability);
-    while (n < V && (n == 0 || nucleus < top_p * sum)) nucleus += scratch[n++].p;
-    if (is_greedy) {
-        n = 1;
-        nucleus = scratch[0].p;
+    for (int i = count / 2 - 1; i >= 0; i--) heap_sift(scratch, count, i);
+    while (taken < count && (taken == 0 || nucleus < top_p * sum)) { // moves the top behind the heap
+        Candidate top = scratch[0];
+        nucleus += top.p;
+        taken++;
+        scratch[0] = scratch[count - taken];
+        scratch[count - taken] = top;
+        heap_sift(scratch, count - taken, 0);
     }
-    for (int i = 0; i < n; i++) {
-        u -= scratch[i].p / nucleus;
-        if (u < 0) return scratch[i].id;
+    for (int i = 1; i <= taken; i++) {
+        u -= scratch[count - i].p / nucleus;
+        if (u < 0) return scratch[count - i].id;
     }
-    return scratch[n - 1].id;
+    return taken ? scratch[count - taken].id : 0;
 }
 
 /* The id that rank 0 sampled, on every rank: GPUs of different kinds may differ in the last bits of the logits. */
@@ -56,6 +108,66 @@ static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
     all_gather_now(&p->comm, AXIS_WORLD, "next token", &id, trainer->reports, sizeof id);
     memcpy(&id, trainer->reports, sizeof id);
     return id;
+}
+
+// ---------------------------------------------------------------------------
+// --generate
+
+static Generator generator_open(Trainer *trainer, NextLogits next_logits) {
+    Generator g = {trainer, next_logits, new_array(Candidate, trainer->model.config.V)};
+    return g;
+}
+
+/* The dry run: the calls that need the most memory. The longest input comes after at most `past` tokens. */
+static void generator_dry_run(Trainer *trainer, NextLogits next_logits, int longest_input, int past) {
+    next_logits(trainer, NULL, longest_input, past);
+    next_logits(trainer, NULL, 1, trainer->job->cached_positions - 1);
+}
+
+/* The id of token `number` of an answer. */
+static int32_t next_token(Generator *g, const float *logits, int64_t number) {
+    const Options *o = &g->trainer->job->opt;
+    double u = uniform_of_seed((uint64_t)o->seed, number);
+    return sample_token(logits, g->trainer->model.config.V, o->temperature, o->top_p, u, g->scratch);
+}
+
+/* Prints the prompt and its continuation. */
+static void continue_prompt(Generator *g, const Prompt *prompt) {
+    Trainer *trainer = g->trainer;
+    const Job *j = trainer->job;
+    int prints = trainer->parallel.rank == 0, count = (int)prompt->length;
+    TextOutput out = text_output_open();
+    for (int i = 0; i < count && prints; i++) text_output_token(&out, j->tokenizer, prompt->ids[i]);
+    if (prints) flush_results();
+    const float *logits = g->next_logits(trainer, prompt->ids, count, 0);
+    for (int i = 0; i < j->opt.max_tokens; i++) {
+        int32_t id = id_of_rank_0(trainer, next_token(g, logits, i));
+        if (is_stop_token(&j->stop_tokens, j->tokenizer, id)) break;
+        if (prints) {
+            text_output_token(&out, j->tokenizer, id);
+            flush_results();
+        }
+        if (i + 1 < j->opt.max_tokens) logits = g->next_logits(trainer, &id, 1, count + i);
+    }
+    if (!prints) return;
+    text_output_end(&out);
+    printf("\n");
+    flush_results();
+}
+
+/* Continues the prompts of --generate and --prompts, one after the other. An empty line separates their texts. */
+static void generate(Trainer *trainer, NextLogits next_logits) {
+    const Prompts *prompts = &trainer->job->prompts;
+    if (trainer->parallel.dev.dry_run) {
+        generator_dry_run(trainer, next_logits, prompts->longest, 0);
+        return;
+    }
+    Generator g = generator_open(trainer, next_logits);
+    for (int i = 0; i < prompts->count; i++) {
+        if (i && trainer->parallel.rank == 0) printf("\n");
+        continue_prompt(&g, &prompts->list[i]);
+    }
+    free(g.scratch);
 }
 
 #endif

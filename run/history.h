@@ -12,8 +12,9 @@
 
 enum { HISTORY_BUCKETS = 512 };
 
-typedef enum { CURVE_LOSS, CURVE_VALIDATION, CURVE_RATE, CURVE_LR, CURVE_NORM, CURVES } Curve;
-static const char *const curve_keys[CURVES] = {"loss", "val_loss", "tokens_per_s", "lr", "grad_norm"};
+/* The first two have lines of their own. */
+typedef enum { CURVE_VALIDATION, CURVE_ACCURACY, CURVE_LOSS, CURVE_RATE, CURVE_LR, CURVE_NORM, CURVES } Curve;
+static const char *const curve_keys[CURVES] = {"val_loss", "accuracy", "loss", "tokens_per_s", "lr", "grad_norm"};
 
 /* What rank 0 does in a step: it computes, waits for communication over an axis, or waits for samples. */
 typedef enum {
@@ -166,8 +167,8 @@ static void history_add_step(History *h, const cJSON *line, int64_t step) {
     HistoryBucket *b = history_bucket(h, step);
     double saved = line_number(line, "saved"), seconds = line_number(line, "seconds");
     b->steps++;
-    for (int c = 0; c < CURVES; c++)
-        if (c != CURVE_VALIDATION) history_add_value(h, b, (Curve)c, line_number(line, curve_keys[c]), step);
+    for (int c = CURVE_LOSS; c < CURVES; c++)
+        history_add_value(h, b, (Curve)c, line_number(line, curve_keys[c]), step);
     history_add_time(b, line);
     int skipped = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "skipped"));
     int resumed = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "resumed"));
@@ -189,14 +190,16 @@ static void history_add_line(History *h, const cJSON *line, int64_t limit) {
     double number = line_number(line, "step");
     int is_step = cJSON_GetObjectItemCaseSensitive(line, "loss") != NULL;
     int is_validation = cJSON_GetObjectItemCaseSensitive(line, "val_loss") != NULL;
+    int is_accuracy = cJSON_GetObjectItemCaseSensitive(line, "accuracy") != NULL;
     int fits = number >= 1 && number <= (double)limit && number == floor(number);
-    if (!fits || (int64_t)number < h->first_step || !(is_step || is_validation)) {
+    if (!fits || (int64_t)number < h->first_step || !(is_step || is_validation || is_accuracy)) {
         h->unreadable++;
         return;
     }
     int64_t step = (int64_t)number;
     if (is_step) history_add_step(h, line, step);
-    else history_add_value(h, history_bucket(h, step), CURVE_VALIDATION, line_number(line, "val_loss"), step);
+    for (int c = CURVE_VALIDATION; c < CURVE_LOSS && !is_step; c++)
+        history_add_value(h, history_bucket(h, step), (Curve)c, line_number(line, curve_keys[c]), step);
 }
 
 /* Adds what an earlier start of this run has written, up to step `limit`. Whatever is not a whole line of a run, such

@@ -9,16 +9,20 @@
 #define JOB_H
 #include "options.h"
 #include "../tokenizer.h"
+#include "chat_form.h"
 #include "checkpoint.h"
 #include "config_json.h"
 #include "export.h"
 #include "trace.h"
 #include "logger.h"
+#include "prompts.h"
+#include "requests.h"
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
 
-typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
-static const char *const task_names[] = {"training", "--eval", "--generate", "--export", "--plan", "--check-hosts"};
+typedef enum { DO_TRAIN, DO_EVAL, DO_SCORE, DO_CHOICES, DO_GENERATE, DO_CHAT, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
+static const char *const task_names[] = {"training", "--eval",   "--score", "--choices",    "--generate",
+                                         "--chat",   "--export", "--plan",  "--check-hosts"};
 
 typedef struct {
     Options opt;
@@ -39,9 +43,12 @@ typedef struct {
     char tokenizer_path[4096];            // "": no tokenizer found
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
-    Tokenizer *tokenizer; // NULL: not needed
-    int32_t *prompt;      // (prompt_length) token ids of --generate
-    size_t prompt_length;
+    Tokenizer *tokenizer;            // NULL: not needed
+    uint16_t *token_bytes;           // (V) bytes of each token's text, for bits per byte; NULL: not known
+    Requests requests;               // of --score or --choices; count 0: none
+    Prompts prompts;                 // of --generate and --prompts
+    StopTokens stop_tokens;          // that end a generated text, apart from the tokenizer's
+    int cached_positions;            // generation: tokens whose keys and values are kept; 0: none are
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;        // ranks that are threads meet here
@@ -64,17 +71,33 @@ static int job_reductions_apart(const Job *j) {
 static void check_needed_options(const Options *o) {
     static const struct {
         const char *option, *other, *instead; // it needs `other`, or `instead` if that is not NULL
-    } needs[] = {
-        {"val-every", "val", NULL},        {"val-batches", "val", NULL},      {"dtype", "export", NULL},
-        {"save-every", "out", "mtbf"},     {"save-mode", "out", "mtbf"},      {"keep", "out", NULL},
-        {"allow-changes", "resume", NULL}, {"temperature", "generate", NULL}, {"top-p", "generate", NULL},
-        {"max-tokens", "generate", NULL},  {"lora-alpha", "lora-rank", NULL}, {"lora-targets", "lora-rank", NULL},
-        {"merge", "export", NULL},         {"hosts", "mtbf", NULL},           {"spares", "mtbf", NULL},
-        {"repair", "mtbf", NULL},          {"detect", "mtbf", NULL},          {"relaunch", "mtbf", NULL},
-        {"step-seconds", "mtbf", NULL},    {"save-seconds", "mtbf", NULL},    {"pause-seconds", "mtbf", NULL},
-        {"after-save", "out", NULL}};
+    } needs[] = {{"choices-every", "choices", NULL},
+                 {"val-every", "val", NULL},
+                 {"val-batches", "val", NULL},
+                 {"dtype", "export", NULL},
+                 {"save-every", "out", "mtbf"},
+                 {"save-mode", "out", "mtbf"},
+                 {"keep", "out", NULL},
+                 {"allow-changes", "resume", NULL},
+                 {"temperature", "generate", "prompts"},
+                 {"top-p", "generate", "prompts"},
+                 {"max-tokens", "generate", "prompts"},
+                 {"lora-alpha", "lora-rank", NULL},
+                 {"lora-targets", "lora-rank", NULL},
+                 {"merge", "export", NULL},
+                 {"hosts", "mtbf", NULL},
+                 {"spares", "mtbf", NULL},
+                 {"repair", "mtbf", NULL},
+                 {"detect", "mtbf", NULL},
+                 {"relaunch", "mtbf", NULL},
+                 {"step-seconds", "mtbf", NULL},
+                 {"save-seconds", "mtbf", NULL},
+                 {"pause-seconds", "mtbf", NULL},
+                 {"after-save", "out", NULL}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
-        int is_met = option_given(o, needs[i].other) || (needs[i].instead && option_given(o, needs[i].instead));
+        int is_of_text = !strcmp(needs[i].other, "generate") && o->chat;
+        int has_instead = needs[i].instead && option_given(o, needs[i].instead);
+        int is_met = is_of_text || has_instead || option_given(o, needs[i].other);
         if (option_given(o, needs[i].option) && !is_met)
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", needs[i].option, needs[i].other,
                        needs[i].other, needs[i].option);
@@ -95,19 +118,31 @@ static void check_planner_options(const Options *o) {
 static Task job_task(const Options *o) {
     Task task = DO_TRAIN;
     if (o->export_dir && !o->data) task = DO_EXPORT;
-    if (o->generate) task = DO_GENERATE;
+    if (o->chat) task = DO_CHAT;
+    if (o->generate || o->prompts) task = DO_GENERATE;
     if (o->eval) task = DO_EVAL;
+    if (o->score) task = DO_SCORE;
+    if (o->choices && !o->data) task = DO_CHOICES;
     if (o->plan) task = DO_PLAN;
     if (o->check_hosts) task = DO_CHECK_HOSTS;
-    if (!!o->plan + !!o->eval + !!o->generate + !!o->export_dir + o->check_hosts > 1)
-        user_error("%s cannot be combined with another of --plan, --eval, --generate, --export and --check-hosts: give "
-                   "only one",
+    int evaluates = !!o->eval + !!o->score + (o->choices && !o->data), writes = (o->generate || o->prompts) + o->chat;
+    if (!!o->plan + evaluates + writes + !!o->export_dir + o->check_hosts > 1)
+        user_error("%s cannot be combined with another of --plan, --eval, --score, --choices, --generate, --chat, "
+                   "--export and "
+                   "--check-hosts: give only one",
                    task_names[task]);
+    if (o->choices_every && task != DO_TRAIN)
+        user_error("--choices-every %d has no effect without training: remove it, or add --data", o->choices_every);
     if (o->out && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
         user_error("--out %s has no effect with %s: only training, --plan and --check-hosts write to it; remove --out",
                    o->out, task_names[task]);
     if (o->doc_mask && task == DO_GENERATE)
         user_error("--doc-mask has no effect with --generate, whose prompt is a single document: remove --doc-mask");
+    if (o->doc_mask && (task == DO_SCORE || task == DO_CHOICES))
+        user_error("--doc-mask has no effect with %s, where each request is a single document: remove --doc-mask",
+                   task_names[task]);
+    if (o->doc_mask && task == DO_CHAT)
+        user_error("--doc-mask has no effect with --chat, whose conversation is a single document: remove --doc-mask");
     if (o->doc_mask && task == DO_EXPORT)
         user_error("--doc-mask has no effect with --export alone, only on training and evaluation: remove --doc-mask");
     if (o->resume && task != DO_TRAIN)
@@ -198,6 +233,14 @@ static void check_tokenizer_of(const Job *j, const Dataset *d) {
                        d->files[i].path, j->tokenizer_path);
 }
 
+/* Reads the tokenizer, if there is one. */
+static void job_open_tokenizer(Job *j) {
+    if (j->tokenizer || !j->tokenizer_text) return;
+    char *text = (char *)checked_malloc(j->tokenizer_length + 1); // reading changes it
+    memcpy(text, j->tokenizer_text, j->tokenizer_length);
+    j->tokenizer = tokenizer_from_text(j->tokenizer_path, text, j->tokenizer_length);
+}
+
 /* Reads the tokenizer that `option` needs. */
 static void job_read_tokenizer(Job *j, const char *option) {
     const Options *o = &j->opt;
@@ -205,33 +248,79 @@ static void job_read_tokenizer(Job *j, const char *option) {
     if (!j->tokenizer_path[0])
         user_error("%s needs a tokenizer, and there is no tokenizer.model next to %s: give one with --tokenizer FILE",
                    option, data ? data : o->model);
-    char *text = (char *)checked_malloc(j->tokenizer_length + 1); // reading changes it
-    memcpy(text, j->tokenizer_text, j->tokenizer_length);
-    j->tokenizer = tokenizer_from_text(j->tokenizer_path, text, j->tokenizer_length);
+    job_open_tokenizer(j);
     if (j->tokenizer->vocab_size > j->config.V)
         user_error("%s has %d tokens, but the model's vocabulary has %d: give the model's own tokenizer with "
                    "--tokenizer FILE",
                    j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
 }
 
-/* Encodes the prompt. The buffers of generation are sized for one sequence of its length. */
-static void job_prompt(Job *j) {
+/* How many bytes of text each token stands for; special tokens stand for none. */
+static void job_count_token_bytes(Job *j) {
+    job_open_tokenizer(j);
+    const Tokenizer *t = j->tokenizer;
+    if (!t) return;
+    j->token_bytes = new_array(uint16_t, j->config.V);
+    for (int32_t id = 0; id < min_i64(t->vocab_size, j->config.V); id++)
+        j->token_bytes[id] = (uint16_t)min_i64(UINT16_MAX, (int64_t)token_length(t, id));
+    for (int i = 0; i < t->num_special; i++)
+        if (t->special[i] < j->config.V) j->token_bytes[t->special[i]] = 0;
+}
+
+/* Reads the requests of --score or --choices. Unless --seq and --batch are given, the longest request fits in a
+ * sequence, and a batch has about as many tokens as the model's default. */
+static void job_requests(Job *j) {
     Options *o = &j->opt;
-    size_t capacity = 0;
-    job_read_tokenizer(j, "--generate");
-    Tokenizer *t = j->tokenizer;
-    j->prompt_length = tokenizer_encode(t, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
-    if (!j->prompt_length) { // an empty prompt: the model starts a new document
-        free(j->prompt);
-        j->prompt = new_array(int32_t, 1);
-        j->prompt[j->prompt_length++] = t->eos;
+    const char *path = o->score ? o->score : o->choices;
+    int cp = j->mesh.size[AXIS_CP], trains = j->task == DO_TRAIN, whole = 2 * SCORE_LENGTHS * cp;
+    if (!path) return;
+    job_open_tokenizer(j);
+    requests_read(&j->requests, path, o->choices != NULL, j->tokenizer, j->config.V);
+    if (!trains && !option_given(o, "seq")) {
+        int64_t default_tokens = (int64_t)o->batch * o->seq, longest = requests_longest(&j->requests);
+        o->seq = (int)min_i64(round_up(longest, whole), j->config.max_positions / (2 * cp) * (2 * cp));
+        if (!option_given(o, "batch")) o->batch = (int)max_i64(1, default_tokens / o->seq);
     }
+    requests_cut(&j->requests, o->seq);
+    requests_make_batches(&j->requests, o->batch, o->seq, cp > 1);
+}
+
+static void job_stop_tokens(Job *j) {
+    stop_tokens_read(&j->stop_tokens, j->opt.model, "config.json");
+    stop_tokens_read(&j->stop_tokens, j->opt.model, "generation_config.json");
+}
+
+/* Encodes the prompts. The buffers of generation are sized for one sequence of the longest one's length. */
+static void job_prompts(Job *j) {
+    Options *o = &j->opt;
+    job_read_tokenizer(j, option_given(o, "generate") ? "--generate" : "--prompts");
+    if (o->generate && (o->generate[0] || !o->prompts))
+        prompts_add(&j->prompts, j->tokenizer, o->generate, strlen(o->generate), 0);
+    if (o->prompts) prompts_read(&j->prompts, j->tokenizer, o->prompts);
     o->batch = 1;
-    o->seq = (int)j->prompt_length;
-    if (o->seq + o->max_tokens > j->config.max_positions)
-        user_error("the prompt's %d tokens and --max-tokens %d exceed the model's %d positions: shorten the prompt, or "
-                   "use a smaller --max-tokens",
-                   o->seq, o->max_tokens, j->config.max_positions);
+    o->seq = j->prompts.longest;
+    for (int i = 0; i < j->prompts.count; i++) {
+        const Prompt *p = &j->prompts.list[i];
+        char line[32] = "";
+        if (p->line) snprintf(line, sizeof line, " (line %d)", p->line);
+        if ((int64_t)p->length + o->max_tokens > j->config.max_positions)
+            user_error("the prompt's%s %zu tokens and --max-tokens %d exceed the model's %d positions: shorten the "
+                       "prompt, or use a smaller --max-tokens",
+                       line, p->length, o->max_tokens, j->config.max_positions);
+    }
+    j->cached_positions = j->prompts.longest + o->max_tokens;
+    job_stop_tokens(j);
+}
+
+/* A conversation of up to --seq tokens, which is computed in parts of CHAT_ORDER_TOKENS. */
+static void job_chat(Job *j) {
+    Options *o = &j->opt;
+    job_read_tokenizer(j, "--chat");
+    chat_form_find(j->tokenizer, j->tokenizer_path);
+    j->cached_positions = option_given(o, "seq") ? o->seq : (int)min_i64(CHAT_POSITIONS, j->config.max_positions);
+    o->batch = 1;
+    o->seq = (int)min_i64(CHAT_ORDER_TOKENS, j->cached_positions);
+    job_stop_tokens(j);
 }
 
 // ---------------------------------------------------------------------------
@@ -522,9 +611,10 @@ static int pipeline_parallel_fits(const Job *j, char *problem, size_t size) {
 static int job_layout_fits(const Job *j, char *problem, size_t size) {
     int ranks_of_model = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_CP] * j->mesh.size[AXIS_PP];
     if (!tensor_parallel_fits(j, problem, size) || !context_parallel_fits(j, problem, size)) return 0;
-    if (j->task == DO_GENERATE && ranks_of_model > 1)
-        REFUSE("--generate computes one token at a time, without --tp, --cp and --pp: remove them; FSDP shards the "
-               "model over all ranks");
+    if ((j->task == DO_GENERATE || j->task == DO_CHAT) && ranks_of_model > 1)
+        REFUSE("%s computes one token at a time, without --tp, --cp and --pp: remove them; FSDP shards the model over "
+               "all ranks",
+               task_names[j->task]);
     return pipeline_parallel_fits(j, problem, size);
 }
 #undef REFUSE
@@ -633,7 +723,10 @@ static void job_data(Job *j) {
         job_read_tokenizer(j, "--doc-mask");
         j->data.document_end = j->val.document_end = j->tokenizer->eos;
     }
-    if (j->task == DO_GENERATE) job_prompt(j);
+    if (j->task == DO_GENERATE) job_prompts(j);
+    if (j->task == DO_CHAT) job_chat(j);
+    if (j->val.num_files) job_count_token_bytes(j);
+    if (j->task != DO_CHECK_HOSTS) job_requests(j);
 }
 
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */
@@ -735,7 +828,9 @@ static void job_close(Job *j) {
     free(j->tokenizer_text);
     thread_world_close(&j->thread_world);
     table_close(&j->table);
-    free(j->prompt);
+    prompts_close(&j->prompts);
+    free(j->token_bytes);
+    requests_close(&j->requests);
 }
 
 #endif

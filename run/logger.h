@@ -22,6 +22,7 @@ typedef struct { // of one training step
     double mfu;                   // FLOP/s relative to the measured rate of a large matmul; 0: not measured yet
     int skipped;                  // loss or gradient was not finite; the weights were not changed
     int64_t targets, samples;     // of all ranks
+    int64_t target_bytes;         // evaluation: of the targets' text
 } StepStats;
 
 typedef struct Logger {
@@ -282,18 +283,39 @@ static void logger_step(Logger *l, int64_t step, const StepStats *s, const RankF
     logger_progress(l, step, s, &all);
 }
 
-static void logger_validation(Logger *l, int64_t step, double loss, int64_t targets) {
+/* `bits_per_byte`: NAN if the bytes of the text are not known. */
+static void logger_validation(Logger *l, int64_t step, double loss, int64_t targets, double bits_per_byte) {
+    char bits[64] = "";
+    if (isfinite(bits_per_byte)) snprintf(bits, sizeof bits, ", %.4f bits per byte", bits_per_byte);
     if (l->metrics) {
         cJSON *line = cJSON_CreateObject();
         json_add_integer(line, "step", step);
         cJSON_AddItemToObject(line, "val_loss", json_real("%.9g", loss));
         json_add_integer(line, "val_tokens", targets);
+        if (isfinite(bits_per_byte)) cJSON_AddItemToObject(line, "bits_per_byte", json_real("%.9g", bits_per_byte));
         history_add_line(l->page.history, line, step);
         logger_line(l, l->metrics, line);
         logger_page(l);
     }
-    printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f) on %" PRId64 " tokens\n", step, loss, exp(loss),
-           targets);
+    printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f%s) on %" PRId64 " tokens\n", step, loss,
+           exp(loss), bits, targets);
+    fflush(stdout);
+}
+
+/* --choices during training. */
+static void logger_accuracy(Logger *l, int64_t step, int64_t tasks, double accuracy, double accuracy_norm) {
+    if (l->metrics) {
+        cJSON *line = cJSON_CreateObject();
+        json_add_integer(line, "step", step);
+        json_add_integer(line, "tasks", tasks);
+        cJSON_AddItemToObject(line, "accuracy", json_real("%.9g", accuracy));
+        cJSON_AddItemToObject(line, "accuracy_norm", json_real("%.9g", accuracy_norm));
+        history_add_line(l->page.history, line, step);
+        logger_line(l, l->metrics, line);
+        logger_page(l);
+    }
+    printf("step %6" PRId64 " | accuracy %.1f %% on %" PRId64 " multiple-choice tasks, %.1f %% with scores per byte\n",
+           step, 100 * accuracy, tasks, 100 * accuracy_norm);
     fflush(stdout);
 }
 

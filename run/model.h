@@ -125,6 +125,7 @@ static void model_set_tokens(Model *m, int B, int T, int past) {
     m->T = T;
     m->past = past;
     tp_set_tokens(m->tp, B * T);
+    cp_set_tokens(m->cp, B, T);
 }
 
 // ---------------------------------------------------------------------------
@@ -271,7 +272,7 @@ static void head_open(Model *m) {
     m->logit_rows = logit_rows(m);
     m->logits = activation_fp32(m, "logits", (int64_t)m->logit_rows * c->V);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
-    tp_open_loss(m->tp, m->logit_rows);
+    tp_open_loss(m->tp, m->logit_rows, m->opt->score || m->opt->choices);
 }
 
 /* The rotation of every position, and the positions of this rank's tokens. */

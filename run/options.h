@@ -30,10 +30,11 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int lora_rank;
     double lora_alpha;
     const char *out, *save_mode, *after_save, *resume, *transport, *trace, *matmul_choices;
-    int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, check_replicas, deterministic;
+    int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas,
+        deterministic;
     double timeout, start_timeout; // seconds
-    const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
-    int plan, check_hosts, world, search, merge, max_tokens, audit, help, version;
+    const char *cluster, *eval, *score, *choices, *export_dir, *dtype, *generate, *prompts, *encode, *decode;
+    int plan, check_hosts, chat, world, search, merge, max_tokens, audit, help, version;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
     double mtbf, repair, detect, relaunch, step_seconds, save_seconds, pause_seconds; // mtbf, repair: hours
@@ -219,6 +220,14 @@ static const OptionRow option_rows[] = {
          "would make it fail or slow is a problem; --out also receives cluster.json for plan_llama3, and --cluster is "
          "compared with what is measured"),
     TEXT("eval", eval, "FILE", NULL, "print the loss and perplexity of a token file as one line of JSON"),
+    TEXT("score", score, "FILE", NULL,
+         "print the log-probability of each request of FILE, lines of JSON with \"context\" and \"continuation\" or "
+         "\"context_ids\" and \"continuation_ids\""),
+    TEXT("choices", choices, "FILE", NULL,
+         "print the accuracy on multiple-choice tasks, lines of JSON with \"context\", \"endings\" and \"label\"; "
+         "with --data after training"),
+    INT("choices-every", choices_every, 0, 1 << 30, "N", "0",
+        "with --data and --choices: compute the accuracy every N steps, too"),
     TEXT("export", export_dir, "DIR", NULL,
          "write the model as a Hugging Face directory: with --data after training, otherwise as it was loaded"),
     FLAG("merge", merge,
@@ -228,11 +237,17 @@ static const OptionRow option_rows[] = {
          "all "
          "tensors"),
     TEXT("generate", generate, "PROMPT", NULL, "continue a text"),
-    INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100", "with --generate: how many tokens to generate"),
+    TEXT("prompts", prompts, "FILE", NULL,
+         "continue each line of a file, as --generate does; empty lines are left out"),
+    FLAG("chat", chat,
+         "talk with an instruction-tuned model in the terminal, with its chat template; /reset, /system TEXT and /save "
+         "FILE are commands, Ctrl-C stops an answer, Ctrl-D leaves; --seq is the longest conversation"),
+    INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100",
+        "with --generate: how many tokens to generate; with --chat: the longest answer"),
     REAL("temperature", temperature, 0, 100, "X", "0.8",
-         "with --generate: sampling temperature; 0: always take the most likely token"),
+         "with --generate and --chat: sampling temperature; 0: always take the most likely token"),
     REAL("top-p", top_p, 1e-6, 1, "X", "0.95",
-         "with --generate: sample from the most likely tokens that together have this probability"),
+         "with --generate and --chat: sample from the most likely tokens that together have this probability"),
     FLAG("audit", audit, "check in samples.jsonl of --out that the run consumed every sample exactly once per epoch"),
     TEXT("encode", encode, "FILE", NULL, "print the token ids of a text, one per line (needs --tokenizer)"),
     TEXT("decode", decode, "FILE", NULL, "print the text of token ids, one per line (needs --tokenizer)"),

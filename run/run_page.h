@@ -135,7 +135,8 @@ static void page_curve(FILE *f, const History *h, Curve curve, const char *title
     CurvePoints *p = new_array(CurvePoints, 1);
     char output[96], number[48];
     PlotScale x = step_scale(h), y = {INFINITY, -INFINITY, 0};
-    curve_points(p, h, curve, 0);
+    int is_sparse = curve == CURVE_ACCURACY;
+    curve_points(p, h, curve, is_sparse);
     scale_include(&y, p->points, p->count);
     double last = h->last[curve];
     const char *latest = curve == CURVE_RATE ? page_rate(number, last) : tick_label(number, last, 0);
@@ -150,6 +151,7 @@ static void page_curve(FILE *f, const History *h, Curve curve, const char *title
         plot_open(f, &y, curve_keys[curve], unit);
         if (h->stride > 1) plot_band(f, "band k-plain", &x, &y, p->points, p->count);
         plot_line(f, "k-plain", &x, &y, p->points, p->count);
+        if (is_sparse) plot_dots(f, "dot k-plain", &x, &y, p->points, p->count);
         if (limit > 0 && limit >= y.low)
             fprintf(f, "<path class=\"dash k-other\" d=\"M0 %.1fh%d\"/>\n", plot_y(&y, limit), PLOT_WIDTH);
         plot_marks(f, h, &x, 0);
@@ -564,6 +566,7 @@ static void run_page_draw(FILE *f, const RunPage *p) {
     page_curve(f, h, CURVE_LR, "Learning rate", "", 0);
     page_curve(f, h, CURVE_RATE, "Speed", "tokens/s", 0);
     page_memory(f, p);
+    if (isfinite(h->last[CURVE_ACCURACY])) page_curve(f, h, CURVE_ACCURACY, "Accuracy on --choices", "", 0);
     page_time(f, h);
     if (p->steps && world > 1) page_ranks(f, p);
     page_after_save(f, p);

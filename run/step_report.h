@@ -61,6 +61,7 @@ static StepStats sum_reports(const Trainer *trainer) {
         exact_merge(&loss, &report->loss);
         exact_merge(&squared_norm, &report->squared_norm);
         s.targets += report->targets;
+        s.target_bytes += report->target_bytes;
         trainer->figures[i] = report->figures;
     }
     s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);

@@ -15,12 +15,14 @@
 #include "job.h"              // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
 #include "model.h"            // defines: Model, model_open
 #include "parallel.h"         // defines: Parallel, sharding_of
+#include "requests.h"         // defines: MOST_SCORE_ROWS
 
 /* What each rank tells all others at the end of a step (step_report.h). */
 typedef struct {
     ExactSum loss;                 // sum over this rank's tokens
     ExactSum squared_norm;         // of the gradient elements that this rank owns
     int64_t targets;               // positions with a loss; 0 if another rank counts the same ones
+    int64_t target_bytes;          // evaluation: of their text, if the tokenizer is known
     int64_t bad_tensor;            // the first tensor whose gradient is not finite; -1: none
     uint64_t seeds;                // hash of the sampler and of the seed of the weights
     uint64_t samples_hash;         // hash of the samples that this rank trained on, and of their tokens
@@ -29,6 +31,12 @@ typedef struct {
     int is_writing;                // its part of a checkpoint is not on the disk yet
     RankFigures figures;
 } StepReport;
+
+/* What is known of a request (run/score.h). */
+typedef struct {
+    double logprob;    // sum over its continuation's tokens
+    int64_t surprises; // of these, how many are not the most probable ones
+} RequestScore;
 
 enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
 
@@ -58,6 +66,11 @@ typedef struct Trainer {
     // evaluation
     StepBatch eval_batch; // one micro-batch
     char *eval_raw;       // (window_bytes) scratch space for reading a window
+
+    // --score and --choices; NULL without them
+    RequestScore *scores;       // of all requests
+    RequestScore *batch_scores; // (1 + world, MOST_SCORE_ROWS) of a batch: this rank's, then those of every rank
+    float *host_statistics;     // (tp, logit_rows, 3) softmax statistics in host memory
 
     double load_seconds; // from the start of loading to the moment when all ranks had their weights
 } Trainer;
@@ -124,6 +137,19 @@ static void data_open(Trainer *trainer) {
     loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
 }
 
+/* Memory for the scores of --score and --choices. */
+static void scores_open(Trainer *trainer) {
+    const Job *j = trainer->job;
+    const Model *m = &trainer->model;
+    Device *dev = &trainer->parallel.dev;
+    int64_t rows = m->table.head < 0 ? 0 : m->logit_rows;
+    if (!j->requests.count) return;
+    trainer->scores = arena_array(RequestScore, dev, MEM_HOST, "scores", j->requests.count);
+    trainer->batch_scores =
+        arena_array(RequestScore, dev, MEM_HOST, "scores of a batch", (int64_t)(1 + j->mesh.world) * MOST_SCORE_ROWS);
+    trainer->host_statistics = arena_array(float, dev, MEM_HOST, "softmax statistics", 3 * rows * m->tp->size);
+}
+
 /* Allocates everything that this rank needs, on a dry-run device or a real one. */
 static void trainer_allocate(Trainer *trainer) {
     const Job *j = trainer->job;
@@ -144,13 +170,13 @@ static void trainer_allocate(Trainer *trainer) {
     }
     m->loss_sum = &trainer->sums[SUM_LOSS];
     if (j->task != DO_EXPORT) {
-        int cached = j->task == DO_GENERATE ? (int)j->prompt_length + o->max_tokens : 0;
-        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], cached);
+        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->cached_positions);
         pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
     }
     int cp = j->mesh.size[AXIS_CP];
     step_batch_open(&trainer->eval_batch, dev, o->batch, o->seq, cp, o->doc_mask);
     trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
+    scores_open(trainer);
     checkpoints_open(trainer);
     if (!m->training) return;
     int64_t samples = (int64_t)o->accum * o->batch * world;

@@ -96,6 +96,7 @@ static const Target targets[] = {
     {"cluster", fuzz_cluster, 3000, 7, 1, cluster_words},
     {"audit", fuzz_audit, 600, 7, 1, audit_words},
     {"chat", fuzz_chat, 600, 7, 1, chat_words},
+    {"requests", fuzz_requests, 600, 7, 1, request_words},
     {"planted", fuzz_planted, 64, 4, -1, planted_words},
 };
 enum { TARGETS = sizeof targets / sizeof targets[0] };

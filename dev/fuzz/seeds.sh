@@ -321,5 +321,14 @@ printf 'c{"messages":[%s],"tools":[{}]}\n' "$user" | seed chat/tools
 printf 'c{"messages":[{"role":"user","content":"\\u0000"}]}\n' | seed chat/zero
 printf 'l[{"role":"assistant","content":" \302\240\\u2003 "}]\n' | seed chat/spaces-alone
 
+# requests
+printf 's{"id":1,"context":"a b","continuation":" c"}\n\n{"id":"x","context":"","continuation":"d"}' |
+    seed requests/texts
+printf 's{"context_ids":[1,2,3],"continuation_ids":[4]}\n{"context_ids":[0],"continuation_ids":[7,8]}\n' |
+    seed requests/ids
+printf 'c{"context":"a","endings":["b","c "],"label":1}\n{"ctx":"a ","endings":["b","c","d"],"label":"2"}\n' |
+    seed requests/choices
+printf 's{"context":"%s","continuation":"%s"}\n' aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa bbbbbb | seed requests/cut
+
 echo seq | seed planted/word
 du -sb seeds

@@ -35,8 +35,8 @@ int main(int argc, char **argv) {
     j->opt.seq = T; // as if the prompt were a window
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer),
             *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-    j->prompt_length = (size_t)T;
-    j->prompt = (int32_t *)grown(j->prompt, sizeof(int32_t) * (size_t)T);
+    j->prompts.longest = T;
+    j->cached_positions = T + j->opt.max_tokens;
     dry_run_open(dry_run, j, 0, NULL);
     trainer_open(trainer, dry_run, j, 0);
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {

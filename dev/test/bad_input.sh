@@ -154,7 +154,7 @@ contract="model vocab-size tokenizer data val tail workers doc-mask seq batch ac
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
     out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
     trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
-    help version"
+    help version prompts chat"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
 lists_options() {
@@ -456,6 +456,75 @@ safetensors() {
     echo '[]' >changed/model.safetensors.index.json
     bad "safetensors: an index without a map" "weight_map" --model changed "${evaluate[@]}"
     rm -r changed
+}
+
+# ---------------------------------------------------------------- requests of --score, tasks of --choices
+# request NAME PATTERN LINE : a file of a good line and LINE is refused as requests of --score;   task: as tasks of
+# --choices
+request() {
+    printf '{"context":"the","continuation":" man"}\n%s\n' "$3" >bad.jsonl
+    bad "--score: $1" "$2" --model trained --score bad.jsonl --threads 1
+}
+task() {
+    printf '{"context":"the","endings":["man","ship"],"label":0}\n%s\n' "$3" >bad.jsonl
+    bad "--choices: $1" "$2" --model trained --choices bad.jsonl --threads 1
+}
+
+requests() {
+    local deep
+    everywhere "--score of nothing" "cannot read nowhere.jsonl" --model trained --score nowhere.jsonl
+    bad "--score of a directory" "cannot read \.: Is a directory" --model trained --score .
+    request "no JSON" "bad.jsonl, line 2 is not a JSON object" 'the man'
+    request "half a line" "line 2 is not a JSON object" '{"context":"the","contin'
+    request "a list" "line 2 is not a JSON object" '["the", "man"]'
+    request "two objects on a line" \
+        "line 2: found '[{]\"conte.*after the end" '{"context":"a","continuation":"b"}{"context"'
+    request "a key twice" "line 2: the key \"context\" occurs twice" '{"context":"a","context":"b","continuation":"c"}'
+    request "no continuation" "line 2: expected \"context\" and \"continuation\", or" '{"context":"the"}'
+    request "a text and ids" "line 2: expected \"context\" and" '{"context":"the","continuation_ids":[1]}'
+    request "a zero byte in a text" "line 2: found .u0000 in a text" '{"context":"a\u0000b","continuation":"c"}'
+    request "a number instead of a text" "\"continuation\" must be a text" '{"context":"the","continuation":3}'
+    request "an empty continuation" "line 2: the continuation has no tokens" '{"context":"the","continuation":""}'
+    request "ids without a context" "line 2: \"context_ids\" is empty" '{"context_ids":[],"continuation_ids":[1]}'
+    request "no list" "\"context_ids\" must be a list" '{"context_ids":7,"continuation_ids":[1]}'
+    request "an id beyond the vocabulary" "holds 600, expected ids from 0 to 599" \
+        '{"context_ids":[1],"continuation_ids":[600]}'
+    request "a negative id" "holds -1, expected" '{"context_ids":[-1],"continuation_ids":[6]}'
+    request "half an id" "holds 1.5, expected" '{"context_ids":[1.5],"continuation_ids":[6]}'
+    request "a huge id" "holds 1e\+300, expected" '{"context_ids":[1e300],"continuation_ids":[6]}'
+    request "no id" "something other than numbers" '{"context_ids":["a"],"continuation_ids":[6]}'
+    deep=$(printf '%2000s' '' | tr ' ' '[')
+    request "deep nesting" "line 2 is not a JSON object" "{\"context\":$deep"
+    printf '\n \n' >bad.jsonl
+    bad "--score: empty lines alone" "bad.jsonl holds no requests" --model trained --score bad.jsonl
+    printf '{"context_ids":[1],"continuation_ids":[2,3,4]}' >good.jsonl
+    bad "--score: a continuation longer than --seq" \
+        "line 1: the continuation has 3 tokens, and --seq is 2: use a larger --seq" --model trained --score good.jsonl \
+        --seq 2
+    works "--score of ids without a tokenizer" "$program" --model "$fixture" --score good.jsonl
+    printf '{"context":"a","continuation":"b"}' >good.jsonl
+    bad "--score of texts without a tokenizer" "texts need a tokenizer, .* give \"context_ids\"" --model "$fixture" \
+        --score good.jsonl
+    works "--score of a text" "$program" --model trained --score good.jsonl
+    everywhere "--score without weights" "tiny has no weights: --score needs" --model tiny --score good.jsonl
+    bad "--score and --eval" "--score cannot be combined with another of" --model trained --score good.jsonl --eval \
+        good/val.tok
+    bad "--score with --out" "--out o has no effect with --score" --model trained --score good.jsonl --out o
+    bad "--score with --doc-mask" "--doc-mask has no effect with --score" --model trained --score good.jsonl --doc-mask
+    task "one ending" "a list of at least two texts" '{"context":"the","endings":["man"],"label":0}'
+    task "an empty ending" "must hold texts that are not empty" '{"context":"the","endings":["man",""],"label":0}'
+    task "an ending that is no text" "must hold texts that are not empty" \
+        '{"context":"a","endings":["man",1],"label":0}'
+    task "no label" "\"label\" must be the number of the right ending, from 0 to 1" \
+        '{"context":"a","endings":["b","c"]}'
+    task "a label beyond the endings" "\"label\" must be" '{"context":"a","endings":["b","c"],"label":2}'
+    task "a label in words" "\"label\" must be" '{"context":"a","endings":["b","c"],"label":"one"}'
+    printf '{"context":"the","endings":["man","ship"],"label":1}' >good.jsonl
+    works "--choices" "$program" --model trained --choices good.jsonl
+    works "--choices during training" "$program" "${train[@]}" --steps 2 --choices good.jsonl --choices-every 1
+    bad "--choices-every alone" "--choices-every has no effect without --choices" "${train[@]}" --choices-every 1
+    bad "--choices-every without training" "--choices-every 1 has no effect without training" --model trained \
+        --choices good.jsonl --choices-every 1
 }
 
 # ---------------------------------------------------------------- doing instead of training
@@ -1170,6 +1239,7 @@ token_files
 configs
 tokenizers
 safetensors
+requests
 tasks
 meshes
 outputs

@@ -296,8 +296,36 @@ more "every micro-batch has the first one's documents" run/model.h \
 
 edit='s|    model_forward(m, &p->pipeline, &trainer->eval_batch);|    StepBatch batch = trainer->eval_batch;\n'
 edit+='    batch.docs = NULL;\n    model_forward(m, \&p->pipeline, \&batch);|'
-more "validation does not tell documents apart" train_llama3.cu "$edit" \
+more "validation does not tell documents apart" run/evaluate.h "$edit" \
     documents "validation masks"
+
+fault "attention reads as many keys as the largest batch has" run/model.h \
+    's|^    cp_set_tokens(m->cp, B, T);||' \
+    score "a score is the loss"
+
+fault "the first token of a continuation is not scored" run/score.h \
+    's|int t = count - request->scored; t < count|int t = count - request->scored + 1; t < count|' \
+    score "a score is the loss"
+
+more "the scores of a context-parallel rank are those of the first one" run/score.h \
+    's|^            score->logprob += of_rank|            score->logprob = of_rank|' \
+    score "scores on . ranks"
+
+more "a token is greedy if its part of the vocabulary has none that is more probable" run/score.h \
+    's|all.target < all.max;|all.target < trainer->host_statistics[3 * i];|' \
+    score "the largest alone is greedy"
+
+more "a space at the end of a context stays there" run/requests.h \
+    's|^    while (length && strchr.*|    while (0) length--;|' \
+    score "tokens of 'ab ' and 'b'"
+
+more "accuracy per byte divides by tokens" run/score.h \
+    's|endings\[e\].ending_bytes|endings[e].scored|; s|best_per_byte\].ending_bytes|best_per_byte].scored|' \
+    score "accuracy by sums"
+
+more "every tensor-parallel rank counts the bytes of its targets" run/evaluate.h \
+    's|!mesh_coordinate(&p->mesh, p->rank, AXIS_TP) &&||' \
+    score "bits per byte count"
 
 more "backward sees all documents" train_llama3.cu \
     's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' \
@@ -509,7 +537,7 @@ more "gradients with fewer stages overtake others" fsdp.h \
     's|^    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);||' \
     mesh-bits "while its request is in flight"
 
-more "a validation counts its tokens on every rank that shares them" train_llama3.cu \
+more "a validation counts its tokens on every rank that shares them" run/evaluate.h \
     's|        if (counts) mine.targets += n;|        mine.targets += n;|' \
     mesh-use "counts every token once"
 
@@ -766,6 +794,54 @@ more "an operand's descriptor says another permutation, by wgmma" lib/cuda/hoppe
 more "a consumer owns the other consumer's keys, by wgmma" ${hopper}_backward.cuh \
     's|sequence_of(a.s, p.b), t, key + warp|sequence_of(a.s, p.b), t, p.key + warp|' \
     kernels:attention-wgmma "attention .*its definition"
+
+fault "the tail of a row of weights is left out" lib/cpu/few_rows.h \
+    's|m < rows \&\& k < p->K; m++)|m < rows \&\& k + 1 < p->K; m++)|' \
+    kernels:few-rows "linear layers of 1 to 6 rows"
+
+more "a row's last elements are those of the row before it" lib/cpu/few_rows.h \
+    's|dot_step(a + m \* p->a_row + k, w + k, p->K - k|dot_step(a + (m ? m - 1 : 0) * p->a_row + k, w + k, p->K - k|' \
+    kernels:few-rows "linear layers of 1 to 6 rows"
+
+fault "blocks of keys are added as if they had the same largest score" lib/cpu/attention_query.h \
+    's|vsplat(exp_float(parts\[b \* step + a->width\] - base)), total|vsplat(1), total|' \
+    kernels:attention "attention forward and backward"
+
+more "attention of one query leaves out the last block of keys" lib/cpu/attention_query.h \
+    's|i < a.groups \* a.blocks; i++) query|i < a.groups * a.blocks - 1; i++) query|' \
+    kernels:attention "attention forward and backward|log-sum-exp"
+
+fault "a new token's keys overwrite those of the token before it" run/model.h \
+    's|cache + m->past \* 2 \* KV, row|cache + (m->past - (m->past > 0)) * 2 * KV, row|' \
+    use "generation with"
+
+fault "bytes of a character are printed before it is complete" run/text_output.h \
+    's|    if (out->count < length) return;||' \
+    generate "printed text"
+
+fault "escape sequences reach the terminal" run/text_output.h \
+    's|else if (!out->no_controls .. is_line_or_tab)|else if (1)|' \
+    generate "printed text"
+
+fault "the heap of likely tokens is not restored" run/generate.h \
+    's|        heap_sift(scratch, count - taken, 0);||' \
+    generate "sampling: the nucleus"
+
+more "the bound of the nucleus cuts off likely tokens" run/generate.h \
+    's|(1 - top_p) \* sum / V \* 0.5|(1 - top_p) * sum * 0.5|' \
+    generate "sampling: the nucleus"
+
+fault "Windows' line ends stay in prompts" run/prompts.h \
+    "s|        if (length .. text.length - 1. == '.r') length--;||" \
+    generate "Windows"
+
+fault "the directory's end tokens are not obeyed" run/prompts.h \
+    's|        if (stop->ids\[i\] == id) return 1;|        if (stop->ids[i] == id) return 0;|' \
+    generate "an answer stops"
+
+more "an answer is not ended as a message is" run/chat_form.h \
+    's|ChatForm \*form) { chat_message_end(c, form); }|ChatForm *form) { chat_special_token(c, form->close); }|' \
+    generate "conversation|answer.s tokens"
 
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"

@@ -103,9 +103,8 @@ static double loss_by_documents[3];
 
 static void evaluate_documents(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    int64_t targets;
-    double loss = evaluate(&o->trainer, &j->val, 0, &targets);
-    if (rank == 0) loss_by_documents[0] = loss;
+    Evaluation e = evaluate(&o->trainer, &j->val, 0);
+    if (rank == 0) loss_by_documents[0] = e.loss;
     close_rank(o);
 }
 

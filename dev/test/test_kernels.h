@@ -121,6 +121,7 @@ static const struct {
                     {"rmsnorm", test_rmsnorm},
                     {"residual", test_residual_add},
                     {"linear", test_linears},
+                    {"few-rows", test_few_rows},
                     {"adapters", test_adapter_ops},
                     {"rope", test_rope},
                     {"attention", test_attention},

@@ -195,7 +195,6 @@ static void between_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
     int validates = trainer->job->val.num_files > 0;
-    int64_t targets;
     Traffic expected[AXES][COLLECTIVES];
     expected_traffic(expected, &trainer->job->config, trainer->parallel.mesh.world, trainer->parallel.rank,
                      &trainer->job->opt, sizeof(StepReport));
@@ -204,7 +203,7 @@ static void between_body(Job *j, int rank) {
         __atomic_fetch_add(&between.as_expected,
                            !memcmp(expected, trainer->parallel.comm.traffic_measured, sizeof expected),
                            __ATOMIC_RELAXED);
-        double loss = validates && step < 3 ? evaluate(trainer, &trainer->job->val, 0, &targets) : 0;
+        double loss = validates && step < 3 ? evaluate(trainer, &trainer->job->val, 0).loss : 0;
         if (rank == 0) between.loss[step - 1] = s.loss;
         if (rank == 0 && step < 3) between.validation[step - 1] = loss;
     }

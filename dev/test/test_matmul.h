@@ -94,6 +94,35 @@ static void test_linear(KernelTest *t) {
     }
 }
 
+/* A linear layer of few rows reads each weight once for all of them, by code of its own (lib/cpu/few_rows.h). */
+static void test_few_rows(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
+    const int sizes[][2] = {{1, 1},   {2, 5},    {15, 4},    {31, 6},   {32, 7},    {33, 9},
+                            {64, 17}, {129, 33}, {255, 260}, {576, 67}, {1000, 99}, {1537, 130}}; // IC, OC
+    enum { SIZES = sizeof sizes / sizeof *sizes, MOST_ROWS = 6, XS = (int)sizeof(floatX) };
+    for (int i = 0; i < SIZES * MOST_ROWS; i++, t->cases++) {
+        const int N = 1 + i % MOST_ROWS, IC = sizes[i / MOST_ROWS][0], OC = sizes[i / MOST_ROWS][1];
+        LinearCase c = linear_case(t, N, IC, OC, OC + 3, i % 2);
+        LinearOutputs first = linear_outputs(t, &t->dev[1], &c);
+        for (int threads = 2; threads <= TEST_THREADS; threads++) {
+            LinearOutputs o = linear_outputs(t, &t->dev[threads], &c);
+            test_same(t, o.y, first.y, N * OC * XS);
+            test_same(t, o.sum, first.sum, N * c.stride * XS);
+            test_same(t, o.logits, first.logits, N * OC * 4);
+        }
+#ifndef USE_CUDA // cuBLASLt's bits depend on the number of rows
+        float *alone = test_floats(t, OC, 1);
+        for (int n = 0; n < N && N <= FEW_ROWS; n++) {
+            linear_forward_fp32(&t->dev[1], alone, c.x + n * IC, c.w, 1, IC, OC);
+            test_same(t, alone, first.logits + n * OC, OC * 4);
+        }
+#endif
+        linear_compare(t, &c, &first);
+        test_free_all(t);
+    }
+    test_report(t, "linear layers of 1 to 6 rows follow their definition, each row as if it were alone");
+}
+
 static void test_linears(KernelTest *t) {
     test_bounds(t, ROUNDING, ROUNDING_ROW);
     test_linear(t);

@@ -120,7 +120,7 @@ static void test_broken_lines(void) {
         "{\"step\":1e300,\"loss\":1}", "{\"step\":-4,\"loss\":1}", "{\"step\":2.5,\"loss\":1}", "{\"loss\":1}",
         "{\"step\":3}", "{\"step\":99,\"loss\":1}", "{\"step\":\"3\",\"loss\":1}",
         "{\"step\":3,\"loss\":3,\"seconds\":\"x\",\"wait_axis_s\":[1],\"saved\":1e99,\"resumed\":true}",
-        "{\"step\":2,\"val_loss\":4.5,\"val_tokens\":9}", "{\"step\":4,\"lo"};
+        "{\"step\":2,\"val_loss\":4.5,\"val_tokens\":9}", "{\"step\":2,\"tasks\":8,\"accuracy\":0.25}", "{\"step\":4,\"lo"};
     History *h = history_open();
     const char *path = scratch_path("broken.jsonl");
     FILE *f = fopen(path, "w");
@@ -129,8 +129,8 @@ static void test_broken_lines(void) {
     history_read(h, path, 10);
     CHECK("broken and foreign lines of metrics.jsonl are left out and counted",
           h->unreadable == 12 && h->last_step == 3 && h->count == 3 && h->best[CURVE_LOSS] == 3 &&
-              h->best[CURVE_VALIDATION] == 4.5 && h->resumes == 1 && h->saves == 1,
-          "%" PRId64 " lines of 16 left out, last step %" PRId64 ", %" PRId64 " resume", h->unreadable, h->last_step,
+              h->best[CURVE_VALIDATION] == 4.5 && h->last[CURVE_ACCURACY] == 0.25 && h->resumes == 1 && h->saves == 1,
+          "%" PRId64 " lines of 17 left out, last step %" PRId64 ", %" PRId64 " resume", h->unreadable, h->last_step,
           h->resumes);
     free(h);
 }

@@ -6,10 +6,11 @@
  */
 #ifndef CPU_ATTENTION_H
 #define CPU_ATTENTION_H
-#include "../device.h"     // defines: Device
-#include "../ops_common.h" // defines: AttentionShape, keys_seen
-#include "matmul.h"        // defines: tile_matmul
-#include "vectors.h"       // defines: vfloat, PAIR, MR, NR, load_x, store_x, vexp
+#include "../device.h"       // defines: Device
+#include "../ops_common.h"   // defines: AttentionShape, keys_seen
+#include "attention_query.h" // defines: is_single_query, query_attention_layout, query_attention_forward
+#include "matmul.h"          // defines: tile_matmul
+#include "vectors.h"         // defines: vfloat, PAIR, MR, NR, load_x, store_x, vexp
 #include <omp.h>
 #include <sched.h>
 
@@ -19,11 +20,11 @@ enum {
     FORWARD_KEYS = 256,  // keys between two steps of the online softmax
     BACKWARD_ROWS = 128, // rows and keys of a tile of scores in backward
     BACKWARD_KEYS = 128,
-    SCORED_KEYS = (int)MR > (int)VL ? MR : VL,                // a strip's scores are for a multiple of so many keys
-    BACKWARD_STRIPS = BACKWARD_ROWS / (int)MR,                // a strip is MR rows, the register tile of a matmul
-    STRIP_SCORES = BACKWARD_KEYS * (int)MR,                   // 32-bit words of a strip's scores
-    TILE_SCORES = BACKWARD_KEYS * BACKWARD_ROWS / (int)PAIR,  // and of a tile's, when PAIR operands share a word
-    GROUPS_PER_THREAD = 4 // groups whose prepared K and V are in the cache at a time
+    SCORED_KEYS = (int)MR > (int)VL ? MR : VL,               // a strip's scores are for a multiple of so many keys
+    BACKWARD_STRIPS = BACKWARD_ROWS / (int)MR,               // a strip is MR rows, the register tile of a matmul
+    STRIP_SCORES = BACKWARD_KEYS * (int)MR,                  // 32-bit words of a strip's scores
+    TILE_SCORES = BACKWARD_KEYS * BACKWARD_ROWS / (int)PAIR, // and of a tile's, when PAIR operands share a word
+    GROUPS_PER_THREAD = 4                                    // groups whose prepared K and V are in the cache at a time
 };
 
 /* The layout of one call's work space.
@@ -33,7 +34,7 @@ enum {
  * (keys or queries), PAIR rows are interleaved. */
 typedef struct {
     const AttentionShape *s;
-    int G;            // query heads of a group
+    int G; // query heads of a group
     int backward;
     int64_t groups;   // B * NKV
     int64_t resident; // groups that are worked on at a time
@@ -109,6 +110,8 @@ static_assert((int)NR % (int)SCORED_KEYS == 0, "keys are padded to a multiple of
 
 static size_t cpu_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
     Attention a;
+    QueryAttention single;
+    if (is_single_query(s) && !backward) return query_attention_layout(&single, s, dev->threads, NULL);
     return attention_layout(&a, s, dev->threads, backward, NULL);
 }
 
@@ -288,7 +291,7 @@ static inline void softmax_step(float *scores, int64_t n, float scale, float *ma
         vfloat m = vsplat(-INFINITY);
         for (int64_t j = 0; j < n; j += VL) m = vmax(m, vload(scores + r * FORWARD_KEYS + j));
         float largest = vmax_lane(m) * scale, new_max = largest > max[r] ? largest : max[r];
-        base[r] = new_max == -INFINITY ? 0.0f : new_max; // no key seen yet: exp(-inf - 0) = 0
+        base[r] = new_max == -INFINITY ? 0.0f : new_max;          // no key seen yet: exp(-inf - 0) = 0
         int unchanged = new_max == max[r] || max[r] == -INFINITY; // before the first key, out and sum are 0
         rescale[r] = unchanged ? 1.0f : exp_float(max[r] - base[r]);
         max[r] = new_max;
@@ -337,6 +340,10 @@ static void attention_forward_strip(const Attention *a, floatX *out, float *lse,
 static void cpu_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k,
                                   const floatX *v, const AttentionShape *s, void *workspace) {
     Attention a;
+    if (is_single_query(s)) {
+        query_attention_forward(dev, out, lse, q, k, v, s, workspace);
+        return;
+    }
     attention_layout(&a, s, dev->threads, 0, workspace);
     int64_t tiles = blocks_of(a.rows, FORWARD_ROWS);
 #pragma omp parallel num_threads(dev->threads)

@@ -1,7 +1,8 @@
 /* layers.h: embedding, RMSNorm, RoPE and SwiGLU on the CPU. The contracts are in lib/ops.h.
  *
  * Threads share the rows of a tensor, except where a sum goes over rows: there they share the columns, or each takes
- * fixed groups of rows. So the result does not depend on the number of threads.
+ * fixed groups of rows. So the result does not depend on the number of threads. A single row, as in generation, is
+ * done before the other threads would have started.
  */
 #ifndef CPU_LAYERS_H
 #define CPU_LAYERS_H
@@ -14,7 +15,7 @@
 
 static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int first, int N,
                                   int C, int V) {
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(dev->threads) if (N > 1)
     for (int n = 0; n < N; n++) {
         int64_t row = slice_row(ids[n], first, V);
         floatX *out = x + (int64_t)n * C;
@@ -55,7 +56,7 @@ static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx,
 
 static void cpu_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x,
                                 const floatX *delta, const floatX *w, float eps, int N, int C) {
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(dev->threads) if (N > 1)
     for (int n = 0; n < N; n++) {
         int64_t row = (int64_t)n * C;
         const floatX *in = delta ? sum + row : x + row;
@@ -146,7 +147,7 @@ static void cpu_residual_add(Device *dev, floatX *out, const floatX *x, const fl
 static void cpu_rope(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N,
                      int T, int heads, int HD, float direction) {
     int half = HD / 2;
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(dev->threads) if (N > 1)
     for (int n = 0; n < N; n++) {
         const float *cosines = cos_sin + (int64_t)positions[n % T] * HD, *sines = cosines + half;
         for (int i = 0; i < half; i += 2 * VL) {
@@ -171,7 +172,7 @@ static void cpu_rope(Device *dev, floatX *x, int64_t stride, const float *cos_si
 static inline vfloat sigmoid(vfloat x) { return vreciprocal(1.0f + vexp(-x)); }
 
 static void cpu_swiglu_forward(Device *dev, floatX *h, const floatX *gate_up, int N, int F) {
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(dev->threads) if (N > 1)
     for (int n = 0; n < N; n++) {
         const floatX *gate = gate_up + (int64_t)n * 2 * F, *up = gate + F;
         for (int64_t i = 0; i < F; i += 2 * VL) {

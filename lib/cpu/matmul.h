@@ -1,4 +1,5 @@
-/* matmul.h: matmuls on the CPU: oneDNN's where it is installed and fast, otherwise a plain C matmul in register tiles.
+/* matmul.h: matmuls on the CPU: oneDNN's where it is installed and fast, otherwise a plain C matmul in register tiles;
+ * linear layers of few rows are those of few_rows.h.
  *
  * A caller may rely on: the same bits for any number of threads.
  * oneDNN's matmul primitives are made once per shape and kept (ops_open, ops_close). The tile of the plain matmul,
@@ -9,6 +10,7 @@
 #include "../device.h"         // defines: Device, run_failure, checked_malloc
 #include "../matmul_choices.h" // defines: MatmulChoice
 #include "../ops_common.h"     // defines: Matmul
+#include "few_rows.h"          // defines: has_few_rows, few_rows_matmul
 #include "vectors.h"           // defines: vfloat, load_x, store_x, MR, NR
 #include "matmul_arm.h"        // defines with HAVE_BFMMLA: Packed, pack_panel, packed_tile
 #include <omp.h>
@@ -253,10 +255,14 @@ static const char *onednn_open(const Device *dev, MatmulCache *cache) {
 #endif
 
 // ---------------------------------------------------------------------------
-// one matmul, by either
+// one matmul
 
 static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
     MatmulCache *cache = dev->matmuls;
+    if (has_few_rows(p)) {
+        few_rows_matmul(dev, p, (char *)c, a, b);
+        return;
+    }
 #ifdef HAVE_ONEDNN
     MatmulEntry *entry = cache->plain ? NULL : matmul_find(cache, p);
     if (entry && entry->primitive) {

@@ -1,0 +1,119 @@
+"""compare_scores.py: compares --score and --choices with transformers on a model.
+
+    make PRECISION=fp32 programs
+    python dev/pytorch/compare_scores.py MODEL TEXT [--requests 1000] [--tasks 500] [--out dev/results/scores.md]
+
+MODEL is a Hugging Face directory. Requests are pieces of TEXT, a text file: a context and a continuation. A task is a
+context with the right continuation among four. Their ids come from the program's --encode, so that nothing but the
+scores is compared. The sums of log-probabilities must agree within 1e-4, greedy and accuracy must be equal.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+TOP = Path(__file__).resolve().parent.parent.parent
+PROGRAM = TOP / "build" / "cpu-fp32" / "train_llama3"
+BOUND = 1e-4
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], capture_output=True)
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, command))}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode()
+
+
+def encode(model, text):
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(text)
+        file.flush()
+        tokenizer = Path(model) / "tokenizer.model"
+        return [int(line) for line in run(PROGRAM, "--tokenizer", tokenizer, "--encode", file.name).split()]
+
+
+def score(model, ids, scored):
+    """The sum of log-probabilities of the last `scored` ids, and whether each is the most probable one."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids[:-1]])).logits[0, -scored:].double()
+    targets = torch.tensor(ids[-scored:])
+    logprobs = logits.log_softmax(-1)[torch.arange(scored), targets]
+    return logprobs.sum().item(), bool((logits.argmax(-1) == targets).all())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("text")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--tasks", type=int, default=500)
+    parser.add_argument("--ranks", default="1")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    draw = random.Random(1)
+    torch.manual_seed(1)
+    ids = encode(options.model, Path(options.text).read_text()[:1_000_000])
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+
+    def piece(most):
+        at = draw.randrange(len(ids) - 80)
+        return ids[at : at + draw.randint(1, most)]
+
+    pairs = [(piece(60), piece(12)) for _ in range(options.requests)]
+    tasks = []
+    for _ in range(options.tasks):
+        at, length = draw.randrange(len(ids) - 80), draw.randint(4, 40)
+        context, right = ids[at : at + length], ids[at + length : at + length + draw.randint(2, 10)]
+        endings, label = [piece(10) for _ in range(3)], draw.randrange(4)
+        endings.insert(label, right)
+        tasks.append((context, endings, label))
+        pairs += [(context, ending) for ending in endings]
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        for context, continuation in pairs:
+            file.write(json.dumps({"context_ids": context, "continuation_ids": continuation}) + "\n")
+        file.flush()
+        lines = run(PROGRAM, "--model", options.model, "--score", file.name, "--ranks", options.ranks).splitlines()
+    ours = [json.loads(line) for line in lines]
+    worst = greedy = most_greedy = 0
+    theirs = []
+    for (context, continuation), answer in zip(pairs, ours, strict=True):
+        theirs.append(score(model, context + continuation, len(continuation)))
+        worst = max(worst, abs(theirs[-1][0] - answer["logprob"]))
+        greedy += theirs[-1][1] != answer["greedy"]
+        most_greedy += theirs[-1][1]
+
+    def accuracy(sums):
+        right, at = 0, options.requests
+        for _, endings, label in tasks:
+            of_task = sums[at : at + len(endings)]
+            right += of_task.index(max(of_task)) == label
+            at += len(endings)
+        return right / len(tasks)
+
+    of_ours, of_theirs = accuracy([a["logprob"] for a in ours]), accuracy([t[0] for t in theirs])
+    rows = [
+        ("largest difference of a sum", f"{worst:.2g}", f"<= {BOUND:g}", worst <= BOUND),
+        ("greedy in one of the two only", f"{greedy} of {len(pairs)} ({most_greedy} greedy)", "0", greedy == 0),
+        (f"accuracy on {len(tasks)} tasks", f"{of_ours:.3f}, {of_theirs:.3f}", "equal", of_ours == of_theirs),
+    ]
+    for what, figure, bound, good in rows:
+        print(f"{'pass' if good else 'FAIL'} {what}: {figure}, expected {bound}")
+    if options.out:
+        commit = run("git", "-C", TOP, "rev-parse", "--short", "HEAD").strip()
+        text = f"# --score and transformers\n\n`{' '.join(['python', *sys.argv])}`; commit {commit}; "
+        text += f"fp32; {len(pairs)} requests.\n\n"
+        text += "| what | measured | expected | met |\n|---|---|---|---|\n"
+        text += "".join(f"| {w} | {f} | {b} | {'yes' if g else 'NO'} |\n" for w, f, b, g in rows)
+        Path(options.out).write_text(text)
+    sys.exit(not all(row[3] for row in rows))
+
+
+if __name__ == "__main__":
+    main()

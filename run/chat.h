@@ -1,0 +1,305 @@
+/* chat.h: --chat, a conversation in the terminal.
+ *
+ * Rank 0 reads the user's messages and prints the answers. The other ranks receive what it decides in ChatOrders:
+ * tokens to compute, or that it still waits for the user, or that the conversation is over. Keys and values of the
+ * whole conversation stay in the cache, so a message costs its own tokens alone. Ctrl-C stops an answer; a second one
+ * before the next message, or the end of the input, leaves.
+ */
+#ifndef CHAT_H
+#define CHAT_H
+#include "../lib/json.h" // defines: json_write_line
+#include "chat_form.h"   // defines: ChatForm, ChatTokens, chat_message
+#include "generate.h"    // defines: Generator, next_token, TextOutput
+#include <poll.h>
+#include <signal.h>
+
+typedef struct {
+    const char *role;
+    char *content;
+} ChatMessage;
+
+/* On rank 0 alone. */
+typedef struct {
+    const ChatForm *form;
+    ChatTokens tokens;     // of the whole conversation
+    ChatMessage *messages; // (count, room)
+    int count, room;
+    char *system; // the message that /system has set; NULL: the template's own
+    char *input;  // (input_length, input_room) bytes that were read after the last message
+    size_t input_length, input_room;
+    int input_ended;
+    int is_terminal; // the user types: a prompt is printed
+    int cached;      // tokens of the conversation that are in the cache
+    int64_t sampled; // tokens so far, which number the random draws
+} Chat;
+
+typedef enum { CHAT_WAIT, CHAT_COMPUTE, CHAT_LEAVE } ChatAction;
+
+/* What rank 0 tells all ranks. CHAT_COMPUTE: computes ids (count) after `past` cached tokens. */
+typedef struct {
+    int32_t action, count, past, ids[CHAT_ORDER_TOKENS];
+} ChatOrder;
+static_assert(sizeof(ChatOrder) <= sizeof(StepReport), "orders are received where step reports are");
+
+static volatile sig_atomic_t chat_interrupts; // since the last message
+
+static void chat_interrupt(int number) {
+    (void)number;
+    chat_interrupts = chat_interrupts + 1;
+}
+
+static ChatOrder chat_tell(Trainer *trainer, ChatOrder order) {
+    Parallel *p = &trainer->parallel;
+    if (p->mesh.world == 1) return order;
+    all_gather_now(&p->comm, AXIS_WORLD, "chat", &order, trainer->reports, sizeof order);
+    memcpy(&order, trainer->reports, sizeof order);
+    return order;
+}
+
+// ---------------------------------------------------------------------------
+// the user's input
+
+/* The next whole line of what was read, without its end, to be freed; NULL: there is none yet. */
+static char *chat_take_line(Chat *chat) {
+    char *end = chat->input_length ? (char *)memchr(chat->input, '\n', chat->input_length) : NULL;
+    if (!end && !(chat->input_ended && chat->input_length)) return NULL;
+    size_t length = end ? (size_t)(end - chat->input) : chat->input_length, used = length + (end != NULL);
+    char *line = strndup(chat->input, length);
+    memmove(chat->input, chat->input + used, chat->input_length - used);
+    chat->input_length -= used;
+    length = strlen(line);
+    if (length && line[length - 1] == '\r') line[length - 1] = 0;
+    return line;
+}
+
+/* Reads what there is, after waiting for up to POLL_MS. Returns whether there was something. */
+static int chat_read_some(Chat *chat) {
+    enum { POLL_MS = 200, READ_BYTES = 4096 };
+    struct pollfd ready = {STDIN_FILENO, POLLIN, 0};
+    if (poll(&ready, 1, POLL_MS) <= 0) return 0;
+    if (chat->input_room < chat->input_length + READ_BYTES) {
+        chat->input_room = 2 * chat->input_length + READ_BYTES;
+        chat->input = (char *)grown(chat->input, chat->input_room);
+    }
+    ssize_t count = read(STDIN_FILENO, chat->input + chat->input_length, READ_BYTES);
+    if (count > 0) chat->input_length += (size_t)count;
+    else if (count == 0 || errno != EINTR) chat->input_ended = 1;
+    return 1;
+}
+
+/* A line of the user, to be freed; NULL: the input has ended, or the user leaves. Meanwhile rank 0 tells the others
+ * that it waits, because they would take its silence for a failure. */
+static char *chat_read_line(Chat *chat, Trainer *trainer) {
+    const ChatOrder waiting = {CHAT_WAIT, 0, 0, {0}};
+    double told = seconds_now(), interval = fmin(5, trainer->job->opt.timeout / 4);
+    int has_noted = 0;
+    for (;;) {
+        char *line = chat_take_line(chat);
+        if (line || chat->input_ended || chat_interrupts > 1) return line;
+        if (chat_interrupts && !has_noted) {
+            fprintf(stderr, "\nnote: press Ctrl-C again, or Ctrl-D, to leave\n%s", chat->is_terminal ? "> " : "");
+            has_noted = 1;
+        }
+        if (chat_read_some(chat) || seconds_now() - told < interval) continue;
+        chat_tell(trainer, waiting);
+        told = seconds_now();
+    }
+}
+
+// ---------------------------------------------------------------------------
+// the conversation
+
+/* Adds a message to the conversation that /save writes, with U+FFFD for bytes that are no character. */
+static void chat_remember(Chat *chat, const char *role, const char *content) {
+    ChatMessage message = {role, NULL};
+    size_t length;
+    FILE *text = text_stream_open(&message.content, &length);
+    TextOutput out = {text, 1, 0, {0}, 0};
+    text_output_bytes(&out, content, strlen(content));
+    text_output_end(&out);
+    text_stream_close(text);
+    if (chat->count == chat->room) {
+        chat->room = 2 * chat->room + 16;
+        chat->messages = (ChatMessage *)grown(chat->messages, sizeof *chat->messages * (size_t)chat->room);
+    }
+    chat->messages[chat->count++] = message;
+}
+
+static void chat_forget(Chat *chat) {
+    for (int i = 0; i < chat->count; i++) free(chat->messages[i].content);
+    chat->count = chat->cached = 0;
+    chat->tokens.count = 0;
+}
+
+/* Begins a new conversation, with the system message if there is one. */
+static void chat_reset(Chat *chat) {
+    const char *system = chat->system ? chat->system : chat->form->system;
+    chat_forget(chat);
+    chat_special_token(&chat->tokens, chat->form->begin);
+    if (!system) return;
+    chat_message(&chat->tokens, chat->form, "system", system);
+    chat_remember(chat, "system", system);
+}
+
+/* Writes the conversation in the format that dev/data/chat reads, in place of an earlier file of this name. */
+static void chat_save(const Chat *chat, const char *path) {
+    cJSON *root = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(root, "messages");
+    for (int i = 0; i < chat->count; i++) {
+        cJSON *message = cJSON_CreateObject();
+        cJSON_AddStringToObject(message, "role", chat->messages[i].role);
+        cJSON_AddStringToObject(message, "content", chat->messages[i].content);
+        cJSON_AddItemToArray(list, message);
+    }
+    FILE *f = fopen(path, "w");
+    if (f) json_write_line(f, root);
+    else cJSON_Delete(root);
+    int failed = !f || ferror(f);
+    if (f && fclose(f)) failed = 1;
+    if (failed) fprintf(stderr, "note: %s cannot be written: %s; choose another name\n", path, strerror(errno));
+    else fprintf(stderr, "note: %d messages saved in %s\n", chat->count, path);
+}
+
+/* Obeys a line that begins with a slash. */
+static void chat_command(Chat *chat, char *line) {
+    size_t length = strcspn(line, " \t");
+    char *rest = line + length + strspn(line + length, " \t");
+    if (length == 6 && !strncmp(line, "/reset", 6)) {
+        chat_reset(chat);
+        fprintf(stderr, "note: the conversation begins again\n");
+    } else if (length == 7 && !strncmp(line, "/system", 7)) {
+        free(chat->system);
+        chat->system = *rest ? strdup(rest) : NULL;
+        chat_reset(chat);
+        fprintf(stderr, "note: the conversation begins again, with %s system message\n", *rest ? "this" : "the usual");
+    } else if (length == 5 && !strncmp(line, "/save", 5) && *rest) {
+        chat_save(chat, rest);
+    } else {
+        fprintf(stderr,
+                "note: %.*s is not a command; expected /reset, /system TEXT or /save FILE. A message may begin with a "
+                "slash if a space is before it\n",
+                (int)min_i64(32, (int64_t)strcspn(line, "\x1b")), line);
+    }
+}
+
+// ---------------------------------------------------------------------------
+// answers
+
+/* Has all ranks compute the conversation's tokens from chat->cached on. Returns the logits of the next token. */
+static const float *chat_compute(Chat *chat, Generator *g) {
+    const float *logits = NULL;
+    while (chat->cached < (int)chat->tokens.count) {
+        ChatOrder order = {CHAT_COMPUTE, 0, chat->cached, {0}};
+        order.count = (int32_t)min_i64(CHAT_ORDER_TOKENS, (int64_t)chat->tokens.count - chat->cached);
+        memcpy(order.ids, chat->tokens.ids + chat->cached, sizeof(int32_t) * (size_t)order.count);
+        chat_tell(g->trainer, order);
+        logits = g->next_logits(g->trainer, order.ids, order.count, order.past);
+        chat->cached += order.count;
+    }
+    return logits;
+}
+
+/* Generates, prints and remembers the answer to the conversation so far. */
+static void chat_answer(Chat *chat, Generator *g) {
+    const Job *j = g->trainer->job;
+    char *text = NULL;
+    size_t length;
+    FILE *copy = text_stream_open(&text, &length);
+    TextOutput out = text_output_open();
+    int room = j->cached_positions - (int)chat->tokens.count - 8; // what ends a turn fits, too
+    int most = option_given(&j->opt, "max-tokens") ? (int)min_i64(j->opt.max_tokens, room) : room, count = 0;
+    const float *logits = chat_compute(chat, g);
+    while (count < most && !chat_interrupts) {
+        int32_t id = next_token(g, logits, chat->sampled++);
+        if (is_stop_token(&j->stop_tokens, j->tokenizer, id)) break;
+        print_token(j->tokenizer, id, copy);
+        text_output_token(&out, j->tokenizer, id);
+        flush_results();
+        chat_token(&chat->tokens, id);
+        count++;
+        if (count < most) logits = chat_compute(chat, g);
+    }
+    text_output_end(&out);
+    printf("\n");
+    flush_results();
+    if (count == most && count == room) fprintf(stderr, "note: the conversation is full; /reset begins a new one\n");
+    chat_answer_end(&chat->tokens, chat->form);
+    text_stream_close(copy);
+    chat_remember(chat, "assistant", text);
+    free(text);
+}
+
+/* A message of the user and the answer to it, if both fit. */
+static void chat_user_message(Chat *chat, Generator *g, const char *line) {
+    enum { LEAST_ANSWER = 16 };
+    size_t before = chat->tokens.count;
+    int positions = g->trainer->job->cached_positions;
+    chat_message(&chat->tokens, chat->form, "user", line);
+    chat_answer_begin(&chat->tokens, chat->form);
+    if (chat->tokens.count + LEAST_ANSWER > (size_t)positions) {
+        fprintf(stderr,
+                "note: the conversation would have %zu tokens with this message, and there is room for %d: shorten "
+                "it, begin a new conversation with /reset, or start with a larger --seq\n",
+                chat->tokens.count, positions);
+        chat->tokens.count = before;
+        return;
+    }
+    chat_remember(chat, "user", line);
+    chat_answer(chat, g);
+}
+
+// ---------------------------------------------------------------------------
+// the ranks
+
+static void chat_on_rank_0(Generator *g) {
+    const Job *j = g->trainer->job;
+    struct sigaction action = ZERO, before;
+    Chat chat = ZERO;
+    chat.form = chat_form_find(j->tokenizer, j->tokenizer_path);
+    chat.tokens.t = j->tokenizer;
+    chat.is_terminal = isatty(STDIN_FILENO);
+    action.sa_handler = chat_interrupt; // without SA_RESTART: it ends the wait for input
+    sigaction(SIGINT, &action, &before);
+    chat_reset(&chat);
+    if (chat.is_terminal) fprintf(stderr, "note: /reset, /system TEXT, /save FILE; Ctrl-D leaves\n");
+    for (;;) {
+        if (chat.is_terminal) fprintf(stderr, "> ");
+        char *line = chat_read_line(&chat, g->trainer);
+        if (!line) break;
+        chat_interrupts = 0;
+        if (*line == '/') chat_command(&chat, line);
+        else if (*line) chat_user_message(&chat, g, line);
+        free(line);
+    }
+    if (chat.is_terminal) fprintf(stderr, "\n");
+    const ChatOrder leave = {CHAT_LEAVE, 0, 0, {0}};
+    chat_tell(g->trainer, leave);
+    sigaction(SIGINT, &before, NULL);
+    free(chat.system);
+    chat_forget(&chat);
+    free(chat.messages);
+    free(chat.tokens.ids);
+    free(chat.input);
+}
+
+static void chat_on_other_ranks(Generator *g) {
+    const ChatOrder nothing = ZERO;
+    for (;;) {
+        ChatOrder order = chat_tell(g->trainer, nothing);
+        if (order.action == CHAT_LEAVE) return;
+        if (order.action == CHAT_COMPUTE) g->next_logits(g->trainer, order.ids, order.count, order.past);
+    }
+}
+
+static void chat_main(Trainer *trainer, NextLogits next_logits) {
+    if (trainer->parallel.dev.dry_run) {
+        int longest = trainer->job->opt.seq;
+        generator_dry_run(trainer, next_logits, longest, trainer->job->cached_positions - longest);
+        return;
+    }
+    Generator g = generator_open(trainer, next_logits);
+    if (trainer->parallel.rank == 0) chat_on_rank_0(&g);
+    else chat_on_other_ranks(&g);
+    free(g.scratch);
+}
+
+#endif

@@ -1,0 +1,314 @@
+/* requests.h: the requests of --score and the tasks of --choices, read from lines of JSON, as token ids.
+ *
+ * A request has a context and a continuation; its score is the log-probability of the continuation's tokens. A task of
+ * --choices has one request for each of its endings. A text is split into tokens as by lm-evaluation-harness: spaces at
+ * the end of the context are part of the continuation, context and continuation are encoded together, and the
+ * continuation has the tokens that come after those of the context alone. An empty context is the end of a document, as
+ * for --generate.
+ */
+#ifndef REQUESTS_H
+#define REQUESTS_H
+#include "../lib/input.h" // defines: refuse_endless
+#include "../lib/json.h"  // defines: json_parse_object, json_text
+#include "../tokenizer.h" // defines: Tokenizer, tokenizer_encode
+
+typedef struct {
+    int64_t first;    // its tokens are ids[first] to ids[first + tokens - 1]
+    int tokens;       // of context and continuation
+    int scored;       // of the continuation
+    int line;         // of the file
+    int ending_bytes; // --choices: bytes of the ending
+    char *name;       // --score: the value of "id", as JSON; NULL: it has none
+} ScoreRequest;
+
+typedef struct {
+    int64_t first; // its endings are requests[first] and the following ones
+    int endings;
+    int label; // the right one
+} ChoiceTask;
+
+/* `rows` requests that are computed together, order[first] and the following ones, each padded to T tokens. */
+typedef struct {
+    int64_t first;
+    int rows, T;
+} ScoreBatch;
+
+typedef struct {
+    const char *path;
+    ScoreRequest *requests; // (count)
+    int64_t count;
+    ChoiceTask *tasks; // (num_tasks)
+    int64_t num_tasks;
+    int32_t *ids; // (num_ids)
+    size_t num_ids;
+    int64_t *order;      // (count) the requests, those with the most tokens first
+    ScoreBatch *batches; // (num_batches)
+    int64_t num_batches;
+    int64_t num_cut; // requests whose context was too long
+    uint64_t hash;   // of the file
+
+    // while reading
+    const Tokenizer *tokenizer; // NULL: there is none
+    int vocab_size;             // of the model
+    size_t ids_capacity, requests_capacity, tasks_capacity;
+} Requests;
+
+// ---------------------------------------------------------------------------
+// one line
+
+/* A text of a line; NULL: it is absent. */
+static const char *request_text(const cJSON *json, const char *where, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (item && !cJSON_IsString(item)) user_error("%s: \"%s\" must be a text in quotes", where, key);
+    return item ? item->valuestring : NULL;
+}
+
+static void request_add_text(Requests *r, const char *text, size_t length) {
+    r->num_ids = tokenizer_encode(r->tokenizer, text, length, &r->ids, &r->ids_capacity, r->num_ids);
+}
+
+static void request_add_id(Requests *r, int32_t id) {
+    if (r->num_ids == r->ids_capacity) {
+        r->ids_capacity = r->ids_capacity * 2 + 1024;
+        r->ids = (int32_t *)checked_realloc(r->ids, sizeof(int32_t) * r->ids_capacity);
+    }
+    r->ids[r->num_ids++] = id;
+}
+
+/* Appends the ids of "context_ids" or "continuation_ids". Returns how many. */
+static int request_add_ids(Requests *r, const cJSON *json, const char *where, const char *key) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, key), *item;
+    size_t before = r->num_ids;
+    if (!cJSON_IsArray(list)) user_error("%s: \"%s\" must be a list of token ids, as in [15, 7, 2]", where, key);
+    cJSON_ArrayForEach(item, list) {
+        double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (!(id >= 0 && id < r->vocab_size) || id != floor(id))
+            user_error("%s: \"%s\" holds %s%.10g, expected ids from 0 to %d", where, key,
+                       cJSON_IsNumber(item) ? "" : "something other than numbers, or ", id, r->vocab_size - 1);
+        request_add_id(r, (int32_t)id);
+    }
+    return (int)(r->num_ids - before);
+}
+
+/* Appends the tokens of a context and its continuation. Returns the number of the continuation's. */
+static int request_add_texts(Requests *r, const char *where, const char *context, const char *continuation) {
+    size_t before = r->num_ids, context_tokens = 1, length = strlen(context);
+    if (!r->tokenizer)
+        user_error("%s: texts need a tokenizer, and there is none next to the model: give one with --tokenizer FILE, "
+                   "or give \"context_ids\" and \"continuation_ids\"",
+                   where);
+    while (length && strchr(" \t\r\n\v\f", context[length - 1])) length--;
+    if (!length) {
+        request_add_id(r, r->tokenizer->eos);
+    } else {
+        request_add_text(r, context, length);
+        context_tokens = r->num_ids - before;
+        r->num_ids = before;
+    }
+    size_t rest = strlen(context + length), added = strlen(continuation);
+    char *whole = (char *)checked_malloc(length + rest + added + 1);
+    memcpy(whole, context, length + rest);
+    memcpy(whole + length + rest, continuation, added + 1);
+    request_add_text(r, whole, length + rest + added);
+    if (r->num_ids == before + context_tokens) // both end in the same token: the continuation is encoded by itself
+        request_add_text(r, whole + length, rest + added);
+    free(whole);
+    return (int)(r->num_ids - before - context_tokens);
+}
+
+static ScoreRequest *request_add(Requests *r, int line) {
+    if ((size_t)r->count == r->requests_capacity) {
+        r->requests_capacity = r->requests_capacity * 2 + 64;
+        r->requests = (ScoreRequest *)checked_realloc(r->requests, sizeof(ScoreRequest) * r->requests_capacity);
+    }
+    ScoreRequest *request = &r->requests[r->count++];
+    memset(request, 0, sizeof *request);
+    request->first = (int64_t)r->num_ids;
+    request->line = line;
+    return request;
+}
+
+/* The tokens since request->first are the request's; the last `scored` are its continuation's. */
+static void request_check(const Requests *r, ScoreRequest *request, const char *where, int scored) {
+    enum { MOST_TOKENS = 1 << 24 };
+    size_t tokens = r->num_ids - (size_t)request->first;
+    if (!scored) user_error("%s: the continuation has no tokens, expected at least one: remove the line", where);
+    if (tokens > MOST_TOKENS)
+        user_error("%s: %zu tokens, expected at most %d: shorten the context", where, tokens, (int)MOST_TOKENS);
+    request->tokens = (int)tokens;
+    request->scored = scored;
+}
+
+/* {"id": …, "context": "…", "continuation": "…"}, or with "context_ids" and "continuation_ids". */
+static void read_score_request(Requests *r, const cJSON *json, const char *where, int line) {
+    ScoreRequest *request = request_add(r, line);
+    const char *context = request_text(json, where, "context");
+    const char *continuation = request_text(json, where, "continuation");
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "id");
+    int has_ids = cJSON_HasObjectItem(json, "context_ids") || cJSON_HasObjectItem(json, "continuation_ids"), scored;
+    if (has_ids ? context || continuation : !context || !continuation)
+        user_error("%s: expected \"context\" and \"continuation\", or \"context_ids\" and \"continuation_ids\"", where);
+    if (has_ids) {
+        if (!request_add_ids(r, json, where, "context_ids"))
+            user_error("%s: \"context_ids\" is empty, but the first token has no probability without one before it: "
+                       "begin with the token that ends or begins a document",
+                       where);
+        scored = request_add_ids(r, json, where, "continuation_ids");
+    } else {
+        scored = request_add_texts(r, where, context, continuation);
+    }
+    request_check(r, request, where, scored);
+    if (name) request->name = json_text(cJSON_Duplicate(name, 1), 0);
+}
+
+/* The number of the right ending: HellaSwag's files have it as a number or, in some copies, as a text. */
+static int read_label(const cJSON *json, const char *where, int endings) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, "label");
+    const char *text = cJSON_IsString(item) ? item->valuestring : NULL;
+    double label = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    if (text && text[0] && !text[strspn(text, "0123456789")]) label = strtod(text, NULL);
+    if (!(label >= 0 && label < endings) || label != floor(label))
+        user_error("%s: \"label\" must be the number of the right ending, from 0 to %d", where, endings - 1);
+    return (int)label;
+}
+
+/* {"context": "…", "endings": ["…", …], "label": 0}; HellaSwag's own files call the context "ctx". A space comes
+ * between the context and an ending unless one is there. */
+static void read_choice_task(Requests *r, const cJSON *json, const char *where, int line) {
+    const char *context = request_text(json, where, "context");
+    const cJSON *endings = cJSON_GetObjectItemCaseSensitive(json, "endings"), *ending;
+    if (!context) context = request_text(json, where, "ctx");
+    if (!context || !cJSON_IsArray(endings) || cJSON_GetArraySize(endings) < 2)
+        user_error("%s: expected \"context\", a text, and \"endings\", a list of at least two texts", where);
+    if ((size_t)r->num_tasks == r->tasks_capacity) {
+        r->tasks_capacity = r->tasks_capacity * 2 + 64;
+        r->tasks = (ChoiceTask *)checked_realloc(r->tasks, sizeof(ChoiceTask) * r->tasks_capacity);
+    }
+    ChoiceTask *task = &r->tasks[r->num_tasks++];
+    size_t length = strlen(context);
+    int spaced = length && strchr(" \t\r\n", context[length - 1]);
+    task->first = r->count;
+    task->endings = cJSON_GetArraySize(endings);
+    task->label = read_label(json, where, task->endings);
+    cJSON_ArrayForEach(ending, endings) {
+        if (!cJSON_IsString(ending) || !ending->valuestring[0])
+            user_error("%s: \"endings\" must hold texts that are not empty", where);
+        const char *text = ending->valuestring;
+        char *continuation = (char *)checked_malloc(strlen(text) + 2);
+        ScoreRequest *request = request_add(r, line);
+        sprintf(continuation, "%s%s", spaced || text[0] == ' ' ? "" : " ", text);
+        request_check(r, request, where, request_add_texts(r, where, context, continuation));
+        request->ending_bytes = (int)strlen(text);
+        free(continuation);
+    }
+}
+
+// ---------------------------------------------------------------------------
+// all lines
+
+/* Reads all requests, or with `choices` all tasks. */
+static void requests_read(Requests *r, const char *path, int choices, const Tokenizer *tokenizer, int vocab_size) {
+    struct stat info;
+    size_t length;
+    char where[4200];
+    int line = 0;
+    memset(r, 0, sizeof *r);
+    r->path = path;
+    r->tokenizer = tokenizer;
+    r->vocab_size = vocab_size;
+    if (!stat(path, &info)) refuse_endless(path, &info, "a file of requests, one JSON object per line");
+    char *text = read_file(path, &length);
+    if (!text) user_error("cannot read %s: %s", path, strerror(errno));
+    r->hash = hash_bytes(HASH_START, text, length);
+    for (char *at = text, *end; at < text + length; at = end + 1) {
+        end = (char *)memchr(at, '\n', (size_t)(text + length - at));
+        if (!end) end = text + length; // the last line; read_file has put a NUL there
+        *end = 0;
+        line++;
+        snprintf(where, sizeof where, "%s, line %d", path, line);
+        if (!at[strspn(at, " \t\r")] && strlen(at) == (size_t)(end - at)) continue; // an empty line
+        cJSON *json = json_parse_object(at, (size_t)(end - at), where, "one request per line");
+        json_refuse_duplicates(json, where);
+        json_refuse_zero(at, where);
+        if (choices) read_choice_task(r, json, where, line);
+        else read_score_request(r, json, where, line);
+        cJSON_Delete(json);
+    }
+    free(text);
+    if (!r->count) user_error("%s holds no requests: expected one JSON object per line", path);
+}
+
+/* The most tokens of which a request computes the next one. */
+static int requests_longest(const Requests *r) {
+    int longest = 0;
+    for (int64_t i = 0; i < r->count; i++) longest = (int)max_i64(longest, r->requests[i].tokens - 1);
+    return longest;
+}
+
+/* Cuts contexts on the left, as lm-evaluation-harness does, until every request fits in T tokens. */
+static void requests_cut(Requests *r, int T) {
+    for (int64_t i = 0; i < r->count; i++) {
+        ScoreRequest *request = &r->requests[i];
+        int excess = request->tokens - 1 - T;
+        if (excess <= 0) continue;
+        if (request->scored > T)
+            user_error("%s, line %d: the continuation has %d tokens, and --seq is %d: use a larger --seq, or a shorter "
+                       "continuation",
+                       r->path, request->line, request->scored, T);
+        request->first += excess;
+        request->tokens -= excess;
+        r->num_cut++;
+    }
+}
+
+// ---------------------------------------------------------------------------
+// batches
+
+typedef struct {
+    int tokens;
+    int64_t request;
+} RequestLength;
+
+/* The most tokens first; requests of equal length in the order of the file. */
+static int by_length(const void *a, const void *b) {
+    const RequestLength *x = (const RequestLength *)a, *y = (const RequestLength *)b;
+    if (x->tokens != y->tokens) return x->tokens < y->tokens ? 1 : -1;
+    return (x->request > y->request) - (x->request < y->request);
+}
+
+enum { MOST_SCORE_ROWS = 256, SCORE_LENGTHS = 16 /* batches are padded to a multiple of so many tokens */ };
+
+/* Divides the requests into batches of at most B · T tokens. They depend neither on the number of ranks nor on which
+ * rank computes them, and so neither do the scores. With `same_shape` (context or pipeline parallelism) every batch has
+ * B rows of T tokens; else a batch of short requests has more rows. */
+static void requests_make_batches(Requests *r, int B, int T, int same_shape) {
+    RequestLength *lengths = new_array(RequestLength, r->count);
+    r->order = new_array(int64_t, r->count);
+    r->batches = new_array(ScoreBatch, r->count);
+    for (int64_t i = 0; i < r->count; i++) {
+        lengths[i].tokens = r->requests[i].tokens;
+        lengths[i].request = i;
+    }
+    qsort(lengths, (size_t)r->count, sizeof *lengths, by_length);
+    for (int64_t i = 0; i < r->count; i++) r->order[i] = lengths[i].request;
+    for (int64_t i = 0; i < r->count;) {
+        ScoreBatch *batch = &r->batches[r->num_batches++];
+        batch->first = i;
+        batch->T = same_shape ? T : (int)min_i64(T, round_up(lengths[i].tokens - 1, SCORE_LENGTHS));
+        int rows = same_shape ? B : (int)((int64_t)B * T / batch->T);
+        batch->rows = (int)min_i64(min_i64(rows, MOST_SCORE_ROWS), r->count - i);
+        i += batch->rows;
+    }
+    free(lengths);
+}
+
+static void requests_close(Requests *r) {
+    for (int64_t i = 0; i < r->count; i++) free(r->requests[i].name);
+    free(r->requests);
+    free(r->tasks);
+    free(r->ids);
+    free(r->order);
+    free(r->batches);
+}
+
+#endif

@@ -1,0 +1,216 @@
+/* score.h: log-probabilities of the requests of --score and --choices (requests.h).
+ *
+ * The ranks divide the batches among them: each data-parallel rank computes one in turn, and after each turn all ranks
+ * know its scores. A caller may rely on: with --deterministic a score has the same bits on any number of FSDP ranks.
+ */
+#ifndef SCORE_H
+#define SCORE_H
+#include "../lib/json.h"   // defines: json_add_integer, json_real, json_write_line
+#include "../lib/output.h" // defines: check_results
+#include "forward.h"       // defines: model_forward, final_norm_forward, head_weights
+#include "requests.h"      // defines: Requests, ScoreBatch
+#include "trainer.h"       // defines: Trainer, RequestScore
+
+// ---------------------------------------------------------------------------
+// one batch
+
+/* Fills trainer->eval_batch with a batch's requests, padded to T tokens. Only the tokens of continuations are targets.
+ */
+static void read_score_batch(Trainer *trainer, const Requests *r, const ScoreBatch *batch) {
+    const ContextParallel *cp = &trainer->parallel.cp;
+    const Model *m = &trainer->model;
+    StepBatch *out = &trainer->eval_batch;
+    int T = batch->T, own = T / cp->size;
+    int32_t *inputs = new_array(int32_t, T), *targets = new_array(int32_t, T);
+    device_synchronize_event(out->fed);
+    for (int b = 0; b < m->B; b++) {
+        for (int t = 0; t < T; t++) {
+            inputs[t] = 0;
+            targets[t] = -1;
+        }
+        if (b < batch->rows) {
+            const ScoreRequest *request = &r->requests[r->order[batch->first + b]];
+            int count = request->tokens - 1; // the last token is only a target
+            memcpy(inputs, r->ids + request->first, sizeof(int32_t) * (size_t)count);
+            for (int t = count - request->scored; t < count; t++) targets[t] = r->ids[request->first + t + 1];
+        }
+        if (cp->size > 1) {
+            cp_select_halves(inputs, inputs, T, cp->size, cp->rank);
+            cp_select_halves(targets, targets, T, cp->size, cp->rank);
+        }
+        memcpy(out->inputs + (int64_t)b * own, inputs, sizeof(int32_t) * (size_t)own);
+        memcpy(out->targets + (int64_t)b * own, targets, sizeof(int32_t) * (size_t)own);
+    }
+    if (out->docs) memset(out->docs, 0, sizeof(int32_t) * (size_t)m->B * (size_t)T); // a request is one document
+    if (out->own_docs) memset(out->own_docs, 0, sizeof(int32_t) * (size_t)m->B * (size_t)own);
+    free(inputs);
+    free(targets);
+}
+
+/* Adds to `scores` (rows of the batch) what the tokens of this rank contribute, of which the chunk has `count` from
+ * token `first` on. */
+static void add_scores(const Trainer *trainer, RequestScore *scores, int first, int count) {
+    const Model *m = &trainer->model;
+    for (int i = 0; i < count; i++) {
+        int n = first + i;
+        if (trainer->eval_batch.targets[n] < 0) continue;
+        RequestScore *score = &scores[n / m->T];
+        LossPart all = join_parts(trainer->host_statistics, m->tp->size, count, i);
+        score->logprob += (double)all.target - (double)all.max - log((double)all.sum);
+        score->surprises += all.target < all.max; // another token is more probable
+    }
+}
+
+/* The head of train_llama3.cu without losses: reads the softmax statistics of each token. */
+static void score_head(Trainer *trainer, RequestScore *scores) {
+    Model *m = &trainer->model;
+    int N = m->B * m->T, C = m->config.C, V = m->config.V;
+    device_phase(m->dev, "loss", m->table.units[m->table.head].name);
+    const HeadWeights w = head_weights(m, NO_GRADIENTS);
+    const floatX *x = final_norm_forward(m, &w);
+    for (int first = 0; first < N; first += m->logit_rows) {
+        int count = (int)min_i64(m->logit_rows, N - first);
+        linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
+        const float *statistics = tp_softmax_statistics(m->tp, m->logits, m->targets + first, count, V);
+        device_read(m->dev, trainer->host_statistics, statistics, sizeof(float) * 3 * (size_t)(m->tp->size * count));
+        if (!m->dev->dry_run && m->tp->rank == 0) add_scores(trainer, scores, first, count);
+    }
+    fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
+}
+
+// ---------------------------------------------------------------------------
+// all batches
+
+/* Computes a batch; `batch` NULL: none is left for this rank, which still takes part in the collectives. */
+static void score_batch(Trainer *trainer, const Requests *r, const ScoreBatch *batch, RequestScore *scores) {
+    const ScoreBatch nothing = {0, 0, r->batches[r->num_batches - 1].T};
+    Parallel *p = &trainer->parallel;
+    Model *m = &trainer->model;
+    int rows = p->cp.size > 1 ? trainer->job->opt.batch : 1;
+    if (!batch) batch = &nothing;
+    model_set_tokens(m, (int)max_i64(rows, batch->rows), batch->T / p->cp.size, 0);
+    if (!p->dev.dry_run) read_score_batch(trainer, r, batch);
+    model_forward(m, &p->pipeline, &trainer->eval_batch);
+    device_record_event(&p->dev, &trainer->eval_batch.fed);
+    if (m->table.head >= 0) score_head(trainer, scores);
+}
+
+/* Adds up what all ranks computed in a turn, whose first batch is `first`. */
+static void merge_scores(Trainer *trainer, const Requests *r, int64_t first) {
+    const Mesh *mesh = &trainer->parallel.mesh;
+    for (int rank = 0; rank < mesh->world; rank++) {
+        int64_t index = first + mesh_data_rank(mesh, rank);
+        const RequestScore *of_rank = trainer->batch_scores + (int64_t)(1 + rank) * MOST_SCORE_ROWS;
+        if (index >= r->num_batches) continue;
+        const ScoreBatch *batch = &r->batches[index];
+        for (int b = 0; b < batch->rows; b++) {
+            RequestScore *score = &trainer->scores[r->order[batch->first + b]];
+            score->logprob += of_rank[b].logprob;
+            score->surprises += of_rank[b].surprises;
+        }
+    }
+}
+
+/* The scores of all requests, in trainer->scores, on every rank. A dry run computes a batch of each shape. */
+static void score_requests(Trainer *trainer, const Requests *r) {
+    if (!r->count) return;
+    Parallel *p = &trainer->parallel;
+    Model *m = &trainer->model;
+    int B = m->B, T = m->T, data_ranks = mesh_data_ranks(&p->mesh), T_before = 0;
+    RequestScore *mine = trainer->batch_scores;
+    size_t bytes = sizeof *mine * MOST_SCORE_ROWS;
+    Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
+    if (!p->dev.dry_run) memset(trainer->scores, 0, sizeof *trainer->scores * (size_t)r->count);
+    for (int64_t first = 0; first < r->num_batches; first += p->dev.dry_run ? 1 : data_ranks) {
+        int64_t index = first + (p->dev.dry_run ? 0 : mesh_data_rank(&p->mesh, p->rank));
+        const ScoreBatch *batch = index < r->num_batches ? &r->batches[index] : NULL;
+        if (p->dev.dry_run && batch->T == T_before) continue;
+        if (p->dev.dry_run) T_before = batch->T;
+        else memset(mine, 0, bytes);
+        score_batch(trainer, r, batch, mine);
+        all_gather_now(&p->comm, AXIS_WORLD, "scores", mine, mine + MOST_SCORE_ROWS, bytes);
+        if (!p->dev.dry_run) merge_scores(trainer, r, first);
+    }
+    device_phase(&p->dev, NULL, NULL);
+    comm_phase(&p->comm, before);
+    model_set_tokens(m, B, T, 0);
+}
+
+// ---------------------------------------------------------------------------
+// results
+
+/* Refuses scores that are not finite, on every rank. */
+static void check_scores(const Trainer *trainer, const Requests *r) {
+    for (int64_t i = 0; i < r->count; i++)
+        if (!isfinite(trainer->scores[i].logprob))
+            user_error("%s, line %d: the log-probability is %g, expected a finite number: check that the weights of %s "
+                       "are those of this model",
+                       r->path, r->requests[i].line, trainer->scores[i].logprob, trainer->job->opt.model);
+}
+
+static void note_cut_contexts(const Trainer *trainer, const Requests *r) {
+    if (!r->num_cut || trainer->parallel.rank) return;
+    fprintf(stderr, "note: %" PRId64 " of %" PRId64 " requests are longer than --seq %d: their contexts begin later\n",
+            r->num_cut, r->count, trainer->job->opt.seq);
+}
+
+/* --score: one line of JSON for each request, in the order of the file. */
+static void print_scores(Trainer *trainer) {
+    const Requests *r = &trainer->job->requests;
+    note_cut_contexts(trainer, r);
+    score_requests(trainer, r);
+    check_scores(trainer, r);
+    for (int64_t i = 0; i < r->count && trainer->parallel.rank == 0; i++) {
+        const ScoreRequest *request = &r->requests[i];
+        cJSON *line = cJSON_CreateObject();
+        if (request->name) cJSON_AddRawToObject(line, "id", request->name);
+        cJSON_AddItemToObject(line, "logprob", json_real("%.9g", trainer->scores[i].logprob));
+        json_add_integer(line, "tokens", request->scored);
+        cJSON_AddBoolToObject(line, "greedy", !trainer->scores[i].surprises);
+        json_write_line(stdout, line);
+        check_results();
+    }
+}
+
+typedef struct {
+    double plain, normalized;
+} Accuracy;
+
+/* The part of the tasks whose right ending has the highest score; `normalized`: the highest score per byte. Of equal
+ * ones the first counts. */
+static Accuracy accuracy_of_scores(const Requests *r, const RequestScore *scores) {
+    int64_t right = 0, right_per_byte = 0;
+    for (int64_t i = 0; i < r->num_tasks; i++) {
+        const ChoiceTask *task = &r->tasks[i];
+        int best = 0, best_per_byte = 0;
+        const RequestScore *of_task = scores + task->first;
+        const ScoreRequest *endings = r->requests + task->first;
+        for (int e = 1; e < task->endings; e++) {
+            if (of_task[e].logprob > of_task[best].logprob) best = e;
+            if (of_task[e].logprob / endings[e].ending_bytes >
+                of_task[best_per_byte].logprob / endings[best_per_byte].ending_bytes)
+                best_per_byte = e;
+        }
+        right += best == task->label;
+        right_per_byte += best_per_byte == task->label;
+    }
+    Accuracy a = {(double)right / (double)r->num_tasks, (double)right_per_byte / (double)r->num_tasks};
+    return a;
+}
+
+/* --choices without training: one line of JSON. */
+static void print_accuracy(Trainer *trainer) {
+    const Requests *r = &trainer->job->requests;
+    note_cut_contexts(trainer, r);
+    score_requests(trainer, r);
+    check_scores(trainer, r);
+    if (trainer->parallel.rank) return;
+    Accuracy a = accuracy_of_scores(r, trainer->scores);
+    cJSON *line = cJSON_CreateObject();
+    json_add_integer(line, "tasks", r->num_tasks);
+    cJSON_AddItemToObject(line, "accuracy", json_real("%.9g", a.plain));
+    cJSON_AddItemToObject(line, "accuracy_norm", json_real("%.9g", a.normalized));
+    json_write_line(stdout, line);
+}
+
+#endif
