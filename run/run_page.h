@@ -153,7 +153,7 @@ static void page_curve(FILE *f, const History *h, Curve curve, const char *title
         plot_line(f, "k-plain", &x, &y, p->points, p->count);
         if (is_sparse) plot_dots(f, "dot k-plain", &x, &y, p->points, p->count);
         if (limit > 0 && limit >= y.low)
-            fprintf(f, "<path class=\"dash k-other\" d=\"M0 %.1fh%d\"/>\n", plot_y(&y, limit), PLOT_WIDTH);
+            fprintf(f, "<path class=\"dash k-host\" d=\"M0 %.1fh%d\"/>\n", plot_y(&y, limit), PLOT_WIDTH);
         plot_marks(f, h, &x, 0);
         plot_close(f, &x, "step ");
     }

@@ -120,7 +120,8 @@ static void test_broken_lines(void) {
         "{\"step\":1e300,\"loss\":1}", "{\"step\":-4,\"loss\":1}", "{\"step\":2.5,\"loss\":1}", "{\"loss\":1}",
         "{\"step\":3}", "{\"step\":99,\"loss\":1}", "{\"step\":\"3\",\"loss\":1}",
         "{\"step\":3,\"loss\":3,\"seconds\":\"x\",\"wait_axis_s\":[1],\"saved\":1e99,\"resumed\":true}",
-        "{\"step\":2,\"val_loss\":4.5,\"val_tokens\":9}", "{\"step\":2,\"tasks\":8,\"accuracy\":0.25}", "{\"step\":4,\"lo"};
+        "{\"step\":2,\"val_loss\":4.5,\"val_tokens\":9}",
+        "{\"step\":2,\"tasks\":8,\"accuracy\":0.25}", "{\"step\":4,\"lo"};
     History *h = history_open();
     const char *path = scratch_path("broken.jsonl");
     FILE *f = fopen(path, "w");
