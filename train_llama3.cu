@@ -1,7 +1,8 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
  * Read it from top to bottom: one block forward and backward, embedding and head, a pipeline stage under FSDP, the
- * training step, evaluation, generation, the dry run, the training loop, plans, one rank, main. Every piece of
+ * training step, the dry run, the training loop, plans, one rank, main. Evaluation, scores and generation are headers
+ * in run/, which call the forward pass of this file (run/forward.h). Every piece of
  * arithmetic is an op (lib/ops.h), every communication a collective or a message (lib/comm.h), every buffer of the step
  * comes from an arena (lib/device.h). So the same code also runs as a dry run, without arithmetic or memory, which
  * predicts the memory, FLOPs and traffic of any rank.
@@ -30,7 +31,7 @@
 #include "run/evaluate.h"          // defines: evaluate, print_evaluation
 #include "run/score.h"             // defines: score_requests, print_scores, print_accuracy
 #include "run/generate.h"          // defines: generate
-#include "run/chat.h"              // defines: chat_main
+#include "run/chat.h"              // defines: converse
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
@@ -489,26 +490,6 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
 }
 
 // ---------------------------------------------------------------------------
-// generation
-
-/* Returns the logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the
- * cache. */
-static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count, int past) {
-    Model *m = &trainer->model;
-    int C = m->config.C, V = m->config.V;
-    StepBatch batch = ZERO;
-    batch.inputs = ids;
-    model_set_tokens(m, m->B, count, past);
-    model_forward(m, &trainer->parallel.pipeline, &batch);
-    const HeadWeights w = head_weights(m, NO_GRADIENTS);
-    const floatX *x = final_norm_forward(m, &w);
-    linear_forward_fp32(m->dev, m->logits, x + (int64_t)(count - 1) * C, w.head, 1, C, V);
-    fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
-    device_read(m->dev, m->next_logits, m->logits, sizeof(float) * V);
-    return m->next_logits;
-}
-
-// ---------------------------------------------------------------------------
 // the dry run of a rank
 
 /* Runs one step (or one micro-batch of an evaluation, or the largest calls of a generation) on a dry-run device: no
@@ -530,16 +511,16 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     trainer_allocate(trainer);
     fsdp_init_weights(&p->fsdp, 0);
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
-    score_requests(trainer, &j->requests);
-    memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
+    score_requests(trainer, &j->requests); // of --score; or of --choices, which also training evaluates
+    memset(dev->ops, 0, sizeof dev->ops);  // start-up does not count
     dev->num_events = 0;
     dev->rates = j->op_rates; // from here on the clock runs
     p->comm.events = events;
     if (events && dev->rates && dev->rates->has_streams) dev->points = &events->points;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1);
-    else if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
-    else if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
+    else if (j->task == DO_GENERATE) generate(trainer);
+    else if (j->task == DO_CHAT) converse(trainer);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
@@ -606,7 +587,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
 }
 
 /* The tasks of --choices, after every --choices-every steps and after the last one. */
-static void choose_when_due(Trainer *trainer, int64_t step) {
+static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
     const Options *o = &trainer->job->opt;
     const Requests *r = &trainer->job->requests;
     int64_t events = trainer->parallel.dev.num_events;
@@ -615,6 +596,10 @@ static void choose_when_due(Trainer *trainer, int64_t step) {
     if (!r->count || !due) return;
     score_requests(trainer, r);
     trace_as_one_event(&trainer->parallel.dev, events, "choices", start);
+    if (first_bad_score(trainer, r) >= 0)
+        run_failure("step %" PRId64 ": a log-probability of --choices is not finite: lower --lr, lengthen --warmup, or "
+                    "check the data",
+                    step);
     Accuracy a = accuracy_of_scores(r, trainer->scores);
     if (trainer->parallel.rank == 0) logger_accuracy(&trainer->logger, step, r->num_tasks, a.plain, a.normalized);
 }
@@ -636,7 +621,7 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
-    choose_when_due(trainer, step);
+    evaluate_choices_when_due(trainer, step);
     return asked;
 }
 
@@ -749,6 +734,7 @@ static int rank_train(Trainer *trainer) {
     if (speaks) {
         print_banner(trainer);
         logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->progress);
+        note_cut_contexts(trainer);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch, j->resume_from.data_changed);
         if (j->opt.out) write_run_files(trainer);
     }
@@ -776,8 +762,8 @@ static void rank_main(Job *j, int rank) {
     if (j->task == DO_EVAL) print_evaluation(trainer);
     if (j->task == DO_SCORE) print_scores(trainer);
     if (j->task == DO_CHOICES) print_accuracy(trainer);
-    if (j->task == DO_GENERATE) generate(trainer, next_token_logits);
-    if (j->task == DO_CHAT) chat_main(trainer, next_token_logits);
+    if (j->task == DO_GENERATE) generate(trainer);
+    if (j->task == DO_CHAT) converse(trainer);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
     if (j->opt.export_dir && !complete && rank == 0)
         printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "

@@ -306,6 +306,13 @@ static inline void *checked_realloc(void *p, size_t bytes) {
     return p;
 }
 
+/* `list`, of which `count` elements are in use, with room for at least one more. */
+static inline void *with_room_for_one(void *list, size_t count, size_t *room, size_t element_bytes) {
+    if (count < *room) return list;
+    *room = 2 * count + 64;
+    return checked_realloc(list, *room * element_bytes);
+}
+
 /* A copy of `text`, or the run ends. */
 static inline char *checked_strdup(const char *text) {
     size_t bytes = strlen(text) + 1;

@@ -69,10 +69,11 @@ static cJSON *json_read_object(const char *path, const char *expected) {
     return json;
 }
 
-/* Refuses the escape of a zero byte, at which cJSON would end a text without a word. */
-static inline void json_refuse_zero(const char *text, const char *path) {
-    for (const char *p = strchr(text, '\\'); p && p[1]; p = strchr(p + 2, '\\'))
-        if (!strncmp(p, "\\u0000", 6)) user_error("%s: found \\u0000 in a text, expected none: remove it", path);
+/* Whether a text in `json` has an escaped zero byte, at which cJSON would end the text without an error. */
+static inline int json_has_zero_byte(const char *json) {
+    for (const char *p = strchr(json, '\\'); p && p[1]; p = strchr(p + 2, '\\'))
+        if (!strncmp(p, "\\u0000", 6)) return 1;
+    return 0;
 }
 
 /* `fallback` is the value of a key that is absent or null; NAN: the key is required. */

@@ -55,16 +55,11 @@ static void plan_one_layout(Job *j, const Cluster *cluster) {
 
 /* Refuses options that a plan cannot honour. */
 static void check_plan_options(const Options *o) {
-    const char *other = NULL;
-    if (o->eval) other = "eval";
-    if (o->generate) other = "generate";
-    if (o->prompts) other = "prompts";
-    if (o->chat) other = "chat";
-    if (o->export_dir) other = "export";
-    if (o->encode) other = "encode";
-    if (o->decode) other = "decode";
-    if (o->audit) other = "audit";
-    if (other) user_error("--%s is an option of train_llama3; plan_llama3 plans training: remove it", other);
+    static const char *const others[] = {"eval", "score",  "choices", "choices-every", "generate", "prompts",
+                                         "chat", "export", "encode",  "decode",        "audit"};
+    for (int i = 0; i < (int)(sizeof others / sizeof *others); i++)
+        if (option_given(o, others[i]))
+            user_error("--%s is an option of train_llama3; plan_llama3 plans training: remove it", others[i]);
     if (o->search && !o->cluster)
         user_error("--search compares estimated step times, which need a cluster: add --cluster FILE (dev/clusters has "
                    "some), or remove --search");

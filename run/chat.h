@@ -22,16 +22,18 @@ typedef struct {
 typedef struct {
     const ChatForm *form;
     ChatTokens tokens;     // of the whole conversation
-    ChatMessage *messages; // (count, room)
-    int count, room;
+    ChatMessage *messages; // (count)
+    int count;
+    size_t room;  // for so many messages
     char *system; // the message that /system has set; NULL: the template's own
     char *input;  // (input_length, input_room) bytes that were read after the last message
     size_t input_length, input_room;
     int input_ended;
+    char *saved_as;  // the file of the last /save; NULL: none
     int is_terminal; // the user types: a prompt is printed
     int cached;      // tokens of the conversation that are in the cache
     int64_t sampled; // tokens so far, which number the random draws
-} Chat;
+} Conversation;
 
 typedef enum { CHAT_WAIT, CHAT_COMPUTE, CHAT_LEAVE } ChatAction;
 
@@ -49,10 +51,7 @@ static void chat_interrupt(int number) {
 }
 
 static ChatOrder chat_tell(Trainer *trainer, ChatOrder order) {
-    Parallel *p = &trainer->parallel;
-    if (p->mesh.world == 1) return order;
-    all_gather_now(&p->comm, AXIS_WORLD, "chat", &order, trainer->reports, sizeof order);
-    memcpy(&order, trainer->reports, sizeof order);
+    take_from_rank_0(trainer, "chat", &order, sizeof order);
     return order;
 }
 
@@ -60,7 +59,7 @@ static ChatOrder chat_tell(Trainer *trainer, ChatOrder order) {
 // the user's input
 
 /* The next whole line of what was read, without its end, to be freed; NULL: there is none yet. */
-static char *chat_take_line(Chat *chat) {
+static char *chat_take_line(Conversation *chat) {
     char *end = chat->input_length ? (char *)memchr(chat->input, '\n', chat->input_length) : NULL;
     if (!end && !(chat->input_ended && chat->input_length)) return NULL;
     size_t length = end ? (size_t)(end - chat->input) : chat->input_length, used = length + (end != NULL);
@@ -73,7 +72,7 @@ static char *chat_take_line(Chat *chat) {
 }
 
 /* Reads what there is, after waiting for up to POLL_MS. Returns whether there was something. */
-static int chat_read_some(Chat *chat) {
+static int chat_read_some(Conversation *chat) {
     enum { POLL_MS = 200, READ_BYTES = 4096 };
     struct pollfd ready = {STDIN_FILENO, POLLIN, 0};
     if (poll(&ready, 1, POLL_MS) <= 0) return 0;
@@ -89,7 +88,7 @@ static int chat_read_some(Chat *chat) {
 
 /* A line of the user, to be freed; NULL: the input has ended, or the user leaves. Meanwhile rank 0 tells the others
  * that it waits, because they would take its silence for a failure. */
-static char *chat_read_line(Chat *chat, Trainer *trainer) {
+static char *chat_read_line(Conversation *chat, Trainer *trainer) {
     const ChatOrder waiting = {CHAT_WAIT, 0, 0, {0}};
     double told = seconds_now(), interval = fmin(5, trainer->job->opt.timeout / 4);
     int has_noted = 0;
@@ -110,7 +109,7 @@ static char *chat_read_line(Chat *chat, Trainer *trainer) {
 // the conversation
 
 /* Adds a message to the conversation that /save writes, with U+FFFD for bytes that are no character. */
-static void chat_remember(Chat *chat, const char *role, const char *content) {
+static void chat_remember(Conversation *chat, const char *role, const char *content) {
     ChatMessage message = {role, NULL};
     size_t length;
     FILE *text = text_stream_open(&message.content, &length);
@@ -118,21 +117,19 @@ static void chat_remember(Chat *chat, const char *role, const char *content) {
     text_output_bytes(&out, content, strlen(content));
     text_output_end(&out);
     text_stream_close(text);
-    if (chat->count == chat->room) {
-        chat->room = 2 * chat->room + 16;
-        chat->messages = (ChatMessage *)grown(chat->messages, sizeof *chat->messages * (size_t)chat->room);
-    }
+    chat->messages =
+        (ChatMessage *)with_room_for_one(chat->messages, (size_t)chat->count, &chat->room, sizeof *chat->messages);
     chat->messages[chat->count++] = message;
 }
 
-static void chat_forget(Chat *chat) {
+static void chat_forget(Conversation *chat) {
     for (int i = 0; i < chat->count; i++) free(chat->messages[i].content);
     chat->count = chat->cached = 0;
     chat->tokens.count = 0;
 }
 
 /* Begins a new conversation, with the system message if there is one. */
-static void chat_reset(Chat *chat) {
+static void chat_reset(Conversation *chat) {
     const char *system = chat->system ? chat->system : chat->form->system;
     chat_forget(chat);
     chat_special_token(&chat->tokens, chat->form->begin);
@@ -141,8 +138,9 @@ static void chat_reset(Chat *chat) {
     chat_remember(chat, "system", system);
 }
 
-/* Writes the conversation in the format that dev/data/chat reads, in place of an earlier file of this name. */
-static void chat_save(const Chat *chat, const char *path) {
+/* Writes the conversation in the format that dev/data/chat reads. Only a file that this conversation was saved to is
+ * replaced. */
+static void chat_save(Conversation *chat, const char *path) {
     cJSON *root = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(root, "messages");
     for (int i = 0; i < chat->count; i++) {
         cJSON *message = cJSON_CreateObject();
@@ -150,7 +148,12 @@ static void chat_save(const Chat *chat, const char *path) {
         cJSON_AddStringToObject(message, "content", chat->messages[i].content);
         cJSON_AddItemToArray(list, message);
     }
-    FILE *f = fopen(path, "w");
+    int is_own = chat->saved_as && !strcmp(path, chat->saved_as);
+    FILE *f = fopen(path, is_own ? "w" : "wx"); // wx: fails if there is such a file
+    if (f && !is_own) {
+        free(chat->saved_as);
+        chat->saved_as = checked_strdup(path);
+    }
     if (f) json_write_line(f, root);
     else cJSON_Delete(root);
     int failed = !f || ferror(f);
@@ -160,7 +163,7 @@ static void chat_save(const Chat *chat, const char *path) {
 }
 
 /* Obeys a line that begins with a slash. */
-static void chat_command(Chat *chat, char *line) {
+static void chat_command(Conversation *chat, char *line) {
     size_t length = strcspn(line, " \t");
     char *rest = line + length + strspn(line + length, " \t");
     if (length == 6 && !strncmp(line, "/reset", 6)) {
@@ -185,21 +188,21 @@ static void chat_command(Chat *chat, char *line) {
 // answers
 
 /* Has all ranks compute the conversation's tokens from chat->cached on. Returns the logits of the next token. */
-static const float *chat_compute(Chat *chat, Generator *g) {
+static const float *chat_compute(Conversation *chat, Generator *g) {
     const float *logits = NULL;
     while (chat->cached < (int)chat->tokens.count) {
         ChatOrder order = {CHAT_COMPUTE, 0, chat->cached, {0}};
         order.count = (int32_t)min_i64(CHAT_ORDER_TOKENS, (int64_t)chat->tokens.count - chat->cached);
         memcpy(order.ids, chat->tokens.ids + chat->cached, sizeof(int32_t) * (size_t)order.count);
         chat_tell(g->trainer, order);
-        logits = g->next_logits(g->trainer, order.ids, order.count, order.past);
+        logits = next_token_logits(g->trainer, order.ids, order.count, order.past);
         chat->cached += order.count;
     }
     return logits;
 }
 
 /* Generates, prints and remembers the answer to the conversation so far. */
-static void chat_answer(Chat *chat, Generator *g) {
+static void chat_answer(Conversation *chat, Generator *g) {
     const Job *j = g->trainer->job;
     char *text = NULL;
     size_t length;
@@ -229,7 +232,7 @@ static void chat_answer(Chat *chat, Generator *g) {
 }
 
 /* A message of the user and the answer to it, if both fit. */
-static void chat_user_message(Chat *chat, Generator *g, const char *line) {
+static void chat_user_message(Conversation *chat, Generator *g, const char *line) {
     enum { LEAST_ANSWER = 16 };
     size_t before = chat->tokens.count;
     int positions = g->trainer->job->cached_positions;
@@ -253,7 +256,7 @@ static void chat_user_message(Chat *chat, Generator *g, const char *line) {
 static void chat_on_rank_0(Generator *g) {
     const Job *j = g->trainer->job;
     struct sigaction action = ZERO, before;
-    Chat chat = ZERO;
+    Conversation chat = ZERO;
     chat.form = chat_form_find(j->tokenizer, j->tokenizer_path);
     chat.tokens.t = j->tokenizer;
     chat.is_terminal = isatty(STDIN_FILENO);
@@ -275,6 +278,7 @@ static void chat_on_rank_0(Generator *g) {
     chat_tell(g->trainer, leave);
     sigaction(SIGINT, &before, NULL);
     free(chat.system);
+    free(chat.saved_as);
     chat_forget(&chat);
     free(chat.messages);
     free(chat.tokens.ids);
@@ -286,17 +290,17 @@ static void chat_on_other_ranks(Generator *g) {
     for (;;) {
         ChatOrder order = chat_tell(g->trainer, nothing);
         if (order.action == CHAT_LEAVE) return;
-        if (order.action == CHAT_COMPUTE) g->next_logits(g->trainer, order.ids, order.count, order.past);
+        if (order.action == CHAT_COMPUTE) next_token_logits(g->trainer, order.ids, order.count, order.past);
     }
 }
 
-static void chat_main(Trainer *trainer, NextLogits next_logits) {
+static void converse(Trainer *trainer) {
     if (trainer->parallel.dev.dry_run) {
         int longest = trainer->job->opt.seq;
-        generator_dry_run(trainer, next_logits, longest, trainer->job->cached_positions - longest);
+        generator_dry_run(trainer, longest, trainer->job->cached_positions - longest);
         return;
     }
-    Generator g = generator_open(trainer, next_logits);
+    Generator g = generator_open(trainer);
     if (trainer->parallel.rank == 0) chat_on_rank_0(&g);
     else chat_on_other_ranks(&g);
     free(g.scratch);

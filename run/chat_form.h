@@ -47,10 +47,7 @@ static const ChatForm *chat_form_find(const Tokenizer *t, const char *path) {
 }
 
 static void chat_token(ChatTokens *c, int32_t id) {
-    if (c->count >= c->room) {
-        c->room = c->count + c->count / 2 + 1024;
-        c->ids = (int32_t *)grown(c->ids, c->room * sizeof *c->ids);
-    }
+    c->ids = (int32_t *)with_room_for_one(c->ids, c->count, &c->room, sizeof *c->ids);
     c->ids[c->count++] = id;
 }
 static void chat_special_token(ChatTokens *c, const char *name) {
@@ -58,7 +55,7 @@ static void chat_special_token(ChatTokens *c, const char *name) {
 }
 
 /* Encodes both texts as one, because a token may contain bytes of both. */
-static void chat_text(ChatTokens *c, const char *head, const char *text) {
+static void chat_encode(ChatTokens *c, const char *head, const char *text) {
     size_t length = strlen(head) + strlen(text);
     char *whole = new_array(char, length + 1);
     strcat(strcpy(whole, head), text);
@@ -71,18 +68,18 @@ static void chat_message_begin(ChatTokens *c, const ChatForm *form, const char *
     char head[32];
     chat_special_token(c, form->open);
     if (form->close) {
-        chat_text(c, role, "");
+        chat_encode(c, role, "");
         chat_special_token(c, form->close);
-        chat_text(c, form->before_content, content);
+        chat_encode(c, form->before_content, content);
         return;
     }
     snprintf(head, sizeof head, "%s%s", role, form->before_content);
-    chat_text(c, head, content);
+    chat_encode(c, head, content);
 }
 
 static void chat_message_end(ChatTokens *c, const ChatForm *form) {
     chat_special_token(c, form->end);
-    chat_text(c, form->after_turn, "");
+    chat_encode(c, form->after_turn, "");
 }
 
 static void chat_message(ChatTokens *c, const ChatForm *form, const char *role, const char *content) {

@@ -1,12 +1,12 @@
 /* generate.h: generating text: the choice of the next token, and the loop of --generate.
  *
- * All ranks compute every token; rank 0 chooses and prints. The loop calls the forward pass of train_llama3.cu through
- * a pointer, because that file includes this one.
+ * All ranks compute every token; rank 0 chooses and prints.
  */
 #ifndef GENERATE_H
 #define GENERATE_H
 #include "../lib/cpu/vectors.h" // defines: vexp, vmax, load_fill
 #include "../lib/output.h"      // defines: flush_results
+#include "forward.h"            // defines: model_forward, final_norm_forward, head_weights
 #include "prompts.h"            // defines: Prompt, is_stop_token
 #include "text_output.h"        // defines: TextOutput, text_output_token
 #include "trainer.h"            // defines: Trainer, all_gather_now
@@ -17,14 +17,30 @@ typedef struct {
     int32_t id;
 } Candidate;
 
-/* Returns the logits (V), in host memory, of the token after ids (count); `past` tokens before them are cached. */
-typedef const float *(*NextLogits)(Trainer *trainer, int32_t *ids, int count, int past);
-
 typedef struct {
     Trainer *trainer;
-    NextLogits next_logits;
     Candidate *scratch; // (V)
 } Generator;
+
+// ---------------------------------------------------------------------------
+// the logits of the next token
+
+/* Returns the logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the
+ * cache. */
+static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count, int past) {
+    Model *m = &trainer->model;
+    int C = m->config.C, V = m->config.V;
+    StepBatch batch = ZERO;
+    batch.inputs = ids;
+    model_set_tokens(m, m->B, count, past);
+    model_forward(m, &trainer->parallel.pipeline, &batch);
+    const HeadWeights w = head_weights(m, NO_GRADIENTS);
+    const floatX *x = final_norm_forward(m, &w);
+    linear_forward_fp32(m->dev, m->logits, x + (int64_t)(count - 1) * C, w.head, 1, C, V);
+    fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
+    device_read(m->dev, m->next_logits, m->logits, sizeof(float) * V);
+    return m->next_logits;
+}
 
 // ---------------------------------------------------------------------------
 // the choice of a token
@@ -101,27 +117,32 @@ static int32_t sample_token(const float *logits /* (V) */, int V, double tempera
     return taken ? scratch[count - taken].id : 0;
 }
 
+/* Replaces `value`, which is no larger than a StepReport, by that of rank 0. */
+static void take_from_rank_0(Trainer *trainer, const char *what, void *value, size_t bytes) {
+    Parallel *p = &trainer->parallel;
+    if (p->mesh.world == 1) return;
+    all_gather_now(&p->comm, AXIS_WORLD, what, value, trainer->reports, bytes);
+    memcpy(value, trainer->reports, bytes);
+}
+
 /* The id that rank 0 sampled, on every rank: GPUs of different kinds may differ in the last bits of the logits. */
 static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
-    Parallel *p = &trainer->parallel;
-    if (p->mesh.world == 1) return id;
-    all_gather_now(&p->comm, AXIS_WORLD, "next token", &id, trainer->reports, sizeof id);
-    memcpy(&id, trainer->reports, sizeof id);
+    take_from_rank_0(trainer, "next token", &id, sizeof id);
     return id;
 }
 
 // ---------------------------------------------------------------------------
 // --generate
 
-static Generator generator_open(Trainer *trainer, NextLogits next_logits) {
-    Generator g = {trainer, next_logits, new_array(Candidate, trainer->model.config.V)};
+static Generator generator_open(Trainer *trainer) {
+    Generator g = {trainer, new_array(Candidate, trainer->model.config.V)};
     return g;
 }
 
 /* The dry run: the calls that need the most memory. The longest input comes after at most `past` tokens. */
-static void generator_dry_run(Trainer *trainer, NextLogits next_logits, int longest_input, int past) {
-    next_logits(trainer, NULL, longest_input, past);
-    next_logits(trainer, NULL, 1, trainer->job->cached_positions - 1);
+static void generator_dry_run(Trainer *trainer, int longest_input, int past) {
+    next_token_logits(trainer, NULL, longest_input, past);
+    next_token_logits(trainer, NULL, 1, trainer->job->cached_positions - 1);
 }
 
 /* The id of token `number` of an answer. */
@@ -139,7 +160,7 @@ static void continue_prompt(Generator *g, const Prompt *prompt) {
     TextOutput out = text_output_open();
     for (int i = 0; i < count && prints; i++) text_output_token(&out, j->tokenizer, prompt->ids[i]);
     if (prints) flush_results();
-    const float *logits = g->next_logits(trainer, prompt->ids, count, 0);
+    const float *logits = next_token_logits(trainer, prompt->ids, count, 0);
     for (int i = 0; i < j->opt.max_tokens; i++) {
         int32_t id = id_of_rank_0(trainer, next_token(g, logits, i));
         if (is_stop_token(&j->stop_tokens, j->tokenizer, id)) break;
@@ -147,7 +168,7 @@ static void continue_prompt(Generator *g, const Prompt *prompt) {
             text_output_token(&out, j->tokenizer, id);
             flush_results();
         }
-        if (i + 1 < j->opt.max_tokens) logits = g->next_logits(trainer, &id, 1, count + i);
+        if (i + 1 < j->opt.max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
     }
     if (!prints) return;
     text_output_end(&out);
@@ -156,13 +177,13 @@ static void continue_prompt(Generator *g, const Prompt *prompt) {
 }
 
 /* Continues the prompts of --generate and --prompts, one after the other. An empty line separates their texts. */
-static void generate(Trainer *trainer, NextLogits next_logits) {
+static void generate(Trainer *trainer) {
     const Prompts *prompts = &trainer->job->prompts;
     if (trainer->parallel.dev.dry_run) {
-        generator_dry_run(trainer, next_logits, prompts->longest, 0);
+        generator_dry_run(trainer, prompts->longest, 0);
         return;
     }
-    Generator g = generator_open(trainer, next_logits);
+    Generator g = generator_open(trainer);
     for (int i = 0; i < prompts->count; i++) {
         if (i && trainer->parallel.rank == 0) printf("\n");
         continue_prompt(&g, &prompts->list[i]);

@@ -219,7 +219,8 @@ static const OptionRow option_rows[] = {
          "test the hosts and networks of a run in seconds, with the launcher, mesh, --data and --out of the run: what "
          "would make it fail or slow is a problem; --out also receives cluster.json for plan_llama3, and --cluster is "
          "compared with what is measured"),
-    TEXT("eval", eval, "FILE", NULL, "print the loss and perplexity of a token file as one line of JSON"),
+    TEXT("eval", eval, "FILE", NULL,
+         "print the loss, perplexity and bits per byte of a token file as one line of JSON"),
     TEXT("score", score, "FILE", NULL,
          "print the log-probability of each request of FILE, lines of JSON with \"context\" and \"continuation\" or "
          "\"context_ids\" and \"continuation_ids\""),

@@ -17,8 +17,9 @@ typedef struct {
 } Prompt;
 
 typedef struct {
-    Prompt *list; // (count, room)
-    int count, room;
+    Prompt *list; // (count)
+    int count;
+    size_t room; // for so many
     int longest; // tokens
 } Prompts;
 
@@ -37,10 +38,7 @@ static void prompts_add(Prompts *p, const Tokenizer *t, const char *text, size_t
         prompt.ids = new_array(int32_t, 1);
         prompt.ids[prompt.length++] = t->eos;
     }
-    if (p->count == p->room) {
-        p->room = 2 * p->room + 16;
-        p->list = (Prompt *)grown(p->list, sizeof *p->list * (size_t)p->room);
-    }
+    p->list = (Prompt *)with_room_for_one(p->list, (size_t)p->count, &p->room, sizeof *p->list);
     p->list[p->count++] = prompt;
     p->longest = (int)max_i64(p->longest, (int64_t)prompt.length);
 }

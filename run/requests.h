@@ -50,7 +50,7 @@ typedef struct {
     // while reading
     const Tokenizer *tokenizer; // NULL: there is none
     int vocab_size;             // of the model
-    size_t ids_capacity, requests_capacity, tasks_capacity;
+    size_t ids_room, requests_room, tasks_room;
 } Requests;
 
 // ---------------------------------------------------------------------------
@@ -64,14 +64,11 @@ static const char *request_text(const cJSON *json, const char *where, const char
 }
 
 static void request_add_text(Requests *r, const char *text, size_t length) {
-    r->num_ids = tokenizer_encode(r->tokenizer, text, length, &r->ids, &r->ids_capacity, r->num_ids);
+    r->num_ids = tokenizer_encode(r->tokenizer, text, length, &r->ids, &r->ids_room, r->num_ids);
 }
 
 static void request_add_id(Requests *r, int32_t id) {
-    if (r->num_ids == r->ids_capacity) {
-        r->ids_capacity = r->ids_capacity * 2 + 1024;
-        r->ids = (int32_t *)checked_realloc(r->ids, sizeof(int32_t) * r->ids_capacity);
-    }
+    r->ids = (int32_t *)with_room_for_one(r->ids, r->num_ids, &r->ids_room, sizeof *r->ids);
     r->ids[r->num_ids++] = id;
 }
 
@@ -90,7 +87,7 @@ static int request_add_ids(Requests *r, const cJSON *json, const char *where, co
     return (int)(r->num_ids - before);
 }
 
-/* Appends the tokens of a context and its continuation. Returns the number of the continuation's. */
+/* Appends the tokens of a context and its continuation. Returns how many tokens the continuation has. */
 static int request_add_texts(Requests *r, const char *where, const char *context, const char *continuation) {
     size_t before = r->num_ids, context_tokens = 1, length = strlen(context);
     if (!r->tokenizer)
@@ -117,10 +114,8 @@ static int request_add_texts(Requests *r, const char *where, const char *context
 }
 
 static ScoreRequest *request_add(Requests *r, int line) {
-    if ((size_t)r->count == r->requests_capacity) {
-        r->requests_capacity = r->requests_capacity * 2 + 64;
-        r->requests = (ScoreRequest *)checked_realloc(r->requests, sizeof(ScoreRequest) * r->requests_capacity);
-    }
+    r->requests =
+        (ScoreRequest *)with_room_for_one(r->requests, (size_t)r->count, &r->requests_room, sizeof *r->requests);
     ScoreRequest *request = &r->requests[r->count++];
     memset(request, 0, sizeof *request);
     request->first = (int64_t)r->num_ids;
@@ -128,8 +123,8 @@ static ScoreRequest *request_add(Requests *r, int line) {
     return request;
 }
 
-/* The tokens since request->first are the request's; the last `scored` are its continuation's. */
-static void request_check(const Requests *r, ScoreRequest *request, const char *where, int scored) {
+/* All tokens from request->first on belong to the request, the last `scored` of them to its continuation. */
+static void request_complete(const Requests *r, ScoreRequest *request, const char *where, int scored) {
     enum { MOST_TOKENS = 1 << 24 };
     size_t tokens = r->num_ids - (size_t)request->first;
     if (!scored) user_error("%s: the continuation has no tokens, expected at least one: remove the line", where);
@@ -157,7 +152,7 @@ static void read_score_request(Requests *r, const cJSON *json, const char *where
     } else {
         scored = request_add_texts(r, where, context, continuation);
     }
-    request_check(r, request, where, scored);
+    request_complete(r, request, where, scored);
     if (name) request->name = json_text(cJSON_Duplicate(name, 1), 0);
 }
 
@@ -180,10 +175,7 @@ static void read_choice_task(Requests *r, const cJSON *json, const char *where, 
     if (!context) context = request_text(json, where, "ctx");
     if (!context || !cJSON_IsArray(endings) || cJSON_GetArraySize(endings) < 2)
         user_error("%s: expected \"context\", a text, and \"endings\", a list of at least two texts", where);
-    if ((size_t)r->num_tasks == r->tasks_capacity) {
-        r->tasks_capacity = r->tasks_capacity * 2 + 64;
-        r->tasks = (ChoiceTask *)checked_realloc(r->tasks, sizeof(ChoiceTask) * r->tasks_capacity);
-    }
+    r->tasks = (ChoiceTask *)with_room_for_one(r->tasks, (size_t)r->num_tasks, &r->tasks_room, sizeof *r->tasks);
     ChoiceTask *task = &r->tasks[r->num_tasks++];
     size_t length = strlen(context);
     int spaced = length && strchr(" \t\r\n", context[length - 1]);
@@ -197,7 +189,7 @@ static void read_choice_task(Requests *r, const cJSON *json, const char *where, 
         char *continuation = (char *)checked_malloc(strlen(text) + 2);
         ScoreRequest *request = request_add(r, line);
         sprintf(continuation, "%s%s", spaced || text[0] == ' ' ? "" : " ", text);
-        request_check(r, request, where, request_add_texts(r, where, context, continuation));
+        request_complete(r, request, where, request_add_texts(r, where, context, continuation));
         request->ending_bytes = (int)strlen(text);
         free(continuation);
     }
@@ -229,7 +221,7 @@ static void requests_read(Requests *r, const char *path, int choices, const Toke
         if (!at[strspn(at, " \t\r")] && strlen(at) == (size_t)(end - at)) continue; // an empty line
         cJSON *json = json_parse_object(at, (size_t)(end - at), where, "one request per line");
         json_refuse_duplicates(json, where);
-        json_refuse_zero(at, where);
+        if (json_has_zero_byte(at)) user_error("%s: found \\u0000 in a text, expected none: remove it", where);
         if (choices) read_choice_task(r, json, where, line);
         else read_score_request(r, json, where, line);
         cJSON_Delete(json);
@@ -279,8 +271,8 @@ static int by_length(const void *a, const void *b) {
 enum { MOST_SCORE_ROWS = 256, SCORE_LENGTHS = 16 /* batches are padded to a multiple of so many tokens */ };
 
 /* Divides the requests into batches of at most B · T tokens. They depend neither on the number of ranks nor on which
- * rank computes them, and so neither do the scores. With `same_shape` (context or pipeline parallelism) every batch has
- * B rows of T tokens; else a batch of short requests has more rows. */
+ * rank computes them, and so neither do the scores. With `same_shape` every batch is computed as B rows of T tokens,
+ * because a context-parallel rank has fixed halves of T positions; else a batch of short requests has more rows. */
 static void requests_make_batches(Requests *r, int B, int T, int same_shape) {
     RequestLength *lengths = new_array(RequestLength, r->count);
     r->order = new_array(int64_t, r->count);

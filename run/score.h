@@ -72,8 +72,9 @@ static void score_head(Trainer *trainer, RequestScore *scores) {
         int count = (int)min_i64(m->logit_rows, N - first);
         linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
         const float *statistics = tp_softmax_statistics(m->tp, m->logits, m->targets + first, count, V);
+        if (m->tp->rank) continue; // all tp ranks know the same statistics
         device_read(m->dev, trainer->host_statistics, statistics, sizeof(float) * 3 * (size_t)(m->tp->size * count));
-        if (!m->dev->dry_run && m->tp->rank == 0) add_scores(trainer, scores, first, count);
+        if (!m->dev->dry_run) add_scores(trainer, scores, first, count);
     }
     fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
 }
@@ -81,18 +82,25 @@ static void score_head(Trainer *trainer, RequestScore *scores) {
 // ---------------------------------------------------------------------------
 // all batches
 
-/* Computes a batch; `batch` NULL: none is left for this rank, which still takes part in the collectives. */
-static void score_batch(Trainer *trainer, const Requests *r, const ScoreBatch *batch, RequestScore *scores) {
+/* Computes batch `index` and gathers what all ranks computed at the same time. There may be none of this number; the
+ * rank still takes part in the collectives. */
+static void score_batch(Trainer *trainer, const Requests *r, int64_t index) {
     const ScoreBatch nothing = {0, 0, r->batches[r->num_batches - 1].T};
+    const ScoreBatch *batch = index < r->num_batches ? &r->batches[index] : &nothing;
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
-    int rows = p->cp.size > 1 ? trainer->job->opt.batch : 1;
-    if (!batch) batch = &nothing;
-    model_set_tokens(m, (int)max_i64(rows, batch->rows), batch->T / p->cp.size, 0);
-    if (!p->dev.dry_run) read_score_batch(trainer, r, batch);
+    RequestScore *mine = trainer->batch_scores;
+    size_t bytes = sizeof *mine * MOST_SCORE_ROWS;
+    int least_rows = p->cp.size > 1 ? trainer->job->opt.batch : 1;
+    model_set_tokens(m, (int)max_i64(least_rows, batch->rows), batch->T / p->cp.size, 0);
+    if (!p->dev.dry_run) {
+        memset(mine, 0, bytes);
+        read_score_batch(trainer, r, batch);
+    }
     model_forward(m, &p->pipeline, &trainer->eval_batch);
     device_record_event(&p->dev, &trainer->eval_batch.fed);
-    if (m->table.head >= 0) score_head(trainer, scores);
+    if (m->table.head >= 0) score_head(trainer, mine);
+    all_gather_now(&p->comm, AXIS_WORLD, "scores", mine, mine + MOST_SCORE_ROWS, bytes);
 }
 
 /* Adds up what all ranks computed in a turn, whose first batch is `first`. */
@@ -111,25 +119,20 @@ static void merge_scores(Trainer *trainer, const Requests *r, int64_t first) {
     }
 }
 
-/* The scores of all requests, in trainer->scores, on every rank. A dry run computes a batch of each shape. */
+/* The scores of all requests, in trainer->scores, on every rank. A dry run computes the first batch of each length,
+ * which has the most rows. */
 static void score_requests(Trainer *trainer, const Requests *r) {
     if (!r->count) return;
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
-    int B = m->B, T = m->T, data_ranks = mesh_data_ranks(&p->mesh), T_before = 0;
-    RequestScore *mine = trainer->batch_scores;
-    size_t bytes = sizeof *mine * MOST_SCORE_ROWS;
+    int B = m->B, T = m->T, data_ranks = mesh_data_ranks(&p->mesh), data_rank = mesh_data_rank(&p->mesh, p->rank);
     Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
+    for (int64_t i = 0; i < r->num_batches && p->dev.dry_run; i++)
+        if (i == 0 || r->batches[i].T != r->batches[i - 1].T) score_batch(trainer, r, i);
     if (!p->dev.dry_run) memset(trainer->scores, 0, sizeof *trainer->scores * (size_t)r->count);
-    for (int64_t first = 0; first < r->num_batches; first += p->dev.dry_run ? 1 : data_ranks) {
-        int64_t index = first + (p->dev.dry_run ? 0 : mesh_data_rank(&p->mesh, p->rank));
-        const ScoreBatch *batch = index < r->num_batches ? &r->batches[index] : NULL;
-        if (p->dev.dry_run && batch->T == T_before) continue;
-        if (p->dev.dry_run) T_before = batch->T;
-        else memset(mine, 0, bytes);
-        score_batch(trainer, r, batch, mine);
-        all_gather_now(&p->comm, AXIS_WORLD, "scores", mine, mine + MOST_SCORE_ROWS, bytes);
-        if (!p->dev.dry_run) merge_scores(trainer, r, first);
+    for (int64_t first = 0; first < r->num_batches && !p->dev.dry_run; first += data_ranks) {
+        score_batch(trainer, r, first + data_rank);
+        merge_scores(trainer, r, first);
     }
     device_phase(&p->dev, NULL, NULL);
     comm_phase(&p->comm, before);
@@ -139,27 +142,36 @@ static void score_requests(Trainer *trainer, const Requests *r) {
 // ---------------------------------------------------------------------------
 // results
 
-/* Refuses scores that are not finite, on every rank. */
-static void check_scores(const Trainer *trainer, const Requests *r) {
+/* The first request whose score is not finite; -1: there is none. */
+static int64_t first_bad_score(const Trainer *trainer, const Requests *r) {
     for (int64_t i = 0; i < r->count; i++)
-        if (!isfinite(trainer->scores[i].logprob))
-            user_error("%s, line %d: the log-probability is %g, expected a finite number: check that the weights of %s "
-                       "are those of this model",
-                       r->path, r->requests[i].line, trainer->scores[i].logprob, trainer->job->opt.model);
+        if (!isfinite(trainer->scores[i].logprob)) return i;
+    return -1;
 }
 
-static void note_cut_contexts(const Trainer *trainer, const Requests *r) {
-    if (!r->num_cut || trainer->parallel.rank) return;
+static void note_cut_contexts(const Trainer *trainer) {
+    const Requests *r = &trainer->job->requests;
+    if (!r->num_cut) return;
     fprintf(stderr, "note: %" PRId64 " of %" PRId64 " requests are longer than --seq %d: their contexts begin later\n",
             r->num_cut, r->count, trainer->job->opt.seq);
 }
 
+/* Scores the requests of --score or --choices, and refuses scores that are not finite. */
+static const Requests *score_all(Trainer *trainer) {
+    const Requests *r = &trainer->job->requests;
+    if (trainer->parallel.rank == 0) note_cut_contexts(trainer);
+    score_requests(trainer, r);
+    int64_t bad = first_bad_score(trainer, r);
+    if (bad >= 0)
+        user_error("%s, line %d: the log-probability is %g, expected a finite number: check that the weights of %s are "
+                   "those of this model",
+                   r->path, r->requests[bad].line, trainer->scores[bad].logprob, trainer->job->opt.model);
+    return r;
+}
+
 /* --score: one line of JSON for each request, in the order of the file. */
 static void print_scores(Trainer *trainer) {
-    const Requests *r = &trainer->job->requests;
-    note_cut_contexts(trainer, r);
-    score_requests(trainer, r);
-    check_scores(trainer, r);
+    const Requests *r = score_all(trainer);
     for (int64_t i = 0; i < r->count && trainer->parallel.rank == 0; i++) {
         const ScoreRequest *request = &r->requests[i];
         cJSON *line = cJSON_CreateObject();
@@ -200,10 +212,7 @@ static Accuracy accuracy_of_scores(const Requests *r, const RequestScore *scores
 
 /* --choices without training: one line of JSON. */
 static void print_accuracy(Trainer *trainer) {
-    const Requests *r = &trainer->job->requests;
-    note_cut_contexts(trainer, r);
-    score_requests(trainer, r);
-    check_scores(trainer, r);
+    const Requests *r = score_all(trainer);
     if (trainer->parallel.rank) return;
     Accuracy a = accuracy_of_scores(r, trainer->scores);
     cJSON *line = cJSON_CreateObject();

@@ -7,6 +7,7 @@
  */
 #define TESTING
 #include "train_llama3.cu"
+#include "one_rank.h" // defines: OneRank, one_rank_open, one_rank_close
 
 static void forward_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
@@ -62,20 +63,10 @@ static void head_matmuls(Trainer *trainer) {
     }
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return x[n / 2];
-}
-
-enum { MOST_ROUNDS = 64 };
+enum { BENCH_ROUNDS = 64 };
 typedef struct {
     int rounds;
-    double steps[MOST_ROUNDS], matmuls[MOST_ROUNDS], ratios[MOST_ROUNDS]; // seconds; ratios: matmuls / steps
+    double steps[BENCH_ROUNDS], matmuls[BENCH_ROUNDS], ratios[BENCH_ROUNDS]; // seconds; ratios: matmuls / steps
     OpStat ops[OP_COUNT];                                                 // of one step; seconds are means
 } Measured;
 
@@ -120,12 +111,12 @@ static void print_measured(const char *model, const Trainer *trainer, Measured *
     const OpStat *ops = m->ops;
     double flops =
         ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
-    double step = median(m->steps, m->rounds), matmul = median(m->matmuls, m->rounds);
+    double step = median_of(m->steps, m->rounds), matmul = median_of(m->matmuls, m->rounds);
     printf("%s, %s, %d threads, %d rounds, medians\n", model, PRECISION_NAME, trainer->parallel.dev.threads, m->rounds);
     printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of matmuls\n", 1e3 * step, opt->batch * opt->seq / step,
            flops / step / 1e9);
     printf("  matmuls   %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * matmul, flops / matmul / 1e9);
-    printf("  the whole step runs at %.1f %% of the rate of its matmuls\n", 100 * median(m->ratios, m->rounds));
+    printf("  the whole step runs at %.1f %% of the rate of its matmuls\n", 100 * median_of(m->ratios, m->rounds));
     printf("  %-24s %6s %10s %10s %10s\n", "op", "calls", "ms a step", "GFLOP/s", "GB/s");
     for (int o = 0; o < OP_COUNT; o++)
         if (ops[o].calls)
@@ -137,26 +128,17 @@ int main(int argc, char **argv) {
     if (argc < 2) user_error("bench MODEL [ROUNDS]");
     static Measured measured;
     measured.rounds = argc > 2 ? atoi(argv[2]) : 7;
-    if (measured.rounds < 1 || measured.rounds > MOST_ROUNDS)
-        user_error("ROUNDS is %d, expected 1 to %d", measured.rounds, MOST_ROUNDS);
+    if (measured.rounds < 1 || measured.rounds > BENCH_ROUNDS)
+        user_error("ROUNDS is %d, expected 1 to %d", measured.rounds, BENCH_ROUNDS);
     char path[] = "/tmp/llama3-bench-XXXXXX";
     FILE *f = fdopen(mkstemp(path), "wb");
     write_random_tokens(f);
     fclose(f);
     char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--data", path, (char *)"--warmup", (char *)"0"};
-    Job *j = (Job *)checked_malloc(sizeof *j);
-    j->opt = options_parse(7, arguments);
-    j->transport = j->host_transport = &transport_threads;
-    job_prepare(j, 1, 1, 1);
-    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer),
-            *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-    dry_run_open(dry_run, j, 0, NULL);
-    trainer_open(trainer, dry_run, j, 0);
+    OneRank *o = one_rank_open(7, arguments);
     unlink(path);
-    measure(trainer, &measured);
-    print_measured(argv[1], trainer, &measured);
-    trainer_close(trainer);
-    trainer_close(dry_run);
-    job_close(j);
+    measure(&o->trainer, &measured);
+    print_measured(argv[1], &o->trainer, &measured);
+    one_rank_close(o);
     return 0;
 }

@@ -7,6 +7,7 @@
  */
 #define TESTING
 #include "train_llama3.cu"
+#include "one_rank.h" // defines: OneRank, one_rank_open, one_rank_close
 
 enum { BUFFER_BYTES = 1 << 29, STREAMS_OF_SUMS = 8, DECODE_ROUNDS = 64 };
 
@@ -27,7 +28,7 @@ static double read_rate(const float *buffer, int threads) {
     }
     double seconds = seconds_now() - start;
     if (total != 0) run_failure("the buffer holds zeros, and their sum is %g", total);
-    return BUFFER_BYTES / seconds;
+    return (double)BUFFER_BYTES / seconds;
 }
 
 /* Bytes of weights that a token needs: all but the rows of an embedding that is not also the head. */
@@ -42,23 +43,14 @@ static double weight_bytes(const Trainer *trainer) {
     return elements * sizeof(floatX);
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return x[n / 2];
-}
-
 /* Seconds per token for `tokens` tokens after the prompt, including their choice. */
 static double decode(Generator *g, int tokens) {
     const Prompt *prompt = &g->trainer->job->prompts.list[0];
-    const float *logits = g->next_logits(g->trainer, prompt->ids, (int)prompt->length, 0);
+    const float *logits = next_token_logits(g->trainer, prompt->ids, (int)prompt->length, 0);
     double start = seconds_now();
     for (int i = 0; i < tokens; i++) {
         int32_t id = next_token(g, logits, i);
-        logits = g->next_logits(g->trainer, &id, 1, (int)prompt->length + i);
+        logits = next_token_logits(g->trainer, &id, 1, (int)prompt->length + i);
     }
     return (seconds_now() - start) / tokens;
 }
@@ -84,9 +76,9 @@ static void measure(Generator *g, int rounds, int tokens) {
         rates[i] = fmax(before, read_rate(buffer, threads));
         parts[i] = bytes / seconds[i] / rates[i];
     }
-    double token = median(seconds, rounds), rate = median(rates, rounds);
+    double token = median_of(seconds, rounds), rate = median_of(rates, rounds);
     printf("| %s | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.0f %% |\n", PRECISION_NAME, threads, bytes / 1e6,
-           rate / 1e9, rate / bytes, 1 / token, 1e3 * token, 100 * median(parts, rounds));
+           rate / 1e9, rate / bytes, 1 / token, 1e3 * token, 100 * median_of(parts, rounds));
     free(buffer);
 }
 
@@ -101,19 +93,10 @@ int main(int argc, char **argv) {
     char *arguments[] = {
         argv[0], (char *)"--model", argv[1], (char *)"--generate", (char *)"Once upon a time", (char *)"--max-tokens",
         count};
-    Job *j = (Job *)checked_malloc(sizeof *j);
-    j->opt = options_parse(7, arguments);
-    j->transport = j->host_transport = &transport_threads;
-    job_prepare(j, 1, 1, 1);
-    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer),
-            *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-    dry_run_open(dry_run, j, 0, NULL);
-    trainer_open(trainer, dry_run, j, 0);
-    Generator g = generator_open(trainer, next_token_logits);
+    OneRank *o = one_rank_open(7, arguments);
+    Generator g = generator_open(&o->trainer);
     measure(&g, rounds, tokens);
     free(g.scratch);
-    trainer_close(trainer);
-    trainer_close(dry_run);
-    job_close(j);
+    one_rank_close(o);
     return 0;
 }

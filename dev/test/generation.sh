@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# generation.sh [PROGRAM] : --generate, --prompts and --chat as a user meets them. The same text on every layout, end
-# tokens of the model's directory, commands, Ctrl-C, the end of the input, and what is refused.
+# generation.sh [PROGRAM] : --generate, --prompts, --chat, --score and --choices as a user meets them. The same text on
+# every layout, end tokens of the model's directory, commands, Ctrl-C, the end of the input, and what is refused.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -100,6 +100,14 @@ first=$(grep -o '"role":"assistant","content":"[^"]*"' first.json | head -n 1)
 second=$(grep -o '"role":"assistant","content":"[^"]*"' second.json)
 if [ -n "$first" ] && [ "$first" = "$second" ]; then pass "--chat: /reset forgets the conversation" "$first"
 else fail "--chat: /reset forgets the conversation" "$first / $second"; fi
+printf '/save first.json\nHello\n/save own.json\nAnd now?\n/save own.json\n' >saves
+cp first.json before.json
+gives "--chat: /save in place of a file" saves answers --chat --max-tokens 12
+grep -q "first.json cannot be written: File exists" notes && cmp -s first.json before.json &&
+    pass "--chat: /save does not replace a file of others" "$(grep -m1 exists notes)" ||
+    fail "--chat: /save does not replace a file of others" "$(tail -n 3 notes)"
+[ "$(grep -o '"user"' own.json | wc -l)" = 2 ] && pass "--chat: /save replaces its own file" "2 messages of the user" ||
+    fail "--chat: /save replaces its own file" "$(cat own.json)"
 [ "$(grep -o '"role"' first.json | wc -l)" = 4 ] && pass "--chat: /save writes every message" "4" ||
     fail "--chat: /save writes every message" "$(cat first.json)"
 has "--chat: /system is part of the conversation" third.json \
@@ -131,7 +139,7 @@ reads() {
 }
 for ranks in 1 2; do
     name="--chat on $ranks ranks"
-    rm -f to-chat
+    rm -f to-chat stopped.json
     mkfifo to-chat
     "$program" --model trained --threads 1 --chat --seq 30000 --timeout 2 --ranks $ranks <to-chat >out 2>notes &
     chat=$!
@@ -155,6 +163,28 @@ for ranks in 1 2; do
     chat=
     exec 3>&-
 done
+
+# ---------------------------------------------------------------- --score and --choices
+long=$(printf 'and the %.0s' {1..40})
+for i in 1 2 3 4 5; do
+    printf '{"context":"%s","endings":["word %d","another","%s"],"label":%d}\n' "$long" $i "third $i" $((i % 3))
+done >tasks.jsonl
+"$program" --model model --data text/train.tok --seq 32 --batch 4 --steps 5 --lr 1e-2 --threads 1 --choices \
+    tasks.jsonl --choices-every 2 --out run --export chosen --ranks 2 >said 2>notes ||
+    fail "--choices during training" "$(tail -n 1 notes)"
+steps=$(sed -nE 's/.*"step":([0-9]+),"tasks":5,"accuracy":.*/\1/p' run/metrics.jsonl | tr '\n' ' ')
+[ "$steps" = "2 4 5 " ] && pass "--choices-every: the steps of metrics.jsonl" "$steps" ||
+    fail "--choices-every: the steps of metrics.jsonl" "$steps, expected 2 4 5"
+has "--choices: contexts that are cut are noted" notes 'note: 15 of 15 requests are longer than --seq 32'
+"$program" --model chosen --choices tasks.jsonl --seq 32 --threads 1 >out 2>notes
+trained=$(sed -nE 's/.*"step":5,"tasks":5,("accuracy".*[0-9]).*/\1/p' run/metrics.jsonl)
+name="--choices: an export has the accuracy of its training"
+[ -n "$trained" ] && grep -qF "$trained" out && pass "$name" "$trained" || fail "$name" "$trained, $(cat out notes)"
+printf '{"id":"a","context":"In the","continuation":" beginning"}\n' >requests.jsonl
+"$program" --model chosen --score requests.jsonl --threads 1 >out 2>notes
+"$program" --model chosen --score requests.jsonl --threads 1 --ranks 3 --deterministic >out-3 2>notes
+has "--score: an answer" out '^[{]"id":"a","logprob":-[0-9.]+,"tokens":[0-9]+,"greedy":(true|false)[}]$'
+same "--score: the same answers on 3 ranks" out out-3
 
 # ---------------------------------------------------------------- bad input
 refused "--prompts without a file" "nowhere.txt cannot be opened" --model trained --prompts nowhere.txt

@@ -12,7 +12,8 @@
 #   phrase          no phrase of dev/test/phrases.txt in comments, messages and documentation
 #   layers          includes point downwards: lib, llama3.h, sharding and parallelism, run, the program, plan and tests
 #   cycles          no file includes itself through others
-#   alone           every header compiles alone, as C11 and as C++20; CUDA's headers in the emulator's C++
+#   alone           every header compiles alone, as C11 and as C++20; CUDA's headers in the emulator's C++. So do the
+#                   programs that only measurements and comparisons build
 #   length          README.md has at most 150 lines, and the files a reader starts with at most what `ceilings` says
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -122,6 +123,7 @@ check_alone() {
     local file n=0
     for file in "${code[@]}"; do
         case $file in
+            dev/kernels/bench.cu | dev/kernels/decode.cu | dev/pytorch/logits.cu) ;;
             # parts of one program each
             dev/test/* | dev/fuzz/* | dev/cuda_on_cpu/* | dev/kernels/* | dev/data/*) continue ;;
             *.h | *.cuh) ;;

@@ -188,10 +188,12 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
     floatX *q = test_xs(t, l.total, c->scale), *k = q + l.k, *v = q + l.v, *dout = test_xs(t, N * s.o_stride, 1);
     floatX *first_out = NULL, *first_d = NULL;
     float *first_lse = NULL;
+    int last = CUDA_BUILD && is_short ? 1 : TEST_THREADS; // `short` leaves it to other ops to run in several streams
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         floatX *out = test_xs(t, N * s.o_stride, 1), *d = (floatX *)test_copy(t, q, l.total * XS);
         memset(out, 0, (size_t)(N * s.o_stride * XS)); // what lies between rows is compared below
         float *lse = test_floats(t, N * c->NH, 1);
+        if (threads > last) continue; // later cases have the same random numbers nevertheless
         attention_forward(&t->dev[threads], out, lse, q, k, v, &s);
         attention_backward(&t->dev[threads], d, d + l.k, d + l.v, dout, out, lse, q, k, v, &s);
         if (!first_out) {

@@ -190,7 +190,7 @@ static void test_chat_form(const Tokenizer *t) {
     chat_special_token(&c, form->begin);
     chat_message(&c, form, "user", "<|eot_id|>"); // plain text in a message
     chat_answer_begin(&c, form);
-    chat_text(&c, "", "ok");
+    chat_encode(&c, "", "ok");
     chat_answer_end(&c, form);
     CHECK("a conversation has its template's tokens, and a message cannot write special ones",
           c.count == sizeof wanted / sizeof *wanted && !memcmp(c.ids, wanted, sizeof wanted), "%zu tokens", c.count);

@@ -69,8 +69,7 @@ static void test_scores_by_loss(const char *requests) {
     score_file("odd", requests, 1, "");
     for (int i = 0; i < SCORED_REQUESTS; i += is_short ? 4 : 1)
         worst = worst_of(worst, fabs(score_by_loss(i) - scores_of_test[i].logprob));
-    CHECK("a score is the loss of a token file with the request's tokens", worst <= (sizeof(floatX) == 4 ? 2e-5 : 0.3),
-          "%.2g", worst);
+    CHECK("a score is the loss of a token file with the request's tokens", worst <= 2e-5, "%.2g", worst);
 }
 
 /* Whatever the batches: their rows, their length, and who computes them. */
@@ -100,9 +99,10 @@ static void test_scores_of_layouts(const char *requests) {
             worst = worst_of(worst, fabs(scores_of_test[r].logprob - one[r].logprob));
             others += scores_of_test[r].surprises != one[r].surprises;
         }
-        double bound = sizeof(floatX) == 4 ? 2e-5 : 0.3;
+        int is_bf16 = sizeof(floatX) == 2; // where other partial sums are rounded: 0.042 with tp 2
+        double bound = is_bf16 ? 0.1 : 2e-5;
         snprintf(name, sizeof name, "scores on %d ranks%s are those of one rank", layouts[i].world, layouts[i].options);
-        CHECK(name, layouts[i].equal_bits ? worst == 0 && !others : worst <= bound && others * 10 <= SCORED_REQUESTS,
+        CHECK(name, layouts[i].equal_bits ? worst == 0 && !others : worst <= bound && others <= 2 * is_bf16,
               "off by %.2g, %d of %d greedy otherwise", worst, others, SCORED_REQUESTS);
     }
 }

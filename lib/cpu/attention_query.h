@@ -157,8 +157,7 @@ static void query_attention_forward(Device *dev, floatX *out, float *lse, const 
                                     const floatX *v, const AttentionShape *s, void *workspace) {
     QueryAttention a;
     query_attention_layout(&a, s, dev->threads, (float *)workspace);
-    int threads = a.groups * a.heads * a.keys * a.width < WORTH_THREADS ? 1 : dev->threads;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(dev->threads) if (a.groups * a.heads * a.keys * a.width >= WORTH_THREADS)
     {
         float *local = a.local + omp_get_thread_num() * a.local_floats;
 #pragma omp for schedule(static)
