@@ -185,6 +185,7 @@ static void trainer_allocate(Trainer *trainer) {
 
 static void trainer_close(Trainer *trainer) {
     Parallel *p = &trainer->parallel;
+    logger_free(&trainer->logger);
     if (trainer->model.training) loader_close(&trainer->loader, &p->dev);
     device_destroy_event(trainer->eval_batch.fed);
     checkpoint_writer_close(&trainer->writer);

@@ -492,6 +492,46 @@ more "a failed host is back at once" plan/goodput.h \
     's|= r->now + r->in->repair;|= r->now;|' \
     goodput "waits until that host is repaired"
 
+more "waiting for an axis is counted as waiting for all ranks" lib/comm.h \
+    's|comm->wait_seconds\[r->group->axis\]|comm->wait_seconds[AXIS_WORLD]|' \
+    "mpi waiting" "waiting is counted for the axis"
+
+more "run.html is overwritten where it is" run/run_page.h \
+    's|"%s/.run.html.part"|"%s/run.html"|' \
+    run-page "leaves a complete page"
+
+more "run.html is rewritten after every step" run/run_page.h \
+    's/ || (!p->has_ended \&\& start < p->next_write)//' \
+    run-page "at most every few seconds"
+
+more "markup in a name reaches run.html" run/page.h \
+    's|int is_markup = code == .<. .*|int is_markup = 0;|' \
+    run-page "do not act"
+
+more "escape sequences reach run.html" run/page.h \
+    's|^    if (code < 0x20) return 0x2400 + code;||' \
+    run-page "do not act"
+
+more "merging two buckets of a curve loses the later one" run/history.h \
+    's|^    b->steps += later->steps;||' \
+    run-page "no step is lost"
+
+more "merging two buckets of a curve loses the spike" run/history.h \
+    's|^    s->most = s->count ? fmax(s->most, other->most) : other->most;||' \
+    run-page "a spike of one step survives"
+
+more "a curve has a point for every step" run/history.h \
+    's|enum { HISTORY_BUCKETS = 512 };|enum { HISTORY_BUCKETS = 1 << 17 };|' \
+    run-page "below 1 MB"
+
+more "a loss that is not finite enters the curve" run/history.h \
+    's|^    if (!isfinite(value)) return;||' \
+    run-page "losses that are not finite"
+
+more "run.html takes steps that the run has not reached" run/history.h \
+    's|number <= (double)limit|number <= 1e6|' \
+    run-page "broken and foreign lines"
+
 more "a message is planned under another name" pipeline_parallel.h \
     's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' \
     simulate "the events of the dry run"
@@ -661,7 +701,7 @@ more "a gradient is reduced before it is made" fsdp.h \
     orders "have one rank's bits"
 
 more "a slot is written while its last user reads it" fsdp.h \
-    's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);||' \
+    's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name, AXIS_FSDP);||' \
     orders "have one rank's bits"
 
 more "weights are gathered before AdamW has written them" optimizer.h \
@@ -669,7 +709,7 @@ more "weights are gathered before AdamW has written them" optimizer.h \
     orders "have one rank's bits"
 
 more "AdamW comes before the last sums" fsdp.h \
-    's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' \
+    's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", AXIS_FSDP);||' \
     orders "have one rank's bits"
 
 more "weights are used before they have arrived" lib/comm.h \
@@ -735,7 +775,7 @@ more "receives are started in the order of their steps, over NCCL" lib/pipeline_
     pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
 
 more "AdamW does not wait for offloaded state" optimizer.h \
-    's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state");||' \
+    's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OFFLOADED);||' \
     orders "have one rank's bits"
 
 more "offloaded state is overwritten on its way back" optimizer.h \
