@@ -8,7 +8,7 @@
 #ifndef JOB_H
 #define JOB_H
 #include "options.h"
-#include "tokenizer_files.h" // defines: TokenizerFiles, tokenizer_fingerprints; includes tokenizer_json.h, chat_template.h
+#include "tokenizer_files.h" // defines: TokenizerFiles, tokenizer_fingerprints; chat_template.h, tokenizer_json.h
 #include "checkpoint.h"
 #include "config_json.h"
 #include "export.h"

@@ -12,7 +12,7 @@ export LC_ALL=C
 
 make -s -C dev/data OUT="$work/bin" >"$work/log" 2>&1 ||
     { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
-cp "$top"/README.md "$work/text"
+cat "$top"/docs/guide/*.md >"$work/text"
 cd "$work"
 
 # works NAME COMMAND… : exit code 0, nothing on standard error but notes
