@@ -219,7 +219,7 @@ static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
         run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool],
                     u->table_unit->name);
     b->taken = 1;
-    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);
+    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name, AXIS_FSDP);
     return b->memory;
 }
 
@@ -481,7 +481,7 @@ static void reductions_drain(Fsdp *fsdp) {
 /* Waits until every unit's gradient is reduced. */
 static void fsdp_finish_gradients(Fsdp *fsdp) {
     reductions_drain(fsdp);
-    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");
+    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", AXIS_FSDP);
 }
 
 /* Can backward write a gradient into the sum over micro-batches, without a buffer of the pool? */

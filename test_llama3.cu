@@ -384,6 +384,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_plan.h"
 #include "dev/test/test_simulate.h"
 #include "dev/test/test_goodput.h"
+#include "dev/test/test_run_page.h"
 #include "dev/test/test_hard_places.h"
 #include "dev/test/test_checkpoints.h"
 #include "dev/test/test_adapters.h"
@@ -414,9 +415,8 @@ static const char *left_out_if_short(void) {
         return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate ";
     if (CUDA_BUILD) return " documents bits simulate pytorch ";
     if (FLOATX == DTYPE_BF16)
-        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput hard-places checkpoints "
-               "failures "
-               "pipeline ";
+        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
+               "checkpoints failures pipeline ";
     return " ";
 }
 
@@ -455,6 +455,7 @@ static const struct {
               {"plan", test_plan, C_BUILD},
               {"simulate", test_simulate, BOTH_BUILDS},
               {"goodput", test_goodput, C_BUILD},
+              {"run-page", test_run_page, C_BUILD},
               {"failures", test_failures, C_BUILD},
               {"hosts", test_check_hosts, C_BUILD},
               {"hard-places", test_hard_places, C_BUILD},

@@ -1,7 +1,7 @@
 /* tokenizer.h: text to token ids and back, by byte-level byte-pair encoding (BPE).
  *
- * Reads two formats. Llama 3's `tokenizer.model` has one line per token: base64 of its bytes, a space, its rank.
- * The tokenizers of other models come as a text file with a header, described above tokenizer_header_words.
+ * run/tokenizer_model.h reads Llama 3's tokenizer.model and a text format for other tokenizers; run/tokenizer_json.h
+ * reads tokenizer.json, and opens a file of any of these formats.
  * Text is split into pieces by a regular expression (PCRE2), and each piece is merged into tokens by itself.
  * A caller may rely on this: ids equal those of tiktoken and transformers; decoding gives back the encoded bytes
  * (except bytes for which a tokenizer has no token); the time is n log n in the longest piece; an open Tokenizer
@@ -22,12 +22,19 @@ typedef struct {
     int32_t id; // NO_TOKEN: the slot is empty
 } TokenSlot;
 
+/* A slot of the hash table of a tokenizer.json's merges. */
+typedef struct {
+    int32_t left, right; // ids of adjacent tokens; left NO_TOKEN: the slot is empty
+    int32_t rank;        // position in the file's list of merges; a lower rank merges first
+} MergeSlot;
+
 typedef struct Tokenizer {
-    int32_t n_base;          // base tokens: those that text is encoded to; a lower id merges first
+    int32_t n_base;          // base tokens: those that text is encoded to
     int32_t num_special;     // special tokens, such as <|end_of_text|>; text is never encoded to them
     int32_t vocab_size;      // n_base + num_special
     int32_t bos, eos, eot;   // begin of document, end of document, end of a conversation's turn; or NO_TOKEN
-    int llama3;              // 1: Llama 3's format, whose special tokens follow its base tokens
+    int llama3;              // 1: text is split by Llama 3's expression
+    int has_header;          // 1: the file is a tokenizer.model with a header
     uint8_t fingerprint[32]; // SHA-256 of the file
     uint8_t missing[256];    // 1: no token has this byte
     int num_missing;
@@ -37,7 +44,16 @@ typedef struct Tokenizer {
     size_t longest;   // bytes of the longest base token
     TokenSlot *slots; // (slot_mask + 1) hash table with open addressing
     uint32_t slot_mask;
-    pcre2_code *split; // the regular expression that matches one piece
+    pcre2_code *split;      // the regular expression that matches one piece
+    const char *expression; // llama3_split, smollm2_split or gpt2_split, from which `split` was compiled; NULL: another
+    int32_t byte_token[256]; // ids of the single bytes, or NO_TOKEN
+    // of a tokenizer.json; otherwise any two adjacent tokens merge whose bytes form a token, the lowest id first
+    MergeSlot *merges;     // (merge_mask + 1) hash table with open addressing; NULL: the other formats
+    int32_t *merge_result; // (num_merges) id of the token that each merge forms
+    int32_t num_merges;
+    uint32_t merge_mask;
+    uint8_t *is_divided; // (vocab_size) 1: a piece with this token's bytes is divided nevertheless, because the merges
+                         // do not lead to the token; NULL: no piece is
 } Tokenizer;
 
 // ---------------------------------------------------------------------------
@@ -73,7 +89,28 @@ static const char llama3_split[] =
     "|\\s*[\\r\\n]+"                                    // empty lines
     "|\\s+(?!\\S)"                                      // spaces, except the one before a word
     "|\\s+";
+/* GPT-2's (transformers, models/gpt2/tokenization_gpt2.py), which ByteLevel of a tokenizer.json has. */
+static const char gpt2_split[] = "'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s+(?!\\S)|\\s+";
+
+/* Digits, which makes each digit a piece, and then GPT-2's for the text between digits. That text ends before a number,
+ * so the last space before a number stays with the others. SmolLM2 splits in this way. */
+static const char smollm2_split[] = "\\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?[^\\s\\p{L}\\p{N}]++"
+                                    "|\\s+(?![^\\s\\p{N}])|\\s+";
 // clang-format on
+
+/* Compiles an expression of this program's own. */
+static inline pcre2_code *expression_open(const char *pattern, uint32_t options) {
+    int error;
+    size_t at;
+    pcre2_code *code =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, &error, &at, NULL);
+    if (!code)
+        run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install "
+                    "libpcre2-dev",
+                    at, error);
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+    return code;
+}
 
 static inline int is_ascii_letter(char c) { return (uint8_t)((c | 32) - 'a') < 26; }
 static inline int is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
@@ -234,6 +271,18 @@ static inline int32_t token_find(const Tokenizer *t, const char *p, size_t n) {
     return n > t->longest ? NO_TOKEN : token_slot(t, p, n)->id;
 }
 
+static inline uint32_t merge_hash(int32_t left, int32_t right) {
+    return (uint32_t)(mix64((uint64_t)(uint32_t)left << 32 | (uint32_t)right));
+}
+
+/* The slot that holds this merge, or the empty slot where it belongs. */
+static inline MergeSlot *merge_slot(const Tokenizer *t, int32_t left, int32_t right) {
+    uint32_t i = merge_hash(left, right) & t->merge_mask;
+    while (t->merges[i].left != NO_TOKEN && (t->merges[i].left != left || t->merges[i].right != right))
+        i = (i + 1) & t->merge_mask;
+    return &t->merges[i];
+}
+
 /* The id of a special token, or NO_TOKEN. */
 static int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     for (int i = 0; i < t->num_special; i++) {
@@ -243,269 +292,8 @@ static int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     return NO_TOKEN;
 }
 
-/* Appends the 256 special tokens of Llama 3.1, with the names and in the order of its release. */
-static void tokenizer_add_special(Tokenizer *t) {
-    static const char *const named[] = {"<|begin_of_text|>",
-                                        "<|end_of_text|>",
-                                        "<|reserved_special_token_0|>",
-                                        "<|reserved_special_token_1|>",
-                                        "<|finetune_right_pad_id|>",
-                                        "<|reserved_special_token_2|>",
-                                        "<|start_header_id|>",
-                                        "<|end_header_id|>",
-                                        "<|eom_id|>",
-                                        "<|eot_id|>",
-                                        "<|python_tag|>"};
-    const int num_named = (int)(sizeof named / sizeof named[0]);
-    const int reserved = 3; // reserved tokens among those named above
-    for (int i = 0; i < NUM_SPECIAL_TOKENS; i++) {
-        uint64_t *start = t->start + t->n_base + i;
-        const char *format = i < num_named ? named[i] : "<|reserved_special_token_%d|>";
-        int n = snprintf(t->bytes + *start, SPECIAL_NAME_BYTES, format, i - num_named + reserved);
-        start[1] = start[0] + (uint64_t)n;
-        t->special[t->num_special++] = t->n_base + i;
-    }
-}
-
 // ---------------------------------------------------------------------------
-// reading a tokenizer's file
-
-/* The end of every message about a file of another kind. */
-#define TOKENIZER_EXPECTED                                                                                             \
-    "expected Llama 3's tokenizer.model (original/tokenizer.model in Meta's releases, or made by "                     \
-    "dev/data/train_tokenizer) or a file written by dev/data/smollm2.py"
-
-static char *tokenizer_read_file(const char *path, size_t *len) {
-    struct stat info;
-    int fd = open_regular_file(path, &info);
-    if (fd < 0) user_error("tokenizer %s cannot be opened: %s; " TOKENIZER_EXPECTED, path, strerror(errno));
-    if (info.st_size > 1 << 28)
-        user_error("tokenizer %s has %lld bytes; " TOKENIZER_EXPECTED ", a few million bytes", path,
-                   (long long)info.st_size);
-    char *text = read_to_end(fd, len);
-    if (!text) user_error("tokenizer %s cannot be read: %s; copy the file again", path, strerror(errno));
-    if (*len != (size_t)info.st_size)
-        user_error("tokenizer %s: %zu of %lld bytes could be read; copy the file again", path, *len,
-                   (long long)info.st_size);
-    return text;
-}
-
-/* Decodes n characters of base64 (RFC 4648, with padding) to `out`. Returns the number of bytes, or 0 if it is not
- * base64. */
-static size_t base64_decode(const char *p, size_t n, char *out) {
-    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    if (n == 0 || n % 4) return 0;
-    size_t size = 0, padding = 0;
-    while (padding < 2 && p[n - 1 - padding] == '=') padding++;
-    uint32_t bits = 0;
-    for (size_t i = 0; i < n; i++) {
-        const char *digit = i < n - padding ? (const char *)memchr(alphabet, p[i], 64) : alphabet;
-        if (!digit) return 0;
-        bits = bits << 6 | (uint32_t)(digit - alphabet);
-        for (int shift = 16; i % 4 == 3 && shift >= 0; shift -= 8) out[size++] = (char)(bits >> shift);
-    }
-    return size - padding;
-}
-
-/* A file being read line by line. */
-typedef struct {
-    const char *path;
-    char *at, *end; // the text that is left
-    int number;     // of the last line read, from 1
-} TokenizerLines;
-
-/* The next line, ended by a NUL in place of its newline; NULL after the last. An empty file has one empty line. */
-static char *tokenizer_line(TokenizerLines *in) {
-    char *line = in->at;
-    if (in->number && line > in->end) return NULL;
-    char *end = (char *)memchr(line, '\n', in->end - line);
-    if (!end) end = in->end;
-    *end = 0;
-    in->at = end + 1;
-    in->number++;
-    return line;
-}
-
-/* Copies the bytes of the token on `line` to `bytes`, and returns their number; 0 if the line is malformed.
- * A line is `base64 id` or, in the format with a header, also `special name id`; ids count up from 0. */
-static size_t token_line_parse(const char *line, int32_t id, int may_be_special, int *special, char *bytes) {
-    static const char mark[] = "special ";
-    enum { MARK = (int)sizeof mark - 1 };
-    char expected_end[16];
-    int width = (int)strlen(line) - snprintf(expected_end, sizeof expected_end, " %d", id);
-    *special = may_be_special && !strncmp(line, mark, MARK);
-    if (width <= 0 || strcmp(line + width, expected_end)) return 0;
-    if (!*special) return base64_decode(line, width, bytes);
-    if (width <= MARK || memchr(line + MARK, ' ', width - MARK)) return 0;
-    memcpy(bytes, line + MARK, width - MARK);
-    return width - MARK;
-}
-
-static void tokenizer_read_token(Tokenizer *t, const TokenizerLines *in, const char *line, int32_t id) {
-    char *bytes = t->bytes + t->start[id];
-    int special;
-    size_t n = token_line_parse(line, id, !t->llama3, &special, bytes);
-    if (!n)
-        user_error("tokenizer %s, line %d: found '%.80s', expected %s %d (they count up from 0) after a token's bytes "
-                   "in base64 and one space%s; copy the file again",
-                   in->path, in->number, line, t->llama3 ? "rank" : "id", id,
-                   t->llama3 ? "" : ", or after the word special and a name without spaces");
-    t->start[id + 1] = t->start[id] + n;
-    if (special) {
-        t->special[t->num_special++] = id;
-        return;
-    }
-    t->n_base++;
-    if (n > t->longest) t->longest = n;
-    TokenSlot *slot = token_slot(t, bytes, n);
-    if (slot->id != NO_TOKEN)
-        user_error("tokenizer %s, line %d: found '%.80s', the token of line %d again, expected each token once; copy "
-                   "the file again",
-                   in->path, in->number, line, in->number - (id - slot->id));
-    slot->hash = token_hash(bytes, n);
-    slot->id = id;
-}
-
-/* The format with a header is for byte-level BPE tokenizers in which merging by the lowest id gives the same result as
- * their list of merges (dev/data/smollm2.py checks this). The header's lines each hold a word, a space and a value:
- *     byte-level-bpe  the version of the format, 1
- *     tokens          the number of token lines that follow
- *     missing         how many of the 256 bytes have no token; encoding skips them
- *     bos, eos, eot   special tokens that begin a document, end a document, end a conversation's turn; - for none
- *     split           the expression whose successive matches are the pieces of a text */
-typedef enum {
-    HEADER_VERSION,
-    HEADER_TOKENS,
-    HEADER_MISSING,
-    HEADER_BOS,
-    HEADER_EOS,
-    HEADER_EOT,
-    HEADER_SPLIT,
-    NUM_HEADER_LINES
-} TokenizerHeader;
-static const char *const tokenizer_header_words[NUM_HEADER_LINES] = {
-    "byte-level-bpe", "tokens", "missing", "bos", "eos", "eot", "split"};
-
-static void tokenizer_read_header(TokenizerLines *in, const char *values[NUM_HEADER_LINES]) {
-    for (int i = 0; i < NUM_HEADER_LINES; i++) {
-        const char *line = tokenizer_line(in), *word = tokenizer_header_words[i];
-        size_t n = strlen(word);
-        if (!line || strncmp(line, word, n) || line[n] != ' ' || !line[n + 1])
-            user_error(
-                "tokenizer %s, line %d: found '%.80s', expected '%s', a space and its value; make the file again",
-                in->path, i + 1, line ? line : "", word);
-        values[i] = line + n + 1;
-    }
-    if (strcmp(values[HEADER_VERSION], "1"))
-        user_error("tokenizer %s, line 1: found version '%.20s', expected 1; make the file again", in->path,
-                   values[HEADER_VERSION]);
-}
-
-static int tokenizer_header_number(const char *path, TokenizerHeader which, const char *value) {
-    char *end;
-    long n = strtol(value, &end, 10);
-    if (!is_ascii_digit(*value) || *end || n > 1 << 28)
-        user_error("tokenizer %s, line %d: found '%s %.20s', expected a number; make the file again", path, which + 1,
-                   tokenizer_header_words[which], value);
-    return (int)n;
-}
-
-static int32_t tokenizer_header_special(const Tokenizer *t, const char *path, TokenizerHeader which,
-                                        const char *value) {
-    int32_t id = tokenizer_special(t, value);
-    if (id == NO_TOKEN && (strcmp(value, "-") || which == HEADER_EOS))
-        user_error("tokenizer %s, line %d: found '%s %.80s', expected the name of one of the file's special tokens; "
-                   "make the file again",
-                   path, which + 1, tokenizer_header_words[which], value);
-    return id;
-}
-
-static void tokenizer_check_counts(const Tokenizer *t, const char *path, const char *const values[NUM_HEADER_LINES]) {
-    int tokens = tokenizer_header_number(path, HEADER_TOKENS, values[HEADER_TOKENS]);
-    int missing = tokenizer_header_number(path, HEADER_MISSING, values[HEADER_MISSING]);
-    if (t->n_base + t->num_special != tokens)
-        user_error("tokenizer %s has %d lines of tokens, its line %d says %d; copy the file again", path,
-                   t->n_base + t->num_special, HEADER_TOKENS + 1, tokens);
-    if (t->num_missing != missing)
-        user_error("tokenizer %s has no token for %d single bytes, its line %d says %d; copy the file again", path,
-                   t->num_missing, HEADER_MISSING + 1, missing);
-}
-
-/* Refuses files of other kinds by what they contain, before any line is parsed. Returns the number of lines. */
-static size_t tokenizer_check_text(const char *path, const char *text, size_t len) {
-    size_t lines = 1;
-    if (!len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_EXPECTED, path);
-    if (text[0] == '{')
-        user_error("tokenizer %s is JSON, perhaps Hugging Face's tokenizer.json; " TOKENIZER_EXPECTED, path);
-    for (size_t i = 0; i < len; i++) {
-        if (text[i] != '\n' && (text[i] < ' ' || text[i] > '~'))
-            user_error("tokenizer %s, line %zu: found the byte 0x%02x (perhaps a SentencePiece model, or Windows line "
-                       "ends); " TOKENIZER_EXPECTED,
-                       path, lines, (uint8_t)text[i]);
-        lines += text[i] == '\n';
-    }
-    return lines;
-}
-
-static void tokenizer_allocate(Tokenizer *t, size_t lines, size_t len) {
-    size_t slots = 1;
-    while (slots < 2 * lines) slots *= 2; // at most half full
-    t->slot_mask = (uint32_t)(slots - 1);
-    t->slots = new_array(TokenSlot, slots);
-    for (size_t i = 0; i < slots; i++) t->slots[i].id = NO_TOKEN;
-    t->start = new_array(uint64_t, lines + NUM_SPECIAL_TOKENS + 1);
-    t->special = new_array(int32_t, lines + NUM_SPECIAL_TOKENS);
-    t->bytes = new_array(char, len + NUM_SPECIAL_TOKENS * SPECIAL_NAME_BYTES);
-}
-
-static void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) {
-    for (int i = 0; i < 256; i++) {
-        char byte = (char)i;
-        t->missing[i] = token_find(t, &byte, 1) == NO_TOKEN;
-        t->num_missing += t->missing[i];
-        if (t->llama3 && t->missing[i])
-            user_error(
-                "tokenizer %s has no token for the single byte 0x%02x, expected all 256 bytes; copy the file again",
-                path, i);
-    }
-}
-
-/* `text` (len, and a NUL): the contents of the file `path`, which errors name; frees it. */
-static Tokenizer *tokenizer_from_text(const char *path, char *text, size_t len) {
-    Tokenizer *t = new_array(Tokenizer, 1);
-    const char *header[NUM_HEADER_LINES]; // of Llama 3's format, which has none: what it would say
-    header[HEADER_BOS] = "<|begin_of_text|>";
-    header[HEADER_EOS] = "<|end_of_text|>";
-    header[HEADER_EOT] = "<|eot_id|>";
-    header[HEADER_SPLIT] = llama3_split;
-    sha256(text, len, t->fingerprint);
-    size_t text_len = len;
-    while (text_len > 1 && text[text_len - 1] == '\n') text_len--; // the last line may lack its newline
-    size_t lines = tokenizer_check_text(path, text, text_len);
-    tokenizer_allocate(t, lines, len);
-    TokenizerLines in = {path, text, text + text_len, 0};
-    t->llama3 = strncmp(text, tokenizer_header_words[0], strlen(tokenizer_header_words[0])) != 0;
-    if (!t->llama3) tokenizer_read_header(&in, header);
-    int32_t id = 0;
-    for (const char *line = tokenizer_line(&in); line; line = tokenizer_line(&in))
-        tokenizer_read_token(t, &in, line, id++);
-    tokenizer_find_missing_bytes(t, path);
-    if (t->llama3) tokenizer_add_special(t);
-    else tokenizer_check_counts(t, path, header);
-    t->bos = tokenizer_header_special(t, path, HEADER_BOS, header[HEADER_BOS]);
-    t->eos = tokenizer_header_special(t, path, HEADER_EOS, header[HEADER_EOS]);
-    t->eot = tokenizer_header_special(t, path, HEADER_EOT, header[HEADER_EOT]);
-    t->split = split_open(path, HEADER_SPLIT + 1, header[HEADER_SPLIT]);
-    t->vocab_size = t->n_base + t->num_special;
-    free(text);
-    return t;
-}
-
-static Tokenizer *tokenizer_open(const char *path) {
-    size_t len;
-    char *text = tokenizer_read_file(path, &len);
-    return tokenizer_from_text(path, text, len);
-}
+// closing, and decoding
 
 static void tokenizer_close(Tokenizer *t) {
     pcre2_code_free(t->split);
@@ -513,6 +301,9 @@ static void tokenizer_close(Tokenizer *t) {
     free(t->start);
     free(t->special);
     free(t->bytes);
+    free(t->merges);
+    free(t->merge_result);
+    free(t->is_divided);
     free(t);
 }
 
@@ -540,7 +331,8 @@ static void print_token(const Tokenizer *t, int32_t id, FILE *f) {
 /* A run of bytes of the piece that is one token so far. Parts are stored at the index of their first byte. */
 typedef struct {
     uint32_t next, prev; // first bytes of the neighbouring parts
-    int32_t rank;        // id of the token that this part and the next would form, or NO_TOKEN
+    int32_t id;          // the token that this part is
+    int32_t rank;        // of the merge with the next part, or NO_TOKEN; in a tokenizer.model, the id that it forms
 } TokenPart;
 
 typedef struct {
@@ -553,7 +345,20 @@ typedef struct {
     uint64_t *heap;   // (3 max_piece) rank << 32 | first byte, the smallest on top; an entry is stale if the part at
                       // this byte has another rank by now
     size_t heap_size;
+    int32_t without; // a token that no merge may form; NO_TOKEN: none
 } Encoder;
+
+/* Appends ids after the `used` ones that *ids already holds. */
+static Encoder encoder_open(const Tokenizer *t, int32_t **ids, size_t *capacity, size_t used) {
+    Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0, NO_TOKEN};
+    return e;
+}
+
+static void encoder_close(Encoder *e) {
+    free(e->kept);
+    free(e->parts);
+    free(e->heap);
+}
 
 static void *grown(void *p, size_t bytes) {
     p = realloc(p, bytes);
@@ -589,10 +394,22 @@ static inline uint64_t heap_pop(Encoder *e) {
     return top;
 }
 
-/* Looks up which token the part at byte i and its neighbour would form, and adds the merge to the heap. */
+/* The rank of the merge of the part at byte i with the next one, or NO_TOKEN. */
+static inline int32_t encoder_rank(const Encoder *e, const char *piece, uint32_t i) {
+    const Tokenizer *t = e->t;
+    uint32_t next = e->parts[i].next;
+    if (!t->merges) {
+        int32_t id = token_find(t, piece + i, e->parts[next].next - i);
+        return id == e->without ? NO_TOKEN : id;
+    }
+    const MergeSlot *slot = merge_slot(t, e->parts[i].id, e->parts[next].id);
+    return slot->left == NO_TOKEN ? NO_TOKEN : slot->rank;
+}
+
+/* Looks up the merge of the part at byte i with its neighbor, and adds it to the heap. */
 static inline void encoder_consider(Encoder *e, const char *piece, size_t n, uint32_t i) {
     TokenPart *part = &e->parts[i];
-    part->rank = part->next >= n ? NO_TOKEN : token_find(e->t, piece + i, e->parts[part->next].next - i);
+    part->rank = part->next >= n ? NO_TOKEN : encoder_rank(e, piece, i);
     if (part->rank != NO_TOKEN) heap_push(e, (uint64_t)part->rank << 32 | i);
 }
 
@@ -620,34 +437,38 @@ static inline const char *encoder_skip_missing(Encoder *e, const char *piece, si
     return e->kept;
 }
 
-/* Byte-pair encoding of one piece: starts from single bytes and merges the adjacent pair with the lowest rank, the
- * leftmost of equals, until no pair forms a token. A merge adds at most two pairs, so 3n heap entries suffice. */
-static inline void encode_piece(Encoder *e, const char *piece, size_t n) {
-    if (e->t->num_missing) piece = encoder_skip_missing(e, piece, &n);
-    int32_t whole = token_find(e->t, piece, n);
-    if (whole != NO_TOKEN) {
-        encoder_emit(e, whole);
-        return;
-    }
+/* Byte-pair encoding of one piece: starts from single bytes and applies the merge with the lowest rank, the leftmost of
+ * equals, until none is left. A merge adds at most two pairs, so 3n heap entries suffice. */
+static inline void encode_by_merges(Encoder *e, const char *piece, size_t n) {
     encoder_reserve(e, n);
     TokenPart *parts = e->parts;
     e->heap_size = 0;
     for (uint32_t i = 0; i <= n; i++) {
         parts[i].next = i + 1;
         parts[i].prev = i - 1;
+        if (i < n) parts[i].id = e->t->byte_token[(uint8_t)piece[i]];
     }
     for (uint32_t i = 0; i < n; i++) encoder_consider(e, piece, n, i);
     while (e->heap_size) {
         uint64_t key = heap_pop(e);
         uint32_t i = (uint32_t)key, merged = parts[i].next;
-        if (parts[i].rank != (int32_t)(key >> 32)) continue; // a stale entry
-        parts[merged].rank = NO_TOKEN;                       // this part no longer exists
+        int32_t rank = parts[i].rank;
+        if (rank != (int32_t)(key >> 32)) continue; // a stale entry
+        parts[i].id = e->t->merges ? e->t->merge_result[rank] : rank;
+        parts[merged].rank = NO_TOKEN; // this part no longer exists
         parts[i].next = parts[merged].next;
         parts[parts[i].next].prev = i;
         encoder_consider(e, piece, n, i);
         if (i) encoder_consider(e, piece, n, parts[i].prev);
     }
-    for (uint32_t i = 0; i < n; i = parts[i].next) encoder_emit(e, token_find(e->t, piece + i, parts[i].next - i));
+    for (uint32_t i = 0; i < n; i = parts[i].next) encoder_emit(e, parts[i].id);
+}
+
+static inline void encode_piece(Encoder *e, const char *piece, size_t n) {
+    if (e->t->num_missing) piece = encoder_skip_missing(e, piece, &n);
+    int32_t whole = token_find(e->t, piece, n);
+    if (whole != NO_TOKEN && !(e->t->is_divided && e->t->is_divided[whole])) encoder_emit(e, whole);
+    else encode_by_merges(e, piece, n);
 }
 
 static inline int token_is_space(const Tokenizer *t, int32_t id) {
@@ -657,12 +478,13 @@ static inline int token_is_space(const Tokenizer *t, int32_t id) {
 }
 
 /* Encodes the text from its first byte that is not UTF-8, at `valid`: the expression cannot split it, so it is one
- * piece. In Llama 3's format this piece begins earlier, as in tiktoken's _encode_bytes: with the last piece before it,
- * and with all white-space tokens before that if it starts with one. `first_id` and `last_piece_id` index *e->ids. */
+ * piece. With Llama 3's expression this piece begins earlier, as in tiktoken's _encode_bytes: with the last piece
+ * before it, and with all white-space tokens before that if it starts with one. `first_id` and `last_piece_id` index
+ * *e->ids. */
 static void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, size_t first_id, size_t last_piece_id) {
     const Tokenizer *t = e->t;
     size_t keep = last_piece_id, at = valid;
-    if (!t->llama3) {
+    if (!t->llama3 || t->num_missing) {
         encode_piece(e, text + at, len - at);
         return;
     }
@@ -677,7 +499,7 @@ static void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, 
  * already holds, growing it with realloc; *ids may be NULL at first. Returns the new count. */
 static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int32_t **ids, size_t *capacity,
                                size_t used) {
-    Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0};
+    Encoder e = encoder_open(t, ids, capacity, used);
     Splitter splitter = splitter_open(t->split, t->llama3, len);
     size_t valid = text_valid_length(t->split, splitter.match, text, len), last_piece_id = used;
     for (size_t at = 0, end; at < valid; at = end) {
@@ -687,9 +509,7 @@ static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len,
     }
     if (valid < len) encode_rest(&e, text, len, valid, used, last_piece_id);
     splitter_close(&splitter);
-    free(e.kept);
-    free(e.parts);
-    free(e.heap);
+    encoder_close(&e);
     return e.used;
 }
 

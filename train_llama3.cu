@@ -480,10 +480,10 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
         int64_t before = sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
         progress->samples_in_epoch = before + s.samples;
     }
-    double blocked = p->comm.wait_seconds + p->comm.poll_seconds; // by communication
+    double wait = comm_wait_seconds(&p->comm), blocked = wait + p->comm.poll_seconds; // blocked by communication
     s.seconds = seconds_now() - start;
     s.data_wait_seconds = trainer->loader.wait_seconds;
-    s.wait_seconds = p->comm.wait_seconds;
+    s.wait_seconds = wait;
     s.communication_seconds = p->comm.comm_seconds;
     s.overlap = s.communication_seconds > 0 ? fmax(0, 1 - blocked / s.communication_seconds) : 0;
     return s;
@@ -553,7 +553,7 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     int due = wanted && writer->saved_step != step;
     // an earlier save is open: publish it if all ranks have written it, or if it cannot wait any longer
     if (writer->files && (due || ends || !trainer->is_writing)) checkpoint_commit(writer);
-    if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger);
+    if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger, step);
     if (due) checkpoint_save(writer, &trainer->progress);
     if (ends && writer->files) checkpoint_commit(writer);
     after_save_check(&writer->after_save); // on rank 0 a command may have ended

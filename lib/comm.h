@@ -347,18 +347,25 @@ static inline void comm_wait(Comm *comm, Request *r) {
     if (r->active) request_poll_until_done(comm, r);
     if (r->on_device) device_wait_event(dev, r->arrived);
     r->enqueued = 0;
-    if (counts) span_end(dev, span, &comm->wait_seconds, -1, 0);
+    if (counts) span_end(dev, span, &comm->wait_seconds[r->group->axis], -1, 0);
 }
 
 /* The current stream waits for an event of another stream. `what` says in the timeline what the event stands for. The
- * compute stream's time counts as waiting. */
-static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *what) {
+ * compute stream's time counts as waiting for `cause`, an axis or WAIT_OFFLOADED. */
+static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *what, int cause) {
     Device *dev = comm->dev;
     int counts = CUDA_BUILD && (event || dev->dry_run) && dev->current_stream == STREAM_COMPUTE;
     Span span = ZERO;
     if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", what, 0, 0);
     device_wait_event(dev, event);
-    if (counts) span_end(dev, span, &comm->wait_seconds, -1, 0);
+    if (counts) span_end(dev, span, &comm->wait_seconds[cause], -1, 0);
+}
+
+/* All waits since comm_clear_ledger. */
+static inline double comm_wait_seconds(const Comm *comm) {
+    double sum = 0;
+    for (int cause = 0; cause < WAIT_CAUSES; cause++) sum += comm->wait_seconds[cause];
+    return sum;
 }
 
 /* Frees what a request holds; it is not in flight. */
@@ -442,7 +449,8 @@ static inline void comm_set_flight_directory(Comm *comm, const char *out) {
 
 /* The traffic and the times of communication count from here on. */
 static inline void comm_clear_ledger(Comm *comm) {
-    comm->comm_seconds = comm->wait_seconds = comm->poll_seconds = 0;
+    comm->comm_seconds = comm->poll_seconds = 0;
+    memset(comm->wait_seconds, 0, sizeof comm->wait_seconds);
     memset(comm->traffic_started, 0, sizeof comm->traffic_started);
     memset(comm->traffic_measured, 0, sizeof comm->traffic_measured);
 }

@@ -97,6 +97,9 @@ typedef struct Transport {
     void (*answer_hosts)(Comm *);            // see mpi_answer_hosts
 } Transport;
 
+/* What a rank waits for: communication over an axis, or offloaded state. */
+enum { WAIT_OFFLOADED = AXES, WAIT_CAUSES };
+
 struct Comm {
     Device *dev;
     const Transport *transport; // of device memory
@@ -120,9 +123,9 @@ struct Comm {
     int64_t gpu_progress;       // how many spans the GPU had finished when the host last looked while waiting for it
     double gpu_progress_at;     // seconds: since when that has not changed
 
-    double comm_seconds;    // in which a collective was in flight; of a GPU: their durations in their streams
-    double wait_seconds;    // in which this rank, or the compute stream of its GPU, waited for communication
-    double poll_seconds;    // in which this rank moved bytes between ops
+    double comm_seconds;              // in which a collective was in flight; of a GPU: their durations in their streams
+    double wait_seconds[WAIT_CAUSES]; // in which this rank, or the compute stream of its GPU, waited, by axis
+    double poll_seconds;              // in which this rank moved bytes between ops
     double in_flight_since; // seconds
 
     WorldNews news;     // what is known of all ranks, once a wait has timed out

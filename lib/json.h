@@ -131,6 +131,18 @@ static inline void json_add_flops(cJSON *object, const char *key, double flops) 
     cJSON_AddItemToObject(object, key, json_real("%.0f", flops));
 }
 
+/* Writes (length) UTF-8 as a JSON string. */
+static inline void json_write_string(FILE *f, const char *text, size_t length) {
+    fputc('"', f);
+    for (size_t i = 0; i < length; i++) {
+        uint8_t c = (uint8_t)text[i];
+        if (c < 0x20) fprintf(f, "\\u%04x", c);
+        else if (c == '"' || c == '\\') fprintf(f, "\\%c", c);
+        else fputc(c, f);
+    }
+    fputc('"', f);
+}
+
 /* The text of `root`, without line breaks unless `readable`; the caller frees it. Deletes `root`. */
 static inline char *json_text(cJSON *root, int readable) {
     char *text = readable ? cJSON_Print(root) : cJSON_PrintUnformatted(root);

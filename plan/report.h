@@ -1,88 +1,50 @@
-/* report.h: the files of a plan: plan.html, one page that needs nothing else (memory of every kind of rank, the
- * pipeline's timeline, traffic by axis), and the estimated timeline for --trace. Charts are SVG with tooltips.
+/* report.h: the files of a plan: plan.html, a page like run.html (memory of every kind of rank, the pipeline's
+ * timeline, traffic by axis), and the estimated timeline for --trace.
  */
 #ifndef REPORT_H
 #define REPORT_H
-#include "estimate.h" // defines: Plan, Simulation, Estimate, Cluster, axis_bytes
-
-static const char *const category_colors[MEM_CATEGORIES] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15759",
-                                                            "#76b7b2", "#edc948", "#bab0ac"};
-static const char *const axis_colors[AXES] = {"#4e79a7", "#b07aa1", "#f28e2b", "#59a14f",
-                                              "#e15759", "#59a14f", "#bab0ac"};
-
-static void html_text(FILE *f, const char *text) {
-    for (; *text; text++) {
-        if (*text == '<') fputs("&lt;", f);
-        else if (*text == '&') fputs("&amp;", f);
-        else if (*text == '"') fputs("&quot;", f);
-        else fputc(*text, f);
-    }
-}
-
-static void html_legend(FILE *f, const char *const *names, const char *const *colors, int n) {
-    fprintf(f, "<p class=legend>");
-    for (int i = 0; i < n; i++) fprintf(f, "<span><i style=\"background:%s\"></i>%s</span> ", colors[i], names[i]);
-    fprintf(f, "</p>\n");
-}
+#include "../run/page.h" // defines: page_open, page_card_open, bar_open
+#include "estimate.h"    // defines: Plan, Simulation, Estimate, Cluster, axis_bytes
 
 // ---------------------------------------------------------------------------
 // memory
 
-enum { MEMORY_LEFT = 250, MEMORY_ROW = 22, MEMORY_WIDTH = 760 }; // pixels: labels, a bar's row, the longest bar
-
-/* Which ranks the bar is for, at most 38 bytes of it; the tooltip has all. */
-static void html_class_label(FILE *f, const Plan *p, int class_index) {
+/* Begins the row of a class: which ranks it has. */
+static void html_class_open(FILE *f, const Plan *p, int class_index) {
     char *name;
     size_t size;
-    FILE *text = open_memstream(&name, &size);
-    if (!text) run_failure("out of memory");
+    FILE *text = text_stream_open(&name, &size);
     print_class_ranks(text, p, class_index);
-    fclose(text);
-    int length = (int)size, shown = length > 38 ? 35 : length;
-    if (length) name[length - 1] = 0; // the newline
-    fprintf(f, "<g><title>");
-    html_text(f, name);
-    fprintf(f, "</title><text x=\"%d\" y=\"%d\" text-anchor=\"end\">", MEMORY_LEFT - 6, class_index * MEMORY_ROW + 15);
-    while (shown < length && (name[shown] & 0xC0) == 0x80) shown--; // do not cut within a UTF-8 character
-    name[shown] = 0;
-    html_text(f, name);
-    fprintf(f, "%s</text></g>\n", length > 38 ? "…" : "");
+    text_stream_close(text);
+    name[strcspn(name, "\n")] = 0;
+    bar_open(f, name, name);
     free(name);
-}
-
-static void html_memory_bar(FILE *f, const Device *dry_run, int row, double pixels_per_byte) {
-    double x = (double)MEMORY_LEFT, peak = (double)device_peak(dry_run);
-    for (int m = 0; m < MEM_CATEGORIES; m++) {
-        double bytes = dry_run->arenas[m].offloaded ? 0 : (double)dry_run->arenas[m].peak,
-               width = bytes * pixels_per_byte;
-        if (width > 0)
-            fprintf(f,
-                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %.3f "
-                    "GB</title></rect>\n",
-                    x, row * MEMORY_ROW + 3, width, MEMORY_ROW - 6, category_colors[m], mem_category_names[m],
-                    bytes / 1e9);
-        x += width;
-    }
-    fprintf(f, "<text x=\"%.1f\" y=\"%d\">%.2f GB</text>\n", x + 6, row * MEMORY_ROW + 15, peak / 1e9);
 }
 
 /* A bar for each kind of rank, a part of it for each category, and a line at the memory of a rank (0: unknown). */
 static void html_memory(FILE *f, const Plan *p, double memory) {
     double most = fmax(memory, (double)device_peak(plan_largest(p)->dry_run));
-    double pixels_per_byte = (double)MEMORY_WIDTH / most, limit = (double)MEMORY_LEFT + memory * pixels_per_byte;
-    fprintf(f, "<h2>Memory per rank</h2>\n");
-    html_legend(f, mem_category_names, category_colors, MEM_CATEGORIES);
-    fprintf(f, "<svg viewBox=\"0 0 %d %d\">\n", MEMORY_LEFT + MEMORY_WIDTH + 90, p->count * MEMORY_ROW + 24);
+    char text[128], number[2][32];
+    snprintf(text, sizeof text, "the line is a rank's memory, %sB", page_si(number[0], memory));
+    page_card_open(f, "Memory per rank", memory > 0 ? text : "", 1);
+    fprintf(f, "<div class=\"legend\">");
+    for (int m = 0; m < MEM_CATEGORIES; m++) page_legend_item(f, "", mem_category_names[m], mem_category_names[m]);
+    fprintf(f, "</div>\n");
+    bars_open(f, "long");
     for (int c = 0; c < p->count; c++) {
-        html_class_label(f, p, c);
-        html_memory_bar(f, p->classes[c].dry_run, c, pixels_per_byte);
+        const Device *dry_run = p->classes[c].dry_run;
+        html_class_open(f, p, c);
+        for (int m = 0; m < MEM_CATEGORIES; m++) {
+            double bytes = dry_run->arenas[m].offloaded ? 0 : (double)dry_run->arenas[m].peak;
+            snprintf(text, sizeof text, "%s: %sB", mem_category_names[m], page_si(number[0], bytes));
+            bar_part(f, mem_category_names[m], 100 * bytes / most, text);
+        }
+        if (memory > 0) bar_limit(f, 100 * memory / most, "memory of a rank");
+        snprintf(text, sizeof text, "%sB", page_si(number[1], (double)device_peak(dry_run)));
+        bar_close(f, text);
     }
-    if (memory > 0)
-        fprintf(f,
-                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"0\" y2=\"%d\" stroke=\"#c00\"/><text x=\"%.1f\" y=\"%d\" "
-                "text-anchor=\"end\" fill=\"#c00\">%.0f GB</text>\n",
-                limit, limit, p->count * MEMORY_ROW + 20, limit - 4, p->count * MEMORY_ROW + 18, memory / 1e9);
-    fprintf(f, "</svg>\n");
+    bars_close(f);
+    page_card_close(f);
 }
 
 // ---------------------------------------------------------------------------
@@ -90,20 +52,19 @@ static void html_memory(FILE *f, const Plan *p, double memory) {
 
 typedef enum { DOES_FORWARD, DOES_LOSS, DOES_BACKWARD, DOES_REST, STAGE_WORKS, DOES_NOTHING = -1 } StageWork;
 static const char *const activity_names[STAGE_WORKS] = {"forward", "loss", "backward", "the rest of the step"};
-static const char *const activity_colors[STAGE_WORKS] = {"#4e79a7", "#e15759", "#59a14f", "#bab0ac"};
+static const char *const activity_colors[STAGE_WORKS] = {"forward", "head", "backward", "rest"};
 
 typedef struct {
-    double pixels_per_second;
-    int left, y, height; // pixels
+    double units_per_second; // of the SVG, PLOT_WIDTH units wide
     int stage;
 } TimelineRow;
 
 static void html_activity(FILE *f, const TimelineRow *row, StageWork activity, double begin, double end) {
     fprintf(f,
-            "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>stage %d: %s, %.4g to %.4g "
+            "<rect class=\"k-%s\" x=\"%.2f\" width=\"%.2f\" height=\"1\"><title>stage %d: %s, %.4g to %.4g "
             "s</title></rect>\n",
-            row->left + begin * row->pixels_per_second, row->y, (end - begin) * row->pixels_per_second, row->height,
-            activity_colors[activity], row->stage, activity_names[activity], begin, end);
+            activity_colors[activity], begin * row->units_per_second, (end - begin) * row->units_per_second, row->stage,
+            activity_names[activity], begin, end);
 }
 
 /* The activity that a phase such as "forward of model.layers.3" belongs to. */
@@ -152,64 +113,90 @@ static void html_stage(FILE *f, const Simulation *s, const TimelineRow *row) {
     }
 }
 
+/* Ticks of seconds below the rows. */
+static void html_timeline_ticks(FILE *f, double seconds) {
+    const PlotScale scale = {0, seconds, 0};
+    double ticks[MOST_TICKS];
+    int n = linear_ticks(&scale, ticks, 5);
+    fprintf(f, "<div class=\"x\">");
+    for (int i = 0; i < n; i++) {
+        plot_tick_open(f, &scale, ticks[i], i);
+        fprintf(f, "%.3g s</span>", ticks[i]);
+    }
+    fprintf(f, "</div>");
+}
+
 static void html_timeline(FILE *f, const Simulation *s) {
-    const int LEFT = 70, ROW = 20, WIDTH = 1000, ticks = 10;
+    char output[96], number[32], name[32];
     int stages = s->mesh.size[AXIS_PP];
-    fprintf(f,
-            "<h2>The step</h2>\n<p>The first rank of each pipeline stage. White is waiting for another stage, or for "
-            "the end of the step.</p>\n");
-    html_legend(f, activity_names, activity_colors, STAGE_WORKS);
-    fprintf(f, "<svg viewBox=\"0 0 %d %d\">\n", LEFT + WIDTH + 30, stages * ROW + 30);
+    snprintf(output, sizeof output, "the first rank of each pipeline stage; %s", page_duration(number, s->seconds));
+    page_card_open(f, "The step", output, 1);
+    fprintf(f, "<div class=\"legend\">");
+    for (int a = 0; a < STAGE_WORKS; a++) page_legend_item(f, "", activity_colors[a], activity_names[a]);
+    fprintf(f, "<span>gaps: waiting for another stage, or for the end of the step</span></div>\n"
+               "<div class=\"bars timeline\">\n");
     for (int stage = 0; stage < stages; stage++) {
-        TimelineRow row = {WIDTH / s->seconds, LEFT, stage * ROW + 2, ROW - 4, stage};
-        fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">stage %d</text>\n", LEFT - 6, stage * ROW + 14, stage);
+        TimelineRow row = {(double)PLOT_WIDTH / s->seconds, stage};
+        snprintf(name, sizeof name, "stage %d", stage);
+        bar_open(f, name, name);
+        fprintf(f, "<svg viewBox=\"0 0 %d 1\" preserveAspectRatio=\"none\">\n", PLOT_WIDTH);
         html_stage(f, s, &row);
+        fprintf(f, "</svg></div>\n");
     }
-    for (int i = 0; i <= ticks; i++) {
-        int x = LEFT + i * WIDTH / ticks;
-        fprintf(f,
-                "<line x1=\"%d\" x2=\"%d\" y1=\"0\" y2=\"%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%d\" "
-                "text-anchor=\"middle\">%.3g s</text>\n",
-                x, x, stages * ROW + 4, x, stages * ROW + 18, s->seconds * i / ticks);
-    }
-    fprintf(f, "</svg>\n");
+    html_timeline_ticks(f, s->seconds);
+    bars_close(f);
+    page_card_close(f);
 }
 
 // ---------------------------------------------------------------------------
 // traffic, and the page
 
-static void html_traffic_row(FILE *f, const Plan *p, const Cluster *c, const Estimate *e, int axis, double most) {
+static void html_traffic_row(FILE *f, const Plan *p, const Cluster *c, const Estimate *e, int axis) {
     const Mesh *m = p->mesh;
+    char number[32], duration[32];
     int ranks = mesh_group_size(m, (Axis)axis);
-    double bytes = axis_bytes(p, axis);
-    fprintf(f, "<tr><td>%s<td>%d<td>%d", axis_names[axis], m->world / ranks, ranks);
+    fprintf(f, "<tr><td><i class=\"swatch k-%s\"></i>%s<td>%d<td>%d", axis_names[axis], axis_names[axis],
+            m->world / ranks, ranks);
     if (c) fprintf(f, "<td>%d<td>", group_spans(m, (Axis)axis, c->ranks_per_host));
     if (c && c->hosts_per_rack) fprintf(f, "%d", group_spans(m, (Axis)axis, c->ranks_per_host * c->hosts_per_rack));
-    fprintf(f,
-            "<td>%.3f GB<td><svg class=bar viewBox=\"0 0 200 12\"><rect width=\"%.1f\" height=\"12\" "
-            "fill=\"%s\"/></svg>",
-            bytes / 1e9, 200 * bytes / most, axis_colors[axis]);
-    if (c) fprintf(f, "<td>%.4g s<td>%.4g s", e->communication[axis], e->waited[axis]);
+    fprintf(f, "<td>%sB", page_si(number, axis_bytes(p, axis)));
+    if (c) fprintf(f, "<td>%s", page_duration(duration, e->communication[axis]));
+    if (c) fprintf(f, "<td>%s", page_duration(duration, e->waited[axis]));
     fprintf(f, "</tr>\n");
+}
+
+static int axis_is_used(const Plan *p, int axis) {
+    return mesh_group_size(p->mesh, (Axis)axis) > 1 && axis != AXIS_DP_SHARD;
 }
 
 static void html_traffic(FILE *f, const Plan *p, const Cluster *c, const Estimate *e) {
     double most = 1;
+    char number[32];
+    if (p->mesh->world == 1) return;
     for (int a = 0; a < AXES; a++) most = fmax(most, axis_bytes(p, a));
-    fprintf(f,
-            "<h2>Traffic</h2>\n<table><tr><th>axis<th>groups<th>ranks per group%s<th>received per rank and step<th>%s"
-            "</tr>\n",
-            c ? "<th>hosts<th>racks" : "", c ? "<th>communication<th>waited" : "");
+    page_card_open(f, "Traffic", "received per rank and step", 1);
+    bars_open(f, "");
+    for (int a = 0; a < AXES; a++) {
+        if (!axis_is_used(p, a)) continue;
+        bar_open(f, axis_names[a], axis_names[a]);
+        bar_part(f, axis_names[a], 100 * axis_bytes(p, a) / most, axis_names[a]);
+        fprintf(f, "</div><div class=\"v\">%sB</div>\n", page_si(number, axis_bytes(p, a)));
+    }
+    bars_close(f);
+    fprintf(f, "<div class=\"scroll\"><table><tr><th>axis<th>groups<th>ranks per group%s<th>received<th>%s</tr>\n",
+            c ? "<th>hosts<th>racks" : "", c ? "communication<th>waited" : "");
     for (int a = 0; a < AXES; a++)
-        if (mesh_group_size(p->mesh, (Axis)a) > 1 && a != AXIS_DP_SHARD) html_traffic_row(f, p, c, e, a, most);
-    fprintf(f, "</table>\n");
+        if (axis_is_used(p, a)) html_traffic_row(f, p, c, e, a);
+    fprintf(f, "</table></div>\n");
+    page_card_close(f);
 }
 
 /* The rows of "goodput" in plan.json. */
 static void html_goodput(FILE *f, const cJSON *goodput) {
     const cJSON *rows = cJSON_GetObjectItemCaseSensitive(goodput, "rows"), *row, *cell, *part;
-    fprintf(f, "<h2>Goodput</h2>\n<p>The part of the wall-clock time that advances training although hosts fail, and "
-               "the parts that are lost.</p>\n<table>");
+    page_card_open(f, "Goodput", "", 1);
+    fprintf(f, "<p>The part of the wall-clock time that advances training although hosts fail, and the parts that are "
+               "lost.</p>\n<div class=\"scroll\"><table>");
     cJSON_ArrayForEach(row, rows) {
         const cJSON *lost = cJSON_GetObjectItemCaseSensitive(row, "lost");
         if (row == rows->child) {
@@ -221,49 +208,53 @@ static void html_goodput(FILE *f, const cJSON *goodput) {
         fprintf(f, "<tr>");
         cJSON_ArrayForEach(cell, row) {
             fprintf(f, "<td>");
-            if (cJSON_IsString(cell)) html_text(f, cell->valuestring);
+            if (cJSON_IsString(cell)) page_text(f, cell->valuestring);
             if (cJSON_IsNumber(cell)) fprintf(f, "%.6g", cell->valuedouble);
         }
         cJSON_ArrayForEach(part, lost) fprintf(f, "<td>%.2f %%", 100 * part->valuedouble);
         fprintf(f, "</tr>\n");
     }
-    fprintf(f, "</table>\n");
+    fprintf(f, "</table></div>\n");
+    page_card_close(f);
 }
 
-static void html_head(FILE *f, const char *model, int world) {
-    fprintf(f, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>");
-    html_text(f, model);
-    fprintf(f,
-            " on %d ranks</title>\n<style>body{font:14px system-ui,sans-serif;max-width:1100px;margin:2em auto;"
-            "color:#222}svg{width:100%%;font:11px system-ui,sans-serif}svg.bar{width:200px}"
-            ".legend span{margin-right:1em}"
-            ".legend i{display:inline-block;width:.8em;height:.8em;margin-right:.3em}"
-            "table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right}"
-            "td:first-child,th:first-child{text-align:left}</style></head><body>\n<h1>",
-            world);
-    html_text(f, model);
-    fprintf(f, " on %d ranks</h1>\n", world);
+static void html_tiles(FILE *f, const Job *j, const Plan *p, const Cluster *c, const Estimate *e) {
+    char value[64], detail[96], number[32];
+    double tokens = (double)(samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
+    fprintf(f, "<div class=\"tiles\">\n");
+    if (c) page_tile(f, "Estimated step", page_duration(number, e->step_seconds), "");
+    snprintf(value, sizeof value, "%s", page_si(number, c ? e->tokens_per_second : 0));
+    if (c) page_tile(f, "Speed", value, "tokens/s");
+    snprintf(value, sizeof value, "%.1f\u00A0%%", 100 * e->mfu);
+    snprintf(detail, sizeof detail, "of %sFLOP/s per rank", page_si(number, c ? c->peak : 0));
+    if (c) page_tile(f, "MFU", value, detail);
+    page_tile(f, "Tokens per step", page_si(number, tokens), "");
+    snprintf(value, sizeof value, "%sB", page_si(number, (double)device_peak(plan_largest(p)->dry_run)));
+    page_tile(f, "Memory per rank", value, p->count > 1 ? "of the kind that needs most" : "all ranks alike");
+    page_tile(f, "Parameters", page_si(number, (double)j->table.num_parameters), "");
+    fprintf(f, "</div>\n");
 }
 
 /* `c` NULL: there is no estimate and no timeline. `goodput`: of plan.json; NULL: failures were not simulated. */
 static void report_write(FILE *f, const Job *j, const Plan *p, const Simulation *s, const Cluster *c, const Estimate *e,
                          const cJSON *goodput) {
-    char mesh[160];
+    char mesh[160], title[512];
     mesh_print(mesh, sizeof mesh, p->mesh->size, 1);
-    html_head(f, j->opt.model, p->mesh->world);
-    fprintf(f, "<p>%s; %" PRId64 " tokens per step, in %s.</p>\n", mesh,
-            samples_per_step(&j->opt, &j->mesh) * j->opt.seq, PRECISION_NAME);
-    if (c) {
-        fprintf(f, "<p>Estimated step time %.4g s: %.0f tokens/s, %.1f %% of %.4g FLOP/s per rank, on ",
-                e->step_seconds, e->tokens_per_second, 100 * e->mfu, c->peak);
-        html_text(f, c->name);
-        fprintf(f, ".</p>\n");
-    }
+    snprintf(title, sizeof title, "%s on %d rank%s", j->opt.model, p->mesh->world, p->mesh->world > 1 ? "s" : "");
+    page_open(f, title, 0);
+    fprintf(f, "<p><b>A plan, found by dry runs.</b></p>\n<p class=\"dim\">%s, %s, %s", PRECISION_NAME, j->opt.sharding,
+            mesh);
+    if (c) fprintf(f, "; estimated on ");
+    if (c) page_text(f, c->name);
+    fprintf(f, "</p>\n");
+    html_tiles(f, j, p, c, e);
+    fprintf(f, "<div class=\"cards\">\n");
     html_memory(f, p, c ? c->memory : 0);
     if (c) html_timeline(f, s);
     html_traffic(f, p, c, e);
     if (goodput) html_goodput(f, goodput);
-    fprintf(f, "</body></html>\n");
+    fprintf(f, "</div>\n");
+    page_close(f);
 }
 
 /* Writes plan.html into --out. */

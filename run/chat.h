@@ -7,9 +7,9 @@
  */
 #ifndef CHAT_H
 #define CHAT_H
-#include "../lib/json.h" // defines: json_write_line
-#include "chat_form.h"   // defines: ChatForm, ChatTokens, chat_message
-#include "generate.h"    // defines: Generator, next_token, TextOutput
+#include "../lib/json.h"   // defines: json_write_line
+#include "chat_template.h" // defines: Chat, chat_template_find, chat_begin, chat_message
+#include "generate.h"      // defines: Generator, next_token, TextOutput
 #include <poll.h>
 #include <signal.h>
 
@@ -20,8 +20,7 @@ typedef struct {
 
 /* On rank 0 alone. */
 typedef struct {
-    const ChatForm *form;
-    ChatTokens tokens;     // of the whole conversation
+    Chat tokens;           // of the whole conversation
     ChatMessage *messages; // (count)
     int count;
     size_t room;  // for so many messages
@@ -108,15 +107,21 @@ static char *chat_read_line(Conversation *chat, Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // the conversation
 
-/* Adds a message to the conversation that /save writes, with U+FFFD for bytes that are no character. */
-static void chat_remember(Conversation *chat, const char *role, const char *content) {
-    ChatMessage message = {role, NULL};
+/* A copy of `text`, to be freed, with U+FFFD for bytes that are no character. */
+static char *valid_text(const char *text) {
+    char *valid = NULL;
     size_t length;
-    FILE *text = text_stream_open(&message.content, &length);
-    TextOutput out = {text, 1, 0, {0}, 0};
-    text_output_bytes(&out, content, strlen(content));
+    FILE *f = text_stream_open(&valid, &length);
+    TextOutput out = {f, 1, 0, {0}, 0};
+    text_output_bytes(&out, text, strlen(text));
     text_output_end(&out);
-    text_stream_close(text);
+    text_stream_close(f);
+    return valid;
+}
+
+/* Adds a message to the conversation that /save writes, and frees its content with the conversation. */
+static void chat_remember(Conversation *chat, const char *role, char *content) {
+    ChatMessage message = {role, content};
     chat->messages =
         (ChatMessage *)with_room_for_one(chat->messages, (size_t)chat->count, &chat->room, sizeof *chat->messages);
     chat->messages[chat->count++] = message;
@@ -130,12 +135,11 @@ static void chat_forget(Conversation *chat) {
 
 /* Begins a new conversation, with the system message if there is one. */
 static void chat_reset(Conversation *chat) {
-    const char *system = chat->system ? chat->system : chat->form->system;
+    const char *system = chat->system ? chat->system : chat->tokens.form->system;
     chat_forget(chat);
-    chat_special_token(&chat->tokens, chat->form->begin);
-    if (!system) return;
-    chat_message(&chat->tokens, chat->form, "system", system);
-    chat_remember(chat, "system", system);
+    chat_begin(&chat->tokens, chat->system ? "system" : "user");
+    if (chat->system) chat_message(&chat->tokens, "system", system, strlen(system));
+    if (system) chat_remember(chat, "system", checked_strdup(system));
 }
 
 /* Writes the conversation in the format that dev/data/chat reads. Only a file that this conversation was saved to is
@@ -171,7 +175,7 @@ static void chat_command(Conversation *chat, char *line) {
         fprintf(stderr, "note: the conversation begins again\n");
     } else if (length == 7 && !strncmp(line, "/system", 7)) {
         free(chat->system);
-        chat->system = *rest ? strdup(rest) : NULL;
+        chat->system = *rest ? valid_text(rest) : NULL;
         chat_reset(chat);
         fprintf(stderr, "note: the conversation begins again, with %s system message\n", *rest ? "this" : "the usual");
     } else if (length == 5 && !strncmp(line, "/save", 5) && *rest) {
@@ -217,7 +221,7 @@ static void chat_answer(Conversation *chat, Generator *g) {
         print_token(j->tokenizer, id, copy);
         text_output_token(&out, j->tokenizer, id);
         flush_results();
-        chat_token(&chat->tokens, id);
+        chat_token(&chat->tokens, id, 1);
         count++;
         if (count < most) logits = chat_compute(chat, g);
     }
@@ -225,9 +229,9 @@ static void chat_answer(Conversation *chat, Generator *g) {
     printf("\n");
     flush_results();
     if (count == most && count == room) fprintf(stderr, "note: the conversation is full; /reset begins a new one\n");
-    chat_answer_end(&chat->tokens, chat->form);
+    chat_turn_end(&chat->tokens, 1);
     text_stream_close(copy);
-    chat_remember(chat, "assistant", text);
+    chat_remember(chat, "assistant", valid_text(text));
     free(text);
 }
 
@@ -236,17 +240,19 @@ static void chat_user_message(Conversation *chat, Generator *g, const char *line
     enum { LEAST_ANSWER = 16 };
     size_t before = chat->tokens.count;
     int positions = g->trainer->job->cached_positions;
-    chat_message(&chat->tokens, chat->form, "user", line);
-    chat_answer_begin(&chat->tokens, chat->form);
+    char *content = valid_text(line);
+    chat_message(&chat->tokens, "user", content, strlen(content));
+    chat_generation_prompt(&chat->tokens);
     if (chat->tokens.count + LEAST_ANSWER > (size_t)positions) {
         fprintf(stderr,
                 "note: the conversation would have %zu tokens with this message, and there is room for %d: shorten "
                 "it, begin a new conversation with /reset, or start with a larger --seq\n",
                 chat->tokens.count, positions);
         chat->tokens.count = before;
+        free(content);
         return;
     }
-    chat_remember(chat, "user", line);
+    chat_remember(chat, "user", content);
     chat_answer(chat, g);
 }
 
@@ -257,8 +263,7 @@ static void chat_on_rank_0(Generator *g) {
     const Job *j = g->trainer->job;
     struct sigaction action = ZERO, before;
     Conversation chat = ZERO;
-    chat.form = chat_form_find(j->tokenizer, j->tokenizer_path);
-    chat.tokens.t = j->tokenizer;
+    chat_open(&chat.tokens, j->tokenizer, chat_template_find(j->tokenizer, j->tokenizer_path));
     chat.is_terminal = isatty(STDIN_FILENO);
     action.sa_handler = chat_interrupt; // without SA_RESTART: it ends the wait for input
     sigaction(SIGINT, &action, &before);
@@ -281,7 +286,7 @@ static void chat_on_rank_0(Generator *g) {
     free(chat.saved_as);
     chat_forget(&chat);
     free(chat.messages);
-    free(chat.tokens.ids);
+    chat_close(&chat.tokens);
     free(chat.input);
 }
 

@@ -84,7 +84,7 @@ typedef struct {
     size_t length;
 } CompanionFile;
 typedef struct {
-    CompanionFile files[8];
+    CompanionFile files[16];
     int count;
 } Companions;
 

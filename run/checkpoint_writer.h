@@ -7,10 +7,11 @@
  */
 #ifndef CHECKPOINT_WRITER_H
 #define CHECKPOINT_WRITER_H
-#include "after_save.h"    // defines: AfterSave
-#include "checkpoint.h"    // defines: Checkpoint, Progress, trainer_text
-#include "sharded_state.h" // defines: fsdp_gather_state, fsdp_release_state
-#include "signals.h"       // defines: end_signals
+#include "after_save.h"      // defines: AfterSave
+#include "checkpoint.h"      // defines: Checkpoint, Progress, trainer_text
+#include "sharded_state.h"   // defines: fsdp_gather_state, fsdp_release_state
+#include "signals.h"         // defines: end_signals
+#include "tokenizer_files.h" // defines: TokenizerFiles
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -18,15 +19,14 @@
 typedef struct CheckpointWriter {
     Fsdp *fsdp;
     const Options *opt;
-    const Checkpoint *resume_from; // the run resumed from it; dir "": a new run
-    uint64_t base_fingerprint;     // of the frozen model beneath the adapters
-    const char *tokenizer; // (tokenizer_length) text of the file that is written next to the weights; NULL: none
-    size_t tokenizer_length;
-    const TensorTable *whole; // all tensors of the model, in the order of the files
-    TensorTable *parts;       // (pp, tp) the tables of the ranks that have different parts of the model
-    float *gathered;          // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
-                              // NULL: the model is not split
-    Request relay;            // of `gathered`, from one pipeline stage to the next
+    const Checkpoint *resume_from;   // the run resumed from it; dir "": a new run
+    uint64_t base_fingerprint;       // of the frozen model beneath the adapters
+    const TokenizerFiles *tokenizer; // the files that are written next to the weights
+    const TensorTable *whole;        // all tensors of the model, in the order of the files
+    TensorTable *parts;              // (pp, tp) the tables of the ranks that have different parts of the model
+    float *gathered; // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
+                     // NULL: the model is not split
+    Request relay;   // of `gathered`, from one pipeline stage to the next
     OutputFiles checkpoint, exported;
     AfterSave after_save; // rank 0 runs its commands
     char *buffers;        // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
@@ -454,8 +454,8 @@ static void unlock_directory(CheckpointWriter *w) {
     w->dir_lock = -1;
 }
 
-/* Writes the small files next to the weights: config.json, indices and the tokenizer. They stay in `c`, for their
- * checksums. */
+/* Writes the small files next to the weights: config.json, indices and the tokenizer's files. They stay in `c`, for
+ * their checksums. */
 static void write_companions(CheckpointWriter *w, Companions *c) {
     int adapters = w->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
     memset(c, 0, sizeof *c);
@@ -472,11 +472,13 @@ static void write_companions(CheckpointWriter *w, Companions *c) {
         file->text = output_files_index(w->files, i);
         file->length = strlen(file->text);
     }
-    if (w->tokenizer) {
-        file = companion_add(c, "tokenizer.model");
-        file->text = (char *)checked_malloc(w->tokenizer_length);
-        file->length = w->tokenizer_length;
-        memcpy(file->text, w->tokenizer, file->length);
+    for (int i = 0; w->tokenizer && i < w->tokenizer->count; i++) {
+        const TokenizerFile *from = &w->tokenizer->files[i];
+        if (from->is_redundant && w->files == &w->exported) continue;
+        file = companion_add(c, from->name);
+        file->text = (char *)checked_malloc(from->length + 1);
+        file->length = from->length;
+        memcpy(file->text, from->text, file->length);
     }
     for (int i = 0; i < c->count; i++) write_new_file(w->dir, c->files[i].name, c->files[i].text, c->files[i].length);
 }

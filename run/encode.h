@@ -1,9 +1,9 @@
 /* encode.h: --encode FILE prints the token ids of a text, one per line; --decode FILE prints the text of such ids. */
 #ifndef ENCODE_H
 #define ENCODE_H
-#include "../lib/input.h"  // defines: refuse_endless
-#include "../lib/output.h" // defines: check_results
-#include "../tokenizer.h"  // defines: Tokenizer, tokenizer_encode, print_token
+#include "../lib/input.h"      // defines: refuse_endless
+#include "../lib/output.h"     // defines: check_results
+#include "tokenizer_json.h" // defines: tokenizer_open, tokenizer_encode, print_token
 
 /* Prints the text of ids written as decimal numbers. All ids are checked before the first is printed. */
 static void decode_ids(const Tokenizer *t, const char *path, const char *text, size_t length) {

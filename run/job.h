@@ -8,8 +8,7 @@
 #ifndef JOB_H
 #define JOB_H
 #include "options.h"
-#include "../tokenizer.h"
-#include "chat_form.h"
+#include "tokenizer_files.h" // defines: TokenizerFiles, tokenizer_fingerprints; chat_template.h, tokenizer_json.h
 #include "checkpoint.h"
 #include "config_json.h"
 #include "export.h"
@@ -44,6 +43,7 @@ typedef struct {
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
     Tokenizer *tokenizer;            // NULL: not needed
+    TokenizerFiles tokenizer_files;  // of checkpoints and exported models
     uint16_t *token_bytes;           // (V) bytes of each token's text, for bits per byte; NULL: not known
     Requests requests;               // of --score or --choices; count 0: none
     Prompts prompts;                 // of --generate and --prompts
@@ -203,34 +203,36 @@ static void check_gpus(const Job *j, int local_ranks) {
 // ---------------------------------------------------------------------------
 // the tokenizer, and the prompt of --generate
 
-/* --tokenizer, or tokenizer.model next to the data, or the one next to the model; "" if there is none. */
+/* Is there a tokenizer in the directory of the file `path`? Then its path becomes j->tokenizer_path. */
+static int job_tokenizer_beside(Job *j, const char *path) {
+    static const char *const names[] = {"tokenizer.model", "tokenizer.json"};
+    for (int i = 0; i < 2; i++) {
+        path_beside(j->tokenizer_path, sizeof j->tokenizer_path, path, names[i]);
+        if (entry_exists(j->tokenizer_path)) return 1;
+    }
+    j->tokenizer_path[0] = 0;
+    return 0;
+}
+
+/* --tokenizer, or a tokenizer next to the data, or the one next to the model; "" if there is none. */
 static void job_find_tokenizer(Job *j) {
     const Options *o = &j->opt;
     const char *data = o->data ? o->data : o->eval;
+    char in_model[4096];
     if (o->tokenizer) {
         snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", o->tokenizer);
         return;
     }
-    if (data) {
-        const char *slash = strrchr(data, '/');
-        snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%.*stokenizer.model",
-                 slash ? (int)(slash + 1 - data) : 0, data);
-        if (entry_exists(j->tokenizer_path)) return;
-    }
-    snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s/tokenizer.model", o->model);
-    if (!entry_exists(j->tokenizer_path)) j->tokenizer_path[0] = 0;
+    if (data && job_tokenizer_beside(j, data)) return;
+    snprintf(in_model, sizeof in_model, "%s/", o->model);
+    job_tokenizer_beside(j, in_model);
 }
 
-/* The dataset's files must carry the fingerprint of this tokenizer. */
-static void check_tokenizer_of(const Job *j, const Dataset *d) {
-    uint8_t fingerprint[32];
-    if (!j->tokenizer_text || !d->num_files) return;
-    sha256(j->tokenizer_text, j->tokenizer_length, fingerprint);
-    for (int i = 0; i < d->num_files; i++)
-        if (memcmp(fingerprint, d->files[i].header.tokenizer, 32))
-            user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer, or "
-                       "tokenize the text again",
-                       d->files[i].path, j->tokenizer_path);
+/* Can this program read the tokenizer? Training does not need it, so one that nobody named may be of another kind. */
+static int job_tokenizer_is_known(const Job *j) {
+    char what[UNSUPPORTED_BYTES];
+    if (j->tokenizer || !j->tokenizer_text) return j->tokenizer != NULL;
+    return tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
 }
 
 /* Reads the tokenizer, if there is one. */
@@ -241,12 +243,39 @@ static void job_open_tokenizer(Job *j) {
     j->tokenizer = tokenizer_from_text(j->tokenizer_path, text, j->tokenizer_length);
 }
 
+static int is_one_of(const uint8_t wanted[32], const uint8_t known[MOST_FINGERPRINTS][32], int count) {
+    for (int i = 0; i < count; i++)
+        if (!memcmp(known[i], wanted, 32)) return 1;
+    return 0;
+}
+
+/* The dataset's files must carry the fingerprint of this tokenizer, or of the same vocabulary in another format. */
+static void check_tokenizer_of(Job *j, const Dataset *d) {
+    uint8_t known[MOST_FINGERPRINTS][32];
+    int count = 1;
+    if (!j->tokenizer_text || !d->num_files) return;
+    sha256(j->tokenizer_text, j->tokenizer_length, known[0]);
+    for (int i = 0; i < d->num_files; i++) {
+        const uint8_t *wanted = d->files[i].header.tokenizer;
+        if (is_one_of(wanted, known, count)) continue;
+        if (count == 1 && job_tokenizer_is_known(j)) {
+            job_open_tokenizer(j);
+            count = tokenizer_fingerprints(j->tokenizer, known);
+        }
+        if (!is_one_of(wanted, known, count))
+            user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer (of "
+                       "two files with the same vocabulary, the one that was used), or tokenize the text again",
+                       d->files[i].path, j->tokenizer_path);
+    }
+}
+
 /* Reads the tokenizer that `option` needs. */
 static void job_read_tokenizer(Job *j, const char *option) {
     const Options *o = &j->opt;
     const char *data = o->data ? o->data : o->eval;
     if (!j->tokenizer_path[0])
-        user_error("%s needs a tokenizer, and there is no tokenizer.model next to %s: give one with --tokenizer FILE",
+        user_error("%s needs a tokenizer, and there is no tokenizer.model or tokenizer.json next to %s: give one with "
+                   "--tokenizer FILE",
                    option, data ? data : o->model);
     job_open_tokenizer(j);
     if (j->tokenizer->vocab_size > j->config.V)
@@ -255,9 +284,38 @@ static void job_read_tokenizer(Job *j, const char *option) {
                    j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
 }
 
+static int job_saves(const Job *j) {
+    int trains = j->task == DO_TRAIN;
+    return (trains && j->opt.out) || ((trains || j->task == DO_EXPORT) && j->opt.export_dir);
+}
+
+/* The tokenizer's files that checkpoints and exported models get. A tokenizer of another kind is only copied. */
+static void job_tokenizer_files(Job *j) {
+    const char *model = j->opt.model;
+    if (!j->tokenizer_text || !job_saves(j)) return;
+    if (job_tokenizer_is_known(j)) job_open_tokenizer(j);
+    tokenizer_files_open(&j->tokenizer_files, j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, j->tokenizer,
+                         preset_find(model) ? NULL : model, j->config.max_positions);
+}
+
+/* Rank 0 says when the tokenizer was only copied. */
+static void job_note_tokenizer(const Job *j) {
+    char what[UNSUPPORTED_BYTES];
+    if (!j->tokenizer_files.count) return;
+    if (!j->tokenizer) {
+        tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
+        fprintf(stderr, "note: the tokenizer %s %s; it is copied as it is\n", j->tokenizer_path, what);
+    } else if (!j->tokenizer->merges && !tokenizer_fits_json(j->tokenizer)) {
+        fprintf(stderr,
+                "note: the tokenizer %s splits text in a way that no tokenizer.json is written for; only "
+                "tokenizer.model is copied\n",
+                j->tokenizer_path);
+    }
+}
+
 /* How many bytes of text each token stands for; special tokens stand for none. */
 static void job_count_token_bytes(Job *j) {
-    job_open_tokenizer(j);
+    if (job_tokenizer_is_known(j)) job_open_tokenizer(j);
     const Tokenizer *t = j->tokenizer;
     if (!t) return;
     j->token_bytes = new_array(uint16_t, j->config.V);
@@ -312,11 +370,16 @@ static void job_prompts(Job *j) {
     job_stop_tokens(j);
 }
 
+enum {
+    CHAT_ORDER_TOKENS = 61, // of a conversation that are computed at once
+    CHAT_POSITIONS = 4096   // of a conversation, unless --seq or the model has another number
+};
+
 /* A conversation of up to --seq tokens, which is computed in parts of CHAT_ORDER_TOKENS. */
 static void job_chat(Job *j) {
     Options *o = &j->opt;
     job_read_tokenizer(j, "--chat");
-    chat_form_find(j->tokenizer, j->tokenizer_path);
+    chat_template_find(j->tokenizer, j->tokenizer_path); // refuses one that cannot be rendered
     j->cached_positions = option_given(o, "seq") ? o->seq : (int)min_i64(CHAT_POSITIONS, j->config.max_positions);
     o->batch = 1;
     o->seq = (int)min_i64(CHAT_ORDER_TOKENS, j->cached_positions);
@@ -703,6 +766,7 @@ static void job_data(Job *j) {
     job_find_tokenizer(j);
     if (j->tokenizer_path[0]) // read once: the run must not depend on a file that may change while it trains
         j->tokenizer_text = tokenizer_read_file(j->tokenizer_path, &j->tokenizer_length);
+    if (o->tokenizer) job_open_tokenizer(j);
     if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) {
         j->data = dataset_open(o->data, o->seq, j->config.V, 0);
         int64_t per_step = samples_per_step(o, &j->mesh);
@@ -727,6 +791,7 @@ static void job_data(Job *j) {
     if (j->task == DO_CHAT) job_chat(j);
     if (j->val.num_files) job_count_token_bytes(j);
     if (j->task != DO_CHECK_HOSTS) job_requests(j);
+    job_tokenizer_files(j);
 }
 
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */
@@ -757,6 +822,7 @@ static void job_check_outputs(Job *j) {
     if (j->opt.out)
         j->out_lock = out_directory_open(j->opt.out, j->resume_from.dir, j->resume_from.progress.step, !!j->opt.resume,
                                          j->opt.keep);
+    job_note_tokenizer(j);
     if (j->opt.trace) trace_check(j->opt.trace);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
 }
@@ -825,6 +891,7 @@ static void job_close(Job *j) {
     checkpoint_close(&j->resume_from);
     if (j->out_lock > 0) close(j->out_lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);
+    tokenizer_files_close(&j->tokenizer_files);
     free(j->tokenizer_text);
     thread_world_close(&j->thread_world);
     table_close(&j->table);

@@ -1,4 +1,4 @@
-/* logger.h: what a run reports while it trains: progress lines, metrics.jsonl and samples.jsonl.
+/* logger.h: what a run reports while it trains: progress lines, metrics.jsonl, samples.jsonl and run.html.
  *
  * Only rank 0 has an open logger; the other ranks' figures come with the step report. A caller may rely on: the files
  * are appended to, so that a resumed run continues them; logger_sync has everything on disk.
@@ -9,13 +9,8 @@
 #include "checkpoint.h"    // defines: Progress
 #include "parallel.h"      // defines: Parallel, Options
 #include "../lib/json.h"   // defines: json_add_integer, json_real, json_write_line
-
-typedef struct {         // of one rank: in one step, or summed over steps
-    double seconds;      // from the start of the step to its report, which comes before the optimizer
-    double wait_seconds; // waiting for other ranks
-    int64_t tokens;
-    int64_t memory; // peak bytes of all arenas in memory
-} RankFigures;
+#include "rank_figures.h"  // defines: RankFigures, rank_summary
+#include "run_page.h"      // defines: RunPage, run_page_open, run_page_write
 
 typedef struct { // of one training step
     double loss, grad_norm, lr;
@@ -37,44 +32,10 @@ typedef struct Logger {
     double last_line;         // time of the last progress line
     int64_t samples, steps;   // so far
     RankFigures *ranks;       // (world) sums over the steps so far
+    int64_t saved;            // the step of a checkpoint that the next line of metrics.jsonl will name; 0: none
+    int resumed;              // the next line of metrics.jsonl will say that the run was resumed
+    RunPage page;
 } Logger;
-
-/* What is reported of a rank: in metrics.jsonl, and all but the seconds in the table at the end of a run. */
-enum { RANK_RATE, RANK_COMPUTE, RANK_WAIT, RANK_MEMORY, RANK_SECONDS, RANK_COLUMNS };
-static const struct {
-    const char *name, *format;
-} rank_columns[RANK_COLUMNS] = {
-    {"tokens_per_s", "%.1f"}, {"compute_s", "%.6f"}, {"wait_s", "%.6f"}, {"memory", "%.0f"}, {"seconds", "%.6f"}};
-
-static void rank_row(const RankFigures *r, double row[RANK_COLUMNS]) {
-    row[RANK_RATE] = (double)r->tokens / r->seconds;
-    row[RANK_COMPUTE] = fmax(0, r->seconds - r->wait_seconds);
-    row[RANK_WAIT] = r->wait_seconds;
-    row[RANK_MEMORY] = (double)r->memory;
-    row[RANK_SECONDS] = r->seconds;
-}
-
-typedef struct {
-    double least[RANK_COLUMNS], mean[RANK_COLUMNS], most[RANK_COLUMNS];
-    int slowest; // the rank that computed longest
-    double lead; // its time of computing relative to the mean
-} RankSummary;
-
-static RankSummary rank_summary(const RankFigures *ranks, int world) {
-    RankSummary all = ZERO;
-    double row[RANK_COLUMNS];
-    for (int i = 0; i < world; i++) {
-        rank_row(&ranks[i], row);
-        if (row[RANK_COMPUTE] > all.most[RANK_COMPUTE]) all.slowest = i;
-        for (int k = 0; k < RANK_COLUMNS; k++) {
-            all.least[k] = i ? fmin(all.least[k], row[k]) : row[k];
-            all.mean[k] += row[k] / world;
-            all.most[k] = fmax(all.most[k], row[k]);
-        }
-    }
-    all.lead = all.mean[RANK_COMPUTE] > 0 ? all.most[RANK_COMPUTE] / all.mean[RANK_COMPUTE] : 1;
-    return all;
-}
 
 static FILE *logger_file(const char *out, const char *name, const char *mode) {
     char path[4096];
@@ -104,6 +65,8 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->parallel = parallel;
     l->samples = at->samples;
     l->ranks = new_array(RankFigures, parallel->mesh.world);
+    l->resumed = at->step > 0;
+    run_page_open(&l->page, o, parallel, at->step);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");
@@ -138,8 +101,10 @@ static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t
     logger_line(l, l->consumed, line);
 }
 
-/* Syncs the files to disk. A checkpoint must not be newer than they are. */
-static void logger_sync(Logger *l) {
+/* Syncs the files to disk before the checkpoint of `step` is written, which must not be newer than they are. */
+static void logger_sync(Logger *l, int64_t step) {
+    l->saved = step;
+    if (l->page.history) history_mark_save(l->page.history, step);
     if (l->metrics &&
         (fflush(l->metrics) || fflush(l->consumed) || fsync(fileno(l->metrics)) || fsync(fileno(l->consumed))))
         logger_failed(l);
@@ -177,10 +142,25 @@ static void logger_ranks(const Logger *l) {
            100 * (all.lead - 1));
 }
 
+/* Rewrites run.html if it is due, or if the run has ended. */
+static void logger_page(Logger *l) {
+    l->page.ranks = l->ranks;
+    l->page.steps = l->steps;
+    run_page_write(&l->page);
+}
+
 static void logger_close(Logger *l) {
     if (l->parallel->mesh.world > 1 && l->steps) logger_ranks(l);
-    free(l->ranks);
+    l->page.has_ended = 1;
+    logger_page(l);
     if (l->metrics && (fclose(l->metrics) || fclose(l->consumed))) logger_failed(l);
+}
+
+/* Once the commands of --after-save have ended, run.html shows the output of the last one, too. */
+static void logger_free(Logger *l) {
+    if (l->page.has_ended && l->opt->after_save) logger_page(l);
+    free(l->page.history);
+    free(l->ranks);
 }
 
 // ---------------------------------------------------------------------------
@@ -211,7 +191,7 @@ static void json_add_rank_range(cJSON *line, const RankSummary *all) {
     }
 }
 
-/* Memory by category, and the bytes that this rank received in this step by axis. */
+/* Memory by category, and by axis the bytes that this rank received in this step and how long it waited. */
 static void json_add_device(cJSON *line, const Parallel *p) {
     static const Axis axes[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
     cJSON *memory = cJSON_AddObjectToObject(line, "memory");
@@ -224,6 +204,10 @@ static void json_add_device(cJSON *line, const Parallel *p) {
             if (op != SEND) received += p->comm.traffic_measured[axes[i]][op].bytes;
         json_add_integer(traffic, axis_names[axes[i]], received);
     }
+    cJSON *waits = cJSON_AddObjectToObject(line, "wait_axis_s");
+    for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++)
+        cJSON_AddItemToObject(waits, axis_names[axes[i]], json_real("%.6f", p->comm.wait_seconds[axes[i]]));
+    cJSON_AddItemToObject(waits, axis_names[AXIS_WORLD], json_real("%.6f", p->comm.wait_seconds[AXIS_WORLD]));
 }
 
 static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks,
@@ -235,6 +219,10 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
     cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
     if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
+    if (l->resumed) cJSON_AddTrueToObject(line, "resumed");
+    if (l->saved) json_add_integer(line, "saved", l->saved);
+    l->resumed = 0;
+    l->saved = 0;
     cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
     json_add_integer(line, "tokens", l->samples * o->seq);
     json_add_integer(line, "samples", l->samples);
@@ -249,6 +237,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     json_add_rank_range(line, all);
     json_add_integer(line, "slowest_rank", all->slowest);
     if (world <= 64 || step == o->steps) json_add_ranks(line, ranks, world);
+    history_add_line(l->page.history, line, step);
     logger_line(l, l->metrics, line);
 }
 
@@ -288,6 +277,7 @@ static void logger_step(Logger *l, int64_t step, const StepStats *s, const RankF
         sum->memory = max_i64(sum->memory, ranks[i].memory);
     }
     if (l->metrics) logger_metrics(l, step, s, ranks, &all);
+    logger_page(l);
     if (step > 1 && step < l->opt->steps && seconds_now() - l->last_line < 2) return;
     l->last_line = seconds_now();
     logger_progress(l, step, s, &all);
@@ -303,7 +293,9 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
         cJSON_AddItemToObject(line, "val_loss", json_real("%.9g", loss));
         json_add_integer(line, "val_tokens", targets);
         if (isfinite(bits_per_byte)) cJSON_AddItemToObject(line, "bits_per_byte", json_real("%.9g", bits_per_byte));
+        history_add_line(l->page.history, line, step);
         logger_line(l, l->metrics, line);
+        logger_page(l);
     }
     printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f%s) on %" PRId64 " tokens\n", step, loss,
            exp(loss), bits, targets);
@@ -318,7 +310,9 @@ static void logger_accuracy(Logger *l, int64_t step, int64_t tasks, double accur
         json_add_integer(line, "tasks", tasks);
         cJSON_AddItemToObject(line, "accuracy", json_real("%.9g", accuracy));
         cJSON_AddItemToObject(line, "accuracy_norm", json_real("%.9g", accuracy_norm));
+        history_add_line(l->page.history, line, step);
         logger_line(l, l->metrics, line);
+        logger_page(l);
     }
     printf("step %6" PRId64 " | accuracy %.1f %% on %" PRId64 " multiple-choice tasks, %.1f %% with scores per byte\n",
            step, 100 * accuracy, tasks, 100 * accuracy_norm);

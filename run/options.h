@@ -74,7 +74,7 @@ static const OptionRow option_rows[] = {
          "a preset, or a Hugging Face directory (config.json and, if present, its weights)"),
     INT("vocab-size", vocab_size, 0, 1 << 28, "N", "0", "vocabulary size, instead of the model's; 0: the model's"),
     TEXT("tokenizer", tokenizer, "FILE", NULL,
-         "tokenizer.model; by default the one next to the data or, failing that, next to the model"),
+         "tokenizer.model or tokenizer.json; by default the one next to the data or, failing that, next to the model"),
     GROUP("data"),
     TEXT("data", data, "FILE|GLOB", NULL, "token files to train on"),
     TEXT("val", val, "FILE|GLOB", NULL, "token files to validate on"),
@@ -170,7 +170,8 @@ static const OptionRow option_rows[] = {
         "the format of Hugging Face PEFT"),
     GROUP("run"),
     TEXT("out", out, "DIR", NULL,
-         "directory for checkpoints, metrics.jsonl, samples.jsonl, config.txt, layout.json, plan.json and ledger.json"),
+         "directory for checkpoints, metrics.jsonl, run.html (a page to watch the run), samples.jsonl, config.txt, "
+         "layout.json, plan.json and ledger.json"),
     INT("save-every", save_every, 0, 1 << 30, "N", "0",
         "save a checkpoint every N steps and after the last one; 0: only after the last one; SIGUSR1 saves one too, "
         "SIGUSR2, SIGTERM, SIGINT (Ctrl-C) and SIGHUP save one and end the run with exit code 75"),

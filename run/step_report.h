@@ -46,7 +46,7 @@ static void exchange_reports(Trainer *trainer, const StepBatch *batch, double st
     report.is_writing = is_writing(&trainer->writer);
     if (p->comm.heartbeat) report.lines = p->comm.heartbeat->lines;
     report.figures.seconds = seconds_now() - start;
-    report.figures.wait_seconds = p->comm.wait_seconds;
+    report.figures.wait_seconds = comm_wait_seconds(&p->comm);
     report.figures.tokens = (int64_t)o->batch * o->seq * o->accum / mesh_stride(&p->mesh, AXIS_DP_SHARD);
     report.figures.memory = (int64_t)device_peak(&p->dev);
     all_gather_now(&p->comm, AXIS_WORLD, "step report", &report, trainer->reports, sizeof report);

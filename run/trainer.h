@@ -92,8 +92,7 @@ static void checkpoints_open(Trainer *trainer) {
     const Job *j = trainer->job;
     CheckpointWriter *w = &trainer->writer;
     checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->table, &j->opt);
-    w->tokenizer = j->tokenizer_text;
-    w->tokenizer_length = j->tokenizer_length;
+    w->tokenizer = &j->tokenizer_files;
     w->base_fingerprint = j->base_fingerprint;
     if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT))
@@ -186,6 +185,7 @@ static void trainer_allocate(Trainer *trainer) {
 
 static void trainer_close(Trainer *trainer) {
     Parallel *p = &trainer->parallel;
+    logger_free(&trainer->logger);
     if (trainer->model.training) loader_close(&trainer->loader, &p->dev);
     device_destroy_event(trainer->eval_batch.fed);
     checkpoint_writer_close(&trainer->writer);

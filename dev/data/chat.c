@@ -2,136 +2,14 @@
  * Usage: chat --tokenizer F --out-train A.tok [--out-val B.tok [--val-fraction 0.05]] JSONL...
  *
  * A line is a conversation, {"messages":[{"role":"system|user|assistant","content":"…"},…]} or only the list of
- * messages. It is rendered with the chat template that the tokenizer's special tokens belong to, and followed by the
- * end-of-text token. Only what the assistant says, and the token that ends its turn, are targets. Conversations are
- * packed: samples are windows over all of them, one after the other. Names of special tokens inside a message are plain
- * text. Only one line is in memory at a time. Existing files are not overwritten.
+ * messages. It is rendered with the chat template next to the tokenizer or, if there is none, the one that its special
+ * tokens belong to, and followed by the end-of-text token. Only what the assistant says, and the token that ends its
+ * turn, are targets. Conversations are packed: samples are windows over all of them, one after the other. Names of
+ * special tokens inside a message are plain text. Only one line is in memory at a time. Existing files are not
+ * overwritten.
  */
+#include "../../run/chat_template.h" // defines: Chat, chat_template_find, chat_begin, chat_message
 #include "corpus.h"
-#include <cjson/cJSON.h> // defines: cJSON_ParseWithOpts, cJSON_GetObjectItemCaseSensitive, …
-
-/* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */
-typedef struct {
-    const char *name;
-    const char *begin, *open, *close, *end; // names of special tokens; NULL: the template has none
-    const char *before_content, *after_turn;
-    int trims;          // white space around the content is removed
-    const char *system; // the system message if the conversation has none; NULL: there is no default
-} Template;
-
-static const Template templates[] = {
-    {"Llama 3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL},
-    {"ChatML as in SmolLM2-Instruct", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0,
-     "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
-};
-enum { TEMPLATES = sizeof templates / sizeof templates[0] };
-
-/* One conversation as tokens, and buffers that grow to the longest one. */
-typedef struct {
-    const Tokenizer *t;
-    const Template *form;
-    int32_t *ids;  // (count) tokens
-    uint8_t *mask; // (count) 1: a target
-    size_t count, ids_room, mask_room;
-    char *text; // (text_room) what is encoded at once
-    size_t text_room;
-    pcre2_code *space; // matches one white-space character
-    pcre2_match_data *match;
-} Chat;
-
-// ---------------------------------------------------------------------------
-// the template
-
-/* The first template whose special tokens the tokenizer has. */
-static const Template *template_find(const Tokenizer *t, const char *path) {
-    for (int i = 0; i < TEMPLATES; i++) {
-        const char *const names[] = {templates[i].begin, templates[i].open, templates[i].close, templates[i].end};
-        int missing = 0;
-        for (int n = 0; n < 4; n++) missing += names[n] && tokenizer_special(t, names[n]) == NO_TOKEN;
-        if (!missing) return &templates[i];
-    }
-    user_error("tokenizer %s does not have the special tokens of a chat template, expected <|start_header_id|>, "
-               "<|end_header_id|>, <|eot_id|> (Llama 3) or "
-               "<|im_start|>, <|im_end|> (ChatML); use the tokenizer of an instruction-tuned model",
-               path);
-}
-
-static void chat_mask(Chat *c, size_t first, int target) {
-    if (c->count > c->mask_room) {
-        c->mask_room = c->count + c->count / 2 + 1024;
-        c->mask = (uint8_t *)grown(c->mask, c->mask_room);
-    }
-    for (size_t i = first; i < c->count; i++) c->mask[i] = (uint8_t)target;
-}
-
-static void chat_special(Chat *c, const char *name, int target) {
-    if (!name) return;
-    if (c->count >= c->ids_room) {
-        c->ids_room = c->count + c->count / 2 + 1024;
-        c->ids = (int32_t *)grown(c->ids, c->ids_room * sizeof *c->ids);
-    }
-    c->ids[c->count++] = tokenizer_special(c->t, name);
-    chat_mask(c, c->count - 1, target);
-}
-
-/* Encodes `head` and `content` as one text, because a token may contain bytes of both. Such a token is a target if the
- * content is. */
-static void chat_text(Chat *c, const char *head, const char *content, size_t len, int target) {
-    size_t head_len = strlen(head), first = c->count, at = 0;
-    if (head_len + len > c->text_room) {
-        c->text_room = 2 * (head_len + len) + 1024;
-        c->text = (char *)grown(c->text, c->text_room);
-    }
-    memcpy(c->text, head, head_len);
-    memcpy(c->text + head_len, content, len);
-    c->count = tokenizer_encode(c->t, c->text, head_len + len, &c->ids, &c->ids_room, c->count);
-    chat_mask(c, first, 0);
-    for (size_t i = first; i < c->count; i++) {
-        at += token_length(c->t, c->ids[i]);
-        c->mask[i] = (uint8_t)(target && at > head_len);
-    }
-}
-
-/* The length of the white-space character at `at`; 0 if it is another character. */
-static size_t space_at(const Chat *c, const char *text, size_t len, size_t at) {
-    int rc = pcre2_match(c->space, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, c->match, NULL);
-    return rc > 0 ? pcre2_get_ovector_pointer(c->match)[1] - at : 0;
-}
-
-/* Removes white space at both ends of the content. */
-static const char *chat_trim(const Chat *c, const char *content, size_t *len) {
-    while (*len) {
-        size_t n = space_at(c, content, *len, 0);
-        if (!n) break;
-        content += n;
-        *len -= n;
-    }
-    while (*len) {
-        size_t last = *len - 1; // the first byte of the last character
-        while (((uint8_t)content[last] & 0xC0) == 0x80) last--;
-        if (!space_at(c, content, *len, last)) break;
-        *len = last;
-    }
-    return content;
-}
-
-static void chat_turn(Chat *c, const char *role, const char *content, size_t len) {
-    const Template *form = c->form;
-    int target = !strcmp(role, "assistant");
-    if (form->trims) content = chat_trim(c, content, &len);
-    chat_special(c, form->open, 0);
-    if (form->close) {
-        chat_text(c, role, "", 0, 0);
-        chat_special(c, form->close, 0);
-        chat_text(c, form->before_content, content, len, target);
-    } else {
-        char head[32];
-        snprintf(head, sizeof head, "%s%s", role, form->before_content);
-        chat_text(c, head, content, len, target);
-    }
-    chat_special(c, form->end, target);
-    if (*form->after_turn) chat_text(c, form->after_turn, "", 0, 0);
-}
 
 // ---------------------------------------------------------------------------
 // a line of JSON
@@ -164,8 +42,7 @@ static void refuse_bad_text(const Place *at, const char *text, size_t len) {
     size_t valid = utf8_valid_length(text, len);
     if (valid < len) refuse(at, "invalid UTF-8 at byte %zu of the line", valid);
     if (memchr(text, 0, len)) refuse(at, "a zero byte in the line");
-    for (const char *p = strchr(text, '\\'); p && p[1]; p = strchr(p + 2, '\\')) // cJSON would end the string there
-        if (!strncmp(p, "\\u0000", 6)) refuse(at, "\\u0000 in a string, which is not text");
+    if (json_has_zero_byte(text)) refuse(at, "\\u0000 in a string, which is not text");
 }
 
 /* Renders one line of `len` bytes, which ends with a NUL. */
@@ -182,8 +59,6 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
     }
     if (!cJSON_IsArray(messages)) refuse(at, "there is no list of messages");
     if (!messages->child) refuse(at, "the conversation is empty");
-    c->count = 0;
-    chat_special(c, c->form->begin, 0);
     int number = 0;
     cJSON_ArrayForEach(message, messages) {
         const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role"),
@@ -196,9 +71,8 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
             refuse(at, "message %d has the unknown role '%.40s'", number, role->valuestring);
         if (!cJSON_IsString(content)) refuse(at, "message %d has no \"content\" that is a string", number);
         refuse_tools(at, message, "tool_calls");
-        if (number == 1 && c->form->system && strcmp(role->valuestring, "system"))
-            chat_turn(c, "system", c->form->system, strlen(c->form->system));
-        chat_turn(c, role->valuestring, content->valuestring, strlen(content->valuestring));
+        if (number == 1) chat_begin(c, role->valuestring);
+        chat_message(c, role->valuestring, content->valuestring, strlen(content->valuestring));
     }
     cJSON_Delete(json);
 }
@@ -290,12 +164,8 @@ int main(int argc, char **argv) {
     Arguments a = arguments_parse(argc, argv);
     check_outputs(&a);
     Tokenizer *t = tokenizer_open(a.tokenizer);
-    Chat c = ZERO;
-    c.t = t;
-    c.form = template_find(t, a.tokenizer);
-    // what Python's strip() removes, which the templates' trim filter calls
-    c.space = expression_open("[" SPACES "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED);
-    c.match = pcre2_match_data_create(1, NULL);
+    Chat c;
+    chat_open(&c, t, chat_template_find(t, a.tokenizer));
     TokenWriter train = ZERO, val = ZERO;
     ValidationSplit split = {a.fraction > 0 ? a.fraction : 0.05, 0, 0};
     if (!a.val.path) split.fraction = 0;
@@ -310,11 +180,7 @@ int main(int argc, char **argv) {
     printf("%" PRIu64 " conversations, chat template: %s\n", conversations, c.form->name);
     writer_close(&train);
     if (a.val.path) writer_close(&val);
-    pcre2_code_free(c.space);
-    pcre2_match_data_free(c.match);
-    free(c.ids);
-    free(c.mask);
-    free(c.text);
+    chat_close(&c);
     free(a.files);
     tokenizer_close(t);
     finish_results();

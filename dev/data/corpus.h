@@ -9,7 +9,7 @@
 #define CORPUS_H
 #include "../../lib/input.h"  // defines: input_open
 #include "../../lib/output.h" // defines: output_prepare, finish_results
-#include "../../tokenizer.h"
+#include "../../run/tokenizer_json.h"
 #include "utf8.h" // defines: utf8_valid_length
 #include <dirent.h>
 
@@ -39,6 +39,15 @@ static inline int ends_with(const char *s, const char *end) {
     return n >= m && !strcmp(s + n - m, end);
 }
 
+/* What text.sh and model directories have next to texts. */
+static inline int is_tokenizer_file(const char *name) {
+    static const char *const names[] = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json",
+                                        "chat_template.jinja"};
+    int is_one = 0;
+    for (int i = 0; i < 4; i++) is_one |= !strcmp(name, names[i]);
+    return is_one;
+}
+
 /* Adds all files below a folder, sorted by name, so that the same folder gives the same tokens on every machine. */
 static inline void corpus_walk(Corpus *c, const char *folder) {
     struct dirent **entries;
@@ -50,7 +59,7 @@ static inline void corpus_walk(Corpus *c, const char *folder) {
         char *path = (char *)checked_malloc(strlen(folder) + strlen(name) + 2);
         struct stat info;
         sprintf(path, "%s/%s", folder, name);
-        if (name[0] != '.' && !ends_with(name, ".tok") && strcmp(name, "tokenizer.model") &&
+        if (name[0] != '.' && !ends_with(name, ".tok") && !is_tokenizer_file(name) &&
             !lstat(path, &info)) { // symbolic links are skipped: they could form a cycle
             if (S_ISDIR(info.st_mode)) corpus_walk(c, path);
             else if (S_ISREG(info.st_mode) && info.st_size) corpus_add(c, path, 0);
@@ -131,20 +140,6 @@ static inline void corpus_check(Corpus *c) {
     free(buffer);
     c->skipped = given - c->count;
     if (!c->count) user_error("%zu files were given, none with text in it; expected UTF-8 text", given);
-}
-
-/* Compiles a pattern. */
-static inline pcre2_code *expression_open(const char *pattern, uint32_t options) {
-    int error;
-    size_t at;
-    pcre2_code *code =
-        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, &error, &at, NULL);
-    if (!code)
-        run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install "
-                    "libpcre2-dev",
-                    at, error);
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
-    return code;
 }
 
 /* Matches the places where text may be cut without changing its tokens: after a letter or number that is followed by

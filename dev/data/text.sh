@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # text.sh OUTDIR FILE|DIR...: turns text into OUTDIR/train.tok, OUTDIR/val.tok and OUTDIR/tokenizer.model.
 # It trains a tokenizer of 4,096 tokens on the text, unless one is given: TOKENIZER=path/to/tokenizer.model text.sh ...
+# A given tokenizer.json becomes OUTDIR/tokenizer.json.
 # VOCAB_SIZE and VAL_FRACTION (0.05) may be set. It does nothing if the outputs are newer than everything they depend
 # on.
 set -euo pipefail
@@ -31,7 +32,9 @@ record=$out/.made-from
     printf 'validation %s\n' "${VAL_FRACTION:-0.05}"
     printf '%s\n' "$@"
 } >"$made"
-if [ -f "$out/train.tok" ] && [ -f "$out/val.tok" ] && [ -f "$out/tokenizer.model" ] && cmp -s "$made" "$record"; then
+tokenizer=$out/tokenizer.model
+case ${TOKENIZER:-} in *.json) tokenizer=$out/tokenizer.json ;; esac
+if [ -f "$out/train.tok" ] && [ -f "$out/val.tok" ] && [ -f "$tokenizer" ] && cmp -s "$made" "$record"; then
     sources=("$@" "$tools/train_tokenizer" "$tools/tokenize" ${TOKENIZER:+"$TOKENIZER"})
     newer=$(find -H "${sources[@]}" -newer "$record" -print -quit)
     [ -n "$newer" ] || exit 0
@@ -39,11 +42,18 @@ fi
 rm -f -- "$record"
 
 if [ -n "${TOKENIZER:-}" ]; then
-    [ -f "$TOKENIZER" ] || die "TOKENIZER=$TOKENIZER is not a file; expected a tokenizer.model"
-    if ! [ "$TOKENIZER" -ef "$out/tokenizer.model" ]; then cp -- "$TOKENIZER" "$out/tokenizer.model"; fi
+    [ -f "$TOKENIZER" ] || die "TOKENIZER=$TOKENIZER is not a file; expected a tokenizer.model or a tokenizer.json"
+    if ! [ "$TOKENIZER" -ef "$tokenizer" ]; then
+        rm -f -- "$out/tokenizer.model" "$out/tokenizer.json" "$out/tokenizer_config.json" "$out/chat_template.jinja"
+        cp -- "$TOKENIZER" "$tokenizer"
+        for name in tokenizer_config.json chat_template.jinja; do
+            [ ! -f "$(dirname "$TOKENIZER")/$name" ] || cp -- "$(dirname "$TOKENIZER")/$name" "$out/$name"
+        done
+    fi
 else
-    "$tools/train_tokenizer" --vocab-size "${VOCAB_SIZE:-4096}" --out "$out/tokenizer.model" "$@"
+    rm -f -- "$out/tokenizer.json" "$out/tokenizer_config.json" "$out/chat_template.jinja" # of another tokenizer
+    "$tools/train_tokenizer" --vocab-size "${VOCAB_SIZE:-4096}" --out "$tokenizer" "$@"
 fi
-"$tools/tokenize" --tokenizer "$out/tokenizer.model" --out-train "$out/train.tok" --out-val "$out/val.tok" \
+"$tools/tokenize" --tokenizer "$tokenizer" --out-train "$out/train.tok" --out-val "$out/val.tok" \
     --val-fraction "${VAL_FRACTION:-0.05}" "$@"
 cat "$made" >"$record"

@@ -269,21 +269,8 @@ static void learn(Trainer *b, int n_base) {
 }
 
 static void vocabulary_write(const Tokenizer *t, const char *path) {
-    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     FILE *f = output_open(path);
-    for (int32_t id = 0; id < t->n_base; id++) {
-        const uint8_t *p = (const uint8_t *)t->bytes + t->start[id];
-        size_t n = token_length(t, id);
-        for (size_t i = 0; i < n; i += 3) {
-            uint32_t bits =
-                (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
-            fputc(alphabet[bits >> 18], f);
-            fputc(alphabet[bits >> 12 & 63], f);
-            fputc(i + 1 < n ? alphabet[bits >> 6 & 63] : '=', f);
-            fputc(i + 2 < n ? alphabet[bits & 63] : '=', f);
-        }
-        fprintf(f, " %d\n", id);
-    }
+    for (int32_t id = 0; id < t->n_base; id++) token_line_write(f, t->bytes + t->start[id], token_length(t, id), id);
     output_close(f, path);
 }
 

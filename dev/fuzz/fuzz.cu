@@ -1,7 +1,7 @@
-/* fuzz.cu: the program's readers, given any bytes whatever: token files, tokenizers, config.json, safetensors, their
- * index, adapters, trainer.json, cluster files, samples.jsonl, conversations, the command line. Whatever comes, the
- * program has to take it or refuse it with one line `error: …` and exit code 1; what it takes has to be what the bytes
- * say, which each target reads again in a way of its own.
+/* fuzz.cu: the program's readers, given any bytes whatever: token files, tokenizers, chat templates, config.json,
+ * safetensors, their index, adapters, trainer.json, cluster files, samples.jsonl, conversations, the command line.
+ * Whatever comes, the program has to take it or refuse it with one line `error: …` and exit code 1; what it takes has
+ * to be what the bytes say, which each target reads again in a way of its own.
  *
  *   make -C dev/fuzz             every target, 1,000,000 executions each; see Makefile and run.sh
  *   build/fuzz/TARGET FILE…      these inputs again, such as one that was a finding
@@ -59,6 +59,7 @@ static char *text_of(Bytes b) {
 #include "target_adapters.h"
 #include "target_cluster.h"
 #include "target_lines.h"
+#include "target_tokenizer_json.h"
 
 // ---------------------------------------------------------------------------
 // a fault that is no fault of the program: an engine that does not find it finds nothing
@@ -97,6 +98,8 @@ static const Target targets[] = {
     {"audit", fuzz_audit, 600, 7, 1, audit_words},
     {"chat", fuzz_chat, 600, 7, 1, chat_words},
     {"requests", fuzz_requests, 600, 7, 1, request_words},
+    {"tokenizer_json", fuzz_tokenizer_json, 1500, 7, 1, tokenizer_json_words},
+    {"chat_template", fuzz_chat_template, 900, 6, 1, chat_template_words},
     {"planted", fuzz_planted, 64, 4, -1, planted_words},
 };
 enum { TARGETS = sizeof targets / sizeof targets[0] };

@@ -89,6 +89,39 @@ expression="\\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?[^\\s\\p{L}\\p{N}]++|\\s+(
 } | seed tokenizer/other-file
 { printf 'f\n\n'; } | seed tokenizer/blank
 
+# ---------------------------------------------------------------- tokenizer.json
+added='{"id":6,"content":"<|endoftext|>","special":true},{"id":7,"content":"<e>","special":true}'
+vocab='"vocab":{"a":0,"b":1,"c":2,"bc":3,"ab":4,"\u0120":5}'
+level='{"type":"ByteLevel","add_prefix_space":false}'
+digits='{"type":"Digits","individual_digits":true}'
+sequence='"pre_tokenizer":{"type":"Sequence","pretokenizers":'
+# whole NAME SPLITTING MODEL TEXT : a file with these parts
+whole() {
+    printf 'f{"added_tokens":[%s],"normalizer":null,%s,"post_processor":null,"model":{"type":"BPE",%s}}\0%s' "$added" \
+        "$2" "$3" "$4" | seed "tokenizer_json/$1"
+}
+whole in-order "\"pre_tokenizer\":$level" "$vocab,\"merges\":[\"b c\",\"a b\"]" 'abc ab bc'
+whole out-of-order "\"pre_tokenizer\":$level" "$vocab,\"merges\":[[\"a\",\"b\"],[\"b\",\"c\"]]" 'abc abab'
+whole digits "$sequence[$digits,$level]}" "$vocab,\"merges\":[\"a b\"],\"unk_token\":null" 'ab 12 bc'
+whole ignore-merges "\"pre_tokenizer\":$level" "$vocab,\"merges\":[],\"ignore_merges\":true" 'bc abc'
+whole unknown "\"pre_tokenizer\":$level" "$vocab,\"merges\":[],\"unk_token\":\"a\"" 'abd'
+whole metaspace '"pre_tokenizer":{"type":"Metaspace"}' "$vocab,\"merges\":[]" 'abc'
+{
+    printf 'm{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"aab":3,"<e>":4,"<":5,">":6,"e":7},'
+    printf '"merges":["a b","a ab"]}\0aab <e> aaab'
+} | seed tokenizer_json/model-alone
+
+# ---------------------------------------------------------------- chat templates
+chatml="{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
+chatml+="'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+printf 'c{"eos_token":"x"}' | seed chat_template/none
+printf 'c{"chat_template":"%s"}' "$chatml" | seed chat_template/chatml
+printf 'c{"chat_template":[{"name":"tools","template":"x"},{"name":"default","template":"%s"}]}' "$chatml" |
+    seed chat_template/several
+printf 'c{"chat_template":{"name":"default"}}' | seed chat_template/object
+printf 'j%s' "$chatml" | seed chat_template/jinja
+printf 'j{{ bos_token }}{%% for m in messages %%}' | seed chat_template/another
+
 # ---------------------------------------------------------------- config.json
 # config NAME JSON [OPTION…]: options are on a line each, behind a zero byte
 config() {

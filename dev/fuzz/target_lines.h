@@ -99,7 +99,7 @@ static char *chatml_text(const char *line, size_t *length) {
         const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
         if (message == list->child && strcmp(role, "system"))
-            fprintf(f, "<|im_start|>system\n%s<|im_end|>\n", templates[1].system);
+            fprintf(f, "<|im_start|>system\n%s<|im_end|>\n", chat_templates[1].system);
         fprintf(f, "<|im_start|>%s\n%s<|im_end|>\n", role, content);
     }
     text_stream_close(f);
@@ -123,11 +123,9 @@ static void check_conversation(const Chat *c, const char *line) {
 }
 
 static void fuzz_chat(Bytes in) {
-    Chat c = ZERO;
-    c.t = chat_tokenizer(next_byte(&in) != 'l');
-    c.form = template_find(c.t, "chat.model");
-    c.space = expression_open("[" SPACES "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED);
-    c.match = pcre2_match_data_create(1, NULL);
+    Chat c;
+    const Tokenizer *t = chat_tokenizer(next_byte(&in) != 'l');
+    chat_open(&c, t, chat_template_find(t, path_of("chat.model")));
     Place place = {"chat.jsonl", 0};
     char *text = text_of(in);
     for (size_t at = 0, length; at < in.left; at += length) {
@@ -142,10 +140,7 @@ static void fuzz_chat(Bytes in) {
         free(line);
     }
     free(text);
-    pcre2_match_data_free(c.match);
-    free(c.ids);
-    free(c.mask);
-    free(c.text);
+    chat_close(&c);
 }
 
 static const char *const chat_words[] = {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n",

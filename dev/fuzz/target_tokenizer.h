@@ -251,8 +251,8 @@ static Tokenizer *open_other(Bytes *in) {
 static void check_lines(const Tokenizer *t, const char *lines, size_t size) {
     const char *at = lines, *bytes;
     char line[MOST_LINES + 16];
-    for (int i = 0; i < NUM_HEADER_LINES && !t->llama3; i++) at = strchr(at, '\n') + 1;
-    for (int32_t id = 0, last = t->llama3 ? t->n_base : t->vocab_size; id < last; id++) {
+    for (int i = 0; i < NUM_HEADER_LINES && t->has_header; i++) at = strchr(at, '\n') + 1;
+    for (int32_t id = 0, last = !t->has_header ? t->n_base : t->vocab_size; id < last; id++) {
         size_t length = tokenizer_decode(t, id, &bytes), digits = (length + 2) / 3 * 4;
         int special = is_special(t, id);
         size_t n = special ? (size_t)sprintf(line, "special %.*s %d\n", (int)length, bytes, id)

@@ -156,12 +156,13 @@ def compare_export(report, name, program, checkpoint, folder, text, windows):
     files = sorted(f.name for f in folder.iterdir())
     weights = [f for f in files if f.startswith("model") and f.endswith(".safetensors")]
     wanted = sorted(
-        ["config.json", "tokenizer.model", *weights] + (["model.safetensors.index.json"] if len(weights) > 1 else [])
+        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", *weights]
+        + (["model.safetensors.index.json"] if len(weights) > 1 else [])
     )
     report.add(
         f"{name}: files of --export --dtype bf16",
         " ".join(files),
-        "weights, config.json, tokenizer.model",
+        "weights, config.json, generation_config.json, tokenizer.json, tokenizer_config.json",
         bool(weights) and files == wanted,
     )
     model, complaints = load(folder)

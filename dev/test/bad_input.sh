@@ -366,7 +366,9 @@ tokenizers() {
     head -c 5000 "$program" >bad.model; bad_tokenizer "a program" "found the byte 0x"
     head -c $(($(wc -c <good/tokenizer.model) - 6)) good/tokenizer.model >bad.model; bad_tokenizer "cut off" \
         "line $lines.*expected"
-    printf '{"version": "1.0"}' >bad.model; bad_tokenizer "Hugging Face's tokenizer.json" "is JSON"
+    printf '{"version": "1.0"}' >bad.model; bad_tokenizer "a tokenizer.json without a model" "needs the model '\?'"
+    printf '{"model": {"type": "Unigram"}}' >bad.model; bad_tokenizer "a tokenizer.json of another kind" \
+        "needs the model 'Unigram', which this program does not implement"
     printf '\n\n\n' >bad.model; bad_tokenizer "blank lines" "line 1"
     bad "tokenizer: a directory" "good is a directory, expected a regular file" --encode sample/00.txt --tokenizer good
     bad "--encode without a tokenizer" "--encode needs --tokenizer" --encode sample/00.txt

@@ -101,8 +101,9 @@ gives "ChatML: names of special tokens in what is said are plain text" bin/chat 
     "$brief $chatml_assistant $(say 3 '<|im_end|>\n<|im_start|>' '*') 2* 13 0"
 
 # ---------------------------------------------------------------- a planted fault
-mkdir -p planted/dev/data
+mkdir -p planted/dev/data planted/run
 cp -r "$top"/*.h "$top/lib" planted/
+cp "$top/run/chat_template.h" planted/run/
 cp "$top"/dev/data/Makefile "$top"/dev/data/*.[ch] planted/dev/data/
 sed -i 's|        writer_write(w, c->ids, c->mask, n);|        memmove(c->mask + 1, c->mask, n - 1);\n&|' \
     planted/dev/data/chat.c

@@ -406,6 +406,40 @@ edit+='if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP]
 more "a group that shards has members of two tp slices" lib/mesh.h "$edit" \
     mesh-faults "tp 2 .*worst gradient|fsdp"
 
+edit='s|^    cJSON_ArrayForEach(item, merges) merge_add(t, v, item);|'
+edit+='    for (item = merges->child->prev; item; item = item == merges->child ? NULL : item->prev) '
+edit+='merge_add(t, v, item);|'
+fault "a tokenizer.json's merges are read from the end of the list" run/tokenizer_json.h "$edit" \
+    tokenizer "merges follow the list, not the ids"
+
+more "a token to which no merge leads is not divided" run/tokenizer_json.h \
+    's|is_divided\[id\] = e.used != 1;|is_divided[id] = 0;|' \
+    tokenizer "a token to which no merge leads is divided"
+
+more "a normalizer is ignored" run/tokenizer_json.h \
+    's|if (component_parts(json_get(root, "normalizer"), "normalizers", parts)) {|if (0) {|' \
+    tokenizer "what this program does not implement is refused by its name"
+
+more "the last of a tokenizer.json's merges is not written" run/tokenizer_files.h \
+    's|if (token_length(t, id) == 1) continue;|if (token_length(t, id) == 1 \|\| id == t->n_base - 1) continue;|' \
+    tokenizer "gives tiktoken's ids|the ids of merging by the lowest id"
+
+fault "a written tokenizer.json divides tokens to which no merge leads" run/tokenizer_files.h \
+    's|reach_all ? "false" : "true"|"false"|' \
+    tokenizer "the ids of merging by the lowest id"
+
+fault "data of a vocabulary with merges in another order is accepted" run/tokenizer_files.h \
+    's|follow = t->merge_result\[i - 1\] <= t->merge_result\[i\];|follow = 1;|' \
+    tokenizer "merges in another order is refused"
+
+fault "an unknown chat template is rendered as that of the special tokens" run/chat_template.h \
+    's|jinja ? chat_template_of_jinja(jinja) : |0 ? NULL : |' \
+    tokenizer "chat template: another one is refused by its first words"
+
+more "the answer's header is left out of a generation prompt" run/chat_template.h \
+    's|^    chat_header(c, "assistant", head, sizeof head);|    head[0] = 0;|' \
+    tokenizer "chat template: a message and what the answer follows"
+
 fault "the loss is counted on every tp rank" train_llama3.cu \
     's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' \
     mesh-faults "tp 2 .*losses 1"
@@ -457,6 +491,46 @@ more "a relaunch cannot fail" plan/goodput.h "$edit" \
 more "a failed host is back at once" plan/goodput.h \
     's|= r->now + r->in->repair;|= r->now;|' \
     goodput "waits until that host is repaired"
+
+more "waiting for an axis is counted as waiting for all ranks" lib/comm.h \
+    's|comm->wait_seconds\[r->group->axis\]|comm->wait_seconds[AXIS_WORLD]|' \
+    "mpi waiting" "waiting is counted for the axis"
+
+more "run.html is overwritten where it is" run/run_page.h \
+    's|"%s/.run.html.part"|"%s/run.html"|' \
+    run-page "leaves a complete page"
+
+more "run.html is rewritten after every step" run/run_page.h \
+    's/ || (!p->has_ended \&\& start < p->next_write)//' \
+    run-page "at most every few seconds"
+
+more "markup in a name reaches run.html" run/page.h \
+    's|int is_markup = code == .<. .*|int is_markup = 0;|' \
+    run-page "do not act"
+
+more "escape sequences reach run.html" run/page.h \
+    's|^    if (code < 0x20) return 0x2400 + code;||' \
+    run-page "do not act"
+
+more "merging two buckets of a curve loses the later one" run/history.h \
+    's|^    b->steps += later->steps;||' \
+    run-page "no step is lost"
+
+more "merging two buckets of a curve loses the spike" run/history.h \
+    's|^    s->most = s->count ? fmax(s->most, other->most) : other->most;||' \
+    run-page "a spike of one step survives"
+
+more "a curve has a point for every step" run/history.h \
+    's|enum { HISTORY_BUCKETS = 512 };|enum { HISTORY_BUCKETS = 1 << 17 };|' \
+    run-page "below 1 MB"
+
+more "a loss that is not finite enters the curve" run/history.h \
+    's|^    if (!isfinite(value)) return;||' \
+    run-page "losses that are not finite"
+
+more "run.html takes steps that the run has not reached" run/history.h \
+    's|number <= (double)limit|number <= 1e6|' \
+    run-page "broken and foreign lines"
 
 more "a message is planned under another name" pipeline_parallel.h \
     's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' \
@@ -627,7 +701,7 @@ more "a gradient is reduced before it is made" fsdp.h \
     orders "have one rank's bits"
 
 more "a slot is written while its last user reads it" fsdp.h \
-    's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);||' \
+    's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name, AXIS_FSDP);||' \
     orders "have one rank's bits"
 
 more "weights are gathered before AdamW has written them" optimizer.h \
@@ -635,7 +709,7 @@ more "weights are gathered before AdamW has written them" optimizer.h \
     orders "have one rank's bits"
 
 more "AdamW comes before the last sums" fsdp.h \
-    's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' \
+    's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", AXIS_FSDP);||' \
     orders "have one rank's bits"
 
 more "weights are used before they have arrived" lib/comm.h \
@@ -701,7 +775,7 @@ more "receives are started in the order of their steps, over NCCL" lib/pipeline_
     pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
 
 more "AdamW does not wait for offloaded state" optimizer.h \
-    's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state");||' \
+    's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OFFLOADED);||' \
     orders "have one rank's bits"
 
 more "offloaded state is overwritten on its way back" optimizer.h \
@@ -799,8 +873,8 @@ fault "the directory's end tokens are not obeyed" run/prompts.h \
     's|        if (stop->ids\[i\] == id) return 1;|        if (stop->ids[i] == id) return 0;|' \
     generate "an answer stops"
 
-more "an answer is not ended as a message is" run/chat_form.h \
-    's|ChatForm \*form) { chat_message_end(c, form); }|ChatForm *form) { chat_special_token(c, form->close); }|' \
+more "an answer is not ended as a message is" run/chat_template.h \
+    's|^    chat_turn_end(c, target);|    chat_special(c, c->form->close, target);|' \
     generate "conversation|answer.s tokens"
 
 if [ "$all" = anchors ]; then

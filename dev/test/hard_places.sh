@@ -120,7 +120,7 @@ tokenizer_vanishes() {
         finish "$running"
         judge "a tokenizer that is $what while a run trains is saved as it was at the start" "$(tail -n 1 said)" \
             '[ "$code" = 0 ]' 'same run/latest/tokenizer.model text/tokenizer.model' \
-            'same run-model/tokenizer.model text/tokenizer.model'
+            'same run-model/tokenizer.json run/latest/tokenizer.json'
         rm -rf run-model
     done
 }

@@ -430,7 +430,7 @@ files() {
     grep '"loss"' threads/metrics.jsonl >steps.jsonl
     grep '"val_loss"' threads/metrics.jsonl >validations.jsonl
     json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s data_wait_s rank_min_max \
-        memory params grads optimizer activations comm workspace bytes fsdp dp_replicate tp cp pp
+        memory params grads optimizer activations comm workspace bytes fsdp dp_replicate tp cp pp wait_axis_s world
     json validations.jsonl step val_loss
     if grep -qE "step +1/.* \| MB per rank: params [0-9.]+, grads [0-9.]+, optimizer [0-9.]+, activations [0-9.]+" \
         threads.said; then
@@ -528,7 +528,7 @@ timelines() {
     runs "the estimated timeline" "$planner" --world 4 --cluster "$top/dev/clusters/h100-8.json" --out estimate \
         --trace planned.json && timeline planned.json 1
     json estimate/plan.json step_s tokens_per_s mfu compute_s communication_s exposed_s ops linear_forward
-    if grep -q '</html>' estimate/plan.html && grep -q ' GB</text>' estimate/plan.html &&
+    if grep -q '</html>' estimate/plan.html && grep -q 'the line is a rank.s memory, 80.0[^G]*GB' estimate/plan.html &&
         grep -q '<title>stage 0: backward' estimate/plan.html; then
         pass "plan.html beside it" "memory and the step"
     else fail "plan.html beside it" "$(ls -l estimate 2>&1)"; fi

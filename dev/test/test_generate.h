@@ -180,28 +180,30 @@ static void test_stop_tokens(const Tokenizer *t) {
     expect_user_error("an eos_token_id that is negative", test_read_stop_tokens, model, "has -1; expected a token");
 }
 
-static void test_chat_form(const Tokenizer *t) {
+static void test_conversation(const Tokenizer *t) {
     const int32_t begin = t->n_base, open = begin + 6, close = begin + 7, end = begin + 9;
     const int32_t wanted[] = {begin, open, 'u', 's', 'e', 'r', close, '\n', '\n', '<', '|', 'e',
                               'o',   't',  '_', 'i', 'd', '|', '>',   end,  open, 'a', 's', 's',
                               'i',   's',  't', 'a', 'n', 't', close, '\n', '\n', 'o', 'k', end};
-    ChatTokens c = {t, NULL, 0, 0};
-    const ChatForm *form = chat_form_find(t, "a tokenizer");
-    chat_special_token(&c, form->begin);
-    chat_message(&c, form, "user", "<|eot_id|>"); // plain text in a message
-    chat_answer_begin(&c, form);
-    chat_encode(&c, "", "ok");
-    chat_answer_end(&c, form);
+    Chat c, whole;
+    const ChatTemplate *form = chat_template_of_tokens(t);
+    chat_open(&c, t, form);
+    chat_begin(&c, "user");
+    chat_message(&c, "user", "<|eot_id|>", 10); // plain text in a message
+    chat_generation_prompt(&c);
+    chat_token(&c, 'o', 1);
+    chat_token(&c, 'k', 1);
+    chat_turn_end(&c, 1);
     CHECK("a conversation has its template's tokens, and a message cannot write special ones",
           c.count == sizeof wanted / sizeof *wanted && !memcmp(c.ids, wanted, sizeof wanted), "%zu tokens", c.count);
-    ChatTokens whole = {t, NULL, 0, 0};
-    chat_special_token(&whole, form->begin);
-    chat_message(&whole, form, "user", "<|eot_id|>");
-    chat_message(&whole, form, "assistant", "ok");
+    chat_open(&whole, t, form);
+    chat_begin(&whole, "user");
+    chat_message(&whole, "user", "<|eot_id|>", 10);
+    chat_message(&whole, "assistant", "ok", 2);
     CHECK("an answer's tokens are those of the assistant's message",
           c.count == whole.count && !memcmp(c.ids, whole.ids, c.count * sizeof *c.ids), "%zu tokens", whole.count);
-    free(c.ids);
-    free(whole.ids);
+    chat_close(&c);
+    chat_close(&whole);
 }
 
 static void test_generate(void) {
@@ -212,6 +214,6 @@ static void test_generate(void) {
     test_sampling();
     test_prompts(t);
     test_stop_tokens(t);
-    test_chat_form(t);
+    test_conversation(t);
     tokenizer_close(t);
 }

@@ -282,7 +282,6 @@ static void trace_body(Job *j, int rank) {
     pthread_mutex_unlock(&trainer->loader.lock);
     if (rank == 0) logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->progress);
     train(trainer);
-    if (rank == 0) free(trainer->logger.ranks);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
     int64_t before = own_allocations;

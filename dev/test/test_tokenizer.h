@@ -501,6 +501,8 @@ static void test_own_tokenizer(const char *path) {
     tokenizer_close(t);
 }
 
+#include "test_tokenizer_json.h"
+
 static void test_sha256(const char *path) {
     static const struct {
         const char *text, *hex;
@@ -550,5 +552,6 @@ static void test_tokenizer(void) {
     test_tokenizer_tiktoken(path);
     test_own_tokenizer(path);
     unlink(path);
+    test_tokenizer_json(folder);
     rmdir(folder);
 }

@@ -79,7 +79,8 @@ static void test_tokenizer_malformed(const char *path) {
     expect_user_error("tokenizer: a file cut at a line's end is refused", test_open_tokenizer, path, "0xc8");
     test_write(path, cut, strlen(cut) - 3);
     expect_user_error("tokenizer: a file cut inside a line is refused", test_open_tokenizer, path, "line 200");
-    expect_bad_tokenizer(path, "tokenizer: JSON is refused", 1, "{\"model\": {}}\n", "JSON");
+    expect_bad_tokenizer(path, "tokenizer: lines behind a JSON object are refused", 1, "{\"model\": {}}\n",
+                         "after the end of the JSON object");
     expect_bad_tokenizer(path, "tokenizer: binary bytes are refused", 3, "\x12\x07\n", "line 3");
     expect_bad_tokenizer(path, "tokenizer: line ends of Windows are refused", 9, "CA== 8\r\n",
                          "line 9: found the byte 0x0d");

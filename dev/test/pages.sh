@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# pages.sh [FOLDER]: opens run.html and plan.html of small runs in headless Chromium, at three widths, in light and
+# dark, and checks what only a browser knows: text that overlaps or is too faint, parts wider than the screen, empty
+# plots, errors of the script. FOLDER receives the screenshots.
+# pages.sh --possible: exits with 0 if there is a Chromium.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
+if [ "${1:-}" = --possible ]; then [ -n "$browser" ]; exit; fi
+[ -n "$browser" ] || {
+    echo "error: pages.sh found no chromium: install it (apt-get install chromium), or leave this test out" >&2
+    exit 1
+}
+program=$PWD/build/cpu-fp32/train_llama3 planner=$PWD/build/cpu-fp32/plan_llama3 top=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+pictures=${1:+$(realpath -m "$1")}
+[ -z "$pictures" ] || mkdir -p "$pictures"
+cd "$work" || exit
+export LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
+
+# The check runs in the page and sends what it finds to the page that has it in a frame.
+cat >check.js <<'END'
+const wrong = [];
+const say = text => { if (wrong.length < 5) wrong.push(text); };
+addEventListener('error', event => say('script: ' + event.message));
+addEventListener('securitypolicyviolation', event => say('blocked: ' + event.violatedDirective));
+const light = color => {
+    const linear = v => v < 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = color.match(/[\d.]+/g).map(v => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+};
+const background = element => {
+    for (; element; element = element.parentElement) {
+        const color = getComputedStyle(element).backgroundColor;
+        if (!/, 0\)$|transparent/.test(color)) return color;
+    }
+    return 'rgb(255, 255, 255)';
+};
+const texts = () => {
+    const all = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        const parent = node.parentElement;
+        if (!node.data.trim() || parent.closest('script,style,title,pre,details:not([open]) table')) continue;
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        for (const box of range.getClientRects()) all.push({box, parent, text: node.data.trim().slice(0, 30)});
+    }
+    return all;
+};
+const check = () => {
+    const all = texts(), width = document.documentElement.clientWidth, drawn = document.documentElement.scrollWidth;
+    if (width != WIDTH) say('the window is ' + width + ' wide');
+    if (drawn > width) say('the page is ' + drawn + ' wide');
+    all.forEach((a, i) => {
+        const first = light(getComputedStyle(a.parent).color), second = light(background(a.parent));
+        const contrast = Math.max(first, second) / Math.min(first, second);
+        if (contrast < 4.5) say('faint (' + contrast.toFixed(1) + '): ' + a.text);
+        if (!a.parent.closest('.scroll') && (a.box.left < 0 || a.box.right > width)) say('outside: ' + a.text);
+        for (const b of all.slice(i + 1)) {
+            const x = Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left);
+            const y = Math.min(a.box.bottom, b.box.bottom) - Math.max(a.box.top, b.box.top);
+            if (x > 1 && y > 3 && !a.parent.contains(b.parent) && !b.parent.contains(a.parent))
+                say('overlap: ' + a.text + ' | ' + b.text);
+        }
+    });
+    for (const plot of document.querySelectorAll('.plot')) {
+        const card = plot.closest('.card'), output = card.querySelector('output');
+        const name = card.querySelector('h2').textContent;
+        const curves = [...plot.querySelectorAll('path:not(.grid):not(.dash):not(.tick):not(.save)')];
+        if (!curves.some(path => path.getAttribute('d'))) say('nothing is drawn: ' + name);
+        const before = output.textContent, box = plot.getBoundingClientRect();
+        plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2, clientY: box.top}));
+        if (!output.textContent.startsWith('step ')) say('no values are shown: ' + name);
+        plot.dispatchEvent(new PointerEvent('pointerleave'));
+        if (output.textContent != before) say('the title line does not return: ' + name);
+    }
+    const plots = document.querySelectorAll('.plot').length;
+    parent.postMessage(`checked WIDTH: ${all.length} texts, ${plots} plots: ${wrong.join('; ') || 'fine'}`, '*');
+};
+addEventListener('load', check);
+END
+
+# checked PAGE WIDTH: the page with the check in it
+checked() {
+    sed -n '1,/<\/head>/p' "$1" | sed 's|</head>||; s/<meta http-equiv="refresh"[^>]*>//'
+    echo "<script>"
+    sed "s/WIDTH/$2/g" check.js
+    echo "</script></head>"
+    sed '1,/<\/head>/d' "$1"
+}
+
+browse() {
+    timeout 120 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars "--user-data-dir=$work/profile" "$@"
+}
+
+# look PAGE NAME: checks a page in frames of three widths, since a window cannot be as narrow as a phone
+look() {
+    local width scheme options said
+    for scheme in light dark; do
+        options=()
+        [ $scheme = light ] || options+=(--blink-settings=preferredColorScheme=0)
+        {
+            echo '<!doctype html><meta name="color-scheme" content="light dark"><script>'
+            echo 'onmessage = event => { document.body.append(event.data + "\n"); }</script><body>'
+            for width in 320 800 1280; do
+                checked "$1" $width >"checked-$width.html"
+                echo "<iframe src=\"checked-$width.html\" style=\"width:${width}px;height:4000px;border:0\"></iframe>"
+            done
+        } >frames.html
+        browse "${options[@]}" --window-size=1400,4000 --dump-dom "file://$work/frames.html" >said 2>err
+        for width in 320 800 1280; do
+            said=$(grep -o "^checked $width: .*" said)
+            if [[ $said = *": fine" ]]; then pass "$2, $width pixels, $scheme" "$said"
+            else fail "$2, $width pixels, $scheme" "${said:-the browser shows nothing: $(tail -n 1 err)}"; fi
+            [ -z "$pictures" ] || browse "${options[@]}" --window-size=$width,3600 \
+                "--screenshot=$pictures/$2-$width-$scheme.png" "file://$(realpath "$1")" >/dev/null 2>&1
+        done
+    done
+}
+
+prepare() {
+    "$top/dev/test/sample_text.sh" sample
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample >said 2>&1 || { cat said; exit 1; }
+    mkdir model
+    cat >model/config.json <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "intermediate_size": 160, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
+END
+    train=("$program" --model model --data text/train.tok --seq 32 --batch 1 --threads 1)
+}
+
+prepare
+"${train[@]}" --val text/val.tok --val-batches 2 --val-every 40 --ranks 4 --tp 2 --dp-shard 2 --steps 200 \
+    --save-every 80 --out run >said 2>&1 && "${train[@]}" --val text/val.tok --val-batches 2 --val-every 40 --ranks 4 \
+    --tp 2 --pp 2 --accum 2 --sharding full_shard --accumulate sharded --steps 260 --resume auto --allow-changes \
+    --out run >said 2>&1 || fail "a run" "$(tail -n 1 said)"
+look run/run.html run
+"${train[@]}" --steps 1 --out one >said 2>&1 || fail "a run of one step" "$(tail -n 1 said)"
+look one/run.html one-step
+sample="$program"' --model "$1" --generate the --max-tokens 60 --threads 1'
+"${train[@]}" --steps 900 --lr 0.03 --out long --after-save "$sample" >said 2>&1 ||
+    fail "a longer run" "$(tail -n 1 said)"
+look long/run.html long
+"$planner" --model llama3-8b --world 64 --pp 4 --tp 4 --accum 8 --cluster "$top/dev/clusters/h100-8.json" --mtbf 5000 \
+    --steps 100000 --out plan >said 2>&1 || fail "a plan" "$(tail -n 1 said)"
+look plan/plan.html plan
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# tokenizer_json.sh [PROGRAM] : tokenizer.json with the whole program. Checkpoints and exports carry it, data of the
+# same vocabulary is accepted in either format, runs that resume write the same bytes, and other kinds are named.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
+program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+top=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export LC_ALL=C
+
+make -s -C dev/data OUT="$work/bin" >"$work/log" 2>&1 ||
+    { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
+cat "$top"/docs/guide/*.md >"$work/text"
+cd "$work"
+
+# works NAME COMMAND… : exit code 0, nothing on standard error but notes
+works() {
+    local name=$1
+    shift
+    if timeout 120 "$@" </dev/null >.out 2>.err && ! grep -qv '^note: ' .err; then pass "$name" "$(head -n 1 .err)"
+    else fail "$name" "exit code $?: $(cat .err)"; fi
+}
+# bad NAME PATTERN COMMAND… : exit code 1 and one line that matches
+bad() {
+    local name=$1 pattern=$2 code
+    shift 2
+    timeout 60 "$@" </dev/null >.out 2>.err
+    code=$?
+    if [ "$code" = 1 ] && [ "$(wc -l <.err)" = 1 ] && grep -qE "^error: .*$pattern" .err; then
+        pass "$name" "$(cat .err)"
+    else fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"; fi
+}
+# same NAME FILE FILE
+same() {
+    if cmp "$2" "$3" >.out 2>&1; then pass "$1" "$2"; else fail "$1" "$(cat .out)"; fi
+}
+# tokens TOKENIZER FOLDER : FOLDER/train.tok
+tokens() {
+    mkdir -p "$2"
+    bin/tokenize --tokenizer "$1" --out-train "$2/train.tok" --out-val "$2/val.tok" text >.out 2>.err ||
+        fail "tokenize with $1" "$(cat .err)"
+}
+
+mkdir model data
+cat >model/config.json <<'END'
+{"model_type":"llama","hidden_size":32,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":2,
+"head_dim":16,"intermediate_size":32,"max_position_embeddings":256,"vocab_size":600,"rms_norm_eps":1e-5}
+END
+bin/train_tokenizer --vocab-size 600 --out data/tokenizer.model text >.out || fail "train_tokenizer" "$(cat .out)"
+tokens data/tokenizer.model data
+train=("$program" --seq 16 --batch 2 --threads 1 --model model)
+
+# ---------------------------------------------------------------- what checkpoints and exports carry
+works "training with a tokenizer.model" "${train[@]}" --data data/train.tok --steps 2 --out a --save-every 1 --export e
+for file in tokenizer.json tokenizer_config.json generation_config.json; do
+    same "$file is the same in the checkpoint and the export" a/latest/$file e/$file
+    if grep -q "\"$file\":{\"bytes\":" a/latest/trainer.json; then pass "trainer.json lists $file" "with its CRC-32"
+    else fail "trainer.json lists $file" "it does not"; fi
+done
+same "a checkpoint keeps tokenizer.model" a/latest/tokenizer.model data/tokenizer.model
+if [ -e e/tokenizer.model ]; then fail "an export has no tokenizer.model, which GGUF converters misread" "it has"
+else pass "an export has no tokenizer.model, which GGUF converters misread" "$(cd e && echo *)"; fi
+mkdir elsewhere
+cp data/train.tok elsewhere/
+works "data of the tokenizer.model, and its export" "$program" --seq 16 --threads 1 --model e --eval elsewhere/train.tok
+for file in data/tokenizer.model a/latest/tokenizer.json; do
+    "$program" --encode text --tokenizer $file >"ids-${file##*.}" 2>.err || fail "--encode with $file" "$(cat .err)"
+done
+same "--encode gives the same ids with tokenizer.model and the checkpoint's tokenizer.json" ids-model ids-json
+works "a run on two ranks" "${train[@]}" --batch 1 --ranks 2 --data data/train.tok --steps 2 --out two --save-every 2
+works "a resumed run" "${train[@]}" --data data/train.tok --steps 2 --out b --resume a/step-00000001
+for file in config.json tokenizer.json tokenizer.model tokenizer_config.json generation_config.json; do
+    same "resumed: $file" a/latest/$file b/latest/$file
+    same "on two ranks: $file" a/latest/$file two/latest/$file
+done
+same "resumed: trainer.json" a/latest/trainer.json b/latest/trainer.json
+
+# ---------------------------------------------------------------- tokenizer.json in place of tokenizer.model
+mkdir other only
+cp data/train.tok other/
+cp a/latest/{config.json,model.safetensors,tokenizer.json,tokenizer_config.json} only/
+works "data of the tokenizer.model, a model directory with tokenizer.json alone" "$program" --seq 16 --batch 2 \
+    --threads 1 --model only --data other/train.tok --steps 1 --out c
+same "a tokenizer.json is kept as it is" only/tokenizer.json c/latest/tokenizer.json
+[ ! -e c/latest/tokenizer.model ] || fail "no tokenizer.model is made of a tokenizer.json" "there is one"
+works "--generate with tokenizer.json beside the model" "$program" --model only --generate "In the" --max-tokens 4
+tokens a/latest/tokenizer.json made
+same "token files of both formats have the same ids" <(tail -c +65 made/train.tok) <(tail -c +65 data/train.tok)
+works "data of the tokenizer.json, a tokenizer.model" "${train[@]}" --data made/train.tok --steps 1 --tokenizer \
+    data/tokenizer.model --out d
+sed 's/"version": "1.0"/"version":  "1.0"/' a/latest/tokenizer.json >spaced.json
+works "data of the tokenizer.model, a tokenizer.json that is written otherwise" "${train[@]}" --data other/train.tok \
+    --steps 1 --tokenizer spaced.json --out f
+bin/train_tokenizer --vocab-size 590 --out different.model text >.out
+bad "data of another tokenizer" "was tokenized with a different tokenizer than different.model" "${train[@]}" --data \
+    other/train.tok --steps 1 --tokenizer different.model --out g
+TOKENIZER=a/latest/tokenizer.json works "text.sh takes a tokenizer.json" "$top/dev/data/text.sh" by-text text
+same "text.sh with a tokenizer.json gives the same ids" <(tail -c +65 by-text/train.tok) <(tail -c +65 data/train.tok)
+same "text.sh keeps the tokenizer.json" by-text/tokenizer.json a/latest/tokenizer.json
+
+# ---------------------------------------------------------------- other kinds
+printf '{"model":{"type":"Unigram"},"added_tokens":[]}' >only/tokenizer.json
+named="needs the model 'Unigram', which this program does not implement"
+bad "--generate with a tokenizer of another kind" "$named" "$program" --model only --generate "In the"
+bad "--tokenizer of another kind" "$named" "${train[@]}" --data bytes/train.tok --steps 1 --tokenizer \
+    only/tokenizer.json --out h --data other/train.tok
+mkdir bytes
+{
+    head -c 32 data/train.tok
+    sha256sum only/tokenizer.json | cut -d' ' -f1 | sed 's/../\\x&/g' | { IFS= read -r hash; printf '%b' "$hash"; }
+    tail -c +65 data/train.tok
+} >bytes/train.tok
+works "training does not need a tokenizer of another kind beside the model" "$program" --seq 16 --batch 2 --threads 1 \
+    --model only --data bytes/train.tok --steps 1 --out i
+if grep -q "^note: the tokenizer only/tokenizer.json $named; it is copied as it is$" .err; then
+    pass "a note says that it is only copied" "$(cat .err)"
+else fail "a note says that it is only copied" "$(cat .err)"; fi
+same "a tokenizer of another kind is copied" only/tokenizer.json i/latest/tokenizer.json
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,264 @@
+/* chat_template.h: renders conversations into token ids by the chat template of a tokenizer.
+ *
+ * transformers' chat templates are programs in Jinja. This program knows some of them by their text and renders them in
+ * C; any other is refused by its first words. A caller may rely on: ids equal those of apply_chat_template, except that
+ * names of special tokens inside a message are plain text here.
+ */
+#ifndef CHAT_TEMPLATE_H
+#define CHAT_TEMPLATE_H
+#include "tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside
+
+/* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */
+typedef struct {
+    const char *name;
+    const char *begin, *open, *close, *end; // names of special tokens; NULL: the template has none
+    const char *before_content, *after_turn;
+    int trims;          // white space around the content is removed
+    const char *system; // the system message if the conversation has none; NULL: there is no default
+    const char *jinja;  // the template's text
+} ChatTemplate;
+
+// clang-format off
+static const ChatTemplate chat_templates[] = {
+    {"Llama 3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
+     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
+     "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+     "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
+     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"},
+    {"ChatML as in SmolLM2-Instruct", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0,
+     "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+     "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"},
+    {"ChatML", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0, NULL,
+     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+     "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"},
+};
+// clang-format on
+enum { CHAT_TEMPLATES = sizeof chat_templates / sizeof chat_templates[0] };
+
+// ---------------------------------------------------------------------------
+// which template a tokenizer has
+
+static int chat_template_fits(const ChatTemplate *form, const Tokenizer *t) {
+    const char *const names[] = {form->begin, form->open, form->close, form->end};
+    for (int i = 0; i < 4; i++)
+        if (names[i] && tokenizer_special(t, names[i]) == NO_TOKEN) return 0;
+    return 1;
+}
+
+/* The first template whose special tokens the tokenizer has, or NULL. */
+static const ChatTemplate *chat_template_of_tokens(const Tokenizer *t) {
+    for (int i = 0; i < CHAT_TEMPLATES; i++)
+        if (chat_template_fits(&chat_templates[i], t)) return &chat_templates[i];
+    return NULL;
+}
+
+/* Inside a Jinja string, the two characters \n mean a line end. */
+static int same_jinja(const char *a, const char *b) {
+    while (*a && *b) {
+        int a_line_end = a[0] == '\\' && a[1] == 'n', b_line_end = b[0] == '\\' && b[1] == 'n';
+        if ((a_line_end ? '\n' : *a) != (b_line_end ? '\n' : *b)) return 0;
+        a += 1 + a_line_end;
+        b += 1 + b_line_end;
+    }
+    return !*a && !*b;
+}
+
+static const ChatTemplate *chat_template_of_jinja(const char *jinja) {
+    for (int i = 0; i < CHAT_TEMPLATES; i++)
+        if (same_jinja(chat_templates[i].jinja, jinja)) return &chat_templates[i];
+    return NULL;
+}
+
+/* The template in "chat_template" of a tokenizer_config.json: a text or, if there are several, the one that is named
+ * "default". NULL: there is none. */
+static const char *chat_template_in_config(const cJSON *config, const char *path) {
+    const cJSON *item = json_get(config, "chat_template"), *entry;
+    if (json_is_absent(item)) return NULL;
+    if (cJSON_IsString(item)) return item->valuestring;
+    cJSON_ArrayForEach(entry, item) {
+        const char *name = json_string_or(json_get(entry, "name"), "");
+        const char *jinja = json_string_or(json_get(entry, "template"), NULL);
+        if (!strcmp(name, "default") && jinja) return jinja;
+    }
+    user_error("%s: \"chat_template\" must be a text, or a list with one that is named \"default\"", path);
+}
+
+/* The text of the chat template next to the tokenizer's file, which the caller frees; NULL: there is none. `source`
+ * (4096) receives the path of the file that has it. */
+static char *chat_template_beside(const char *tokenizer_path, char *source) {
+    path_beside(source, 4096, tokenizer_path, "chat_template.jinja");
+    if (entry_exists(source)) {
+        char *text = read_text_file(source);
+        if (!text) user_error("cannot read %s: %s", source, strerror(errno));
+        return text;
+    }
+    path_beside(source, 4096, tokenizer_path, "tokenizer_config.json");
+    if (!entry_exists(source)) return NULL;
+    cJSON *config = json_read_object(source, "a Hugging Face tokenizer_config.json");
+    if (!config) user_error("cannot read %s: %s", source, strerror(errno));
+    const char *jinja = chat_template_in_config(config, source);
+    char *text = jinja ? checked_strdup(jinja) : NULL;
+    cJSON_Delete(config);
+    return text;
+}
+
+/* The template of the tokenizer that was read from the file `path`: the one in its directory or, if there is none, the
+ * one that the names of its special tokens belong to. */
+static inline const ChatTemplate *chat_template_find(const Tokenizer *t, const char *path) {
+    char source[4096];
+    char *jinja = chat_template_beside(path, source);
+    const ChatTemplate *form = jinja ? chat_template_of_jinja(jinja) : chat_template_of_tokens(t);
+    if (jinja && !form)
+        user_error("%s has the chat template '%.*s…', which this program cannot render; expected that of Llama 3, of "
+                   "SmolLM2 or plain ChatML: use a directory with one of these, or remove it to use the template of "
+                   "the tokenizer's special tokens",
+                   source, (int)min_i64(60, (int64_t)strcspn(jinja, "\r\n")), jinja);
+    free(jinja);
+    if (!form || !chat_template_fits(form, t))
+        user_error("tokenizer %s does not have the special tokens of %s chat template, expected <|start_header_id|>, "
+                   "<|end_header_id|>, <|eot_id|> (Llama 3) or "
+                   "<|im_start|>, <|im_end|> (ChatML); use the tokenizer of an instruction-tuned model",
+                   path, form ? "its" : "a");
+    return form;
+}
+
+// ---------------------------------------------------------------------------
+// rendering
+
+/* One conversation as tokens, and buffers that grow to the longest one. */
+typedef struct {
+    const Tokenizer *t;
+    const ChatTemplate *form;
+    int32_t *ids;  // (count) tokens
+    uint8_t *mask; // (count) 1: a target, which the assistant says
+    size_t count, ids_room, mask_room;
+    char *text; // (text_room) what is encoded at once
+    size_t text_room;
+    pcre2_code *space; // matches one white-space character
+    pcre2_match_data *match;
+} Chat;
+
+static inline void chat_open(Chat *c, const Tokenizer *t, const ChatTemplate *form) {
+    memset(c, 0, sizeof *c);
+    c->t = t;
+    c->form = form;
+    // what Python's strip() removes, which the templates' trim filter calls
+    c->space = expression_open("[" SPACES "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED);
+    c->match = pcre2_match_data_create(1, NULL);
+    if (!c->match) run_failure("out of memory: cannot allocate PCRE2's match data");
+}
+
+static inline void chat_close(Chat *c) {
+    pcre2_code_free(c->space);
+    pcre2_match_data_free(c->match);
+    free(c->ids);
+    free(c->mask);
+    free(c->text);
+}
+
+static void chat_mask(Chat *c, size_t first, int target) {
+    if (c->count > c->mask_room) {
+        c->mask_room = c->count + c->count / 2 + 1024;
+        c->mask = (uint8_t *)grown(c->mask, c->mask_room);
+    }
+    for (size_t i = first; i < c->count; i++) c->mask[i] = (uint8_t)target;
+}
+
+static void chat_token(Chat *c, int32_t id, int target) {
+    c->ids = (int32_t *)with_room_for_one(c->ids, c->count, &c->ids_room, sizeof *c->ids);
+    c->ids[c->count++] = id;
+    chat_mask(c, c->count - 1, target);
+}
+
+static void chat_special(Chat *c, const char *name, int target) {
+    if (name) chat_token(c, tokenizer_special(c->t, name), target);
+}
+
+/* Encodes `head` and `content` as one text, because a token may contain bytes of both. Such a token is a target if the
+ * content is. */
+static void chat_text(Chat *c, const char *head, const char *content, size_t len, int target) {
+    size_t head_len = strlen(head), first = c->count, at = 0;
+    if (head_len + len > c->text_room) {
+        c->text_room = 2 * (head_len + len) + 1024;
+        c->text = (char *)grown(c->text, c->text_room);
+    }
+    memcpy(c->text, head, head_len);
+    memcpy(c->text + head_len, content, len);
+    c->count = tokenizer_encode(c->t, c->text, head_len + len, &c->ids, &c->ids_room, c->count);
+    chat_mask(c, first, 0);
+    for (size_t i = first; i < c->count; i++) {
+        at += token_length(c->t, c->ids[i]);
+        c->mask[i] = (uint8_t)(target && at > head_len);
+    }
+}
+
+/* The length of the white-space character at `at`; 0 if it is another character. */
+static size_t space_at(const Chat *c, const char *text, size_t len, size_t at) {
+    int rc = pcre2_match(c->space, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, c->match, NULL);
+    return rc > 0 ? pcre2_get_ovector_pointer(c->match)[1] - at : 0;
+}
+
+/* Removes white space at both ends of the content. */
+static const char *chat_trim(const Chat *c, const char *content, size_t *len) {
+    while (*len) {
+        size_t n = space_at(c, content, *len, 0);
+        if (!n) break;
+        content += n;
+        *len -= n;
+    }
+    while (*len) {
+        size_t last = *len - 1; // the first byte of the last character
+        while (((uint8_t)content[last] & 0xC0) == 0x80) last--;
+        if (!space_at(c, content, *len, last)) break;
+        *len = last;
+    }
+    return content;
+}
+
+/* The tokens before the content of a turn. If the role and the content are encoded as one text, the role is left for
+ * chat_message: `head` (at least 32 bytes) receives what belongs in front of the content. */
+static void chat_header(Chat *c, const char *role, char *head, size_t head_size) {
+    const ChatTemplate *form = c->form;
+    chat_special(c, form->open, 0);
+    if (form->close) {
+        chat_text(c, role, "", 0, 0);
+        chat_special(c, form->close, 0);
+    }
+    snprintf(head, head_size, "%s%s", form->close ? "" : role, form->before_content);
+}
+
+/* Ends a turn, after its content. */
+static void chat_turn_end(Chat *c, int target) {
+    chat_special(c, c->form->end, target);
+    if (*c->form->after_turn) chat_text(c, c->form->after_turn, "", 0, 0);
+}
+
+/* Adds a message. Its content (len) must be valid UTF-8; `role` is system, user or assistant. */
+static void chat_message(Chat *c, const char *role, const char *content, size_t len) {
+    int target = !strcmp(role, "assistant");
+    char head[32];
+    if (c->form->trims) content = chat_trim(c, content, &len);
+    chat_header(c, role, head, sizeof head);
+    chat_text(c, head, content, len, target);
+    chat_turn_end(c, target);
+}
+
+/* Starts a conversation whose first message is of `first_role`: what comes before that message. */
+static inline void chat_begin(Chat *c, const char *first_role) {
+    const char *system = c->form->system;
+    c->count = 0;
+    chat_special(c, c->form->begin, 0);
+    if (system && strcmp(first_role, "system")) chat_message(c, "system", system, strlen(system));
+}
+
+/* Adds what the assistant's answer follows (add_generation_prompt of apply_chat_template). */
+static inline void chat_generation_prompt(Chat *c) {
+    char head[32];
+    chat_header(c, "assistant", head, sizeof head);
+    chat_text(c, head, "", 0, 0);
+}
+
+#endif
