@@ -68,7 +68,7 @@ static void test_long_history(void) {
     CHECK("run.html of 100,000 steps is below 1 MB, and a spike of one step survives",
           length < 1000000 && spike == 77 && strstr(page, ",77]") && strstr(page, "</html>") && h->saves == STEPS / 10,
           "%zu bytes, %d points per curve, %.1f us per step with parsing, highest loss %g", length, h->count,
-          1e6 * fed / STEPS, spike);
+          1e6 * fed / (double)STEPS, spike);
     start = seconds_now();
     for (int i = 0; i < 10; i++) {
         free(page);
