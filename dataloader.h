@@ -1,191 +1,15 @@
-/* dataloader.h: token files, the sampler that says which rank trains on which sample, and the workers that prefetch.
+/* dataloader.h: the sampler that says which rank trains on which sample, and the workers that prefetch.
  *
- * A sample is a window of T + 1 consecutive tokens: T inputs and, one position later, T targets. Every epoch shuffles
- * the windows with a permutation that is computed on the fly, so the samples of any step can be found without a table.
- * Each step takes the epoch's next GB samples (GB: the global batch), so layouts of equal GB train on the same samples.
- * A caller may rely on this: every token is below the vocabulary size, and neither a step's content nor the error
- * about a bad one depends on the number of workers.
+ * Every epoch shuffles the windows of the data with a permutation that is computed on the fly, so the samples of any
+ * step can be found without a table. Each step takes the epoch's next GB samples (GB: the global batch), so layouts of
+ * equal GB train on the same samples. A mixture has no epoch as a whole, but each of its sources has.
+ * A caller may rely on this: neither a step's content nor the error about a bad sample depends on the number of workers.
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H
 #include "context_parallel.h" // defines: cp_select_halves
 #include "lib/device.h"
-#include <glob.h>
-
-// ---------------------------------------------------------------------------
-// token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
-
-enum { TOKEN_FILE_MASKED = 1, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
-#define TOKEN_FILE_MAGIC "LLM3TOK1"
-
-typedef struct {
-    char magic[8];
-    uint32_t version;
-    uint32_t width; // bytes per token, 2 or 4
-    uint32_t vocab_size;
-    uint32_t flags;        // TOKEN_FILE_MASKED or 0
-    uint64_t count;        // tokens
-    uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
-} TokenFileHeader;
-static_assert(sizeof(TokenFileHeader) == 64, "the header has no padding");
-
-typedef struct {
-    char *path;
-    int fd;
-    TokenFileHeader header;
-    int64_t windows;      // samples in this file
-    int64_t first_window; // samples in the files before it
-} TokenFile;
-
-typedef struct {
-    TokenFile *files; // (num_files)
-    int num_files;
-    int T, vocab_size;
-    int64_t windows, tokens; // in all files
-    int32_t document_end;    // the token that ends a document; used by --doc-mask only
-    uint64_t fingerprint;    // hash of all headers
-} Dataset;
-
-static void token_file_check(const TokenFile *f, int64_t bytes, int vocab_size) {
-    const TokenFileHeader *h = &f->header;
-    if (h->version != 1)
-        user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", f->path,
-                   h->version);
-    if ((h->width != 2 && h->width != 4) || (h->flags & ~(uint32_t)TOKEN_FILE_MASKED))
-        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
-                   "dev/data/text.sh",
-                   f->path, h->width, h->flags);
-    uint64_t bytes_per_token = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
-    if (h->count > UINT64_MAX / 8 || (uint64_t)bytes != sizeof *h + h->count * bytes_per_token)
-        user_error("%s is truncated or damaged: its header announces %" PRIu64 " tokens of %" PRIu64
-                   " bytes after the 64 bytes of the header, but the file has %" PRId64
-                   " bytes: copy it again or make it again with dev/data/text.sh",
-                   f->path, h->count, bytes_per_token, bytes);
-    if (h->vocab_size > (uint32_t)vocab_size)
-        user_error(
-            "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
-            f->path, h->vocab_size, vocab_size, h->vocab_size);
-}
-
-static TokenFile token_file_open(const char *path, int vocab_size) {
-    TokenFile f = ZERO;
-    struct stat info;
-    f.path = checked_strdup(path);
-    f.fd = open_regular_file(path, &info);
-    if (f.fd < 0) user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
-    int64_t got = read_bytes_at(f.fd, &f.header, sizeof f.header, 0);
-    if (got < 0) user_error("cannot read token file %s: %s", path, strerror(errno));
-    if (got != (int64_t)sizeof f.header || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
-        user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
-                   TOKEN_FILE_MAGIC);
-    token_file_check(&f, (int64_t)info.st_size, vocab_size);
-    return f;
-}
-
-/* Opens the files that `pattern`, a path or a glob, matches, in alphabetical order.
- * `partial`: the last window of a file may be shorter than T + 1 tokens; evaluation uses it to count every token. */
-static Dataset dataset_open(const char *pattern, int T, int vocab_size, int partial) {
-    Dataset d = ZERO;
-    glob_t found;
-    int failed = glob(pattern, 0, NULL, &found);
-    if (failed == GLOB_NOSPACE) run_failure("out of memory: could not list the files of %s", pattern);
-    if (failed) user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", pattern);
-    d.num_files = (int)found.gl_pathc;
-    d.files = new_array(TokenFile, d.num_files);
-    d.T = T;
-    d.vocab_size = vocab_size;
-    d.fingerprint = HASH_START;
-    for (int i = 0; i < d.num_files; i++) {
-        TokenFile *f = &d.files[i];
-        *f = token_file_open(found.gl_pathv[i], vocab_size);
-        int64_t targets = max_i64(0, (int64_t)f->header.count - 1); // every token but the file's first is a target
-        f->windows = partial ? (targets + T - 1) / T : targets / T;
-        f->first_window = d.windows;
-        d.windows += f->windows;
-        d.tokens += (int64_t)f->header.count;
-        d.fingerprint = hash_bytes(d.fingerprint, &f->header, sizeof f->header);
-    }
-    globfree(&found);
-    if (!d.windows)
-        user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq or more text",
-                   pattern, d.tokens, T, partial ? 2 : T + 1);
-    return d;
-}
-
-static void dataset_close(Dataset *d) {
-    for (int i = 0; i < d->num_files; i++) {
-        close(d->files[i].fd);
-        free(d->files[i].path);
-    }
-    free(d->files);
-}
-
-/* Reads `n` tokens of a file, from token `first`, to `raw`, and their mask bytes behind them. Returns 0 on failure. */
-static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *raw) {
-    int64_t width = f->header.width;
-    int64_t tokens_offset = (int64_t)sizeof(TokenFileHeader);
-    int64_t mask_offset = tokens_offset + (int64_t)f->header.count * width;
-    if (read_bytes_at(f->fd, raw, n * width, tokens_offset + first * width) != n * width) return 0;
-    if (!(f->header.flags & TOKEN_FILE_MASKED)) return 1;
-    return read_bytes_at(f->fd, raw + n * width, n, mask_offset + first) == n;
-}
-
-static uint32_t token_at(const char *raw, int64_t t, int width) {
-    uint32_t token = 0;
-    memcpy(&token, raw + t * width, width); // the file and the machine are little-endian
-    return token;
-}
-
-/* Reads window `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the number
- * of targets, or -1 and a message in `error`. A window past the last one is padding: it has no targets. */
-static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error,
-                          size_t error_size) {
-    for (int t = 0; t < d->T; t++) {
-        inputs[t] = 0;
-        targets[t] = IGNORED_TARGET;
-    }
-    if (index >= d->windows) return 0;
-    const TokenFile *f = d->files;
-    while (index >= f->first_window + f->windows) f++;
-    int64_t first = (index - f->first_window) * d->T, n = min_i64(d->T + 1, (int64_t)f->header.count - first);
-    int width = (int)f->header.width, masked = f->header.flags & TOKEN_FILE_MASKED;
-    const char *mask = raw + n * width;
-    if (!token_file_read(f, first, n, raw)) {
-        snprintf(error, error_size,
-                 "%s: tokens %" PRId64 " to %" PRId64
-                 " cannot be read: the file has changed since it was opened, or its disk fails; restore it and start "
-                 "again",
-                 f->path, first, first + n - 1);
-        return -1;
-    }
-    int num_targets = 0;
-    for (int t = 0; t < n; t++) {
-        uint32_t token = token_at(raw, t, width);
-        if (token >= (uint32_t)d->vocab_size) {
-            snprintf(error, error_size,
-                     "%s: token %" PRId64
-                     " is %u, the vocabulary has %d: the file does not fit the model; make it again with the model's "
-                     "tokenizer",
-                     f->path, first + t, token, d->vocab_size);
-            return -1;
-        }
-        if (t < d->T) inputs[t] = (int32_t)token;
-        if (t == 0 || (masked && !mask[t])) continue;
-        targets[t - 1] = (int32_t)token;
-        num_targets++;
-    }
-    return num_targets;
-}
-
-/* docs (T): the number of documents that ended before each token of the window, for --doc-mask. The token
- * `document_end` still belongs to the document that it ends. */
-static void document_ids(int32_t *docs, const int32_t *inputs, int T, int32_t document_end) {
-    int32_t ended = 0;
-    for (int t = 0; t < T; t++) {
-        docs[t] = ended;
-        ended += inputs[t] == document_end;
-    }
-}
+#include "token_files.h" // defines: Dataset, DataSource, dataset_window, document_ids
 
 // ---------------------------------------------------------------------------
 // the sampler. Like PyTorch's DistributedSampler it shuffles each epoch and deals the samples out to the ranks. But
@@ -200,6 +24,7 @@ typedef struct {
     int accumulation, B;  // micro-batches per step, samples per micro-batch
     int local;            // --accumulate local: a rank sums its micro-batches before ranks do
     int64_t start_step, start_epoch, start_sample; // where the run starts or resumes: step, its epoch, samples into it
+    const Dataset *mixed; // the data set, if it is a mixture, which has one epoch that never ends; NULL: it is none
 } Sampler;
 
 static int64_t sampler_global_batch(const Sampler *s) {
@@ -211,7 +36,8 @@ static uint64_t sampler_fingerprint(const Sampler *s) {
     const int64_t common[] = {s->samples,    (int64_t)s->seed, s->pad,         s->shards,
                               s->replicas,   s->accumulation,  s->B,           s->local,
                               s->start_step, s->start_epoch,   s->start_sample};
-    return hash_bytes(HASH_START, common, sizeof common);
+    uint64_t h = hash_bytes(HASH_START, common, sizeof common);
+    return s->mixed ? hash_bytes(h, s->mixed->mixture->source, (size_t)s->mixed->mixture->period) : h;
 }
 
 /* Steps that fit into the last `samples` samples of an epoch. */
@@ -226,6 +52,10 @@ static int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_
 static int64_t sampler_position(const Sampler *s, int64_t step, int64_t *epoch) {
     int64_t global_batch = sampler_global_batch(s);
     int64_t since_start = step - s->start_step;
+    if (s->mixed) {
+        *epoch = s->start_epoch;
+        return s->start_sample + since_start * global_batch;
+    }
     int64_t left = max_i64(0, s->samples - s->start_sample), steps_left = sampler_steps_in(s, left);
     if (since_start < steps_left) {
         *epoch = s->start_epoch;
@@ -254,6 +84,30 @@ static int64_t permute(int64_t x, int64_t n, uint64_t key) {
     return x;
 }
 
+/* The window of sample n of a mixture. Each source shuffles its own windows, in its own epochs. */
+static int64_t mixture_window(const Sampler *s, int64_t n) {
+    MixtureSample sample = mixture_sample(s->mixed->mixture, n);
+    const DataSource *source = &s->mixed->sources[sample.source];
+    int64_t epoch = sample.index / source->windows;
+    uint64_t seed = mix64(s->seed + (uint64_t)sample.source + 1);
+    return source->first_window +
+           permute(sample.index % source->windows, source->windows, mix64(seed + (uint64_t)epoch + 1));
+}
+
+/* Whether a step may contain a window twice: --tail pad repeats windows if a step is larger than the data; in a mixture
+ * a source may end an epoch in the step and begin the next one with the same window. */
+static int sampler_may_repeat(const Sampler *s, int64_t step) {
+    int64_t epoch, global_batch = sampler_global_batch(s), first = sampler_position(s, step, &epoch);
+    if (!s->mixed) return global_batch > s->samples;
+    int ends_epoch = 0;
+    for (int k = 0; k < s->mixed->num_sources; k++) {
+        int64_t windows = s->mixed->sources[k].windows, before = mixture_count(s->mixed->mixture, k, first);
+        int64_t after = mixture_count(s->mixed->mixture, k, first + global_batch);
+        ends_epoch |= after > before && before / windows != (after - 1) / windows;
+    }
+    return ends_epoch;
+}
+
 /* The window that is sample b of this rank's micro-batch m in a step. The micro-batches of all ranks are
  * numbered by j: number j takes samples [j·B, (j + 1)·B) of the step. Neighbors are summed first: j runs over the shard
  * ranks, then the micro-batches of a rank, then the replicas; with --accumulate local over the micro-batches of a rank,
@@ -262,6 +116,7 @@ static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
     if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
     int64_t epoch, position = sampler_position(s, step, &epoch) + j * s->B + b;
+    if (s->mixed) return mixture_window(s, position);
     return permute(position % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
 }
 

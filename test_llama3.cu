@@ -387,6 +387,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_run_page.h"
 #include "dev/test/test_hard_places.h"
 #include "dev/test/test_checkpoints.h"
+#include "dev/test/test_mixture.h"
 #include "dev/test/test_adapters.h"
 #include "dev/test/test_mesh_use.h"
 #ifdef CUDA_ON_CPU
@@ -450,6 +451,7 @@ static const struct {
               {"score", test_score, C_BUILD},
               {"generate", test_generate, C_BUILD},
               {"checkpoints", test_checkpoints, C_BUILD},
+              {"mixture", test_mixture, C_BUILD},
               {"checkpoints-all", test_checkpoints_all, IF_NAMED},
               {"adapters", test_adapters, BOTH_BUILDS},
               {"plan", test_plan, C_BUILD},

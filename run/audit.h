@@ -2,19 +2,34 @@
  *
  * The run writes a line that describes its data (how many windows, and what happens to the tail of an epoch), then one
  * line per step with the windows that the step consumed. Lines continue across resumes and changes of the number of
- * ranks. `audit` reads them and prints one line of JSON; a window consumed twice or never is an error.
+ * ranks. `audit` reads them and prints one line of JSON; a window consumed twice or never is an error. In a mixture this
+ * holds for the epochs of each source, and after each step every source must have given its share of the samples.
  */
 #ifndef AUDIT_H
 #define AUDIT_H
 #include "../lib/device.h"
 #include "../lib/json.h" // defines: cJSON_ParseWithOpts, cJSON_GetObjectItemCaseSensitive, …
+#include "../mixture.h"  // defines: MOST_SOURCES, SHARE_UNITS
+
+/* A source of a mixture. Its windows follow those of the sources before it. */
+typedef struct {
+    char name[256]; // as it was given to --data
+    int64_t first_window, windows;
+    int64_t units;    // its share of the samples, in millionths
+    int64_t before;   // samples consumed before the first step of the file
+    int64_t consumed; // samples consumed since then
+    int64_t complete; // epochs since then in which every window was found
+} AuditSource;
 
 typedef struct {
-    const char *path;         // OUT/samples.jsonl
-    int64_t line;             // number of the current line, from 1
-    int64_t windows;          // in the data; 0 until a line says so
-    int pad;                  // --tail pad: the last step of an epoch may repeat windows; 0: the tail is dropped
-    int32_t *consumed_by;     // (windows) the step of this epoch that consumed each window; 0: none yet
+    const char *path;     // OUT/samples.jsonl
+    int64_t line;         // number of the current line, from 1
+    int64_t windows;      // in the data; 0 until a line says so
+    int pad;              // --tail pad: the last step of an epoch may repeat windows; 0: the tail is dropped
+    int32_t *consumed_by; // (windows) the step of this epoch that consumed each window; 0: none yet
+    int num_sources;      // of the mixture; 0: the data is none
+    AuditSource sources[MOST_SOURCES];
+    int32_t *times;           // (windows) of a mixture: how often each window was consumed
     int64_t epoch;            // the current one; -1 before its first step
     int64_t consumed;         // samples of the current epoch so far
     int64_t repeated;         // those of them that had been consumed before in this epoch
@@ -40,8 +55,100 @@ static void audit_end_epoch(Audit *a) {
     memset(a->consumed_by, 0, sizeof *a->consumed_by * a->windows);
 }
 
+// ---------------------------------------------------------------------------
+// mixtures: a source goes through its epochs independently of the others, and ends them within steps
+
+static int64_t audit_source_number(const Audit *a, const cJSON *row, const char *key, double low, double high) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(row, key);
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= low && item->valuedouble <= high))
+        user_error("%s, line %" PRId64 ": \"%s\" of a source is missing or not a number from %g to %g: the file is "
+                   "damaged",
+                   a->path, a->line, key, low, high);
+    return llround(item->valuedouble * (strcmp(key, "share") ? 1 : SHARE_UNITS));
+}
+
+/* The list of sources in the line that describes the data. */
+static void audit_sources(Audit *a, const cJSON *list) {
+    const cJSON *row;
+    int64_t windows = 0, units = 0;
+    memset(a->sources, 0, sizeof a->sources);
+    a->num_sources = 0;
+    if (cJSON_GetArraySize(list) > MOST_SOURCES)
+        user_error("%s, line %" PRId64 ": found %d sources, expected at most %d: the file is damaged", a->path, a->line,
+                   cJSON_GetArraySize(list), MOST_SOURCES);
+    cJSON_ArrayForEach(row, list) {
+        AuditSource *source = &a->sources[a->num_sources++];
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, "data"));
+        snprintf(source->name, sizeof source->name, "%s", name ? name : "?");
+        source->first_window = windows;
+        source->windows = audit_source_number(a, row, "windows", 1, INT32_MAX);
+        source->units = audit_source_number(a, row, "share", 0, 1);
+        source->before = audit_source_number(a, row, "consumed_before", 0, 1e12);
+        windows += source->windows;
+        units += source->units;
+    }
+    if (a->num_sources && (windows != a->windows || units != SHARE_UNITS))
+        user_error("%s, line %" PRId64 ": the sources have %" PRId64 " windows and %" PRId64
+                   " millionths of the samples, expected %" PRId64 " and %d: the file is damaged",
+                   a->path, a->line, windows, units, a->windows, SHARE_UNITS);
+    free(a->times);
+    a->times = a->num_sources ? new_array(int32_t, a->windows) : NULL;
+}
+
+/* The epoch that sample number `samples` of a source, from 0, ends or lies in, counted from 1; 0: no samples. */
+static int64_t audit_epochs_begun(const AuditSource *source, int64_t samples) {
+    return (samples + source->windows - 1) / source->windows;
+}
+
+/* Every window of a source must have been consumed in each of its whole epochs. */
+static void audit_whole_epochs(Audit *a, AuditSource *source) {
+    int64_t ended = (source->before + source->consumed) / source->windows;
+    int64_t complete = ended - audit_epochs_begun(source, source->before);
+    if (complete <= source->complete) return;
+    for (int64_t w = source->first_window; w < source->first_window + source->windows; w++)
+        if (a->times[w] < complete)
+            user_error("%s: epoch %" PRId64 " of '%s' ended at step %" PRId64 ", but its window %" PRId64
+                       " was not consumed: these runs did not train on all of the data",
+                       a->path, ended - 1, source->name, a->step, w);
+    source->complete = complete;
+}
+
+/* After a step, a source must have given its share of all samples of the mixture, rounded up or down. */
+static void audit_share(const Audit *a, const AuditSource *source) {
+    int64_t all = 0, given = source->before + source->consumed;
+    for (int k = 0; k < a->num_sources; k++) all += a->sources[k].before + a->sources[k].consumed;
+    double expected = (double)source->units / SHARE_UNITS * (double)all;
+    if (fabs((double)given - expected) >= 1 + 1e-9 * expected)
+        user_error("%s: after step %" PRId64 ", %" PRId64 " of %" PRId64 " samples came from '%s', but its share is "
+                   "%.1f: a rank read another source than the schedule says",
+                   a->path, a->step, given, all, source->name, expected);
+}
+
+/* The samples of a step of a mixture, which `audit_sample` has counted. */
+static void audit_mixture_step(Audit *a, const cJSON *samples) {
+    const cJSON *sample;
+    for (int k = 0; k < a->num_sources; k++) audit_share(a, &a->sources[k]);
+    cJSON_ArrayForEach(sample, samples) {
+        int64_t w = (int64_t)sample->valuedouble;
+        int k = 0;
+        while (w >= a->sources[k].first_window + a->sources[k].windows) k++;
+        const AuditSource *source = &a->sources[k];
+        int64_t most = audit_epochs_begun(source, source->before + source->consumed) - source->before / source->windows;
+        if (a->times[w] > most)
+            user_error("%s: step %" PRId64 " consumed window %" PRId64 " of '%s' a second time in an epoch", a->path,
+                       a->step, w, source->name);
+    }
+    for (int k = 0; k < a->num_sources; k++) audit_whole_epochs(a, &a->sources[k]);
+}
+
+// ---------------------------------------------------------------------------
+// the lines
+
 /* The line that describes the data of the steps after it. */
-static void audit_data(Audit *a, const cJSON *windows, const cJSON *tail, const cJSON *consumed_before) {
+static void audit_data(Audit *a, const cJSON *line) {
+    const cJSON *windows = cJSON_GetObjectItemCaseSensitive(line, "windows");
+    const cJSON *tail = cJSON_GetObjectItemCaseSensitive(line, "tail");
+    const cJSON *consumed_before = cJSON_GetObjectItemCaseSensitive(line, "consumed_before");
     a->pad = !strcmp(tail->valuestring, "pad");
     if (!(windows->valuedouble >= 1 && windows->valuedouble <= INT32_MAX))
         user_error("%s, line %" PRId64 ": found %g windows, expected 1 to %d: the file is damaged", a->path, a->line,
@@ -53,6 +160,7 @@ static void audit_data(Audit *a, const cJSON *windows, const cJSON *tail, const 
     a->consumed = 0;
     a->repeated = 0;
     a->starts_mid_epoch = cJSON_GetNumberValue(consumed_before) > 0;
+    audit_sources(a, cJSON_GetObjectItemCaseSensitive(line, "sources"));
 }
 
 static void audit_sample(Audit *a, const cJSON *sample) {
@@ -60,14 +168,21 @@ static void audit_sample(Audit *a, const cJSON *sample) {
         user_error("%s: step %" PRId64 " consumed window %g, expected 0 to %" PRId64 ": the file is damaged", a->path,
                    a->step, sample->valuedouble, a->windows - 1);
     int64_t w = (int64_t)sample->valuedouble;
+    a->consumed++;
+    a->samples++;
+    if (a->num_sources) {
+        int k = 0;
+        while (w >= a->sources[k].first_window + a->sources[k].windows) k++;
+        a->sources[k].consumed++;
+        a->times[w]++;
+        return;
+    }
     if (a->consumed_by[w] && !a->pad)
         user_error("%s: step %" PRId64 " consumed window %" PRId64 " of epoch %" PRId64
                    " a second time; step %d had consumed it before",
                    a->path, a->step, w, a->epoch, a->consumed_by[w]);
     if (a->consumed_by[w]) a->repeated++;
     else a->consumed_by[w] = (int32_t)a->step;
-    a->consumed++;
-    a->samples++;
 }
 
 /* The line of a step: its number, its epoch and the windows that it consumed. */
@@ -91,6 +206,7 @@ static void audit_step(Audit *a, int64_t step, int64_t epoch, const cJSON *sampl
     a->steps++;
     const cJSON *sample;
     cJSON_ArrayForEach(sample, samples) audit_sample(a, sample);
+    if (a->num_sources) audit_mixture_step(a, samples);
 }
 
 /* Whether an item is a number that an int32_t can hold. */
@@ -106,8 +222,7 @@ static void audit_line(Audit *a, const char *text) {
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step");
     const cJSON *epoch = cJSON_GetObjectItemCaseSensitive(json, "epoch");
     const cJSON *samples = cJSON_GetObjectItemCaseSensitive(json, "samples");
-    if (cJSON_IsNumber(windows) && cJSON_IsString(tail))
-        audit_data(a, windows, tail, cJSON_GetObjectItemCaseSensitive(json, "consumed_before"));
+    if (cJSON_IsNumber(windows) && cJSON_IsString(tail)) audit_data(a, json);
     else if (a->windows && audit_is_count(step, 1) && audit_is_count(epoch, 0) && cJSON_IsArray(samples))
         audit_step(a, (int64_t)step->valuedouble, (int64_t)epoch->valuedouble, samples);
     else
@@ -115,6 +230,22 @@ static void audit_line(Audit *a, const char *text) {
                    "damaged",
                    a->path, a->line);
     cJSON_Delete(json);
+}
+
+/* Prints the line of JSON. A mixture has as many whole epochs as the source that has fewest. */
+static void audit_print(Audit *a) {
+    int64_t left = a->windows - (a->consumed - a->repeated);
+    if (!a->num_sources && (!left || (!a->pad && left < a->step_samples))) audit_end_epoch(a);
+    for (int k = 0; k < a->num_sources; k++)
+        if (!k || a->sources[k].complete < a->whole_epochs) a->whole_epochs = a->sources[k].complete;
+    printf(
+        "{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64
+        ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64 ",\"of_last_epoch\":%" PRId64,
+        a->path, a->first_step, a->steps, a->samples, a->windows, a->whole_epochs, a->dropped, a->epoch, a->consumed);
+    for (int k = 0; k < a->num_sources; k++)
+        printf("%s{\"samples\":%" PRId64 ",\"share\":%.6f,\"whole_epochs\":%" PRId64 "}", k ? "," : ",\"sources\":[",
+               a->sources[k].consumed, (double)a->sources[k].units / SHARE_UNITS, a->sources[k].complete);
+    printf("%s}\n", a->num_sources ? "]" : "");
 }
 
 static void audit(const char *out) {
@@ -134,15 +265,11 @@ static void audit(const char *out) {
     }
     if (!feof(f)) user_error("--audit: cannot read %s after line %" PRId64 ": %s", path, a.line, strerror(errno));
     if (!a.steps) user_error("--audit: %s contains no steps: expected --out DIR of a run that trained", path);
-    int64_t left = a.windows - (a.consumed - a.repeated);
-    if (!left || (!a.pad && left < a.step_samples)) audit_end_epoch(&a);
-    printf("{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64
-           ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64
-           ",\"of_last_epoch\":%" PRId64 "}\n",
-           path, a.first_step, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
+    audit_print(&a);
     fclose(f);
     free(text);
     free(a.consumed_by);
+    free(a.times);
 }
 
 #endif

@@ -32,6 +32,20 @@ static void print_ranks(const Trainer *trainer) {
     if (library > 0) printf("NCCL allocated another %.1f MB on each GPU\n", library / 1e6);
 }
 
+/* The sources of a mixture, and how often the run will have gone through each of them at its last step. */
+static void print_sources(const Trainer *trainer) {
+    const Dataset *data = &trainer->job->data;
+    const Sampler *sampler = &trainer->loader.sampler;
+    int64_t epoch, end = sampler_position(sampler, trainer->job->opt.steps, &epoch);
+    char samples[32];
+    for (int k = 0; data->mixture && k < data->num_sources; k++)
+        printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %d\n", 100 * source_share(data, k),
+               data->sources[k].pattern, data->sources[k].num_files, plural(data->sources[k].num_files),
+               with_commas(samples, data->sources[k].windows),
+               (double)mixture_count(data->mixture, k, end) / (double)data->sources[k].windows,
+               trainer->job->opt.steps);
+}
+
 static void print_data(const Trainer *trainer) {
     const Job *j = trainer->job;
     const Options *o = &j->opt;
@@ -41,6 +55,7 @@ static void print_data(const Trainer *trainer) {
            with_commas(samples, j->data.windows), o->seq, mesh_data_ranks(&j->mesh), plural(mesh_data_ranks(&j->mesh)),
            o->accum, o->accum == 1 ? "" : "es", o->batch, sampler_global_batch(&trainer->loader.sampler),
            trainer->loader.num_workers, plural(trainer->loader.num_workers));
+    print_sources(trainer);
 }
 
 static void print_resumed(const Checkpoint *from, double seconds) {

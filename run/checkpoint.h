@@ -22,7 +22,7 @@ typedef struct {
     int64_t step, updates, skips;    // finished steps: those that changed the weights, and those that were skipped
     int64_t samples;                 // consumed by all ranks
     int64_t epoch, samples_in_epoch; // the current epoch, and how many of its samples were consumed
-    uint64_t data_fingerprint;       // of the token files
+    const Dataset *data;             // the token files; NULL: none
 } Progress;
 
 /* Samples that all ranks consume in a step. */
@@ -36,12 +36,12 @@ static const char *const training_options[] = {
     "beta2", "eps",      "clip", "seed",  "reduce-dtype", "lora-rank", "lora-alpha", "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
-/* The settings of this run that must be the same when it is resumed, as text. `data`: fingerprint of the token files;
- * `base`: of the frozen model beneath the adapters. */
-static cJSON *settings_in_force(const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
+/* The settings of this run that must be the same when it is resumed, as text. `base`: fingerprint of the frozen model
+ * beneath the adapters. */
+static cJSON *settings_in_force(const Options *o, const Mesh *mesh, const Dataset *data, uint64_t base) {
     int count = o->lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
     cJSON *settings = cJSON_CreateObject();
-    char name[24], value[64];
+    char name[24], value[1024];
     for (int i = 0; i < count; i++) {
         const char *option = training_options[i];
         snprintf(name, sizeof name, "--%s", option);
@@ -54,7 +54,9 @@ static cJSON *settings_in_force(const Options *o, const Mesh *mesh, uint64_t dat
     snprintf(value, sizeof value, "%" PRId64, samples_per_step(o, mesh));
     cJSON_AddStringToObject(settings, "samples a step", value);
     cJSON_AddStringToObject(settings, "precision", PRECISION_NAME);
-    snprintf(value, sizeof value, "%016" PRIx64, data);
+    dataset_shares(data, value, sizeof value);
+    if (data->mixture) cJSON_AddStringToObject(settings, "shares of --data", value);
+    snprintf(value, sizeof value, "%016" PRIx64, data->fingerprint);
     cJSON_AddStringToObject(settings, "data", value);
     return settings;
 }
@@ -199,7 +201,7 @@ typedef struct {    // the checkpoint that a run resumes from
 } Checkpoint;
 
 /* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
-static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data,
+static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, const Dataset *data,
                              uint64_t base) {
     cJSON *now = settings_in_force(o, mesh, data, base), *setting;
     char list[2048];
@@ -313,8 +315,8 @@ static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama
 }
 
 /* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
- * the model and the fingerprints of the data and of the base model. */
-static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base,
+ * the model, the data and the fingerprint of the base model. */
+static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, const Dataset *data, uint64_t base,
                             const Llama3Config *config, const TensorTable *table) {
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/trainer.json", c->dir);

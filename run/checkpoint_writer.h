@@ -510,7 +510,7 @@ static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const 
     int same_step = from->dir[0] && from->progress.step == w->progress.step;
     cJSON *settings =
         same_step ? cJSON_Duplicate(from->settings, 1)
-                  : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data_fingerprint, w->base_fingerprint);
+                  : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data, w->base_fingerprint);
     size_t length;
     char *text = trainer_text(&w->progress, settings, w->files, sums, companions, &length);
     write_new_file(w->dir, "trainer.json", text, length);

@@ -219,11 +219,15 @@ static void job_find_tokenizer(Job *j) {
     const Options *o = &j->opt;
     const char *data = o->data ? o->data : o->eval;
     char in_model[4096];
+    DataList list;
     if (o->tokenizer) {
         snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", o->tokenizer);
         return;
     }
-    if (data && job_tokenizer_beside(j, data)) return;
+    data_list_parse(&list, data ? data : "");
+    int is_found = data && job_tokenizer_beside(j, list.entries[0].pattern);
+    data_list_close(&list);
+    if (is_found) return;
     snprintf(in_model, sizeof in_model, "%s/", o->model);
     job_tokenizer_beside(j, in_model);
 }
@@ -761,6 +765,21 @@ static void job_weights(Job *j) {
                    o->model, task_names[j->task]);
 }
 
+/* --tail against the data: a step must fit into an epoch; a mixture has no epoch that a step could end. */
+static void job_check_tail(const Job *j) {
+    const Options *o = &j->opt;
+    int64_t per_step = samples_per_step(o, &j->mesh);
+    if (j->data.mixture && option_given(o, "tail"))
+        user_error("--tail %s has no effect on a mixture, whose sources begin their next epochs within a step: remove "
+                   "--tail, or the weights of --data",
+                   o->tail);
+    if (!j->data.mixture && !strcmp(o->tail, "drop") && j->data.windows < per_step)
+        user_error("%s holds %" PRId64
+                   " samples of --seq %d, but one step takes %d data ranks x batch %d x accum %d = %" PRId64
+                   ": reduce one of these, add data, or use --tail pad",
+                   o->data, j->data.windows, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
+}
+
 static void job_data(Job *j) {
     const Options *o = &j->opt;
     job_find_tokenizer(j);
@@ -769,16 +788,10 @@ static void job_data(Job *j) {
     if (o->tokenizer) job_open_tokenizer(j);
     if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) {
         j->data = dataset_open(o->data, o->seq, j->config.V, 0);
-        int64_t per_step = samples_per_step(o, &j->mesh);
-        if (!strcmp(o->tail, "drop") && j->data.windows < per_step)
-            user_error("%s holds %" PRId64
-                       " samples of --seq %d, but one step takes %d data ranks x batch %d x accum %d = %" PRId64
-                       ": reduce one of these, add data, or use --tail pad",
-                       o->data, j->data.windows, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
+        job_check_tail(j);
         check_tokenizer_of(j, &j->data);
         if (j->resume_from.dir[0])
-            checkpoint_open(&j->resume_from, o, &j->mesh, j->data.fingerprint, j->base_fingerprint, &j->config,
-                            &j->table);
+            checkpoint_open(&j->resume_from, o, &j->mesh, &j->data, j->base_fingerprint, &j->config, &j->table);
     }
     if (o->eval || (o->val && (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS)))
         j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);

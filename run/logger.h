@@ -28,6 +28,7 @@ typedef struct { // of one training step
 typedef struct Logger {
     const Options *opt;
     const Parallel *parallel;
+    const Progress *progress; // after the step that is being reported
     FILE *metrics, *consumed; // consumed: samples.jsonl; NULL without --out
     double last_line;         // time of the last progress line
     int64_t samples, steps;   // so far
@@ -63,6 +64,7 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     memset(l, 0, sizeof *l);
     l->opt = o;
     l->parallel = parallel;
+    l->progress = at;
     l->samples = at->samples;
     l->ranks = new_array(RankFigures, parallel->mesh.world);
     l->resumed = at->step > 0;
@@ -71,6 +73,19 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");
     sync_directory(out); // the files' names must be on disk before those of checkpoints
+}
+
+/* Describes the sources of a mixture, of which `consumed_before` samples were consumed before. */
+static void logger_sources(cJSON *line, const Dataset *data, int64_t consumed_before) {
+    cJSON *list = cJSON_AddArrayToObject(line, "sources");
+    for (int k = 0; k < data->num_sources; k++) {
+        cJSON *row = cJSON_CreateObject();
+        cJSON_AddStringToObject(row, "data", data->sources[k].pattern);
+        json_add_integer(row, "windows", data->sources[k].windows);
+        cJSON_AddItemToObject(row, "share", json_real("%.6f", source_share(data, k)));
+        json_add_integer(row, "consumed_before", mixture_count(data->mixture, k, consumed_before));
+        cJSON_AddItemToArray(list, row);
+    }
 }
 
 /* Describes the data of the following lines of samples.jsonl, unless a run with the same data has done so.
@@ -84,6 +99,7 @@ static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before,
     json_add_integer(line, "windows", data->windows);
     cJSON_AddStringToObject(line, "tail", l->opt->tail);
     json_add_integer(line, "consumed_before", consumed_before);
+    if (data->mixture) logger_sources(line, data, consumed_before);
     logger_line(l, l->consumed, line);
 }
 
@@ -210,6 +226,16 @@ static void json_add_device(cJSON *line, const Parallel *p) {
     cJSON_AddItemToObject(waits, axis_names[AXIS_WORLD], json_real("%.6f", p->comm.wait_seconds[AXIS_WORLD]));
 }
 
+/* How often the run has gone through each source of a mixture, in the order of --data. */
+static void json_add_source_epochs(cJSON *line, const Progress *progress) {
+    const Dataset *data = progress->data;
+    cJSON *list = cJSON_AddArrayToObject(line, "source_epochs");
+    for (int k = 0; k < data->num_sources; k++) {
+        int64_t samples = mixture_count(data->mixture, k, progress->samples_in_epoch);
+        cJSON_AddItemToArray(list, json_real("%.6f", (double)samples / (double)data->sources[k].windows));
+    }
+}
+
 static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks,
                            const RankSummary *all) {
     const Options *o = l->opt;
@@ -226,6 +252,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
     json_add_integer(line, "tokens", l->samples * o->seq);
     json_add_integer(line, "samples", l->samples);
+    if (l->progress->data && l->progress->data->mixture) json_add_source_epochs(line, l->progress);
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
     cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * o->seq) / s->seconds));
     cJSON_AddItemToObject(line, "mfu", json_real("%.4f", s->mfu));

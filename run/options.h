@@ -76,8 +76,9 @@ static const OptionRow option_rows[] = {
     TEXT("tokenizer", tokenizer, "FILE", NULL,
          "tokenizer.model or tokenizer.json; by default the one next to the data or, failing that, next to the model"),
     GROUP("data"),
-    TEXT("data", data, "FILE|GLOB", NULL, "token files to train on"),
-    TEXT("val", val, "FILE|GLOB", NULL, "token files to validate on"),
+    TEXT("data", data, "FILE|GLOB[:WEIGHT],...", NULL,
+         "token files to train on; with weights a mixture, which takes each entry's share of samples"),
+    TEXT("val", val, "FILE|GLOB,...", NULL, "token files to validate on"),
     TEXT("tail", tail, "drop|pad", "drop",
          "what to do with the last, incomplete step of an epoch: drop it, or pad it with samples from the start of the "
          "epoch"),

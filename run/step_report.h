@@ -97,7 +97,7 @@ static void check_orders(const Trainer *trainer, int64_t step) {
 static void check_samples(const Trainer *trainer, int64_t step, int64_t first_window) {
     const Parallel *p = &trainer->parallel;
     const StepReport *all = trainer->reports, *mine = &all[p->rank];
-    int repeats = sampler_global_batch(&trainer->loader.sampler) > trainer->job->data.windows; // --tail pad may repeat
+    int repeats = sampler_may_repeat(&trainer->loader.sampler, step - 1);
     for (int i = 0; i < p->rank; i++) {
         int same_data = mesh_data_rank(&p->mesh, i) == mesh_data_rank(&p->mesh, p->rank);
         int same_samples = mine->samples_hash == all[i].samples_hash;

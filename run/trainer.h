@@ -108,7 +108,7 @@ static void data_open(Trainer *trainer) {
     Progress *progress = &trainer->progress;
     int rank = trainer->parallel.rank;
     *progress = j->resume_from.progress;
-    progress->data_fingerprint = j->data.fingerprint;
+    progress->data = &j->data;
     if (j->resume_from.data_changed) progress->epoch = progress->samples_in_epoch = 0;
     Sampler s = ZERO;
     s.samples = j->data.windows;
@@ -124,6 +124,7 @@ static void data_open(Trainer *trainer) {
     s.start_step = progress->step;
     s.start_epoch = progress->epoch;
     s.start_sample = progress->samples_in_epoch;
+    s.mixed = j->data.mixture ? &j->data : NULL;
     LoaderOptions options = ZERO;
     options.T = o->seq;
     options.document_ids = o->doc_mask;

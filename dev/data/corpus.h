@@ -269,7 +269,7 @@ static inline void refuse_replaced_documents(const Output *out, const Corpus *c,
 // ---------------------------------------------------------------------------
 // token files
 
-typedef struct { // 64 bytes, little-endian, as TokenFileHeader in dataloader.h describes it
+typedef struct { // 64 bytes, little-endian, as TokenFileHeader in token_files.h describes it
     char magic[8];
     uint32_t version, width, vocab_size, flags;
     uint64_t count;

@@ -98,6 +98,7 @@ static const Target targets[] = {
     {"audit", fuzz_audit, 600, 7, 1, audit_words},
     {"chat", fuzz_chat, 600, 7, 1, chat_words},
     {"requests", fuzz_requests, 600, 7, 1, request_words},
+    {"mixture", fuzz_mixture, 160, 6, -1, mixture_words},
     {"tokenizer_json", fuzz_tokenizer_json, 1500, 7, 1, tokenizer_json_words},
     {"chat_template", fuzz_chat_template, 900, 6, 1, chat_template_words},
     {"planted", fuzz_planted, 64, 4, -1, planted_words},

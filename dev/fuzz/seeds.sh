@@ -339,6 +339,10 @@ audit resumed "${data_line/0\}/3\}}" '{"step":7,"epoch":2,"samples":[1,3]}'
 audit twice "$data_line" '{"step":1,"epoch":0,"samples":[2,2]}'
 audit windows-beyond-all "${data_line/4/1e300}"
 audit steps-beyond-all "$data_line" '{"step":1e300,"epoch":-1e300,"samples":[1e300]}'
+sources='"sources":[{"data":"a","windows":3,"share":0.75,"consumed_before":0},'
+sources+='{"data":"b","windows":1,"share":0.25,"consumed_before":0}]'
+audit mixture "${data_line/%\}/,$sources\}}" '{"step":1,"epoch":0,"samples":[2,0]}' \
+    '{"step":2,"epoch":0,"samples":[3,1]}' '{"step":3,"epoch":0,"samples":[1,2,3,0]}'
 printf 'f%s\n' "$data_line" '{"step":1,"epoch":0,"samples":[2,0]}' '{"step":2,"ep' | seed audit/torn
 
 # ---------------------------------------------------------------- conversations
@@ -365,3 +369,11 @@ printf 's{"context":"%s","continuation":"%s"}\n' aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 
 echo seq | seed planted/word
 du -sb seeds
+
+# ---------------------------------------------------------------- mixtures
+printf '@a.tok:0.7,@b.tok:0.3' | seed mixture/two
+printf '@a.tok:5,@b.tok:3,@e:1.tok:2' | seed mixture/colon-in-a-name
+printf '@c,d.tok' | seed mixture/comma-in-a-name
+printf '@?.tok,@e:1.tok' | seed mixture/without-weights
+printf '@a.tok:1,@?.tok:1' | seed mixture/same-file-twice
+printf '@a.tok:nan,@b.tok:1' | seed mixture/weight-that-is-no-number

@@ -286,7 +286,7 @@ more "a send is over before its receiver has read it" lib/transport_threads.h \
     's/if (__atomic_load_n(&slots\[p\].done/if (r->collective != SEND \&\& __atomic_load_n(\&slots[p].done/' \
     pipeline "arrive whole and in order|what one rank makes"
 
-more "documents are off by one" dataloader.h \
+more "documents are off by one" token_files.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' \
     documents "documents: every gradient equals PyTorch's"
 
@@ -590,6 +590,54 @@ more "checksums come in the order of ranks" run/checkpoint_writer.h \
 more "a resumed run counts its updates anew" run/trainer.h \
     's|    \*progress = j->resume_from.progress;|&\n    progress->updates = 0;|' \
     checkpoints "are 4 steps"
+
+more "the schedule of a mixture ignores deadlines" mixture.h \
+    's/ || deadline\[k\] < deadline\[next\]))/))/' \
+    mixture "each within one of its share"
+
+more "the schedule of a mixture ignores releases" mixture.h \
+    's/release\[k\] <= n \&\& //' \
+    mixture "each within one of its share"
+
+more "the schedule of a mixture is off by one after its first period" mixture.h \
+    's/n \/ m->period \* m->quota\[source\] + m->before\[at\]/(n + 1) \/ m->period * m->quota[source] + m->before[at]/' \
+    mixture "each within one of its share"
+
+more "every epoch of a source has the same order" dataloader.h \
+    's/mix64(seed + (uint64_t)epoch + 1));/mix64(seed + 0 * (uint64_t)epoch));/' \
+    mixture "in another order"
+
+fault "a mixture begins again when a run resumes" dataloader.h \
+    's/return s->start_sample + since_start \* global_batch;/return since_start * global_batch;/' \
+    mixture "and 2 more on"
+
+fault "a rank reads another source than the schedule says" dataloader.h \
+    's/^    MixtureSample sample = mixture_sample(s->mixed->mixture, n);/&\n    if (s->shard == 1) sample.source = 0;/' \
+    mixture "(--audit of a mixture|in one rank)"
+
+more "other weights are not found at a resume" token_files.h \
+    's/^    d->fingerprint = hash_bytes(d->fingerprint, d->mixture->quota, .*//; s/^    if (data->mixture) cJSON_Add.*//' \
+    mixture "other weights"
+
+more "a rank with other weights is not found" dataloader.h \
+    's/return s->mixed ? hash_bytes(h, .*/return h;/' \
+    mixture "a sampler of them too"
+
+more "a file may belong to two sources" token_files.h \
+    's/^    sources_check_apart(&d);//' \
+    mixture "is refused"
+
+more "the audit does not count the samples of sources" run/audit.h \
+    's/^    for (int k = 0; k < a->num_sources; k++) audit_share(a, &a->sources\[k\]);//' \
+    mixture "a sample of a wrong source"
+
+more "the audit does not look for missing windows of a source" run/audit.h \
+    's/^    for (int k = 0; k < a->num_sources; k++) audit_whole_epochs.*//' \
+    mixture "twice in an epoch"
+
+more "a step that repeats a window of a mixture is not known" dataloader.h \
+    's|before / windows != (after - 1) / windows|before / windows + 1 < after / windows|' \
+    mixture "known beforehand"
 
 more "an epoch's end is not the audit's" dataloader.h \
     's/s->start_epoch + 1 + after_start_epoch/s->start_epoch + after_start_epoch/' \
