@@ -371,9 +371,9 @@ echo seq | seed planted/word
 du -sb seeds
 
 # ---------------------------------------------------------------- mixtures
-printf '@a.tok:0.7,@b.tok:0.3' | seed mixture/two
-printf '@a.tok:5,@b.tok:3,@e:1.tok:2' | seed mixture/colon-in-a-name
-printf '@c,d.tok' | seed mixture/comma-in-a-name
-printf '@?.tok,@e:1.tok' | seed mixture/without-weights
-printf '@a.tok:1,@?.tok:1' | seed mixture/same-file-twice
-printf '@a.tok:nan,@b.tok:1' | seed mixture/weight-that-is-no-number
+printf '@a.mix:0.7,@b.mix:0.3' | seed mixture/two
+printf '@a.mix:5,@b.mix:3,@e:1.mix:2' | seed mixture/colon-in-a-name
+printf '@c,d.mix' | seed mixture/comma-in-a-name
+printf '@?.mix,@e:1.mix' | seed mixture/without-weights
+printf '@a.mix:1,@?.mix:1' | seed mixture/same-file-twice
+printf '@a.mix:nan,@b.mix:1' | seed mixture/weight-that-is-no-number

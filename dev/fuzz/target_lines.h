@@ -284,7 +284,7 @@ static void check_mixture(const Dataset *d, int period) {
 
 static void fuzz_mixture(Bytes in) {
     static const uint8_t file[64 + 2 * 9] = "LLM3TOK1\1\0\0\0\2\0\0\0\2\0\0\0\0\0\0\0\11"; // nine tokens 0
-    static const char *const names[] = {"a.tok", "b.tok", "c,d.tok", "e:1.tok"};
+    static const char *const names[] = {"a.mix", "b.mix", "c,d.mix", "e:1.mix"};
     static int made;
     for (; made < 4; made++) give(names[made], file, sizeof file);
     DataList list;
@@ -302,7 +302,7 @@ static void fuzz_mixture(Bytes in) {
     free(text);
 }
 
-static const char *const mixture_words[] = {"@a.tok", "@b.tok:0.3", "@?.tok", "@c,d.tok", "@e:1.tok",
+static const char *const mixture_words[] = {"@a.mix", "@b.mix:0.3", "@?.mix", "@c,d.mix", "@e:1.mix",
                                             ":0.7",   ":1e3",       ",",      "nan",      NULL};
 
 #endif

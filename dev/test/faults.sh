@@ -629,7 +629,7 @@ more "a file may belong to two sources" token_files.h \
 
 more "the audit does not count the samples of sources" run/audit.h \
     's/^    for (int k = 0; k < a->num_sources; k++) audit_share(a, &a->sources\[k\]);//' \
-    mixture "a sample of a wrong source"
+    mixture "of a wrong source"
 
 more "the audit does not look for missing windows of a source" run/audit.h \
     's/^    for (int k = 0; k < a->num_sources; k++) audit_whole_epochs.*//' \

@@ -267,39 +267,41 @@ static void test_other_weights(const char *mixture) {
           "code %d: %s", code, sentence(said));
 }
 
-/* Changes the first window that `source` gave in step 4 into another source's, and the first of step 5 into one that
- * the source gave in this epoch. --audit must find both. */
-static void check_audit_of_faults(const char *out, const char *path) {
-    char said[4096], *steps[2];
+/* Writes samples.jsonl, whose text is `text`, with `count` windows below 20 of a step, which the first source gave,
+ * replaced by `window`. Returns what --audit says. */
+static const char *audit_of_changed(const char *out, const char *text, int step, int count, int window, int *code) {
+    static char said[4096];
+    char key[32], path[320], *changed;
     size_t length;
-    char *text = read_file(path, &length);
-    for (int i = 0; i < 2; i++) {
-        char key[32];
-        snprintf(key, sizeof key, "{\"step\":%d,", 4 + i);
-        steps[i] = strstr(strstr(text, key), "\"samples\":[") + 11;
+    snprintf(path, sizeof path, "%s/samples.jsonl", out);
+    snprintf(key, sizeof key, "{\"step\":%d,", step);
+    const char *at = strstr(strstr(text, key), "\"samples\":[") + strlen("\"samples\":[");
+    FILE *f = text_stream_open(&changed, &length);
+    fwrite(text, 1, (size_t)(at - text), f);
+    for (; count > 0; count--) {
+        for (; atoi(at) >= 20; at = strchr(at, ',') + 1) fprintf(f, "%d,", atoi(at));
+        fprintf(f, "%d", window);
+        at += strspn(at, "0123456789");
+        if (*at == ',') fputc(*at++, f);
     }
-    char *changed = (char *)checked_malloc(length + 64);
-    size_t before = (size_t)(steps[0] - text), number = strspn(steps[0], "0123456789");
-    int from_web = atoi(steps[0]) < 20;
-    size_t used = (size_t)sprintf(changed, "%.*s%d", (int)before, text, from_web ? 20 : 0);
-    memcpy(changed + used, text + before + number, length - before - number);
-    test_write(path, changed, used + length - before - number);
-    int code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
-    const char *error = sentence(said);
-    CHECK("--audit: a sample of a wrong source is found", code == 1 && strstr(error, "but its share is"), "code %d: %s",
-          code, error);
-    before = (size_t)(steps[1] - text);
-    number = strspn(steps[1], "0123456789");
-    const char *next = steps[1];
-    while ((atoi(next) < 20) != (atoi(steps[1]) < 20) || next == steps[1]) next = strchr(next, ',') + 1;
-    used = (size_t)sprintf(changed, "%.*s%d", (int)before, text, atoi(next));
-    memcpy(changed + used, text + before + number, length - before - number);
-    test_write(path, changed, used + length - before - number);
-    code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
-    CHECK("--audit: a sample that a source gives twice in an epoch is found", code == 1, "code %d: %s", code,
-          sentence(said));
-    test_write(path, text, length);
+    fputs(at, f);
+    text_stream_close(f);
+    test_write(path, changed, length);
     free(changed);
+    *code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
+    return sentence(said);
+}
+
+static void check_audit_of_faults(const char *out, const char *path) {
+    size_t length;
+    int code;
+    char *text = read_file(path, &length);
+    const char *error = audit_of_changed(out, text, 4, 2, 20, &code);
+    CHECK("--audit: two samples of a wrong source are found", code == 1 && strstr(error, "but its share is"),
+          "code %d: %s", code, error);
+    error = audit_of_changed(out, text, 5, 2, 3, &code);
+    CHECK("--audit: a sample that a source gives twice in an epoch, or never, is found", code == 1, "code %d: %s", code,
+          error);
     free(text);
 }
 
