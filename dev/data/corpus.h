@@ -1,42 +1,48 @@
-/* corpus.h: what the tools of this folder share: documents, places where text may be cut, output files, token files,
+/* corpus.h: what the tools of this folder share: input files, places where text may be cut, output files, token files,
  * and options.
  *
- * A document is a text file. A file that the user names must be text. In folders, hidden files, token files, tokenizers
- * and everything that is not UTF-8 text are skipped. Documents may be larger than memory: corpus_check reads each
- * one through a small buffer and records its length, and the tools then read it piece by piece.
+ * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). Both may be compressed. A file
+ * that the user names must be one of these. In folders, hidden files, token files, tokenizers and everything that is not
+ * UTF-8 text are skipped. Text files may be larger than memory: corpus_check reads each one through a small buffer and
+ * records its length, and the tools then read it piece by piece.
  */
 #ifndef CORPUS_H
 #define CORPUS_H
 #include "../../lib/input.h"  // defines: input_open
 #include "../../lib/output.h" // defines: output_prepare, finish_results
 #include "../../run/tokenizer_json.h"
-#include "utf8.h" // defines: utf8_valid_length
+#include "stream.h" // defines: InputStream, stream_open, stream_read, ends_with
+#include "utf8.h"   // defines: utf8_valid_length
 #include <dirent.h>
 
 typedef struct {
     char *path;
-    int named;    // named by the user, not found in a folder
-    uint64_t len; // bytes
-} Document;
+    int named;         // named by the user, not found in a folder
+    int is_json_lines; // .jsonl, or standard input
+    uint64_t len;      // bytes of a text file, decompressed; 0 for JSON lines, which are read only once
+    uint64_t size;     // bytes of the file
+    int64_t changed;   // when it was last changed, in s since 1970
+} InputFile;
 typedef struct {
-    Document *documents;
+    InputFile *files;
     size_t count, capacity;
-    size_t skipped; // files that corpus_check skipped
-    uint64_t len;   // bytes of all documents
+    size_t json_lines; // how many files are JSON lines
+    size_t skipped;    // files that corpus_check skipped
+    uint64_t len;      // bytes of all text files, decompressed
+    uint64_t size;     // bytes of all files
 } Corpus;
 
 static inline void corpus_add(Corpus *c, const char *path, int named) {
     if (c->count == c->capacity) {
         c->capacity = 2 * c->capacity + 64;
-        c->documents = (Document *)grown(c->documents, c->capacity * sizeof *c->documents);
+        c->files = (InputFile *)grown(c->files, c->capacity * sizeof *c->files);
     }
-    c->documents[c->count].path = strdup(path);
-    c->documents[c->count++].named = named;
-}
-
-static inline int ends_with(const char *s, const char *end) {
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && !strcmp(s + n - m, end);
+    InputFile *f = &c->files[c->count++];
+    memset(f, 0, sizeof *f);
+    f->path = checked_strdup(path);
+    f->named = named;
+    f->is_json_lines = named_with(path, ".jsonl") || !strcmp(path, "-");
+    c->json_lines += (size_t)f->is_json_lines;
 }
 
 /* What text.sh and model directories have next to texts. */
@@ -72,70 +78,83 @@ static inline void corpus_walk(Corpus *c, const char *folder) {
 
 static inline void corpus_add_path(Corpus *c, const char *path) {
     struct stat info;
+    if (!strcmp(path, "-")) {
+        corpus_add(c, path, 1);
+        return;
+    }
     if (stat(path, &info))
         user_error("%s cannot be found: %s; expected a text file or a folder of them", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) corpus_walk(c, path);
     else corpus_add(c, path, 1);
 }
 
-static inline FILE *document_open(const Document *d) {
+/* Opens a text file, which corpus_check reads once and the caller a second time. */
+static inline void text_open(InputStream *s, const InputFile *file) {
     struct stat info;
-    FILE *f = input_open(d->path, "a text file");
-    if (!f) user_error("%s cannot be opened: %s; expected a readable text file", d->path, strerror(errno));
-    if (fstat(fileno(f), &info) || !S_ISREG(info.st_mode))
-        user_error("%s is not a regular file, but it is read twice: write the text to a file first", d->path);
-    return f;
+    stream_open(s, file->path);
+    if (fstat(fileno(s->file), &info) || !S_ISREG(info.st_mode))
+        user_error("%s is not a regular file, but it is read twice: write the text to a file first, or pipe JSON lines "
+                   "to tokenize with - as the file's name",
+                   file->path);
 }
 
-/* Reads the next n bytes, which corpus_check has seen. */
-static inline void document_read(const Document *d, FILE *f, char *text, size_t n) {
-    size_t got = fread(text, 1, n, f);
+/* Reads the next n bytes of a text file, which corpus_check has seen. */
+static inline void text_read(InputStream *s, const InputFile *file, char *text, size_t n) {
+    size_t got = stream_read(s, text, n);
     if (got != n)
-        user_error("%s ended %zu bytes before its end at %" PRIu64 ": %s; it must not change while it is read", d->path,
-                   n - got, d->len, ferror(f) ? strerror(errno) : "it became shorter");
+        user_error("%s ended %zu bytes before its end at %" PRIu64 ": it became shorter; it must not change while it "
+                   "is read",
+                   file->path, n - got, file->len);
 }
 
-/* The document's length in bytes; 0 if it is to be skipped because it is not text. */
-static inline uint64_t document_length(const Document *d, char *buffer, size_t room) {
-    FILE *f = document_open(d);
+/* The text file's length in bytes; 0 if it is to be skipped because it is not text. */
+static inline uint64_t text_length(const InputFile *file, char *buffer, size_t room) {
+    InputStream s;
     uint64_t len = 0;
     size_t have = 0; // bytes in the buffer
+    text_open(&s, file);
     for (;;) {
-        size_t n = fread(buffer + have, 1, room - have, f);
+        size_t n = stream_read(&s, buffer + have, room - have);
         have += n;
         if (!have) break;
         size_t valid = utf8_valid_length(buffer, have);
         const char *zero = (const char *)memchr(buffer, 0, valid);
         if (zero || have - valid > 3 || !n) { // up to 3 bytes may be the beginning of a character that continues
-            if (d->named)
+            if (file->named)
                 user_error("%s is not text: %s at byte %" PRIu64
                            "; expected UTF-8 (iconv -f latin1 -t utf-8 converts older text)",
-                           d->path, zero ? "a zero byte" : "invalid UTF-8",
+                           file->path, zero ? "a zero byte" : "invalid UTF-8",
                            len + (zero ? (uint64_t)(zero - buffer) : valid));
-            fclose(f);
+            stream_close(&s);
             return 0;
         }
         len += valid;
         have -= valid;
         memmove(buffer, buffer + valid, have);
     }
-    if (ferror(f)) user_error("%s cannot be read: %s; expected a readable text file", d->path, strerror(errno));
-    fclose(f);
+    stream_close(&s);
     return len;
 }
 
-/* Keeps the documents that are text, and records their lengths. */
+/* Keeps the files that are text or JSON lines, and records the lengths of the text files. */
 static inline void corpus_check(Corpus *c) {
     enum { ROOM = 1 << 20 };
     char *buffer = (char *)checked_malloc(ROOM);
     size_t given = c->count;
     c->count = 0;
     for (size_t i = 0; i < given; i++) {
-        Document d = c->documents[i];
-        d.len = document_length(&d, buffer, ROOM);
-        c->len += d.len;
-        if (d.len) c->documents[c->count++] = d;
-        else free(d.path);
+        InputFile f = c->files[i];
+        struct stat info;
+        if (!f.is_json_lines) f.len = text_length(&f, buffer, ROOM);
+        if (strcmp(f.path, "-") && !stat(f.path, &info)) {
+            f.size = (uint64_t)info.st_size;
+            f.changed = (int64_t)info.st_mtime;
+        }
+        if (f.len || f.is_json_lines) {
+            c->files[c->count++] = f;
+            c->len += f.len;
+            c->size += f.size;
+        } else free(f.path);
     }
     free(buffer);
     c->skipped = given - c->count;
@@ -160,8 +179,10 @@ static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, co
 /* Output is written to PATH.partial, which is renamed to PATH when it is complete. If an error ends the program, the
  * incomplete files are removed. */
 static char *unfinished_outputs[4]; // their PATH.partial; NULL: an empty entry
+static int outputs_are_resumable;   // the next run continues the unfinished outputs: they stay
 static inline void outputs_discard(int code) {
     (void)code;
+    if (outputs_are_resumable) return;
     for (size_t i = 0; i < sizeof unfinished_outputs / sizeof unfinished_outputs[0]; i++)
         if (unfinished_outputs[i]) unlink(unfinished_outputs[i]);
 }
@@ -182,11 +203,13 @@ static inline FILE *create_file(const char *path, const char *mode) {
     return f;
 }
 
-static inline FILE *output_open(const char *path) {
+/* `resume`: continues PATH.partial, which must exist, instead of creating it. */
+static inline FILE *output_open(const char *path, int resume) {
     char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
     struct stat info;
     if (!stat(path, &info) && S_ISDIR(info.st_mode)) user_error("%s is a folder, expected the name of a file", path);
-    FILE *f = create_file(partial, "wbx");
+    FILE *f = resume ? fopen(partial, "r+b") : create_file(partial, "wbx");
+    if (!f) user_error("%s cannot be written: %s; expected the file of an interrupted run", partial, strerror(errno));
     while (*slot) slot++; // no tool writes four files
     *slot = partial;
     process_end.last_words = outputs_discard;
@@ -212,7 +235,7 @@ typedef struct {
 } Output;
 
 /* The ends of the names that an output is written under, one after the other. */
-static const char *const output_ends[] = {"", ".partial", ".mask.partial"};
+static const char *const output_ends[] = {"", ".partial", ".mask.partial", ".state", ".state.partial"};
 enum { OUTPUT_ENDS = sizeof output_ends / sizeof output_ends[0] };
 
 /* Whether both paths lead to the same existing file: by another spelling, a symbolic link or a hard link. */
@@ -263,7 +286,7 @@ static inline void refuse_same_outputs(const Output *a, const Output *b) {
  * that are not text, any. An output of an earlier run inside a folder may be replaced if it is not text. */
 static inline void refuse_replaced_documents(const Output *out, const Corpus *c, int only_named) {
     for (size_t i = 0; i < c->count; i++)
-        if (c->documents[i].named || !only_named) refuse_replaced_input(out, c->documents[i].path);
+        if (c->files[i].named || !only_named) refuse_replaced_input(out, c->files[i].path);
 }
 
 // ---------------------------------------------------------------------------
@@ -298,11 +321,13 @@ static inline void writer_header(const TokenWriter *w) {
     fwrite(&h, sizeof h, 1, w->file);
 }
 
+static inline uint32_t token_width(const Tokenizer *t) { return t->vocab_size <= 65536 ? 2 : 4; }
+
 static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer *t, int masked) {
     w->path = path;
     w->t = t;
-    w->width = t->vocab_size <= 65536 ? 2 : 4;
-    w->file = output_open(path);
+    w->width = token_width(t);
+    w->file = output_open(path, 0);
     if (masked) {
         char *name = path_with(path, ".mask.partial");
         w->mask = create_file(name, "w+bx");
@@ -310,6 +335,24 @@ static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer
         free(name);
     }
     writer_header(w); // reserves its place; writer_close writes it again with the count
+}
+
+/* Continues an unfinished file without a mask after its first `count` tokens; what follows them is removed. */
+static inline void writer_resume(TokenWriter *w, const char *path, const Tokenizer *t, uint64_t count) {
+    w->path = path;
+    w->t = t;
+    w->width = token_width(t);
+    w->count = count;
+    w->file = output_open(path, 1);
+    off_t end = (off_t)(sizeof(TokenHeader) + count * w->width);
+    if (ftruncate(fileno(w->file), end) || fseeko(w->file, end, SEEK_SET))
+        user_error("%s.partial cannot be continued: %s; remove it to start over", path, strerror(errno));
+}
+
+/* Waits until the tokens so far are on the disk. */
+static inline void writer_sync(TokenWriter *w) {
+    if (fflush(w->file) || fsync(fileno(w->file)))
+        user_error("%s.partial cannot be written to: %s; is the disk full?", w->path, strerror(errno));
 }
 
 /* Converts ids to the width that the file has, in place. */

@@ -12,20 +12,16 @@ int main(int argc, char **argv) {
     int32_t *ids = NULL;
     size_t capacity = 0;
     for (int i = 2; i < argc; i++) {
-        Document d = {argv[i], 1, 0};
-        FILE *f = document_open(&d);
-        struct stat info;
-        if (fstat(fileno(f), &info)) user_error("%s: cannot read its size: %s", d.path, strerror(errno));
-        char *text = (char *)checked_malloc((size_t)info.st_size);
-        document_read(&d, f, text, (size_t)info.st_size);
+        size_t length;
+        char *text = read_regular_file(argv[i], &length);
+        if (!text) user_error("%s cannot be read: %s; expected a readable text file", argv[i], strerror(errno));
         double started = seconds_now();
-        uint64_t count = tokenizer_encode(t, text, (size_t)info.st_size, &ids, &capacity, 0);
+        uint64_t count = tokenizer_encode(t, text, length, &ids, &capacity, 0);
         double seconds = seconds_now() - started;
         fwrite(&seconds, sizeof seconds, 1, stdout);
         fwrite(&count, sizeof count, 1, stdout);
         fwrite(ids, sizeof *ids, count, stdout);
         check_results();
-        fclose(f);
         free(text);
     }
     finish_results();

@@ -1,15 +1,19 @@
 /* tokenize.c: turns text into the token files that the program trains on and validates with.
- * Usage: tokenize --tokenizer F --out-train A.tok --out-val B.tok [--val-fraction 0.05] [--threads N] FILE|DIR...
+ * Usage: tokenize --tokenizer F --out-train A.tok --out-val B.tok [--val-fraction 0.05] [--threads N] [--field text]
+ *        FILE|DIR...
  *
- * A file is a document and is followed by <|end_of_text|>. Which text is for validation depends on the text only: whole
- * documents if there are many, otherwise paragraphs of about the same size, spread evenly over the corpus. Consecutive
- * paragraphs of a document that go to the same output form one section, which also ends with <|end_of_text|>.
- * Threads encode slices of sections and write them in order, so the output is the same for any number of threads and
- * any slice size, and the text may be larger than memory. With a tokenizer that is not of Llama 3's format, text cannot
- * be sliced, and each thread holds a whole section. Bytes without a token are skipped and counted.
+ * A text file is a document, and each line of a .jsonl file holds one; - reads JSON lines from standard input. Files may
+ * be compressed (.gz, .zst). Each document is followed by <|end_of_text|>. Which text is for validation depends on the
+ * text only: whole documents if there are many or if they are JSON lines, otherwise paragraphs of about the same size,
+ * spread evenly over the corpus. Consecutive paragraphs of a document that go to the same output form one section, which
+ * also ends with <|end_of_text|>. Threads encode slices of sections and write them in order, so the output is the same
+ * for any number of threads and any slice size. Text files may be larger than memory, JSON lines may not. With a
+ * tokenizer that is not of Llama 3's format, text cannot be sliced, and each thread holds a whole section. Bytes without
+ * a token are skipped and counted. An interrupted run is continued by the same command.
  */
 #include "corpus.h"
-#include <omp.h> // defines: omp_set_num_threads
+#include "json_lines.h" // defines: JsonLines, lines_open, lines_next_document
+#include <omp.h>        // defines: omp_set_num_threads
 #include <pthread.h>
 #include <sys/resource.h>
 
@@ -40,10 +44,11 @@ static size_t paragraph_end(const char *text, size_t len, size_t at, size_t size
 }
 
 /* The size of paragraphs in bytes; 0: the text is divided by whole documents, because validation gets enough of them
- * and none dominates it. */
+ * and none dominates it, or because the lengths of JSON lines are not known beforehand. */
 static size_t paragraph_size(const Corpus *corpus, double fraction) {
     double total = (double)corpus->len, largest = 0;
-    for (size_t d = 0; d < corpus->count; d++) largest = fmax(largest, (double)corpus->documents[d].len);
+    if (corpus->json_lines) return 0;
+    for (size_t d = 0; d < corpus->count; d++) largest = fmax(largest, (double)corpus->files[d].len);
     if ((double)corpus->count * fraction >= VAL_DOCUMENTS && largest <= 0.25 * fraction * total) return 0;
     return (size_t)fmin(PARAGRAPH_MAX, fmax(PARAGRAPH_MIN, total * fraction / VAL_PARAGRAPHS));
 }
@@ -51,22 +56,36 @@ static size_t paragraph_size(const Corpus *corpus, double fraction) {
 // ---------------------------------------------------------------------------
 // the corpus in slices
 
+/* A place between two documents, from which an interrupted run continues. */
+typedef struct {
+    uint64_t file;         // the file of the next document
+    uint64_t line, offset; // JSON lines: how many lines precede it, and the bytes up to their end; 0: it is the first
+    uint64_t documents;    // so far
+    ValidationSplit split;
+} Position;
+
 typedef struct {
     char *text;
     size_t len, room;
     int val;  // for validation
     int ends; // the last slice of its section
+    int ends_document;
+    Position after; // its document, valid if it ends one
 } Slice;
 
 typedef struct {
     Corpus corpus;
     ValidationSplit split;
-    size_t paragraph; // bytes; 0: whole documents
-    size_t slice;     // bytes
-    size_t document;  // the next document to open
-    FILE *file;       // the current document
-    uint64_t left;    // bytes of it that have not been read
-    char *text;       // (room) bytes read and not yet handed out
+    const char *field;         // of JSON lines
+    size_t paragraph;          // bytes; 0: whole documents
+    size_t slice;              // bytes
+    size_t next_file;          // the next file to open
+    InputStream stream;        // the current text file
+    JsonLines lines;           // the current file of JSON lines; at most one of the two is open
+    uint64_t size_before;      // bytes of the files before the current one
+    uint64_t documents, empty; // documents so far; JSON lines whose text is empty, which are skipped
+    uint64_t left;             // bytes of the current text file that have not been read
+    char *text;                // (room) bytes read and not yet handed out
     size_t have, room;
     size_t section;  // bytes at the start of `text` known to be in the current section
     size_t ahead;    // bytes after them that are in the next section; 0: its first paragraph has not been reached
@@ -83,7 +102,7 @@ static void reader_fill(Reader *r, size_t have) {
         r->text = (char *)grown(r->text, r->room);
     }
     if (have <= r->have) return;
-    document_read(&r->corpus.documents[r->document - 1], r->file, r->text + r->have, have - r->have);
+    text_read(&r->stream, &r->corpus.files[r->next_file - 1], r->text + r->have, have - r->have);
     r->left -= have - r->have;
     r->have = have;
 }
@@ -102,16 +121,67 @@ static void reader_paragraph(Reader *r) {
     r->section += len;
 }
 
-/* Opens the next document. Returns 0 when there is none. */
-static int reader_next_document(Reader *r) {
-    if (r->file) fclose(r->file);
-    r->file = NULL;
-    if (r->document == r->corpus.count) return 0;
-    const Document *d = &r->corpus.documents[r->document++];
-    r->file = document_open(d);
-    r->left = d->len;
-    if (!r->paragraph) r->val = is_validation(&r->split, d->len);
+/* Opens the next file. Returns 0 when there is none. */
+static int reader_next_file(Reader *r) {
+    stream_close(&r->stream);
+    if (r->next_file) r->size_before += r->corpus.files[r->next_file - 1].size;
+    if (r->next_file == r->corpus.count) return 0;
+    const InputFile *f = &r->corpus.files[r->next_file++];
+    if (f->is_json_lines) lines_open(&r->lines, f->path, r->field);
+    else text_open(&r->stream, f);
     return 1;
+}
+
+/* Reads the next document of JSON lines as a whole. Returns 0 when the file has no more. */
+static int reader_next_line(Reader *r) {
+    size_t len = 0;
+    while (!len) {
+        if (!lines_next_document(&r->lines, &r->text, &r->room, &len)) {
+            lines_close(&r->lines);
+            return 0;
+        }
+        r->empty += !len;
+    }
+    r->have = len;
+    return 1;
+}
+
+/* Begins the next document. Returns 0 when there is none. */
+static int reader_next_document(Reader *r) {
+    while (!r->lines.stream.file || !reader_next_line(r)) {
+        if (!reader_next_file(r)) return 0;
+        if (r->lines.stream.file) continue;
+        r->left = r->corpus.files[r->next_file - 1].len;
+        break;
+    }
+    if (!r->paragraph) r->val = is_validation(&r->split, r->have + r->left);
+    r->documents++;
+    return 1;
+}
+
+/* The place before the next document. */
+static Position reader_position(const Reader *r) {
+    Position p = {r->next_file, 0, 0, r->documents, r->split};
+    if (!r->lines.stream.file) return p;
+    p.file--;
+    p.line = r->lines.line;
+    p.offset = r->lines.offset;
+    return p;
+}
+
+static void reader_continue(Reader *r, const Position *p) {
+    for (; r->next_file < p->file; r->next_file++) r->size_before += r->corpus.files[r->next_file].size;
+    if (r->next_file) r->size_before -= r->corpus.files[r->next_file - 1].size; // reader_next_file adds it
+    r->split = p->split;
+    r->documents = p->documents;
+    if (!p->line) return;
+    reader_next_file(r);
+    lines_skip(&r->lines, p->line, p->offset);
+}
+
+/* Bytes of all files that have been read, as they are in the file system. */
+static uint64_t reader_consumed(const Reader *r) {
+    return r->size_before + r->stream.consumed + r->lines.stream.consumed;
 }
 
 /* The next slice of the corpus; returns 0 when there is none. A slice grows until there is a place to cut. */
@@ -134,6 +204,8 @@ static int reader_next(Reader *r, Slice *s) {
     r->have -= s->len;
     memmove(r->text, r->text + s->len, r->have);
     r->section -= s->len;
+    s->ends_document = !r->have && !r->left;
+    if (s->ends_document) s->after = reader_position(r);
     if (s->ends) {
         r->val = !r->val;
         r->section = r->ahead;
@@ -143,17 +215,181 @@ static int reader_next(Reader *r, Slice *s) {
 }
 
 // ---------------------------------------------------------------------------
+// the state of an unfinished run, from which the same command continues it
+
+typedef struct {
+    const char *tokenizer;
+    Output train, val;
+    double save_seconds; // between two saves of the state
+} Arguments;
+
+enum { SAVE_SECONDS = 30 };
+
+/* What has been written when the state is saved. */
+typedef struct {
+    Position after;
+    uint64_t train, val, train_bytes, val_bytes; // tokens of the outputs, bytes of their text
+    uint64_t skipped, empty;                     // bytes without a token; lines without text
+} Saved;
+
+typedef struct {
+    char *path;              // of --out-train, with .state
+    uint64_t identity;       // hash of the command and of the input files
+    double every, next_save; // seconds
+} State;
+
+static uint64_t hash_text(uint64_t h, const char *text) { return hash_bytes(h, text, strlen(text) + 1); }
+
+/* Everything that the outputs depend on. */
+static uint64_t state_identity(const Arguments *a, const Tokenizer *t, const Reader *r) {
+    uint64_t h = hash_bytes(HASH_START, t->fingerprint, sizeof t->fingerprint);
+    h = hash_text(hash_text(hash_text(h, r->field), a->train.path), a->val.path);
+    h = hash_bytes(h, &r->split.fraction, sizeof r->split.fraction);
+    for (size_t i = 0; i < r->corpus.count; i++) {
+        const InputFile *f = &r->corpus.files[i];
+        h = hash_text(h, f->path);
+        h = hash_bytes(h, &f->size, sizeof f->size);
+        h = hash_bytes(h, &f->changed, sizeof f->changed);
+    }
+    return h;
+}
+
+/* Reads PATH.state. Returns 0 if it is not there, or not whole. */
+static int state_read(const char *path, uint64_t *identity, Saved *saved) {
+    size_t length;
+    char *text = read_regular_file(path, &length);
+    Position *p = &saved->after;
+    double fraction = 0;
+    int read = text ? sscanf(text,
+                             "tokenize 1 %" SCNx64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %lg %" SCNu64
+                             " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " end",
+                             identity, &p->file, &p->line, &p->offset, &p->documents, &fraction, &p->split.seen,
+                             &p->split.chosen, &saved->train, &saved->val, &saved->train_bytes, &saved->val_bytes,
+                             &saved->skipped, &saved->empty)
+                    : 0;
+    free(text);
+    p->split.fraction = fraction;
+    return read == 14;
+}
+
+/* Whether PATH.partial is a file that has its first `count` tokens. */
+static int partial_has(const char *path, const Tokenizer *t, uint64_t count) {
+    char *partial = path_with(path, ".partial");
+    struct stat info;
+    int has = !lstat(partial, &info) && S_ISREG(info.st_mode) &&
+              (uint64_t)info.st_size >= sizeof(TokenHeader) + count * token_width(t);
+    free(partial);
+    return has;
+}
+
+/* Returns 1 if a run of this command was interrupted and can be continued, with what it had saved. */
+static int state_open(State *s, const Arguments *a, const Tokenizer *t, const Reader *r, Saved *saved) {
+    uint64_t identity = 0;
+    s->path = path_with(a->train.path, ".state");
+    s->identity = state_identity(a, t, r);
+    s->every = a->save_seconds;
+    s->next_save = seconds_now() + s->every;
+    int found = state_read(s->path, &identity, saved);
+    int fits = found && identity == s->identity && saved->after.file <= r->corpus.count &&
+               partial_has(a->train.path, t, saved->train) && partial_has(a->val.path, t, saved->val);
+    if (found && !fits)
+        printf("starting over: %s belongs to another command or to inputs that have changed\n", s->path);
+    if (!fits) unlink(s->path);
+    outputs_are_resumable = fits;
+    return fits;
+}
+
+/* Writes the state; the outputs that it describes are on the disk already. */
+static void state_save(State *s, const Saved *saved) {
+    char *partial = path_with(s->path, ".partial");
+    FILE *f = create_file(partial, "wbx");
+    const Position *p = &saved->after;
+    fprintf(f,
+            "tokenize 1 %016" PRIx64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %.17g %" PRIu64 " %" PRIu64
+            " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " end\n",
+            s->identity, p->file, p->line, p->offset, p->documents, p->split.fraction, p->split.seen, p->split.chosen,
+            saved->train, saved->val, saved->train_bytes, saved->val_bytes, saved->skipped, saved->empty);
+    int failed = fflush(f) || fsync(fileno(f));
+    if (fclose(f) || failed || rename(partial, s->path))
+        user_error("%s could not be written completely: %s; is the disk full?", s->path, strerror(errno));
+    free(partial);
+    outputs_are_resumable = 1;
+    s->next_save = seconds_now() + s->every;
+}
+
+static void state_close(State *s) {
+    unlink(s->path);
+    free(s->path);
+}
+
+// ---------------------------------------------------------------------------
+// progress on standard error: a line that is rewritten on a terminal, otherwise a line every 30 s
+
+typedef struct {
+    int is_terminal, is_shown;
+    double started, last;             // seconds
+    uint64_t bytes, tokens, consumed; // when the run started
+} Progress;
+
+static void progress_open(Progress *p, uint64_t bytes, uint64_t tokens, uint64_t consumed) {
+    p->is_terminal = isatty(STDERR_FILENO);
+    p->started = p->last = seconds_now();
+    p->bytes = bytes;
+    p->tokens = tokens;
+    p->consumed = consumed;
+}
+
+/* `bytes` of text and `tokens` so far; `consumed` bytes of `size` in all input files, 0 if that is not known. */
+static void progress_show(Progress *p, double now, uint64_t bytes, uint64_t tokens, uint64_t consumed, uint64_t size) {
+    if (now - p->last < (p->is_terminal ? 0.2 : 30)) return;
+    double seconds = now - p->started, left = 0;
+    p->last = now;
+    p->is_shown = 1;
+    fprintf(stderr, "%s", p->is_terminal ? "\r" : "");
+    if (size && consumed > p->consumed) {
+        double done = fmin(1, (double)consumed / (double)size);
+        left = seconds * ((double)size - (double)consumed) / (double)(consumed - p->consumed);
+        int filled = (int)(20 * done);
+        fprintf(stderr, "[%.*s%*s] %3.0f %% | ", filled, "####################", 20 - filled, "", 100 * done);
+    }
+    fprintf(stderr, "%.1f MB | %.1f MB/s | %.2f M tokens/s", (double)bytes / 1e6,
+            (double)(bytes - p->bytes) / 1e6 / seconds, (double)(tokens - p->tokens) / 1e6 / seconds);
+    if (left > 0) fprintf(stderr, " | %.0f:%02.0f left", floor(left / 60), floor(fmod(left, 60)));
+    fprintf(stderr, p->is_terminal ? "   " : "\n");
+}
+
+static void progress_close(const Progress *p) {
+    if (p->is_terminal && p->is_shown) fprintf(stderr, "\n");
+}
+
+// ---------------------------------------------------------------------------
 // threads
 
 typedef struct {
     const Tokenizer *t;
     Reader reader;
     TokenWriter train, val;
+    State state;
+    Progress progress;
     uint64_t taken, written; // slices
     uint64_t skipped;        // bytes without a token
     pthread_mutex_t lock;    // protects everything above except t
     pthread_cond_t turn;     // `written` has increased
 } Job;
+
+static uint64_t job_bytes(const Job *j) { return j->train.bytes + j->val.bytes; }
+
+/* After a slice has been written: shows the progress, and saves the state if it is time to. */
+static void job_report(Job *j, const Slice *s) {
+    double now = seconds_now();
+    progress_show(&j->progress, now, job_bytes(j), j->train.count + j->val.count, reader_consumed(&j->reader),
+                  j->reader.corpus.size);
+    if (!s->ends_document || now < j->state.next_save) return;
+    Saved saved = {s->after, j->train.count, j->val.count, j->train.bytes, j->val.bytes, j->skipped, j->reader.empty};
+    writer_sync(&j->train);
+    writer_sync(&j->val);
+    state_save(&j->state, &saved);
+}
 
 /* What each thread does: take a slice, encode it, wait until all slices before it are written, write it. */
 static void tokenize_slices(Job *j) {
@@ -178,6 +414,7 @@ static void tokenize_slices(Job *j) {
         w->bytes += s.len;
         j->skipped += skipped;
         j->written++;
+        job_report(j, &s);
         pthread_cond_broadcast(&j->turn);
         pthread_mutex_unlock(&j->lock);
     }
@@ -193,28 +430,27 @@ static long number_option(const char *name, const char *value, long least, long 
     return n;
 }
 
-typedef struct {
-    const char *tokenizer;
-    Output train, val;
-} Arguments;
-
 /* Parses the options into the result, the reader and OpenMP, and adds the documents to the reader's corpus. */
 static Arguments arguments_parse(Reader *r, int argc, char **argv) {
     static const char usage[] = "usage: tokenize --tokenizer FILE --out-train FILE --out-val FILE [--val-fraction "
-                                "0.05] [--threads N] TEXT|FOLDER...";
-    Arguments a = {NULL, {"--out-train", NULL}, {"--out-val", NULL}};
+                                "0.05] [--threads N] [--field text] TEXT|JSONL|FOLDER|-...";
+    Arguments a = {NULL, {"--out-train", NULL}, {"--out-val", NULL}, SAVE_SECONDS};
     const char *value;
     r->split.fraction = 0.05;
     r->slice = SLICE;
+    r->field = "text";
     for (int i = 1; i < argc; i++) {
         if (option_value(argc, argv, &i, "--tokenizer", &a.tokenizer)) continue;
         if (option_value(argc, argv, &i, "--out-train", &a.train.path)) continue;
         if (option_value(argc, argv, &i, "--out-val", &a.val.path)) continue;
+        if (option_value(argc, argv, &i, "--field", &r->field)) continue;
         if (option_value(argc, argv, &i, "--val-fraction", &value)) r->split.fraction = fraction_option(value);
         else if (option_value(argc, argv, &i, "--threads", &value))
             omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
         else if (option_value(argc, argv, &i, "--slice", &value))
             r->slice = (size_t)number_option("--slice", value, 1, 1 << 30); // for tests: about so many bytes
+        else if (option_value(argc, argv, &i, "--save-seconds", &value))
+            a.save_seconds = (double)number_option("--save-seconds", value, 0, 1 << 20); // for tests
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else corpus_add_path(&r->corpus, argv[i]);
     }
@@ -237,6 +473,31 @@ static void check_files(const Arguments *a, Corpus *corpus) {
     refuse_replaced_documents(&a->val, corpus, 0);
 }
 
+/* Opens the outputs: new ones, or those of an interrupted run of the same command, which it continues. */
+static void job_open_outputs(Job *j, const Arguments *a) {
+    Saved saved;
+    if (!state_open(&j->state, a, j->t, &j->reader, &saved)) {
+        writer_open(&j->train, a->train.path, j->t, 0);
+        writer_open(&j->val, a->val.path, j->t, 0);
+        return;
+    }
+    printf("continuing after %" PRIu64 " documents, which an interrupted run has tokenized\n", saved.after.documents);
+    writer_resume(&j->train, a->train.path, j->t, saved.train);
+    writer_resume(&j->val, a->val.path, j->t, saved.val);
+    j->train.bytes = saved.train_bytes;
+    j->val.bytes = saved.val_bytes;
+    j->skipped = saved.skipped;
+    j->reader.empty = saved.empty;
+    reader_continue(&j->reader, &saved.after);
+}
+
+static void print_skipped(const Job *j) {
+    const Reader *r = &j->reader;
+    if (j->skipped) printf("%" PRIu64 " bytes were skipped: this tokenizer has no token for them\n", j->skipped);
+    if (r->empty) printf("%" PRIu64 " lines were skipped: their text is empty\n", r->empty);
+    if (r->corpus.skipped) printf("%zu files were skipped: they are empty or not UTF-8 text\n", r->corpus.skipped);
+}
+
 int main(int argc, char **argv) {
     output_prepare();
     Job j = ZERO;
@@ -251,26 +512,28 @@ int main(int argc, char **argv) {
     j.t = t;
     pthread_mutex_init(&j.lock, NULL);
     pthread_cond_init(&j.turn, NULL);
-    writer_open(&j.train, a.train.path, t, 0);
-    writer_open(&j.val, a.val.path, t, 0);
+    job_open_outputs(&j, &a);
+    uint64_t bytes_before = job_bytes(&j);
+    progress_open(&j.progress, bytes_before, j.train.count + j.val.count, reader_consumed(r));
     int threads = 0;
 #pragma omp parallel reduction(+ : threads)
     {
         threads++;
         tokenize_slices(&j);
     }
-    if (j.skipped) printf("%" PRIu64 " bytes were skipped: this tokenizer has no token for them\n", j.skipped);
-    if (r->corpus.skipped) printf("%zu files were skipped: they are empty or not UTF-8 text\n", r->corpus.skipped);
+    progress_close(&j.progress);
+    print_skipped(&j);
     if (!j.val.count || !j.train.count)
         user_error("%.1f KB of text are too few to split into training and validation; give at least about %d KB",
-                   (double)r->corpus.len / 1e3, (int)(PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
+                   (double)job_bytes(&j) / 1e3, (int)(PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
     writer_close(&j.train);
     writer_close(&j.val);
+    state_close(&j.state);
+    double megabytes = (double)(job_bytes(&j) - bytes_before) / 1e6, seconds = seconds_now() - started;
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
-    printf("%.2f MB in %.2f s on %d threads: %.1f MB/s with at most %ld MB of memory\n", (double)r->corpus.len / 1e6,
-           seconds_now() - started, threads, (double)r->corpus.len / 1e6 / (seconds_now() - started),
-           use.ru_maxrss / 1000);
+    printf("%.2f MB in %.2f s on %d threads: %.1f MB/s with at most %ld MB of memory\n", megabytes, seconds, threads,
+           megabytes / seconds, use.ru_maxrss / 1000);
     if (r->cut) pcre2_code_free(r->cut);
     pcre2_match_data_free(r->match);
     tokenizer_close(t);

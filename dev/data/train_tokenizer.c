@@ -93,13 +93,14 @@ static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
     pcre2_code *split = split_open("", 0, llama3_split);
     uint64_t bytes = 0;
     for (size_t d = 0; d < corpus->count; d++) {
-        const Document *document = &corpus->documents[d];
-        size_t len = (size_t)(corpus->len <= MAX_TEXT ? document->len
-                                                      : document->len * ((double)MAX_TEXT / (double)corpus->len));
+        const InputFile *file = &corpus->files[d];
+        size_t len =
+            (size_t)(corpus->len <= MAX_TEXT ? file->len : file->len * ((double)MAX_TEXT / (double)corpus->len));
         char *text = (char *)checked_malloc(len);
-        FILE *f = document_open(document);
-        document_read(document, f, text, len);
-        fclose(f);
+        InputStream s;
+        text_open(&s, file);
+        text_read(&s, file, text, len);
+        stream_close(&s);
         len = utf8_valid_length(text, len); // the last character may be incomplete
         Splitter splitter = splitter_open(split, 1, len);
         for (size_t at = 0, end; at < len; at = end) {
@@ -269,7 +270,7 @@ static void learn(Trainer *b, int n_base) {
 }
 
 static void vocabulary_write(const Tokenizer *t, const char *path) {
-    FILE *f = output_open(path);
+    FILE *f = output_open(path, 0);
     for (int32_t id = 0; id < t->n_base; id++) token_line_write(f, t->bytes + t->start[id], token_length(t, id), id);
     output_close(f, path);
 }
@@ -299,6 +300,11 @@ int main(int argc, char **argv) {
                    output.path ? "no text file was given" : "--out is missing");
     double started = seconds_now();
     refuse_replaced_documents(&output, &corpus, 1);
+    for (size_t i = 0; i < corpus.count; i++)
+        if (corpus.files[i].is_json_lines)
+            user_error("%s is JSON lines, but a tokenizer is trained on text files: write the texts of some lines to a "
+                       "file (jq -r .text), or use an existing tokenizer",
+                       corpus.files[i].path);
     corpus_check(&corpus);
     refuse_replaced_documents(&output, &corpus, 0);
     uint64_t bytes = pieces_of(&b, &corpus);

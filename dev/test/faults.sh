@@ -633,7 +633,7 @@ more "the audit does not count the samples of sources" run/audit.h \
 
 more "the audit does not look for missing windows of a source" run/audit.h \
     's/^    for (int k = 0; k < a->num_sources; k++) audit_whole_epochs.*//' \
-    mixture "twice in an epoch"
+    mixture "after its epoch has ended"
 
 more "a step that repeats a window of a mixture is not known" dataloader.h \
     's|before / windows != (after - 1) / windows|before / windows + 1 < after / windows|' \

@@ -82,6 +82,182 @@ same "a line without blanks: the same for any threads and slices" piece
 tr -dc 'a-z' <text >letters # none
 same "a text without a place to cut: the same for any threads and slices" letters
 
+# ---------------------------------------------------------------- JSON lines and compressed files
+# json_lines FIELD FILE… : a line for each file
+json_lines() {
+    local field=$1
+    shift
+    awk -v field="$field" '
+        FNR == 1 { if (NR > 1) printf "\"}\n"; printf "{\"n\": %d, \"%s\": \"", ++files, field }
+        { gsub(/\\/, "\\\\"); gsub(/"/, "\\\""); gsub(/\t/, "\\t"); gsub(/\r/, "\\r"); printf "%s\\n", $0 }
+        END { printf "\"}\n" }' "$@"
+}
+# gives NAME ARGUMENT… : the tokens are those of whole.train and whole.val
+gives() {
+    local name=$1
+    shift
+    if tokens given "$@" <in && cmp whole.train given.train && cmp whole.val given.val; then
+        pass "$name" "$(tail -n 1 .out)"
+    else
+        fail "$name" "$(cat .err)"
+    fi
+}
+# packs NAME COMMAND… : compresses standard input
+has_zstd=
+if command -v zstd >/dev/null && ldd bin/tokenize 2>/dev/null | grep -q libzstd; then has_zstd=1; fi
+: >in
+json_lines text many/* >many.jsonl
+json_lines content many/* >content.jsonl
+tokens whole --threads 1 many
+gives "JSON lines have the tokens of a folder of the same texts" many.jsonl
+gives "JSON lines: one byte at a time on eight threads" --threads 8 --slice 1 many.jsonl
+gives "JSON lines with the text in another field" --field content content.jsonl
+cp many.jsonl in
+gives "JSON lines from standard input" -
+: >in
+{ sed 's/$/\r/' many.jsonl | sed 'a\' | sed '$d'; printf '{"text":""}\n\n  \r\n{"text": ""}'; } >odd.jsonl
+gives "JSON lines that end with CRLF, empty lines and texts, and a last line without an end" odd.jsonl
+if grep -q "^2 lines were skipped: their text is empty" .out; then pass "empty texts are counted" "$(head -n 1 .out)"
+else fail "empty texts are counted" "$(cat .out)"; fi
+head -n 100 many.jsonl | gzip >parts.jsonl.gz; tail -n +101 many.jsonl | gzip >>parts.jsonl.gz
+gives "JSON lines in two gzip members" parts.jsonl.gz
+head -n 7 many.jsonl >first.jsonl; tail -n +8 many.jsonl | head -n 50 | gzip >middle.jsonl.gz
+tail -n +58 many.jsonl >last.jsonl
+gives "several files of JSON lines, one of them compressed" first.jsonl middle.jsonl.gz last.jsonl
+awk '{ gsub(/[[:cntrl:]]/, ""); printf "%s ", $0 }' text >line
+{ cat line line line >long; json_lines text long; head -n 30 many.jsonl; } >large.jsonl
+mkdir large-folder; cp long large-folder/0; (cd many && find . -type f | sort | head -n 30 | xargs cp -t ../large-folder)
+# the texts end with a line end where the file has none
+printf '\n' >>large-folder/0
+tokens whole --val-fraction 0.4 large.jsonl
+size=$(wc -c <large-folder/0)
+gives "a document of $size bytes in a JSON line: the same for other threads and slices" --val-fraction 0.4 --threads 3 \
+    --slice 5000 large.jsonl
+tokens whole text
+gzip -k text
+gives "a compressed text" text.gz
+head -c 100000 text | gzip >members.gz; tail -c +100001 text | gzip -1 >>members.gz
+gives "a text in two gzip members, cut anywhere" members.gz
+head -c -20 text.gz >cut.gz
+bad "a truncated gzip file" "cut.gz is damaged after [0-9]+ decompressed bytes: the file ends too early" \
+    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val cut.gz
+{ cat text.gz; echo more; } >more.gz
+bad "a gzip file with something behind it" "more.gz is damaged after [0-9]+ decompressed bytes: incorrect header" \
+    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val more.gz
+cp text no.gz
+bad "a text that is named as if it were compressed" "no.gz is damaged after 0 decompressed bytes: incorrect header" \
+    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val no.gz
+if [ "$has_zstd" ]; then
+    zstd -q text -o text.zst
+    gives "a text compressed by zstd" text.zst
+    { head -c 100000 text | zstd -q; tail -c +100001 text | zstd -q; } >frames.zst
+    gives "a text in two zstd frames" frames.zst
+    head -c -20 text.zst >cut.zst
+    bad "a truncated zstd file" "cut.zst is damaged after [0-9]+ decompressed bytes: the file ends too early" \
+        bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val cut.zst
+    tokens whole many.jsonl
+    zstd -q many.jsonl -o many.jsonl.zst
+    gives "JSON lines compressed by zstd" many.jsonl.zst
+else
+    : >some.zst
+    bad "zstd without libzstd" "some.zst cannot be read: these tools were built without zstd; install libzstd-dev" \
+        bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val some.zst
+    rm some.zst
+fi
+
+# line NAME PATTERN LINE : as line 3 of a file it is refused
+line() {
+    { head -n 2 many.jsonl; printf "$3\n"; } >bad.jsonl
+    bad "a line of JSON with $1" "bad.jsonl, line 3: found $2" bin/tokenize --tokenizer tokenizer.model --out-train \
+        bad.train --out-val bad.val bad.jsonl
+}
+line "no text" 'no field "text", expected a JSON object with its text in "text" \(--field NAME' '{"content": "a"}'
+line "a number for a text" 'a field "text" that is no string' '{"text": 7}'
+line "no object" "JSON that is no object" '["text"]'
+line "an end that is missing" "no JSON from byte" '{"text": "a"'
+line "more behind it" "no JSON from byte" '{"text": "a"} {"text": "b"}'
+line "a zero byte" "a zero byte in the line" '{"text": "\\0"}'
+line "an escaped zero byte" '\\u0000 in a string' '{"text": "a\\\\u0000b"}'
+line "invalid UTF-8" "invalid UTF-8 at byte 10 of the line" '{"text": "\\377"}'
+line "half of a surrogate pair" "no JSON from byte" '{"text": "\\\\ud83d"}'
+gzip -kf bad.jsonl
+bad "a bad line in a compressed file" "bad.jsonl.gz, line 3: found no JSON" bin/tokenize --tokenizer tokenizer.model \
+    --out-train bad.train --out-val bad.val bad.jsonl.gz
+bad "a tokenizer from JSON lines" "many.jsonl is JSON lines, but a tokenizer is trained on text files" \
+    bin/train_tokenizer --out none.model many.jsonl
+
+# ---------------------------------------------------------------- interrupted runs
+# interrupt ARGUMENT… : a run that ends when its first output reaches a size, and leaves its state
+interrupt() {
+    (trap '' XFSZ; ulimit -f 200; exec bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val \
+        kept.val --save-seconds 0 "$@") >.out 2>.err && return 1
+    [ -f kept.train.state ] && [ -f kept.train.partial ] && [ ! -f kept.train ]
+}
+# continues NAME ARGUMENT… : the same command then gives the tokens of a run that was not interrupted
+continues() {
+    local name=$1 said
+    shift
+    tokens whole "$@" || { fail "$name" "$(cat .err)"; return; }
+    interrupt --threads 2 "$@" || { fail "$name" "it was not interrupted: $(cat .err)"; return; }
+    tokens kept --threads 3 "$@"
+    said=$(grep -E "^continuing after [1-9][0-9]* documents" .out)
+    if [ "$said" ] && cmp whole.train kept.train && cmp whole.val kept.val && [ ! -e kept.train.state ] &&
+        [ ! -e kept.train.partial ]; then
+        pass "$name" "$said"
+    else
+        fail "$name" "$(cat .out .err)"
+    fi
+    rm -f kept.*
+}
+continues "an interrupted run over JSON lines gives the same tokens" many.jsonl
+continues "an interrupted run over a compressed file gives the same tokens" parts.jsonl.gz
+continues "an interrupted run over several files gives the same tokens" first.jsonl middle.jsonl.gz last.jsonl
+continues "an interrupted run over texts gives the same tokens" many
+# killed while it waits for more
+(cat many.jsonl; sleep 60) | bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val \
+    --save-seconds 0 - >.out 2>.err &
+for ((i = 0; i < 200; i++)); do [ ! -f kept.train.state ] || break; sleep 0.05; done
+sleep 0.3
+kill -9 $!
+wait $! 2>/dev/null
+cp many.jsonl in
+tokens whole --threads 1 - <in
+if tokens kept - <in && grep -q "^continuing after" .out && cmp whole.train kept.train && cmp whole.val kept.val; then
+    pass "a killed run over standard input gives the same tokens" "$(grep continuing .out)"
+else
+    fail "a killed run over standard input gives the same tokens" "$(cat .out .err)"
+fi
+rm -f kept.*
+interrupt many.jsonl
+cp many.jsonl changed.jsonl; head -n 1 many.jsonl >>changed.jsonl
+tokens whole changed.jsonl
+if tokens kept changed.jsonl && grep -q "^starting over: kept.train.state belongs to another command" .out &&
+    cmp whole.train kept.train; then
+    pass "a run over other inputs does not continue an interrupted one" "$(head -n 1 .out)"
+else
+    fail "a run over other inputs does not continue an interrupted one" "$(cat .out .err)"
+fi
+rm -f kept.*
+interrupt many.jsonl
+echo 'tokenize 1 damaged' >kept.train.state
+tokens whole many.jsonl
+if tokens kept many.jsonl && cmp whole.train kept.train && ! grep -q continuing .out; then
+    pass "a damaged state is not continued" "$(head -n 1 .out)"
+else
+    fail "a damaged state is not continued" "$(cat .out .err)"
+fi
+rm -f kept.*
+if command -v script >/dev/null; then
+    cat many.jsonl many.jsonl many.jsonl many.jsonl >four.jsonl
+    cat four.jsonl four.jsonl four.jsonl four.jsonl >sixteen.jsonl
+    script -qec "bin/tokenize --tokenizer tokenizer.model --out-train shown.train --out-val shown.val --threads 1 \
+        sixteen.jsonl" /dev/null </dev/null >.out 2>.err
+    said=$(tr '\r' '\n' <.out | grep -aE '^\[#* *\] +[0-9]+ % \| [0-9.]+ MB \| [0-9.]+ MB/s \| [0-9.]+ M tokens/s' |
+        tail -n 1)
+    if [ "$said" ]; then pass "a terminal shows the progress" "$said"
+    else fail "a terminal shows the progress" "$(head -c 300 .out)"; fi
+fi
+
 # ---------------------------------------------------------------- a long run of blanks
 # blanks N : N blanks and a word.   ids FILE : its ids, each run of equal ones once
 blanks() { head -c "$1" /dev/zero | tr '\0' ' '; echo word; }
