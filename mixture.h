@@ -103,7 +103,7 @@ static void shares_of_weights(const DataList *list, int *units) {
     int left = SHARE_UNITS;
     for (int i = 0; i < list->count; i++) sum += list->entries[i].weight;
     for (int i = 0; i < list->count; i++) {
-        double exact = list->entries[i].weight / sum * SHARE_UNITS;
+        double exact = list->entries[i].weight / sum * (double)SHARE_UNITS;
         units[i] = (int)exact;
         remainders[i] = exact - units[i];
         left -= units[i];

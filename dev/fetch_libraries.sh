@@ -26,7 +26,7 @@ apt=(-qq -o "Dir::State::lists=$downloads/lists" -o "Dir::Cache=$downloads/cache
 apt-get "${apt[@]}" update ||
     die "apt-get could not fetch its lists of packages for $architecture; see above" \
         "(Ubuntu keeps packages for other processors on servers of their own)"
-packages=(libcjson-dev libcjson1 libpcre2-dev libpcre2-8-0 zlib1g-dev zlib1g)
+packages=(libcjson-dev libcjson1 libpcre2-dev libpcre2-8-0 zlib1g-dev zlib1g libzstd-dev libzstd1)
 if [ "$architecture" = "$(dpkg --print-architecture)" ]; then
     # The package of oneDNN's shared library has the version in its name.
     onednn=$(apt-cache "${apt[@]}" depends libdnnl-dev | sed -n 's/.*Depends: \(libdnnl[0-9].*\)/\1/p')

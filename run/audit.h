@@ -64,7 +64,7 @@ static int64_t audit_source_number(const Audit *a, const cJSON *row, const char 
         user_error("%s, line %" PRId64 ": \"%s\" of a source is missing or not a number from %g to %g: the file is "
                    "damaged",
                    a->path, a->line, key, low, high);
-    return llround(item->valuedouble * (strcmp(key, "share") ? 1 : SHARE_UNITS));
+    return llround(item->valuedouble * (strcmp(key, "share") ? 1 : (double)SHARE_UNITS));
 }
 
 /* The list of sources in the line that describes the data. */
@@ -117,7 +117,7 @@ static void audit_whole_epochs(Audit *a, AuditSource *source) {
 static void audit_share(const Audit *a, const AuditSource *source) {
     int64_t all = 0, given = source->before + source->consumed;
     for (int k = 0; k < a->num_sources; k++) all += a->sources[k].before + a->sources[k].consumed;
-    double expected = (double)source->units / SHARE_UNITS * (double)all;
+    double expected = (double)source->units / (double)SHARE_UNITS * (double)all;
     if (fabs((double)given - expected) >= 1 + 1e-9 * expected)
         user_error("%s: after step %" PRId64 ", %" PRId64 " of %" PRId64 " samples came from '%s', but its share is "
                    "%.1f: a rank read another source than the schedule says",
@@ -244,7 +244,7 @@ static void audit_print(Audit *a) {
         a->path, a->first_step, a->steps, a->samples, a->windows, a->whole_epochs, a->dropped, a->epoch, a->consumed);
     for (int k = 0; k < a->num_sources; k++)
         printf("%s{\"samples\":%" PRId64 ",\"share\":%.6f,\"whole_epochs\":%" PRId64 "}", k ? "," : ",\"sources\":[",
-               a->sources[k].consumed, (double)a->sources[k].units / SHARE_UNITS, a->sources[k].complete);
+               a->sources[k].consumed, (double)a->sources[k].units / (double)SHARE_UNITS, a->sources[k].complete);
     printf("%s}\n", a->num_sources ? "]" : "");
 }
 

@@ -15,6 +15,7 @@ typedef struct {
     const char *field; // that holds the text
     uint64_t line;     // number of the last line, from 1
     uint64_t offset;   // bytes of the stream up to the end of that line
+    uint32_t sum;      // CRC-32 of these bytes
     char *buffer;      // (room) bytes read and not yet handed out begin at `at` and end at `end`
     size_t at, end, room;
 } JsonLines;
@@ -31,11 +32,22 @@ static inline void lines_close(JsonLines *l) {
     l->buffer = NULL;
 }
 
-/* Continues after line number `line`, which ends at byte `offset` of the stream. */
-static inline void lines_skip(JsonLines *l, uint64_t line, uint64_t offset) {
-    stream_skip(&l->stream, offset);
+/* Continues after line number `line`, which ends at byte `offset` of the stream. The bytes up to there must have the
+ * checksum `sum`: standard input could be another one than that of the interrupted run. */
+static inline void lines_skip(JsonLines *l, uint64_t line, uint64_t offset, uint32_t sum) {
+    char *buffer = (char *)checked_malloc(STREAM_BLOCK);
+    size_t got = 1;
     l->line = line;
-    l->offset = offset;
+    for (; got && l->offset < offset; l->offset += got) {
+        uint64_t left = offset - l->offset;
+        got = stream_read(&l->stream, buffer, left < STREAM_BLOCK ? (size_t)left : STREAM_BLOCK);
+        l->sum = (uint32_t)crc32(l->sum, (const Bytef *)buffer, (uInt)got);
+    }
+    if (l->offset < offset || l->sum != sum)
+        user_error("the first %" PRIu64 " bytes of %s are not those that the interrupted run has read: give the same "
+                   "input again, or remove the .state file next to the output to start over",
+                   offset, input_name(&l->stream));
+    free(buffer);
 }
 
 /* Returns the next line (*length bytes, then a zero byte), which stays valid until the next call; NULL: there is none.
@@ -67,6 +79,11 @@ static inline char *lines_next(JsonLines *l, size_t *length) {
     }
     char *text = l->buffer + l->at;
     int has_end = l->at + *length < l->end;
+    for (size_t done = 0, n; done < *length + (size_t)has_end; done += n) { // zlib counts in 32 bits
+        n = *length + (size_t)has_end - done;
+        if (n > STREAM_BLOCK) n = STREAM_BLOCK;
+        l->sum = (uint32_t)crc32(l->sum, (const Bytef *)text + done, (uInt)n);
+    }
     text[*length] = 0;
     l->at += *length + (size_t)has_end;
     l->offset += *length + (size_t)has_end;
@@ -84,7 +101,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void line_refuse(c
     va_end(args);
     user_error("%s, line %" PRIu64 ": found %s, expected a JSON object with its text in \"%s\" (--field NAME names "
                "another field): correct or remove the line",
-               strcmp(l->stream.path, "-") ? l->stream.path : "standard input", l->line, text, l->field);
+               input_name(&l->stream), l->line, text, l->field);
 }
 
 /* The text of the current line as a cJSON string. */

@@ -48,6 +48,9 @@ static inline int named_with(const char *path, const char *end) {
     return ends_with(path, whole);
 }
 
+/* The stream's name in messages. */
+static inline const char *input_name(const InputStream *s) { return strcmp(s->path, "-") ? s->path : "standard input"; }
+
 static inline void stream_open(InputStream *s, const char *path) {
     memset(s, 0, sizeof *s);
     s->path = path;
@@ -155,19 +158,6 @@ static inline size_t stream_read(InputStream *s, char *to, size_t n) {
     if (got < n && ferror(s->file))
         user_error("%s cannot be read: %s; expected a readable text file", s->path, strerror(errno));
     return got;
-}
-
-/* Skips the first `n` bytes of the stream, which an earlier run has read. */
-static inline void stream_skip(InputStream *s, uint64_t n) {
-    char *buffer = (char *)checked_malloc(STREAM_BLOCK);
-    while (s->at < n) {
-        uint64_t left = n - s->at;
-        if (!stream_read(s, buffer, left < STREAM_BLOCK ? (size_t)left : STREAM_BLOCK))
-            user_error("%s ends after %" PRIu64 " bytes, but the interrupted run had read %" PRIu64
-                       ": give the same input again, or remove the .state file next to the output to start over",
-                       s->path, s->at, n);
-    }
-    free(buffer);
 }
 
 #endif

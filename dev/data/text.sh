@@ -2,8 +2,9 @@
 # text.sh OUTDIR FILE|DIR...: turns text into OUTDIR/train.tok, OUTDIR/val.tok and OUTDIR/tokenizer.model.
 # It trains a tokenizer of 4,096 tokens on the text, unless one is given: TOKENIZER=path/to/tokenizer.model text.sh ...
 # A given tokenizer.json becomes OUTDIR/tokenizer.json.
-# VOCAB_SIZE and VAL_FRACTION (0.05) may be set. It does nothing if the outputs are newer than everything they depend
-# on.
+# The files may be text, or with TOKENIZER JSON lines (.jsonl), each plain or compressed (.gz, .zst).
+# VOCAB_SIZE, VAL_FRACTION (0.05) and FIELD, of JSON lines (text), may be set. It does nothing if the outputs are newer
+# than everything they depend on.
 set -euo pipefail
 die() { echo "error: $*" >&2; exit 1; }
 
@@ -30,6 +31,7 @@ record=$out/.made-from
 {
     printf 'tokenizer %s\nvocabulary %s\n' "${TOKENIZER:-trained}" "${VOCAB_SIZE:-4096}"
     printf 'validation %s\n' "${VAL_FRACTION:-0.05}"
+    [ -z "${FIELD:-}" ] || printf 'field %s\n' "$FIELD"
     printf '%s\n' "$@"
 } >"$made"
 tokenizer=$out/tokenizer.model
@@ -55,5 +57,5 @@ else
     "$tools/train_tokenizer" --vocab-size "${VOCAB_SIZE:-4096}" --out "$tokenizer" "$@"
 fi
 "$tools/tokenize" --tokenizer "$tokenizer" --out-train "$out/train.tok" --out-val "$out/val.tok" \
-    --val-fraction "${VAL_FRACTION:-0.05}" "$@"
+    --val-fraction "${VAL_FRACTION:-0.05}" --field "${FIELD:-text}" "$@"
 cat "$made" >"$record"

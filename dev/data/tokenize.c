@@ -60,6 +60,7 @@ static size_t paragraph_size(const Corpus *corpus, double fraction) {
 typedef struct {
     uint64_t file;         // the file of the next document
     uint64_t line, offset; // JSON lines: how many lines precede it, and the bytes up to their end; 0: it is the first
+    uint32_t sum;          // CRC-32 of these bytes
     uint64_t documents;    // so far
     ValidationSplit split;
 } Position;
@@ -161,11 +162,12 @@ static int reader_next_document(Reader *r) {
 
 /* The place before the next document. */
 static Position reader_position(const Reader *r) {
-    Position p = {r->next_file, 0, 0, r->documents, r->split};
+    Position p = {r->next_file, 0, 0, 0, r->documents, r->split};
     if (!r->lines.stream.file) return p;
     p.file--;
     p.line = r->lines.line;
     p.offset = r->lines.offset;
+    p.sum = r->lines.sum;
     return p;
 }
 
@@ -176,7 +178,7 @@ static void reader_continue(Reader *r, const Position *p) {
     r->documents = p->documents;
     if (!p->line) return;
     reader_next_file(r);
-    lines_skip(&r->lines, p->line, p->offset);
+    lines_skip(&r->lines, p->line, p->offset, p->sum);
 }
 
 /* Bytes of all files that have been read, as they are in the file system. */
@@ -254,22 +256,24 @@ static uint64_t state_identity(const Arguments *a, const Tokenizer *t, const Rea
     return h;
 }
 
+/* The contents of PATH.state, of which this program is the only reader. */
+typedef struct {
+    char magic[8];
+    uint64_t identity;
+    Saved saved;
+    uint64_t hash; // of everything before it
+} StateFile;
+#define STATE_MAGIC "LLM3STA1"
+
 /* Reads PATH.state. Returns 0 if it is not there, or not whole. */
-static int state_read(const char *path, uint64_t *identity, Saved *saved) {
+static int state_read(const char *path, StateFile *state) {
     size_t length;
-    char *text = read_regular_file(path, &length);
-    Position *p = &saved->after;
-    double fraction = 0;
-    int read = text ? sscanf(text,
-                             "tokenize 1 %" SCNx64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %lg %" SCNu64
-                             " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " end",
-                             identity, &p->file, &p->line, &p->offset, &p->documents, &fraction, &p->split.seen,
-                             &p->split.chosen, &saved->train, &saved->val, &saved->train_bytes, &saved->val_bytes,
-                             &saved->skipped, &saved->empty)
-                    : 0;
-    free(text);
-    p->split.fraction = fraction;
-    return read == 14;
+    char *bytes = read_regular_file(path, &length);
+    int is_whole = bytes && length == sizeof *state;
+    if (is_whole) memcpy(state, bytes, sizeof *state);
+    free(bytes);
+    return is_whole && !memcmp(state->magic, STATE_MAGIC, sizeof state->magic) &&
+           state->hash == hash_bytes(HASH_START, state, offsetof(StateFile, hash));
 }
 
 /* Whether PATH.partial is a file that has its first `count` tokens. */
@@ -284,16 +288,18 @@ static int partial_has(const char *path, const Tokenizer *t, uint64_t count) {
 
 /* Returns 1 if a run of this command was interrupted and can be continued, with what it had saved. */
 static int state_open(State *s, const Arguments *a, const Tokenizer *t, const Reader *r, Saved *saved) {
-    uint64_t identity = 0;
+    StateFile state;
     s->path = path_with(a->train.path, ".state");
     s->identity = state_identity(a, t, r);
     s->every = a->save_seconds;
     s->next_save = seconds_now() + s->every;
-    int found = state_read(s->path, &identity, saved);
-    int fits = found && identity == s->identity && saved->after.file <= r->corpus.count &&
-               partial_has(a->train.path, t, saved->train) && partial_has(a->val.path, t, saved->val);
+    int found = !access(s->path, F_OK);
+    int fits = state_read(s->path, &state) && state.identity == s->identity &&
+               partial_has(a->train.path, t, state.saved.train) && partial_has(a->val.path, t, state.saved.val);
+    if (fits) *saved = state.saved;
     if (found && !fits)
-        printf("starting over: %s belongs to another command or to inputs that have changed\n", s->path);
+        printf("starting over: %s belongs to another command, or to inputs that have changed, or is damaged\n",
+               s->path);
     if (!fits) unlink(s->path);
     outputs_are_resumable = fits;
     return fits;
@@ -303,12 +309,13 @@ static int state_open(State *s, const Arguments *a, const Tokenizer *t, const Re
 static void state_save(State *s, const Saved *saved) {
     char *partial = path_with(s->path, ".partial");
     FILE *f = create_file(partial, "wbx");
-    const Position *p = &saved->after;
-    fprintf(f,
-            "tokenize 1 %016" PRIx64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %.17g %" PRIu64 " %" PRIu64
-            " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " end\n",
-            s->identity, p->file, p->line, p->offset, p->documents, p->split.fraction, p->split.seen, p->split.chosen,
-            saved->train, saved->val, saved->train_bytes, saved->val_bytes, saved->skipped, saved->empty);
+    StateFile state;
+    memset(&state, 0, sizeof state); // also the padding, which is part of the hash
+    memcpy(state.magic, STATE_MAGIC, sizeof state.magic);
+    state.identity = s->identity;
+    memcpy(&state.saved, saved, sizeof state.saved);
+    state.hash = hash_bytes(HASH_START, &state, offsetof(StateFile, hash));
+    fwrite(&state, sizeof state, 1, f);
     int failed = fflush(f) || fsync(fileno(f));
     if (fclose(f) || failed || rename(partial, s->path))
         user_error("%s could not be written completely: %s; is the disk full?", s->path, strerror(errno));

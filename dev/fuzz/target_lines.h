@@ -258,8 +258,8 @@ static int check_shares(const DataList *list) {
     for (int i = 0; i < list->count; i++) {
         sum += units[i];
         while (units[i] % step || SHARE_UNITS % step) step--; // the largest divisor of all units
-        EXPECT(fabs(units[i] - list->entries[i].weight / weights * SHARE_UNITS) < 1 + 1e-6, "entry %d has %d units", i,
-               units[i]);
+        EXPECT(fabs(units[i] - list->entries[i].weight / weights * (double)SHARE_UNITS) < 1 + 1e-6,
+               "entry %d has %d units", i, units[i]);
     }
     EXPECT(sum == SHARE_UNITS, "the shares sum to %d", sum);
     return SHARE_UNITS / step;

@@ -102,9 +102,8 @@ gives() {
         fail "$name" "$(cat .err)"
     fi
 }
-# packs NAME COMMAND… : compresses standard input
 has_zstd=
-if command -v zstd >/dev/null && ldd bin/tokenize 2>/dev/null | grep -q libzstd; then has_zstd=1; fi
+if command -v zstd >/dev/null && zstd -q text -o text.zst && tokens zstd text.zst; then has_zstd=1; fi
 : >in
 json_lines text many/* >many.jsonl
 json_lines content many/* >content.jsonl
@@ -115,7 +114,7 @@ gives "JSON lines with the text in another field" --field content content.jsonl
 cp many.jsonl in
 gives "JSON lines from standard input" -
 : >in
-{ sed 's/$/\r/' many.jsonl | sed 'a\' | sed '$d'; printf '{"text":""}\n\n  \r\n{"text": ""}'; } >odd.jsonl
+{ awk '{ printf "%s\r\n\n", $0 }' many.jsonl; printf '{"text":""}\n\n  \r\n{"text": ""}'; } >odd.jsonl
 gives "JSON lines that end with CRLF, empty lines and texts, and a last line without an end" odd.jsonl
 if grep -q "^2 lines were skipped: their text is empty" .out; then pass "empty texts are counted" "$(head -n 1 .out)"
 else fail "empty texts are counted" "$(cat .out)"; fi
@@ -126,11 +125,8 @@ tail -n +58 many.jsonl >last.jsonl
 gives "several files of JSON lines, one of them compressed" first.jsonl middle.jsonl.gz last.jsonl
 awk '{ gsub(/[[:cntrl:]]/, ""); printf "%s ", $0 }' text >line
 { cat line line line >long; json_lines text long; head -n 30 many.jsonl; } >large.jsonl
-mkdir large-folder; cp long large-folder/0; (cd many && find . -type f | sort | head -n 30 | xargs cp -t ../large-folder)
-# the texts end with a line end where the file has none
-printf '\n' >>large-folder/0
 tokens whole --val-fraction 0.4 large.jsonl
-size=$(wc -c <large-folder/0)
+size=$(wc -c <long)
 gives "a document of $size bytes in a JSON line: the same for other threads and slices" --val-fraction 0.4 --threads 3 \
     --slice 5000 large.jsonl
 tokens whole text
@@ -148,7 +144,6 @@ cp text no.gz
 bad "a text that is named as if it were compressed" "no.gz is damaged after 0 decompressed bytes: incorrect header" \
     bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val no.gz
 if [ "$has_zstd" ]; then
-    zstd -q text -o text.zst
     gives "a text compressed by zstd" text.zst
     { head -c 100000 text | zstd -q; tail -c +100001 text | zstd -q; } >frames.zst
     gives "a text in two zstd frames" frames.zst
@@ -176,15 +171,54 @@ line "a number for a text" 'a field "text" that is no string' '{"text": 7}'
 line "no object" "JSON that is no object" '["text"]'
 line "an end that is missing" "no JSON from byte" '{"text": "a"'
 line "more behind it" "no JSON from byte" '{"text": "a"} {"text": "b"}'
-line "a zero byte" "a zero byte in the line" '{"text": "\\0"}'
-line "an escaped zero byte" '\\u0000 in a string' '{"text": "a\\\\u0000b"}'
-line "invalid UTF-8" "invalid UTF-8 at byte 10 of the line" '{"text": "\\377"}'
-line "half of a surrogate pair" "no JSON from byte" '{"text": "\\\\ud83d"}'
+line "a zero byte" "a zero byte in the line" '{"text": "\0"}'
+line "an escaped zero byte" '\\u0000 in a string' '{"text": "a\\u0000b"}'
+line "invalid UTF-8" "invalid UTF-8 at byte 10 of the line" '{"text": "\377"}'
+line "half of a surrogate pair" "no JSON from byte" '{"text": "\\ud83d"}'
 gzip -kf bad.jsonl
 bad "a bad line in a compressed file" "bad.jsonl.gz, line 3: found no JSON" bin/tokenize --tokenizer tokenizer.model \
     --out-train bad.train --out-val bad.val bad.jsonl.gz
 bad "a tokenizer from JSON lines" "many.jsonl is JSON lines, but a tokenizer is trained on text files" \
     bin/train_tokenizer --out none.model many.jsonl
+
+# ---------------------------------------------------------------- Parquet
+python=${PYTHON:-python3}
+if "$python" -c 'import pyarrow' 2>/dev/null; then
+    mkdir parquet
+    "$python" - <<'END'
+import json
+import pyarrow
+import pyarrow.parquet
+
+texts = [json.loads(line)["text"] for line in open("many.jsonl", encoding="utf-8", newline="\n")]
+for name, part in (("1", texts[:300]), ("2", [None, *texts[300:], ""])):
+    table = pyarrow.table({"id": list(range(len(part))), "text": pyarrow.array(part, pyarrow.string())})
+    pyarrow.parquet.write_table(table, f"parquet/{name}.parquet", row_group_size=100)
+END
+    parquet=("$python" "$top/dev/data/parquet.py")
+    into=(-- bin/tokenize --tokenizer tokenizer.model --out-train given.train --out-val given.val -)
+    tokens whole many.jsonl
+    rm -f given.*
+    if "${parquet[@]}" parquet "${into[@]}" >.out 2>.err && cmp whole.train given.train && cmp whole.val given.val &&
+        grep -q "2 of them skipped because they have no text" .err; then
+        pass "Parquet files have the tokens of JSON lines" "$(cat .err)"
+    else
+        fail "Parquet files have the tokens of JSON lines" "$(cat .err)"
+    fi
+    rm -f given.*
+    head -c -100 parquet/2.parquet >parquet/3.parquet
+    bad "a truncated Parquet file" "parquet/3.parquet cannot be read: .*; expected a Parquet file" "${parquet[@]}" \
+        parquet "${into[@]}"
+    if [ ! -e given.train ]; then pass "tokens of a part of the Parquet files are not taken for all" "no given.train"
+    else fail "tokens of a part of the Parquet files are not taken for all" "given.train was written"; fi
+    rm parquet/3.parquet
+    bad "a column that a Parquet file does not have" "1.parquet has no column 'content', only id, text" \
+        "${parquet[@]}" --field content parquet
+    bad "a column that is no text" "column 'id' is of type int64, expected text" "${parquet[@]}" --field id parquet
+    bad "a folder without Parquet files" "many holds no \*.parquet file" "${parquet[@]}" many
+else
+    echo "left out: Parquet files, without pyarrow"
+fi
 
 # ---------------------------------------------------------------- interrupted runs
 # interrupt ARGUMENT… : a run that ends when its first output reaches a size, and leaves its state
@@ -214,18 +248,33 @@ continues "an interrupted run over a compressed file gives the same tokens" part
 continues "an interrupted run over several files gives the same tokens" first.jsonl middle.jsonl.gz last.jsonl
 continues "an interrupted run over texts gives the same tokens" many
 # killed while it waits for more
-(cat many.jsonl; sleep 60) | bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val \
-    --save-seconds 0 - >.out 2>.err &
+mkfifo feed
+(cat many.jsonl; exec sleep 60) >feed &
+feeder=$!
+bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val --save-seconds 0 - <feed >.out \
+    2>.err &
 for ((i = 0; i < 200; i++)); do [ ! -f kept.train.state ] || break; sleep 0.05; done
 sleep 0.3
-kill -9 $!
-wait $! 2>/dev/null
+kill -9 $! $feeder
+wait $! $feeder 2>/dev/null
+rm feed
 cp many.jsonl in
 tokens whole --threads 1 - <in
 if tokens kept - <in && grep -q "^continuing after" .out && cmp whole.train kept.train && cmp whole.val kept.val; then
     pass "a killed run over standard input gives the same tokens" "$(grep continuing .out)"
 else
     fail "a killed run over standard input gives the same tokens" "$(cat .out .err)"
+fi
+rm -f kept.*
+interrupt - <in
+sed 's/"n": 7,/"n": 8,/' many.jsonl >other
+bad "another standard input than that of the interrupted run" \
+    "the first [0-9]+ bytes of standard input are not those that the interrupted run has read: give the same input" \
+    bash -c "bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val - <other"
+if tokens kept - <in && cmp whole.train kept.train; then
+    pass "after another standard input, the right one still continues the run" "$(grep continuing .out)"
+else
+    fail "after another standard input, the right one still continues the run" "$(cat .err)"
 fi
 rm -f kept.*
 interrupt many.jsonl
@@ -239,7 +288,7 @@ else
 fi
 rm -f kept.*
 interrupt many.jsonl
-echo 'tokenize 1 damaged' >kept.train.state
+printf '\377' | dd of=kept.train.state bs=1 seek=20 conv=notrunc status=none
 tokens whole many.jsonl
 if tokens kept many.jsonl && cmp whole.train kept.train && ! grep -q continuing .out; then
     pass "a damaged state is not continued" "$(head -n 1 .out)"
