@@ -3,7 +3,7 @@
  * Every epoch shuffles the windows of the data with a permutation that is computed on the fly, so the samples of any
  * step can be found without a table. Each step takes the epoch's next GB samples (GB: the global batch), so layouts of
  * equal GB train on the same samples. A mixture has no epoch as a whole, but each of its sources has.
- * A caller may rely on this: neither a step's content nor the error about a bad sample depends on the number of workers.
+ * A caller may rely on this: neither a step nor the error about a bad sample depends on the number of workers.
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H

@@ -1,7 +1,7 @@
 /* token_files.h: the files that --data, --val and --eval name, as one data set of samples, and how a sample is read.
  *
  * A sample is a window of T + 1 consecutive tokens: T inputs and, one position later, T targets.
- * A caller may rely on this: every token is below the vocabulary size, and a data set never changes after it was opened.
+ * A caller may rely on this: every token is below the vocabulary size, and a data set never changes once it is open.
  */
 #ifndef TOKEN_FILES_H
 #define TOKEN_FILES_H

@@ -2,8 +2,8 @@
  *
  * The run writes a line that describes its data (how many windows, and what happens to the tail of an epoch), then one
  * line per step with the windows that the step consumed. Lines continue across resumes and changes of the number of
- * ranks. `audit` reads them and prints one line of JSON; a window consumed twice or never is an error. In a mixture this
- * holds for the epochs of each source, and after each step every source must have given its share of the samples.
+ * ranks. `audit` reads them and prints one line of JSON; a window consumed twice or never is an error. In a mixture
+ * this holds for the epochs of each source, and after each step every source must have given its share of the samples.
  */
 #ifndef AUDIT_H
 #define AUDIT_H

@@ -1,7 +1,7 @@
 /* json_lines.h: the documents of a file of JSON lines: a text in one field of the object on each line.
  *
- * A caller may rely on this: a document is valid UTF-8 without zero bytes. A line that has no such text ends the program
- * with an error that names the file and the line. Empty lines are skipped.
+ * A caller may rely on this: a document is valid UTF-8 without zero bytes. A line that has no such text ends the
+ * program with an error that names the file and the line. Empty lines are skipped.
  */
 #ifndef JSON_LINES_H
 #define JSON_LINES_H
@@ -39,8 +39,7 @@ static inline void lines_skip(JsonLines *l, uint64_t line, uint64_t offset, uint
     size_t got = 1;
     l->line = line;
     for (; got && l->offset < offset; l->offset += got) {
-        uint64_t left = offset - l->offset;
-        got = stream_read(&l->stream, buffer, left < STREAM_BLOCK ? (size_t)left : STREAM_BLOCK);
+        got = stream_read(&l->stream, buffer, (size_t)min_i64((int64_t)(offset - l->offset), STREAM_BLOCK));
         l->sum = (uint32_t)crc32(l->sum, (const Bytef *)buffer, (uInt)got);
     }
     if (l->offset < offset || l->sum != sum)
@@ -79,14 +78,13 @@ static inline char *lines_next(JsonLines *l, size_t *length) {
     }
     char *text = l->buffer + l->at;
     int has_end = l->at + *length < l->end;
-    for (size_t done = 0, n; done < *length + (size_t)has_end; done += n) { // zlib counts in 32 bits
-        n = *length + (size_t)has_end - done;
-        if (n > STREAM_BLOCK) n = STREAM_BLOCK;
-        l->sum = (uint32_t)crc32(l->sum, (const Bytef *)text + done, (uInt)n);
-    }
+    size_t whole = *length + (size_t)has_end;
+    for (size_t done = 0; done < whole; done += STREAM_BLOCK) // zlib counts in 32 bits
+        l->sum =
+            (uint32_t)crc32(l->sum, (const Bytef *)text + done, (uInt)min_i64((int64_t)(whole - done), STREAM_BLOCK));
     text[*length] = 0;
-    l->at += *length + (size_t)has_end;
-    l->offset += *length + (size_t)has_end;
+    l->at += whole;
+    l->offset += whole;
     l->line++;
     return text;
 }

@@ -94,7 +94,7 @@ static inline size_t stream_inflate(InputStream *s, char *to, size_t n) {
     s->gzip.next_in = (Bytef *)s->block + s->block_at;
     s->gzip.avail_in = (uInt)(s->block_end - s->block_at);
     s->gzip.next_out = (Bytef *)to;
-    s->gzip.avail_out = (uInt)(n < STREAM_BLOCK ? n : STREAM_BLOCK);
+    s->gzip.avail_out = (uInt)min_i64((int64_t)n, STREAM_BLOCK);
     size_t room = s->gzip.avail_out;
     int code = inflate(&s->gzip, Z_NO_FLUSH);
     if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR) // Z_BUF_ERROR: there was nothing to do

@@ -1,5 +1,6 @@
 /* target_lines.h: files of JSON lines: samples.jsonl, which --audit reads, the conversations of dev/data/chat.c, and
- * the requests of --score and --choices; and the list of files and weights of --data. Input of `audit`: f FILE, or j LIST, whose items are written on a line each.
+ * the requests of --score and --choices; and the list of files and weights of --data.
+ * Input of `audit`: f FILE, or j LIST, whose items are written on a line each.
  * Input of `chat`: c (ChatML) or l (Llama 3), then the file. Input of `requests`: s (--score) or c (--choices), then
  * the file. Input of `mixture`: the list, where @ stands for the directory of the token files.
  */

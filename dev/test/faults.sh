@@ -600,7 +600,7 @@ more "the schedule of a mixture ignores releases" mixture.h \
     mixture "each within one of its share"
 
 more "the schedule of a mixture is off by one after its first period" mixture.h \
-    's/n \/ m->period \* m->quota\[source\] + m->before\[at\]/(n + 1) \/ m->period * m->quota[source] + m->before[at]/' \
+    's|source, n / m->period \* m->quota\[source\]|source, (n + 1) / m->period * m->quota[source]|' \
     mixture "each within one of its share"
 
 more "every epoch of a source has the same order" dataloader.h \
@@ -612,11 +612,11 @@ fault "a mixture begins again when a run resumes" dataloader.h \
     mixture "and 2 more on"
 
 fault "a rank reads another source than the schedule says" dataloader.h \
-    's/^    MixtureSample sample = mixture_sample(s->mixed->mixture, n);/&\n    if (s->shard == 1) sample.source = 0;/' \
+    's/^    MixtureSample sample = mixture_sample(.*/&\n    if (s->shard == 1) sample.source = 0;/' \
     mixture "(--audit of a mixture|in one rank)"
 
 more "other weights are not found at a resume" token_files.h \
-    's/^    d->fingerprint = hash_bytes(d->fingerprint, d->mixture->quota, .*//; s/^    if (data->mixture) cJSON_Add.*//' \
+    's/^    d->fingerprint = hash_bytes(d->fingerprint, d->mixture->quota, .*//' \
     mixture "other weights"
 
 more "a rank with other weights is not found" dataloader.h \

@@ -303,9 +303,11 @@ static void check_audit_of_faults(const char *out, const char *path) {
     CHECK("--audit: a sample that a source gives twice in an epoch, or never, is found", code == 1, "code %d: %s", code,
           error);
     free(text);
-    static const char late[] = "{\"windows\":3,\"tail\":\"drop\",\"sources\":[{\"data\":\"a\",\"windows\":3,\"share\":1,"
-                               "\"consumed_before\":0}]}\n{\"step\":1,\"epoch\":0,\"samples\":[0,1]}\n"
-                               "{\"step\":2,\"epoch\":0,\"samples\":[1,0]}\n{\"step\":3,\"epoch\":0,\"samples\":[2,2]}\n";
+    static const char late[] = "{\"windows\":3,\"tail\":\"drop\",\"sources\":[{\"data\":\"a\",\"windows\":3,"
+                               "\"share\":1,\"consumed_before\":0}]}\n"
+                               "{\"step\":1,\"epoch\":0,\"samples\":[0,1]}\n"
+                               "{\"step\":2,\"epoch\":0,\"samples\":[1,0]}\n"
+                               "{\"step\":3,\"epoch\":0,\"samples\":[2,2]}\n";
     char said[4096];
     test_write(path, late, sizeof late - 1);
     code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
