@@ -3,8 +3,8 @@
  *
  * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). Both may be compressed. A file
  * that the user names must be one of these. In folders, hidden files, token files, tokenizers and everything that is
- * not UTF-8 text are skipped. Text files may be larger than memory: corpus_check reads each one through a small buffer and
- * records its length, and the tools then read it piece by piece.
+ * not UTF-8 text are skipped. Text files may be larger than memory: corpus_check reads each one through a small buffer
+ * and records its length, and the tools then read it piece by piece.
  */
 #ifndef CORPUS_H
 #define CORPUS_H

@@ -5,7 +5,7 @@
  * A text file is a document, and each line of a .jsonl file holds one; - reads JSON lines from standard input. Files
  * may be compressed (.gz, .zst). Each document is followed by <|end_of_text|>. Which text is for validation depends on
  * the text only: whole documents if there are many or if they are JSON lines, otherwise paragraphs of about the same
- * size, spread evenly over the corpus. Consecutive paragraphs of a document that go to the same output form one section,
+ * size, spread evenly over the corpus. Consecutive paragraphs of a document for the same output form one section,
  * which also ends with <|end_of_text|>. Threads encode slices of sections and write them in order, so the output is the
  * same for any number of threads and any slice size. Text files may be larger than memory, one line of JSON may not.
  * With a tokenizer that is not of Llama 3's format, text cannot be sliced, and each thread holds a whole section. Bytes
