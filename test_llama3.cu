@@ -371,6 +371,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_mesh.h"
 #include "dev/test/test_bits.h"
 #include "dev/test/test_use.h"
+#include "dev/test/test_gguf.h"
 #include "dev/test/test_score.h"
 #include "dev/test/test_generate.h"
 #include "dev/test/test_waiting.h"
@@ -447,6 +448,7 @@ static const struct {
               {"bits", test_bits, BOTH_BUILDS},
               {"replicas", test_replicas, BOTH_BUILDS},
               {"use", test_use, BOTH_BUILDS},
+              {"gguf", test_gguf, C_BUILD},
               {"score", test_score, C_BUILD},
               {"generate", test_generate, C_BUILD},
               {"checkpoints", test_checkpoints, C_BUILD},

@@ -493,7 +493,7 @@ more "a failed host is back at once" plan/goodput.h \
     goodput "waits until that host is repaired"
 
 more "waiting for an axis is counted as waiting for all ranks" lib/comm.h \
-    's|comm->wait_seconds\[r->group->axis\]|comm->wait_seconds[AXIS_WORLD]|' \
+    "s|? (int)r->group->axis :|? AXIS_WORLD :|" \
     "mpi waiting" "waiting is counted for the axis"
 
 more "run.html is overwritten where it is" run/run_page.h \
@@ -872,6 +872,22 @@ fault "Windows' line ends stay in prompts" run/prompts.h \
 fault "the directory's end tokens are not obeyed" run/prompts.h \
     's|        if (stop->ids\[i\] == id) return 1;|        if (stop->ids[i] == id) return 0;|' \
     generate "an answer stops"
+
+fault "rows of wq and wk keep their order in GGUF files" run/gguf.h \
+    's|t.interleaved_rows = c->HD;|{}|' \
+    gguf "every weight in its place"
+
+more "values of q8_0 are rounded towards zero" run/checkpoint_writer.h \
+    's|roundf(in\[i\] . inverse)|truncf(in[i] * inverse)|' \
+    gguf "q8_0: every weight in its place"
+
+more "tensors of a GGUF file follow each other without padding" run/gguf.h \
+    's|round_up(t.bytes, GGUF_ALIGN) - t.bytes|0|' \
+    gguf "every weight in its place"
+
+more "RoPE's frequencies are divided by the inverse in GGUF files" run/gguf.h \
+    's|rope_base_frequency(c, i) / rope_frequency(c, i)|rope_frequency(c, i) / rope_base_frequency(c, i)|' \
+    gguf "divisors of RoPE"
 
 more "an answer is not ended as a message is" run/chat_template.h \
     's|^    chat_turn_end(c, target);|    chat_special(c, c->form->close, target);|' \
