@@ -130,6 +130,7 @@ static void chat_output_finish(ChatOutput *out, uint64_t conversations) {
 static void chat_output_close(ChatOutput *out) {
     if (!out->writer.path) return;
     writer_close(&out->writer);
+    writer_print(&out->writer);
     if (out->packer.T) print_packing(&out->packer);
     packer_close(&out->packer);
 }

@@ -337,6 +337,9 @@ static inline void writer_close(TokenWriter *w) {
     writer_header(w);
     if (w->mask) fclose(w->mask);
     output_close(w->file, w->path);
+}
+
+static inline void writer_print(const TokenWriter *w) {
     if (w->mask)
         printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them targets, from %.2f MB of conversations\n", w->path,
                w->count, w->targets, (double)w->bytes / 1e6);
