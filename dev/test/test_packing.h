@@ -149,13 +149,14 @@ static void check_packing(const char *what, Talks talks, int T, int wide) {
 
 static void test_packing_whole(void) {
     static const int one[] = {20}, full[] = {64}, sizes[] = {64, 63, 1, 62, 2, 65, 63, 64, 129, 1, 128, 32, 33, 31};
-    static const int several[] = {40, 30, 24, 34, 20, 44, 64};
+    static const int several[] = {40, 30, 24, 34, 20, 44, 64}, huge[] = {40, PACK_TOKENS + 100, 30, 3};
     check_packing("one conversation", make_talks(one, 1, 0, 1), 64, 0);
     check_packing("one of a window's length", make_talks(full, 1, 0, 2), 64, 0);
     check_packing("lengths next to the window's", make_talks(sizes, 14, 0, 3), 64, 1);
     check_packing("what fits exactly", make_talks(several, 7, 0, 4), 64, 0);
     check_packing("500 of random lengths", make_talks(NULL, 500, 100, 5), 100, 0);
     check_packing("500, a third of them too long", make_talks(NULL, 500, 96, 6), 64, 0);
+    check_packing("one longer than what is placed at a time", make_talks(huge, 4, 0, 11), 64, 0);
     check_packing("into windows of 2", make_talks(NULL, 100, 3, 7), 2, 0);
 }
 
@@ -183,7 +184,7 @@ static void test_packing_in_parts(void) {
 static void compare_packed(const char *model, const char *more) {
     enum { T = 48, NUM = 24 };
     char arguments[768], name[200], path[300], data[2][260];
-    double bound = sizeof(floatX) == 4 ? 1e-6 : 2e-2;
+    double bound = sizeof(floatX) == 4 ? 1e-6 : 2e-2, loss_bound = sizeof(floatX) == 4 ? 1e-6 : 1e-3;
     Talks talks = make_talks(NULL, NUM, T, 9);
     int64_t windows[2];
     OneRank alone = ZERO;
@@ -199,8 +200,8 @@ static void compare_packed(const char *model, const char *more) {
     }
     Difference d = difference_from(&alone, path);
     snprintf(name, sizeof name, "%s%s: packed conversations have the losses of one per window", model, more);
-    CHECK(name, d.loss <= bound && windows[0] == NUM && windows[1] < NUM * 3 / 4,
-          "three steps off by %.2g <= %.0e; %" PRId64 " windows instead of %" PRId64, d.loss, bound, windows[1],
+    CHECK(name, d.loss <= loss_bound && windows[0] == NUM && windows[1] < NUM * 3 / 4,
+          "three steps off by %.2g <= %.0e; %" PRId64 " windows instead of %" PRId64, d.loss, loss_bound, windows[1],
           windows[0]);
     snprintf(name, sizeof name, "%s%s: packed conversations have the gradients of one per window", model, more);
     CHECK(name, d.error <= bound && d.norm <= bound, "worst tensor %.2g, norm %.2g, <= %.0e", d.error, d.norm, bound);
