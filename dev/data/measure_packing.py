@@ -80,8 +80,8 @@ def next_fit(lengths, window):
 
 
 def fewest_windows(lengths, window):
-    """Windows that any packing needs: the bound L2 of Martello and Toth, Knapsack Problems (1990), section 8.3. Only the
-    last window of a conversation that is longer can hold others."""
+    """Windows that any packing needs: the bound L2 of Martello and Toth, Knapsack Problems (1990), section 8.3. Of the
+    windows of a longer conversation, only the last one can hold others."""
     whole, sizes = sum(n // window for n in lengths), [n % window for n in lengths if n % window]
     bound = 0
     for k in range(window // 2 + 1):
@@ -178,9 +178,9 @@ def main():
             "|---|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"The padding must be below 5 % in windows of {WINDOWS[1]} tokens and more: {'no' if failed else 'yes'}. In "
-            f"windows of {WINDOWS[0]}, little fits beside a dialogue, which has {sum(lengths) / len(lengths):.0f} tokens "
-            "on average.",
+            f"The padding must be below 5 % in windows of {WINDOWS[1]} tokens and more: {'no' if failed else 'yes'}. "
+            f"In windows of {WINDOWS[0]}, little fits beside a dialogue, which has "
+            f"{sum(lengths) / len(lengths):.0f} tokens on average.",
         ]
         if options.losses:
             losses, tokens, windows = compare_losses(options.model, tokenizer, texts[: options.losses], scratch)

@@ -3,14 +3,15 @@
  * Best fit decreasing (Johnson et al. 1974; for training, Ding et al. 2024, "Fewer Truncations Improve Language
  * Modeling"): the longest conversation comes first, and each goes to the window with the least room for it. A
  * conversation longer than a window begins one and continues in the next ones. The room that is left is filled with
- * end-of-text tokens. They are no targets, and --doc-mask makes each a document of its own. Memory holds about a million
- * tokens, which are placed at a time. The file depends on the conversations and their order alone.
+ * end-of-text tokens, which are no targets; --doc-mask makes each a document of its own. About a million tokens are in
+ * memory and placed at a time. The file depends on the conversations and their order alone.
  */
 #ifndef PACK_H
 #define PACK_H
 #include "corpus.h" // defines: TokenWriter
 
-enum { PACK_TOKENS = 1 << 20, PACK_WINDOWS = 64, NO_INDEX = -1 };
+enum { PACK_TOKENS = 1 << 20, PACK_WINDOWS = 64 }; // so many tokens, or windows if that is more, are placed at a time
+enum { NO_INDEX = -1 };
 
 typedef struct {
     size_t first, count; // its tokens in Packer.ids
