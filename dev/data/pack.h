@@ -87,7 +87,8 @@ static inline int longer_first(const void *a, const void *b) {
 /* Adds a conversation to the window with the least room for it, or to a new one. */
 static inline void place_conversation(Packer *p, int64_t index) {
     int64_t n = (int64_t)p->waiting[index].count;
-    int64_t window = n < p->T ? take_window(p, n) : NO_INDEX;
+    int64_t window = NO_INDEX;
+    if (n < p->T) window = take_window(p, n);
     if (window == NO_INDEX) {
         PackedWindow fresh = {index, index, round_up(n, p->T), NO_INDEX};
         p->windows = (PackedWindow *)with_room_for_one(p->windows, p->num_windows, &p->windows_room, sizeof fresh);

@@ -294,7 +294,7 @@ fault "packed conversations see those before them" dataloader.h \
     's|        ended += inputs\[t\] == document_end;|        (void)document_end;|' \
     packing "packed conversations have the losses of one per window"
 
-edit='s|take_window(p, n) : NO_INDEX;|take_window(p, n - 1) : NO_INDEX;|; '
+edit='s|take_window(p, n);|take_window(p, n - 1);|; '
 edit+='s|^    p->windows\[window\].room -= n;|&\n    p->windows[window].room = max_i64(0, p->windows[window].room);|'
 fault "a conversation is placed where a token is lacking" dev/data/pack.h "$edit" \
     packing "each conversation is there once, whole"
