@@ -23,7 +23,7 @@ typedef struct {
     uint32_t version;
     uint32_t width; // bytes per token, 2 or 4
     uint32_t vocab_size;
-    uint32_t flags;        // TOKEN_FILE_MASKED; from bit 8 on, the window that conversations are packed into, in tokens
+    uint32_t flags;        // TOKEN_FILE_MASKED; from bit 8 on, tokens in a window of packed conversations, or 0
     uint64_t count;        // tokens
     uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
 } TokenFileHeader;

@@ -339,6 +339,7 @@ static inline void writer_close(TokenWriter *w) {
     output_close(w->file, w->path);
 }
 
+/* Prints what a closed file holds. */
 static inline void writer_print(const TokenWriter *w) {
     if (w->mask)
         printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them targets, from %.2f MB of conversations\n", w->path,
