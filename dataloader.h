@@ -15,7 +15,7 @@
 // ---------------------------------------------------------------------------
 // token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
 
-enum { TOKEN_FILE_MASKED = 1, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
+enum { TOKEN_FILE_MASKED = 1, TOKEN_FILE_WINDOW_SHIFT = 8, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
 #define TOKEN_FILE_MAGIC "LLM3TOK1"
 
 typedef struct {
@@ -23,7 +23,7 @@ typedef struct {
     uint32_t version;
     uint32_t width; // bytes per token, 2 or 4
     uint32_t vocab_size;
-    uint32_t flags;        // TOKEN_FILE_MASKED or 0
+    uint32_t flags;        // TOKEN_FILE_MASKED; from bit 8 on, tokens in a window of packed conversations, or 0
     uint64_t count;        // tokens
     uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
 } TokenFileHeader;
@@ -46,15 +46,15 @@ typedef struct {
     uint64_t fingerprint;    // hash of all headers
 } Dataset;
 
-static void token_file_check(const TokenFile *f, int64_t bytes, int vocab_size) {
+static void token_file_check(const TokenFile *f, int64_t bytes, int T, int vocab_size) {
     const TokenFileHeader *h = &f->header;
     if (h->version != 1)
         user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", f->path,
                    h->version);
-    if ((h->width != 2 && h->width != 4) || (h->flags & ~(uint32_t)TOKEN_FILE_MASKED))
+    if ((h->width != 2 && h->width != 4) || (h->flags & 255 & ~(uint32_t)TOKEN_FILE_MASKED))
         user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
                    "dev/data/text.sh",
-                   f->path, h->width, h->flags);
+                   f->path, h->width, h->flags & 255);
     uint64_t bytes_per_token = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
     if (h->count > UINT64_MAX / 8 || (uint64_t)bytes != sizeof *h + h->count * bytes_per_token)
         user_error("%s is truncated or damaged: its header announces %" PRIu64 " tokens of %" PRIu64
@@ -65,9 +65,14 @@ static void token_file_check(const TokenFile *f, int64_t bytes, int vocab_size) 
         user_error(
             "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
             f->path, h->vocab_size, vocab_size, h->vocab_size);
+    uint32_t window = h->flags >> TOKEN_FILE_WINDOW_SHIFT;
+    if (window && window != (uint32_t)T)
+        user_error("%s has conversations packed into windows of %u tokens, --seq is %d: use --seq %u, or pack them "
+                   "again with build/data/chat --pack %d",
+                   f->path, window, T, window, T);
 }
 
-static TokenFile token_file_open(const char *path, int vocab_size) {
+static TokenFile token_file_open(const char *path, int T, int vocab_size) {
     TokenFile f = ZERO;
     struct stat info;
     f.path = checked_strdup(path);
@@ -78,7 +83,7 @@ static TokenFile token_file_open(const char *path, int vocab_size) {
     if (got != (int64_t)sizeof f.header || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
         user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
                    TOKEN_FILE_MAGIC);
-    token_file_check(&f, (int64_t)info.st_size, vocab_size);
+    token_file_check(&f, (int64_t)info.st_size, T, vocab_size);
     return f;
 }
 
@@ -97,7 +102,7 @@ static Dataset dataset_open(const char *pattern, int T, int vocab_size, int part
     d.fingerprint = HASH_START;
     for (int i = 0; i < d.num_files; i++) {
         TokenFile *f = &d.files[i];
-        *f = token_file_open(found.gl_pathv[i], vocab_size);
+        *f = token_file_open(found.gl_pathv[i], T, vocab_size);
         int64_t targets = max_i64(0, (int64_t)f->header.count - 1); // every token but the file's first is a target
         f->windows = partial ? (targets + T - 1) / T : targets / T;
         f->first_window = d.windows;

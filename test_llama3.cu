@@ -381,6 +381,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_failures.h"
 #include "dev/test/test_hosts.h"
 #include "dev/test/test_documents.h"
+#include "dev/test/test_packing.h"
 #include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_simulate.h"
@@ -433,6 +434,7 @@ static const struct {
               {"safetensors", test_safetensors, C_BUILD},
               {"pytorch", test_pytorch, BOTH_BUILDS},
               {"documents", test_doc_mask, BOTH_BUILDS},
+              {"packing", test_packing, C_BUILD},
               {"ranks", test_ranks, C_BUILD},
               {"layouts", test_layouts, C_BUILD},
               {"layouts-all", test_layouts_all, IF_NAMED},

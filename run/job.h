@@ -269,6 +269,15 @@ static void check_tokenizer_of(Job *j, const Dataset *d) {
     }
 }
 
+/* Refuses packed conversations if each would see those before it in its window. */
+static void check_packed(const Job *j, const Dataset *d) {
+    for (int i = 0; i < d->num_files && !j->opt.doc_mask; i++)
+        if (d->files[i].header.flags >> TOKEN_FILE_WINDOW_SHIFT)
+            user_error("%s has several conversations in a window, and without --doc-mask each would see those before "
+                       "it: add --doc-mask",
+                       d->files[i].path);
+}
+
 /* Reads the tokenizer that `option` needs. */
 static void job_read_tokenizer(Job *j, const char *option) {
     const Options *o = &j->opt;
@@ -793,6 +802,8 @@ static void job_data(Job *j) {
     if (o->eval || (o->val && (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS)))
         j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
+    check_packed(j, &j->data);
+    check_packed(j, &j->val);
     if (o->doc_mask) {
         job_read_tokenizer(j, "--doc-mask");
         j->data.document_end = j->val.document_end = j->tokenizer->eos;

@@ -265,7 +265,9 @@ int main(int argc, char **argv) {
         user_error("%.1f KB of text are too few to split into training and validation; give at least about %d KB",
                    (double)r->corpus.len / 1e3, (int)(PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
     writer_close(&j.train);
+    writer_print(&j.train);
     writer_close(&j.val);
+    writer_print(&j.val);
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
     printf("%.2f MB in %.2f s on %d threads: %.1f MB/s with at most %ld MB of memory\n", (double)r->corpus.len / 1e6,

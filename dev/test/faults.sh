@@ -290,6 +290,59 @@ more "documents are off by one" dataloader.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' \
     documents "documents: every gradient equals PyTorch's"
 
+fault "packed conversations see those before them" dataloader.h \
+    's|        ended += inputs\[t\] == document_end;|        (void)document_end;|' \
+    packing "packed conversations have the losses of one per window"
+
+edit='s|take_window(p, n);|take_window(p, n - 1);|; '
+edit+='s|^    p->windows\[window\].room -= n;|&\n    p->windows[window].room = max_i64(0, p->windows[window].room);|'
+fault "a conversation is placed where a token is lacking" dev/data/pack.h "$edit" \
+    packing "each conversation is there once, whole"
+
+more "a packed conversation takes any window with room for it" dev/data/pack.h \
+    's|__builtin_ctzll(fits)|63 - __builtin_clzll(fits)|' \
+    packing "as many windows as best fit decreasing needs"
+
+more "conversations are packed in the order in which they come" dev/data/pack.h \
+    's|^    qsort(p->waiting, .*||' \
+    packing "as many windows as best fit decreasing needs"
+
+more "packed conversations have the targets of the first" dev/data/pack.h \
+    's|p->mask + x->first, x->count|p->mask, x->count|' \
+    packing "each conversation is there once, whole"
+
+more "the padding of a window is a target" dev/data/pack.h \
+    's|no_target = 0|no_target = 1|' \
+    packing "packed conversations have the losses of one per window"
+
+more "the last packed window has no last target" dev/data/pack.h \
+    's|^    write_padding(p, 1);||' \
+    packing "training and evaluation see every packed window"
+
+more "conversations that wait for their window are lost" dev/data/pack.h \
+    's|PACK_WINDOWS \* p->T)) packer_flush(p);|PACK_WINDOWS * p->T)) p->count = p->num_waiting = 0;|' \
+    packing "packing in parts: each conversation is there once"
+
+more "windows are written again with the next ones" dev/data/pack.h \
+    's|p->num_waiting = p->num_windows = 0;|p->num_waiting = 0;|' \
+    packing "packing in parts: each conversation is there once"
+
+more "a file does not say that it is packed" dev/data/corpus.h \
+    's/^    h.flags |= w->window << 8;//' \
+    packing "packed conversations without --doc-mask are refused"
+
+more "packed windows are read at another length" dataloader.h \
+    's|if (window \&\& window != (uint32_t)T)|if (0)|' \
+    packing "packed conversations with another --seq are refused"
+
+more "packed conversations are trained on without --doc-mask" run/job.h \
+    's|^    check_packed(j, &j->data);||' \
+    packing "packed conversations without --doc-mask are refused"
+
+more "packed conversations are evaluated without --doc-mask" run/job.h \
+    's|^    check_packed(j, &j->val);||' \
+    packing "refused for evaluation, too"
+
 more "every micro-batch has the first one's documents" run/model.h \
     's|batch->docs + at \* m->cp->size|batch->docs|' \
     documents "have one rank's bits"
