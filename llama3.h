@@ -68,22 +68,28 @@ static const Llama3Config *preset_find(const char *name) {
     return NULL;
 }
 
-/* The cosines and sines of RoPE, (positions, 2, HD/2) in fp32. With scaling, as _compute_llama3_parameters of
- * transformers: frequencies with long wavelengths are divided by the factor, short ones are kept, those between are
- * interpolated. All arithmetic is fp32, as there. */
-static void rope_table(float *cos_sin, const Llama3Config *c, int positions) {
+/* The frequency of pair i of a head's dimensions in RoPE, without scaling. */
+static float rope_base_frequency(const Llama3Config *c, int i) {
+    return 1.0f / powf((float)c->rope_theta, (float)(2 * i) / (float)c->HD);
+}
+
+/* The same with scaling, as _compute_llama3_parameters of transformers: frequencies with long wavelengths are divided
+ * by the factor, short ones are kept, those between are interpolated. All arithmetic is fp32, as there. */
+static float rope_frequency(const Llama3Config *c, int i) {
     float original = (float)c->rope_original, factor = (float)c->rope_factor;
     float longest_kept = (float)(c->rope_original / c->rope_high);
     float shortest_divided = (float)(c->rope_original / c->rope_low);
+    float frequency = rope_base_frequency(c, i), wavelength = 2 * (float)M_PI / frequency;
+    if (c->rope_factor == 1 || wavelength < longest_kept) return frequency;
+    if (wavelength > shortest_divided) return frequency / factor;
+    float smooth = (original / wavelength - (float)c->rope_low) / (float)(c->rope_high - c->rope_low);
+    return (1 - smooth) * frequency / factor + smooth * frequency;
+}
+
+/* The cosines and sines of RoPE, (positions, 2, HD/2) in fp32. */
+static void rope_table(float *cos_sin, const Llama3Config *c, int positions) {
     for (int i = 0; i < c->HD / 2; i++) {
-        float frequency = 1.0f / powf((float)c->rope_theta, (float)(2 * i) / (float)c->HD);
-        float wavelength = 2 * (float)M_PI / frequency;
-        if (c->rope_factor != 1 && wavelength > shortest_divided) {
-            frequency /= factor;
-        } else if (c->rope_factor != 1 && wavelength >= longest_kept) {
-            float smooth = (original / wavelength - (float)c->rope_low) / (float)(c->rope_high - c->rope_low);
-            frequency = (1 - smooth) * frequency / factor + smooth * frequency;
-        }
+        float frequency = rope_frequency(c, i);
         for (int t = 0; t < positions; t++) {
             float angle = (float)t * frequency;
             cos_sin[(int64_t)t * c->HD + i] = cosf(angle);

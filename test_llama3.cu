@@ -371,6 +371,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_mesh.h"
 #include "dev/test/test_bits.h"
 #include "dev/test/test_use.h"
+#include "dev/test/test_gguf.h"
 #include "dev/test/test_score.h"
 #include "dev/test/test_generate.h"
 #include "dev/test/test_waiting.h"
@@ -380,6 +381,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_failures.h"
 #include "dev/test/test_hosts.h"
 #include "dev/test/test_documents.h"
+#include "dev/test/test_packing.h"
 #include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_simulate.h"
@@ -433,6 +435,7 @@ static const struct {
               {"safetensors", test_safetensors, C_BUILD},
               {"pytorch", test_pytorch, BOTH_BUILDS},
               {"documents", test_doc_mask, BOTH_BUILDS},
+              {"packing", test_packing, C_BUILD},
               {"ranks", test_ranks, C_BUILD},
               {"layouts", test_layouts, C_BUILD},
               {"layouts-all", test_layouts_all, IF_NAMED},
@@ -448,6 +451,7 @@ static const struct {
               {"bits", test_bits, BOTH_BUILDS},
               {"replicas", test_replicas, BOTH_BUILDS},
               {"use", test_use, BOTH_BUILDS},
+              {"gguf", test_gguf, C_BUILD},
               {"score", test_score, C_BUILD},
               {"generate", test_generate, C_BUILD},
               {"checkpoints", test_checkpoints, C_BUILD},

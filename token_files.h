@@ -11,7 +11,7 @@
 // ---------------------------------------------------------------------------
 // token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
 
-enum { TOKEN_FILE_MASKED = 1, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
+enum { TOKEN_FILE_MASKED = 1, TOKEN_FILE_WINDOW_SHIFT = 8, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
 #define TOKEN_FILE_MAGIC "LLM3TOK1"
 
 typedef struct {
@@ -19,7 +19,7 @@ typedef struct {
     uint32_t version;
     uint32_t width; // bytes per token, 2 or 4
     uint32_t vocab_size;
-    uint32_t flags;        // TOKEN_FILE_MASKED or 0
+    uint32_t flags;        // TOKEN_FILE_MASKED; from bit 8 on, tokens in a window of packed conversations, or 0
     uint64_t count;        // tokens
     uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
 } TokenFileHeader;
@@ -54,15 +54,15 @@ typedef struct {
     uint64_t fingerprint;    // hash of all headers and of the mixture
 } Dataset;
 
-static void token_file_check(const TokenFile *f, int64_t bytes, int vocab_size) {
+static void token_file_check(const TokenFile *f, int64_t bytes, int T, int vocab_size) {
     const TokenFileHeader *h = &f->header;
     if (h->version != 1)
         user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", f->path,
                    h->version);
-    if ((h->width != 2 && h->width != 4) || (h->flags & ~(uint32_t)TOKEN_FILE_MASKED))
+    if ((h->width != 2 && h->width != 4) || (h->flags & 255 & ~(uint32_t)TOKEN_FILE_MASKED))
         user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
                    "dev/data/text.sh",
-                   f->path, h->width, h->flags);
+                   f->path, h->width, h->flags & 255);
     uint64_t bytes_per_token = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
     if (h->count > UINT64_MAX / 8 || (uint64_t)bytes != sizeof *h + h->count * bytes_per_token)
         user_error("%s is truncated or damaged: its header announces %" PRIu64 " tokens of %" PRIu64
@@ -73,9 +73,14 @@ static void token_file_check(const TokenFile *f, int64_t bytes, int vocab_size) 
         user_error(
             "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
             f->path, h->vocab_size, vocab_size, h->vocab_size);
+    uint32_t window = h->flags >> TOKEN_FILE_WINDOW_SHIFT;
+    if (window && window != (uint32_t)T)
+        user_error("%s has conversations packed into windows of %u tokens, --seq is %d: use --seq %u, or pack them "
+                   "again with build/data/chat --pack %d",
+                   f->path, window, T, window, T);
 }
 
-static TokenFile token_file_open(const char *path, int vocab_size) {
+static TokenFile token_file_open(const char *path, int T, int vocab_size) {
     TokenFile f = ZERO;
     struct stat info;
     f.path = checked_strdup(path);
@@ -88,7 +93,7 @@ static TokenFile token_file_open(const char *path, int vocab_size) {
                    TOKEN_FILE_MAGIC);
     f.device = info.st_dev;
     f.inode = info.st_ino;
-    token_file_check(&f, (int64_t)info.st_size, vocab_size);
+    token_file_check(&f, (int64_t)info.st_size, T, vocab_size);
     return f;
 }
 
@@ -108,7 +113,7 @@ static void source_open(Dataset *d, DataSource *source, int partial) {
     d->files = (TokenFile *)checked_realloc(d->files, sizeof *d->files * (size_t)(d->num_files + source->num_files));
     for (int i = 0; i < source->num_files; i++) {
         TokenFile *f = &d->files[d->num_files++];
-        *f = token_file_open(found.gl_pathv[i], d->vocab_size);
+        *f = token_file_open(found.gl_pathv[i], T, d->vocab_size);
         int64_t targets = max_i64(0, (int64_t)f->header.count - 1); // every token but the file's first is a target
         f->windows = partial ? (targets + T - 1) / T : targets / T;
         f->first_window = d->windows;

@@ -347,7 +347,8 @@ static inline void comm_wait(Comm *comm, Request *r) {
     if (r->active) request_poll_until_done(comm, r);
     if (r->on_device) device_wait_event(dev, r->arrived);
     r->enqueued = 0;
-    if (counts) span_end(dev, span, &comm->wait_seconds[r->group->axis], -1, 0);
+    int cause = r->group ? (int)r->group->axis : WAIT_OFFLOADED; // without a group: request_follow_stream
+    if (counts) span_end(dev, span, &comm->wait_seconds[cause], -1, 0);
 }
 
 /* The current stream waits for an event of another stream. `what` says in the timeline what the event stands for. The

@@ -303,50 +303,100 @@ typedef struct {
     bf16 half[PUT_ELEMENTS];
     int8_t int8[PUT_ELEMENTS];
     float scales[(int)PUT_ELEMENTS / (int)INT8_BLOCK];
+    char q8_0[(int)PUT_ELEMENTS / (int)Q8_0_BLOCK * (int)Q8_0_BLOCK_BYTES];
 } PutBuffers;
 
-/* Converts n elements of b->fp32 to what the file holds. */
-static void convert_elements(const CheckpointWriter *w, const OutputTensor *t, PutBuffers *b, int64_t n) {
+__attribute__((noreturn)) static void refuse_values(const CheckpointWriter *w, const OutputTensor *t, const char *what,
+                                                    const char *instead) {
+    user_error("--export --dtype %s: tensor %s has values that are %s, which this dtype cannot represent: %s",
+               w->opt->dtype, t->tensor->name, what, instead);
+}
+static const char not_finite[] = "not finite", find_out[] = "export with --dtype fp32, and find out why training "
+                                                            "diverged";
+
+/* Quantizes one block as ggml does: an fp16 scale, largest magnitude / 127, and the elements divided by it. */
+static void quantize_q8_0_block(const CheckpointWriter *w, const OutputTensor *t, char *out, const float *in) {
+    float largest = 0;
+    for (int i = 0; i < Q8_0_BLOCK; i++) {
+        if (!(fabsf(in[i]) < INFINITY)) refuse_values(w, t, not_finite, find_out);
+        largest = fmaxf(largest, fabsf(in[i]));
+    }
+    float scale = largest / 127, inverse = scale > 0 ? 1 / scale : 0;
+    uint16_t half = float_to_half(scale);
+    if (!(half_to_float(half) < INFINITY)) refuse_values(w, t, "too large", "export with --dtype bf16");
+    memcpy(out, &half, sizeof half);
+    for (int i = 0; i < Q8_0_BLOCK; i++) out[2 + i] = (char)(int8_t)roundf(in[i] * inverse);
+}
+
+/* Converts n elements of b->fp32 to what the file holds, whose bytes are returned. */
+static const void *convert_elements(const CheckpointWriter *w, const OutputTensor *t, PutBuffers *b, int64_t n) {
+    int is_int8 = t->dtype == ST_I8 || t->scales;
     for (int64_t i = 0; i < n && t->dtype == ST_BF16; i++) b->half[i] = float_to_bf16(b->fp32[i]);
-    for (int64_t i = 0; i < int8_blocks(n) && (t->dtype == ST_I8 || t->scales); i++) {
+    for (int64_t i = 0; i < n && t->dtype == ST_F16; i++) {
+        b->half[i].bits = float_to_half(b->fp32[i]);
+        if (half_to_float(b->half[i].bits) - half_to_float(b->half[i].bits) == 0) continue; // finite
+        if (isfinite(b->fp32[i])) refuse_values(w, t, "too large", "export with --dtype bf16");
+        refuse_values(w, t, not_finite, find_out);
+    }
+    for (int64_t i = 0; i < n / Q8_0_BLOCK && t->dtype == GGUF_Q8_0; i++)
+        quantize_q8_0_block(w, t, b->q8_0 + i * Q8_0_BLOCK_BYTES, b->fp32 + i * Q8_0_BLOCK);
+    for (int64_t i = 0; i < int8_blocks(n) && is_int8; i++) {
         int64_t at = i * INT8_BLOCK;
         b->scales[i] = quantize_int8_block(b->int8 + at, b->fp32 + at, min_i64(INT8_BLOCK, n - at));
-        if (!isfinite(b->scales[i]))
-            user_error("--export --dtype %s: tensor %s has values that are not finite, which int8 cannot represent: "
-                       "export with --dtype fp32, and find out why training diverged",
-                       w->opt->dtype, t->tensor->name);
+        if (!isfinite(b->scales[i])) refuse_values(w, t, not_finite, find_out);
+    }
+    if (t->dtype == GGUF_Q8_0) return b->q8_0;
+    if (t->dtype == ST_BF16 || t->dtype == ST_F16) return b->half;
+    if (t->dtype == ST_I8) return b->int8;
+    return t->scales ? b->scales : b->fp32;
+}
+
+/* The bytes of PUT_ELEMENTS elements in the file. */
+static int64_t put_piece_bytes(const OutputTensor *t) {
+    const int64_t elements = PUT_ELEMENTS;
+    if (t->dtype == GGUF_Q8_0) return elements / Q8_0_BLOCK * Q8_0_BLOCK_BYTES;
+    return elements * st_dtype_sizes[t->dtype] / (t->scales ? INT8_BLOCK : 1);
+}
+
+/* Reads elements [first, first + count) of the whole tensor in the order of the file. */
+static void read_in_file_order(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, float *out,
+                               int64_t first, int64_t count) {
+    int64_t head = t->interleaved_rows, cols = t->tensor->cols;
+    if (!head) {
+        read_elements(w, g, out, first, count);
+        return;
+    }
+    for (int64_t at = first, n; at < first + count; at += n) {
+        int64_t row = at / cols, col = at % cols, in_head = row % head;
+        int64_t from = row - in_head + in_head % 2 * (head / 2) + in_head / 2; // the first half, the second, the first…
+        n = min_i64(cols - col, first + count - at);
+        read_elements(w, g, out + (at - first), from * cols + col, n);
     }
 }
 
 /* Produces bytes [begin, end) of a tensor at `out`. */
 static void put_tensor(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, char *out,
                        int64_t begin, int64_t end) {
-    int64_t elements = t->tensor->rows * t->tensor->cols, size = st_dtype_sizes[t->dtype];
+    int64_t elements = t->tensor->rows * t->tensor->cols, size = sizeof(float), piece = put_piece_bytes(t);
     if (t->dtype == ST_F32 && !t->scales && begin % size == 0 && end % size == 0) { // from the device to the chunk
-        read_elements(w, g, (float *)(void *)out, begin / size, (end - begin) / size);
+        read_in_file_order(w, t, g, (float *)(void *)out, begin / size, (end - begin) / size);
         return;
     }
     PutBuffers *b = new_array(PutBuffers, 1); // on the heap: the stack may be small
-    const void *bytes = b->fp32;
-    if (t->dtype == ST_BF16) bytes = b->half;
-    if (t->dtype == ST_I8) bytes = b->int8;
-    if (t->scales) bytes = b->scales;
-    int64_t piece = PUT_ELEMENTS * size; // the bytes of PUT_ELEMENTS elements
-    if (t->scales) piece /= INT8_BLOCK;
     for (int64_t at = begin, next; at < end; at = next) {
         int64_t number = at / piece, n = min_i64(PUT_ELEMENTS, elements - number * PUT_ELEMENTS);
         next = min_i64(end, (number + 1) * piece);
-        read_elements(w, g, b->fp32, number * PUT_ELEMENTS, n);
-        convert_elements(w, t, b, n);
-        memcpy(out + (at - begin), (const char *)bytes + at % piece, (size_t)(next - at));
+        read_in_file_order(w, t, g, b->fp32, number * PUT_ELEMENTS, n);
+        const char *bytes = (const char *)convert_elements(w, t, b, n);
+        memcpy(out + (at - begin), bytes + at % piece, (size_t)(next - at));
     }
     free(b);
 }
 
-/* Produces the next `bytes` bytes of a file, which begin at `from`: tensor t, or the header if it is NULL. Every rank
- * passes over all of them and stores those in its own chunks. */
-static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from, int64_t bytes, const OutputTensor *t,
-                      const GatheredTensor *g) {
+/* Produces the next `bytes` bytes of a file, which begin at `from`: those of tensor t or, if it is NULL, `given`. Every
+ * rank passes over all of them and stores those in its own chunks. */
+static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from, int64_t bytes, const char *given,
+                      const OutputTensor *t, const GatheredTensor *g) {
     int world = w->fsdp->comm->mesh.world;
     for (int64_t chunk = first_own_chunk(w, file); chunk * FILE_CHUNK_BYTES < from + bytes; chunk += world) {
         int64_t first = chunk * FILE_CHUNK_BYTES, length = chunk_length(chunk, file->bytes);
@@ -356,7 +406,7 @@ static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from,
         if (first >= from) wait_for_thread(w, w->filled - w->num_buffers + 1);
         char *buffer = chunk_buffer(w, w->filled), *out = buffer + (from + begin - first);
         if (t) put_tensor(w, t, g, out, begin, end);
-        else memcpy(out, file->header + begin, (size_t)(end - begin));
+        else memcpy(out, given + begin, (size_t)(end - begin));
         if (from + end < first + length) continue;
         if (!writes_in_background(w)) w->sums[w->filled] = crc32_of(buffer, length);
         count_chunk(w, &w->filled);
@@ -374,6 +424,8 @@ static int find_stage(const CheckpointWriter *w, int index, int *number) {
     return -1;
 }
 
+static const char no_bytes[GGUF_ALIGN] = {0};
+
 /* Produces the bytes of all files. A unit is gathered when its first tensor comes, and released after its last one. */
 static void put_files(CheckpointWriter *w) {
     Fsdp *f = w->fsdp;
@@ -383,7 +435,7 @@ static void put_files(CheckpointWriter *w) {
     for (int n = 0; n < w->files->num_files; n++) {
         const OutputFile *file = &w->files->files[n];
         int64_t at = file->header_bytes;
-        put_bytes(w, file, 0, at, NULL, NULL);
+        put_bytes(w, file, 0, at, file->header, NULL, NULL);
         for (int i = file->first; i < file->first + file->count; i++) {
             const OutputTensor *t = &w->files->tensors[i];
             int number = 0, stage = find_stage(w, t->tensor->index, &number);
@@ -396,8 +448,9 @@ static void put_files(CheckpointWriter *w) {
                 kind = t->kind;
             }
             const GatheredTensor gathered = {tables, number, state, unit_padded(f, u)};
-            put_bytes(w, file, at, t->bytes, t, &gathered);
-            at += t->bytes;
+            put_bytes(w, file, at, t->bytes, NULL, t, &gathered);
+            put_bytes(w, file, at + t->bytes, t->padding, no_bytes, NULL, NULL);
+            at += t->bytes + t->padding;
             comm_alive(f->comm);
         }
     }
@@ -462,7 +515,7 @@ static void write_companions(CheckpointWriter *w, Companions *c) {
     CompanionFile *file = companion_add(c, adapters ? "adapter_config.json" : "config.json");
     FILE *f = text_stream_open(&file->text, &file->length);
     if (adapters) adapters_config_write(w->fsdp->config, f);
-    else config_write_json(w->fsdp->config, w->files->dtype == ST_BF16 ? "bfloat16" : "float32", w->files->base, f);
+    else config_write_json(w->fsdp->config, torch_dtype_names[w->files->dtype], w->files->base, f);
     text_stream_close(f);
     for (int i = 0; i < w->files->num_files; i += w->files->files[i].parts) {
         const OutputFile *first = &w->files->files[i];

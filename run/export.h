@@ -1,11 +1,12 @@
-/* export.h: writes the model, or its adapters, as a Hugging Face directory.
+/* export.h: writes the model, or its adapters, as a Hugging Face directory, or the model as a GGUF file.
  *
- * A caller may rely on: export_check refuses an unusable directory before training starts; nothing that exists is
- * overwritten; the directory appears under its name, by one rename, when all of it is on disk.
+ * A caller may rely on: export_check refuses an unusable path before training starts; nothing that exists is
+ * overwritten; the directory or file appears under its name, by one rename, when all of it is on disk.
  */
 #ifndef EXPORT_H
 #define EXPORT_H
 #include "checkpoint_writer.h" // defines: CheckpointWriter, write_start, write_finish
+#include "gguf.h"              // defines: is_gguf, gguf_layout, modelfile_text
 
 /* Which weights --dtype stores in int8. The others are in export_dtype: with int8, the dtype in which this build
  * computes. */
@@ -15,7 +16,10 @@ static BaseKind export_base(const Options *o) {
     return BASE_TRAINED;
 }
 static StDtype export_dtype(const Options *o) {
-    return strcmp(export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype, "bf16") ? ST_F32 : ST_BF16;
+    const char *dtype = export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype;
+    if (!strcmp(dtype, "bf16")) return ST_BF16;
+    if (!strcmp(dtype, "fp16")) return ST_F16;
+    return strcmp(dtype, "q8_0") ? ST_F32 : GGUF_Q8_0;
 }
 
 /* The files that --export writes: the model (with --merge, including the adapters' update), or the adapters alone. */
@@ -25,6 +29,22 @@ static void export_files(OutputFiles *files, const TensorTable *whole, const Opt
     files->dtype = export_dtype(o);
     output_files_add(files, whole, adapters_only ? first : 0, adapters_only ? whole->num_tensors : first,
                      adapters_only ? adapters_stem : "model", STATE_MASTER, STATE_MASTER);
+}
+
+/* The name of a path's file. */
+static const char *export_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* The GGUF file that --export writes: the whole model. */
+static void export_gguf(OutputFiles *files, const TensorTable *whole, const Options *o, const Llama3Config *c,
+                        const Tokenizer *t, const TokenizerFiles *tokenizer) {
+    char name[4096];
+    snprintf(name, sizeof name, "%s", export_name(o->export_dir));
+    name[strlen(name) - strlen(".gguf")] = 0;
+    files->dtype = export_dtype(o);
+    gguf_layout(files, whole, table_first_adapter(whole), c, t, tokenizer->chat_template, name);
 }
 
 /* The directory that receives DIR of --export: DIR itself if it exists (links are followed), else its path without
@@ -54,15 +74,15 @@ static int is_part_of(const char *name, const char *base) {
 /* Removes what interrupted exports of `path` have left: directories without configuration, which is written last, that
  * no running export has locked. */
 static void remove_unfinished_exports(const char *path, const char *parent) {
-    static const char *const last[] = {"config.json", "adapter_config.json"};
-    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    static const char *const last[] = {"config.json", "adapter_config.json", "Modelfile"};
+    const char *base = export_name(path);
     char part[4096 + 600], file[4096 + 700];
     DIR *d = opendir(parent);
     for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         int is_complete = 0;
         if (!is_part_of(item->d_name, base)) continue;
         snprintf(part, sizeof part, "%s/%s", parent, item->d_name);
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 3; i++) {
             snprintf(file, sizeof file, "%s/%s", part, last[i]);
             is_complete |= entry_exists(file);
         }
@@ -73,7 +93,14 @@ static void remove_unfinished_exports(const char *path, const char *parent) {
     if (d) closedir(d);
 }
 
-/* Refuses an unusable directory before training starts, so that its result is not lost. */
+/* Refuses a GGUF file that cannot be created. */
+static void export_check_gguf(const char *path) {
+    for (const char *c = export_name(path); *c; c++)
+        if ((uint8_t)*c < ' ') user_error("--export: the name of a GGUF file has a control character: choose another");
+    if (entry_exists(path)) user_error("--export %s exists already: choose another name, or remove it first", path);
+}
+
+/* Refuses an unusable path before training starts, so that its result is not lost. */
 static void export_check(const char *dir) {
     char path[4096], parent[4096], name[300];
     struct stat info, above;
@@ -86,6 +113,10 @@ static void export_check(const char *dir) {
                    "can write to, %s/model for example",
                    parent, dir, strerror(errno), dir);
     remove_unfinished_exports(path, parent);
+    if (is_gguf(dir)) {
+        export_check_gguf(path);
+        return;
+    }
     if (lstat(path, &info)) return;
     if (!S_ISDIR(info.st_mode))
         user_error("--export %s exists already and is not a directory: choose another name", dir);
@@ -98,8 +129,42 @@ static void export_check(const char *dir) {
                    dir, dir);
 }
 
-/* Writes the weights, config.json and, if there is one, the tokenizer into a new directory, which gets the name of
- * --export when all of it is on disk. */
+/* Gives a complete file its name, unless there is one with that name already. Returns 0 or errno. */
+static int move_file(const char *from, const char *to) {
+    if (!link(from, to)) return unlink(from) ? errno : 0;
+    if (errno == EEXIST) return errno;
+    if (entry_exists(to)) return EEXIST;
+    return rename(from, to) ? errno : 0; // on a file system without hard links
+}
+
+/* Puts the GGUF file in w->dir in its place, and ollama's Modelfile next to it. If there is a Modelfile already, the
+ * new one has the name of the GGUF file in front. */
+static void export_publish_gguf(CheckpointWriter *w, const char *path, const char *parent) {
+    char from[4096 + 128], to[4096 + 32];
+    size_t length;
+    char *modelfile = modelfile_text(export_name(path), w->tokenizer->chat_template, &length);
+    write_new_file(w->dir, "Modelfile", modelfile, length);
+    free(modelfile);
+    sync_directory(w->dir);
+    snprintf(from, sizeof from, "%s/model.gguf", w->dir);
+    int failed = move_file(from, path);
+    if (failed)
+        user_error("cannot rename %s, which holds the complete model, to --export %s: %s; rename it yourself", from,
+                   w->opt->export_dir, strerror(failed));
+    snprintf(from, sizeof from, "%s/Modelfile", w->dir);
+    snprintf(to, sizeof to, "%s/Modelfile", parent);
+    failed = move_file(from, to);
+    if (failed == EEXIST) {
+        snprintf(to, sizeof to, "%.*s.Modelfile", (int)(strlen(path) - strlen(".gguf")), path);
+        failed = move_file(from, to);
+    }
+    if (failed) fprintf(stderr, "note: %s cannot be named %s: %s; rename it yourself\n", from, to, strerror(failed));
+    else printf("wrote %s and %s\n", path, to);
+    if (!failed) rmdir(w->dir);
+}
+
+/* Writes the weights, and what belongs to them, into a new directory. When all of it is on disk, it gets the name of
+ * --export, or the GGUF file in it does. */
 static void model_export(CheckpointWriter *w) {
     Comm *comm = w->fsdp->comm;
     const char *dir = w->opt->export_dir;
@@ -110,7 +175,11 @@ static void model_export(CheckpointWriter *w) {
     snprintf(w->dir, sizeof w->dir, "%s%s%016" PRIx64, path, part_mark, comm_random_name(comm, "export: name"));
     write_start(w, &w->exported);
     write_finish(w);
-    if (comm->rank == 0) {
+    if (comm->rank == 0 && is_gguf(dir)) {
+        export_publish_gguf(w, path, parent);
+        sync_directory(parent);
+        unlock_directory(w);
+    } else if (comm->rank == 0) {
         Companions companions;
         write_companions(w, &companions);
         companions_free(&companions);

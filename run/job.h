@@ -273,6 +273,15 @@ static void check_tokenizer_of(Job *j, const Dataset *d) {
     }
 }
 
+/* Refuses packed conversations if each would see those before it in its window. */
+static void check_packed(const Job *j, const Dataset *d) {
+    for (int i = 0; i < d->num_files && !j->opt.doc_mask; i++)
+        if (d->files[i].header.flags >> TOKEN_FILE_WINDOW_SHIFT)
+            user_error("%s has several conversations in a window, and without --doc-mask each would see those before "
+                       "it: add --doc-mask",
+                       d->files[i].path);
+}
+
 /* Reads the tokenizer that `option` needs. */
 static void job_read_tokenizer(Job *j, const char *option) {
     const Options *o = &j->opt;
@@ -288,14 +297,13 @@ static void job_read_tokenizer(Job *j, const char *option) {
                    j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
 }
 
-static int job_saves(const Job *j) {
-    int trains = j->task == DO_TRAIN;
-    return (trains && j->opt.out) || ((trains || j->task == DO_EXPORT) && j->opt.export_dir);
-}
+static int job_exports(const Job *j) { return j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT); }
+static int job_saves(const Job *j) { return (j->task == DO_TRAIN && j->opt.out) || job_exports(j); }
 
 /* The tokenizer's files that checkpoints and exported models get. A tokenizer of another kind is only copied. */
 static void job_tokenizer_files(Job *j) {
     const char *model = j->opt.model;
+    if (job_exports(j) && is_gguf(j->opt.export_dir)) job_read_tokenizer(j, "--export FILE.gguf");
     if (!j->tokenizer_text || !job_saves(j)) return;
     if (job_tokenizer_is_known(j)) job_open_tokenizer(j);
     tokenizer_files_open(&j->tokenizer_files, j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, j->tokenizer,
@@ -496,7 +504,18 @@ static void job_base(Job *j) {
 /* Exports that would write something else than the user expects. */
 static void check_export_options(const Job *j) {
     const Options *o = &j->opt;
-    int writes_int8 = export_base(o) > BASE_FROZEN;
+    int writes_int8 = export_base(o) > BASE_FROZEN, writes_gguf = is_gguf(o->export_dir);
+    if (writes_gguf && writes_int8)
+        user_error("--export %s --dtype %s: expected fp32, fp16, bf16 or q8_0, which is the int8 of GGUF files: use "
+                   "--dtype q8_0",
+                   o->export_dir, o->dtype);
+    if (o->export_dir && !writes_gguf && !strcmp(o->dtype, "q8_0"))
+        user_error("--export %s --dtype q8_0: q8_0 is a format of GGUF files: use --export FILE.gguf, or --dtype int8",
+                   o->export_dir);
+    if (writes_gguf && o->lora_rank && !o->merge)
+        user_error("--export %s: a GGUF file holds a whole model: add --merge to export the model with the adapters, "
+                   "or export a directory",
+                   o->export_dir);
     if (o->merge && !o->lora_rank)
         user_error("--merge adds adapters to the model's weights, and there are no adapters: add --adapters DIR, or "
                    "remove --merge");
@@ -796,6 +815,8 @@ static void job_data(Job *j) {
     if (o->eval || (o->val && (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS)))
         j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
+    check_packed(j, &j->data);
+    check_packed(j, &j->val);
     if (o->doc_mask) {
         job_read_tokenizer(j, "--doc-mask");
         j->data.document_end = j->val.document_end = j->tokenizer->eos;
@@ -837,7 +858,7 @@ static void job_check_outputs(Job *j) {
                                          j->opt.keep);
     job_note_tokenizer(j);
     if (j->opt.trace) trace_check(j->opt.trace);
-    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
+    if (job_exports(j)) export_check(j->opt.export_dir);
 }
 
 // ---------------------------------------------------------------------------

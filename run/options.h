@@ -230,14 +230,14 @@ static const OptionRow option_rows[] = {
          "with --data after training"),
     INT("choices-every", choices_every, 0, 1 << 30, "N", "0",
         "with --data and --choices: compute the accuracy every N steps, too"),
-    TEXT("export", export_dir, "DIR", NULL,
-         "write the model as a Hugging Face directory: with --data after training, otherwise as it was loaded"),
+    TEXT("export", export_dir, "DIR|FILE.gguf", NULL,
+         "write the model as a Hugging Face directory, or as a GGUF file for llama.cpp and ollama: with --data after "
+         "training, otherwise as it was loaded"),
     FLAG("merge", merge,
          "with --export: add the adapters to the model's weights, instead of writing the adapters alone"),
-    TEXT("dtype", dtype, "fp32|bf16|int8|int8:all", "fp32",
+    TEXT("dtype", dtype, "fp32|fp16|bf16|int8|int8:all|q8_0", "fp32",
          "dtype of exported weights; int8: the matrices of blocks in int8, to be loaded as a frozen --base; int8:all: "
-         "all "
-         "tensors"),
+         "all tensors; q8_0: the matrices of a GGUF file in 8 bits"),
     TEXT("generate", generate, "PROMPT", NULL, "continue a text"),
     TEXT("prompts", prompts, "FILE", NULL,
          "continue each line of a file, as --generate does; empty lines are left out"),

@@ -12,8 +12,17 @@
 // ---------------------------------------------------------------------------
 // reading. A safetensors file is: 8 bytes with the length of the header, the header (JSON), the tensors' bytes
 
-typedef enum { ST_F32, ST_BF16, ST_F16, ST_I32, ST_I8, ST_DTYPES } StDtype;
+typedef enum {
+    ST_F32,
+    ST_BF16,
+    ST_F16,
+    ST_I32,
+    ST_I8,
+    ST_DTYPES,
+    GGUF_Q8_0 = ST_DTYPES, // of GGUF files alone: blocks of an fp16 scale and Q8_0_BLOCK int8 elements
+} StDtype;
 static const char *const st_dtype_names[ST_DTYPES] = {"F32", "BF16", "F16", "I32", "I8"};
+static const char *const torch_dtype_names[ST_DTYPES] = {"float32", "bfloat16", "float16", "int32", "int8"};
 static const int st_dtype_sizes[ST_DTYPES] = {4, 2, 2, 4, 1};
 // An int8 tensor NAME is followed by its scales, NAME.scale: F32 (blocks), one for each INT8_BLOCK elements.
 static const char scale_suffix[] = ".scale";
@@ -209,6 +218,20 @@ static inline float half_to_float(uint16_t h) { // IEEE 754 binary16
     float x = exponent ? ldexpf((float)(1024 + fraction), exponent - 25) : ldexpf((float)fraction, -24);
     if (exponent == 31) x = fraction ? NAN : INFINITY;
     return h & 0x8000 ? -x : x;
+}
+
+/* Rounded to nearest, ties to even. What is too large or not finite becomes infinite. */
+static inline uint16_t float_to_half(float x) {
+    const int largest_exponent = 15, least_exponent = -14, infinite = 0x7C00;
+    int exponent, sign = signbit(x) ? 0x8000 : 0;
+    float magnitude = fabsf(x);
+    if (!(magnitude < INFINITY)) return (uint16_t)(sign | infinite);
+    if (magnitude == 0) return (uint16_t)sign;
+    frexpf(magnitude, &exponent); // magnitude is in [2^(exponent-1), 2^exponent)
+    exponent = exponent - 1 < least_exponent ? least_exponent : exponent - 1;
+    long steps = lrintf(ldexpf(magnitude, 10 - exponent)); // of 2^(exponent-10): below 1024 for subnormal numbers
+    long bits = ((long)(exponent - least_exponent) << 10) + steps; // a carry into the exponent is right, too
+    return (uint16_t)(sign | (exponent > largest_exponent ? infinite : (int)bits));
 }
 
 /* Finds the scales of every int8 tensor, when all files are open. */
@@ -422,13 +445,17 @@ enum { MAX_FILES = 100 }; // files become larger rather than many more, since al
 
 static const char *const state_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
 
+enum { Q8_0_BLOCK = 32, Q8_0_BLOCK_BYTES = 2 + Q8_0_BLOCK, GGUF_ALIGN = 32 /* bytes: where a tensor may begin */ };
+
 typedef struct {
     char name[128];
     const Tensor *tensor;
     StateKind kind; // weights, or one of the optimizer's moments
     StDtype dtype;
-    int scales; // this entry holds the scales of the int8 tensor before it
+    int scales;           // this entry holds the scales of the int8 tensor before it
+    int interleaved_rows; // rows of a head whose two halves alternate in the file (run/gguf.h); 0: in the model's order
     int64_t elements, bytes;
+    int64_t padding; // zero bytes after it
 } OutputTensor;
 
 typedef struct {
@@ -485,7 +512,7 @@ static void output_file_header(OutputFiles *o, OutputFile *file) {
 static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind kind) {
     int quantized = is_quantized(o->base, tensor->row);
     for (int scales = 0; scales <= quantized; scales++) {
-        OutputTensor t = {"", tensor, kind, o->dtype, scales, tensor->rows * tensor->cols, 0};
+        OutputTensor t = {"", tensor, kind, o->dtype, scales, 0, tensor->rows * tensor->cols, 0, 0};
         snprintf(t.name, sizeof t.name, "%s%s", tensor->name, scales ? scale_suffix : state_suffixes[kind]);
         if (quantized) t.dtype = scales ? ST_F32 : ST_I8;
         if (scales) t.elements = int8_blocks(t.elements);

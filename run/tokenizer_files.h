@@ -35,14 +35,58 @@ static inline int is_special_token(const Tokenizer *t, int32_t id) {
     return 0;
 }
 
-/* Writes the token's bytes in GPT-2's characters. */
-static void write_token_text(FILE *f, const Tokenizer *t, int32_t id, const uint16_t characters[256]) {
+/* Writes the token's bytes in GPT-2's characters; in JSON, a backslash stands before quotes and backslashes. */
+static void write_token_text(FILE *f, const Tokenizer *t, int32_t id, const uint16_t characters[256], int in_json) {
     for (uint64_t i = t->start[id]; i < t->start[id + 1]; i++) {
         int c = characters[(uint8_t)t->bytes[i]];
-        if (c == '"' || c == '\\') fputc('\\', f);
+        if (in_json && (c == '"' || c == '\\')) fputc('\\', f);
         if (c >= 0x80) fputc(0xC0 | c >> 6, f);
         fputc(c < 0x80 ? c : 0x80 | (c & 0x3F), f);
     }
+}
+
+typedef struct {
+    int32_t left, right; // ids of adjacent tokens
+} Merge;
+
+typedef struct {
+    Merge *list; // (count) a lower one merges first
+    int32_t count;
+    int reach_all; // they lead to every token
+} Merges;
+
+/* The merges of a tokenizer.model: one per token that is not a single byte. */
+static Merges merges_of_tokens(const Tokenizer *t) {
+    Merges m = {new_array(Merge, t->vocab_size), 0, 1};
+    int32_t *ids = NULL, parts[2];
+    size_t capacity = 0;
+    int special = 0;
+    Encoder e = encoder_open(t, &ids, &capacity, 0);
+    for (int32_t id = 0; id < t->vocab_size; id++) {
+        if (special < t->num_special && t->special[special] == id) {
+            special++;
+            continue;
+        }
+        if (token_length(t, id) == 1) continue;
+        if (token_parts(&e, id, parts)) {
+            const Merge merge = {parts[0], parts[1]};
+            m.list[m.count++] = merge;
+        } else m.reach_all = 0;
+    }
+    free(ids);
+    encoder_close(&e);
+    return m;
+}
+
+/* The merges of any tokenizer; the caller frees the list. */
+static Merges tokenizer_merges(const Tokenizer *t) {
+    if (!t->merges) return merges_of_tokens(t);
+    Merges m = {new_array(Merge, t->num_merges), t->num_merges, !t->is_divided};
+    for (uint32_t i = 0; i <= t->merge_mask; i++) {
+        const Merge merge = {t->merges[i].left, t->merges[i].right};
+        if (merge.left != NO_TOKEN) m.list[t->merges[i].rank] = merge;
+    }
+    return m;
 }
 
 /* Can transformers split and number text as this tokenizer does? Not if its expression is not one of those known here,
@@ -105,7 +149,7 @@ static void write_vocabulary(FILE *f, const Tokenizer *t, const uint16_t charact
             special++;
         } else {
             fputc('"', f);
-            write_token_text(f, t, id, characters);
+            write_token_text(f, t, id, characters, 1);
             fputc('"', f);
         }
         fprintf(f, ": %d", id);
@@ -115,31 +159,18 @@ static void write_vocabulary(FILE *f, const Tokenizer *t, const uint16_t charact
 
 /* The merges; returns whether they lead to every token. */
 static int write_merges(FILE *f, const Tokenizer *t, const uint16_t characters[256]) {
-    int32_t *ids = NULL, parts[2];
-    size_t capacity = 0;
-    int count = 0, reach_all = 1, special = 0;
-    Encoder e = encoder_open(t, &ids, &capacity, 0);
+    Merges m = merges_of_tokens(t);
     fprintf(f, "    \"merges\": [");
-    for (int32_t id = 0; id < t->vocab_size; id++) {
-        if (special < t->num_special && t->special[special] == id) {
-            special++;
-            continue;
-        }
-        if (token_length(t, id) == 1) continue;
-        if (!token_parts(&e, id, parts)) {
-            reach_all = 0;
-            continue;
-        }
-        fprintf(f, "%s\n      \"", count++ ? "," : "");
-        write_token_text(f, t, parts[0], characters);
+    for (int32_t i = 0; i < m.count; i++) {
+        fprintf(f, "%s\n      \"", i ? "," : "");
+        write_token_text(f, t, m.list[i].left, characters, 1);
         fputc(' ', f);
-        write_token_text(f, t, parts[1], characters);
+        write_token_text(f, t, m.list[i].right, characters, 1);
         fputc('"', f);
     }
     fprintf(f, "\n    ],\n");
-    free(ids);
-    encoder_close(&e);
-    return reach_all;
+    free(m.list);
+    return m.reach_all;
 }
 
 /* The text of tokenizer.json (length) of a tokenizer that fits it; the caller frees it. */
@@ -315,6 +346,7 @@ typedef struct {
 typedef struct {
     TokenizerFile files[8];
     int count;
+    char *chat_template; // in Jinja; NULL: there is none
 } TokenizerFiles;
 
 static void tokenizer_files_add(TokenizerFiles *all, const char *name, char *text, size_t length) {
@@ -350,7 +382,7 @@ static int model_is_redundant(const Tokenizer *t, const char *text, size_t lengt
  * generation are kept; NULL: a preset. */
 static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
                                  const Tokenizer *t, const char *model, int max_positions) {
-    char in_model[4096], *copy = (char *)checked_malloc(length + 1);
+    char in_model[4096], in_config[4096], *copy = (char *)checked_malloc(length + 1);
     int is_json = text_is_json(text);
     size_t size;
     memcpy(copy, text, length);
@@ -367,6 +399,9 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
         char *config = tokenizer_config_text(t, max_positions, &size);
         tokenizer_files_add(all, "tokenizer_config.json", config, size);
     }
+    all->chat_template = chat_template_beside(path, in_config);
+    if (!has_config && t && chat_template_of_tokens(t) && !all->chat_template)
+        all->chat_template = checked_strdup(chat_template_of_tokens(t)->jinja);
     int has_generation = model && tokenizer_files_copy(all, in_model, "generation_config.json", 1);
     if (!has_generation && t) {
         char *config = generation_config_text(t, &size);
@@ -376,6 +411,7 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
 
 static void tokenizer_files_close(TokenizerFiles *all) {
     for (int i = 0; i < all->count; i++) free(all->files[i].text);
+    free(all->chat_template);
 }
 
 #endif

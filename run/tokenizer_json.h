@@ -492,11 +492,16 @@ static void tokenizer_find_ends(Tokenizer *t, const char *path) {
 // ---------------------------------------------------------------------------
 // opening a file
 
-/* cJSON would end a string at this character, which no token has. */
-static void refuse_escaped_zero(const char *path, const char *text) {
-    for (const char *p = strchr(text, '\\'); p && p[1]; p = strchr(p + 2, '\\'))
-        if (!strncmp(p, "\\u0000", 6))
-            user_error("tokenizer %s has \\u0000 in a string, expected text without this character", path);
+/* Does transformers put this tokenizer's begin-of-document token in front of a text? */
+static int post_processor_adds(const cJSON *post_processor, const Tokenizer *t) {
+    const cJSON *parts[MOST_PARTS];
+    int count = component_parts(post_processor, "processors", parts);
+    for (int i = 0; i < count && t->bos != NO_TOKEN; i++) {
+        const cJSON *first = cJSON_GetArrayItem(json_get(parts[i], "single"), 0);
+        const char *name = json_string_or(json_get(json_get(first, "SpecialToken"), "id"), "");
+        if (tokenizer_special(t, name) == t->bos) return 1;
+    }
+    return 0;
 }
 
 static Tokenizer *tokenizer_from_parsed_json(const char *path, const cJSON *root, size_t text_length) {
@@ -516,6 +521,7 @@ static Tokenizer *tokenizer_from_parsed_json(const char *path, const cJSON *root
     t->expression = pre_tokenizer_expression(json_get(root, "pre_tokenizer"));
     t->llama3 = t->expression == llama3_split;
     t->split = split_open(path, 0, t->expression);
+    t->adds_bos = post_processor_adds(json_get(root, "post_processor"), t);
     free(v.scratch);
     free(v.names);
     free(v.is_special);
@@ -525,7 +531,8 @@ static Tokenizer *tokenizer_from_parsed_json(const char *path, const cJSON *root
 /* `text` (len, and a NUL): the contents of the tokenizer.json `path`, which errors name; frees it. */
 static Tokenizer *tokenizer_from_json(const char *path, char *text, size_t len) {
     char what[UNSUPPORTED_BYTES];
-    refuse_escaped_zero(path, text);
+    if (json_has_zero_byte(text)) // cJSON would end the string there
+        user_error("tokenizer %s has \\u0000 in a string, expected text without this character", path);
     cJSON *root = json_parse_object(text, len, path, "a Hugging Face tokenizer.json");
     json_refuse_duplicates(root, path);
     if (!tokenizer_json_is_known(root, what))

@@ -1,15 +1,16 @@
 /* chat.c: turns conversations into token files with a loss mask, for instruction tuning.
- * Usage: chat --tokenizer F --out-train A.tok [--out-val B.tok [--val-fraction 0.05]] JSONL...
+ * Usage: chat --tokenizer F --out-train A.tok [--out-val B.tok [--val-fraction 0.05]] [--pack SEQ] JSONL...
  *
  * A line is a conversation, {"messages":[{"role":"system|user|assistant","content":"…"},…]} or only the list of
  * messages. It is rendered with the chat template next to the tokenizer or, if there is none, the one that its special
  * tokens belong to, and followed by the end-of-text token. Only what the assistant says, and the token that ends its
- * turn, are targets. Conversations are packed: samples are windows over all of them, one after the other. Names of
- * special tokens inside a message are plain text. Only one line is in memory at a time. Existing files are not
- * overwritten.
+ * turn, are targets. Conversations follow one another, and samples are windows over all of them. With --pack, samples
+ * consist of whole conversations (pack.h). Names of special tokens inside a message are plain text. One line is in
+ * memory at a time, and what --pack collects. Existing files are not overwritten.
  */
 #include "../../run/chat_template.h" // defines: Chat, chat_template_find, chat_begin, chat_message
 #include "corpus.h"
+#include "pack.h" // defines: Packer, packer_add
 
 // ---------------------------------------------------------------------------
 // a line of JSON
@@ -78,9 +79,64 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
 }
 
 // ---------------------------------------------------------------------------
+// outputs
+
+typedef struct {
+    TokenWriter writer; // path NULL: the output was not asked for
+    Packer packer;      // T = 0: without --pack
+} ChatOutput;
+
+static void chat_output_open(ChatOutput *out, const char *path, const Tokenizer *t, int64_t window) {
+    if (!path) return;
+    writer_open(&out->writer, path, t, 1);
+    out->writer.window = (uint32_t)window;
+    if (window) packer_open(&out->packer, &out->writer, window);
+}
+
+/* Writes the rendered conversation, from `bytes` of JSON, with the token that ends it as a document. */
+static void chat_output_write(ChatOutput *out, Chat *c, size_t bytes) {
+    chat_token(c, c->t->eos, 0);
+    out->writer.bytes += bytes;
+    if (out->packer.T) {
+        packer_add(&out->packer, c->ids, c->mask, c->count);
+    } else {
+        writer_narrow(&out->writer, c->ids, c->count);
+        writer_write(&out->writer, c->ids, c->mask, c->count);
+    }
+}
+
+static void print_packing(const Packer *p) {
+    const char *path = p->w->path;
+    int64_t tokens = (int64_t)p->w->count, windows = tokens / p->T;
+    printf("%s: %" PRId64 " conversations in %" PRId64 " windows of %" PRId64 " tokens, %.2f %% of them padding; train "
+           "with --seq %" PRId64 " --doc-mask\n",
+           path, p->conversations, windows, p->T, 100.0 * (double)p->padding / (double)tokens, p->T);
+    if (p->cut)
+        printf("%s: %" PRId64 " conversations are longer than %" PRId64 " tokens and were cut at the ends of windows: "
+               "tokens after a cut are trained without those before it\n",
+               path, p->cut, p->T);
+}
+
+/* Writes what is not yet in the file. Refuses a file without a target, from `conversations` of both outputs. */
+static void chat_output_finish(ChatOutput *out, uint64_t conversations) {
+    if (!out->writer.path) return;
+    if (out->packer.T) packer_finish(&out->packer);
+    if (!out->writer.targets)
+        user_error("%" PRIu64
+                   " conversations leave %s without a target; give more conversations in which the assistant speaks",
+                   conversations, out->writer.path);
+}
+
+static void chat_output_close(ChatOutput *out) {
+    if (!out->writer.path) return;
+    writer_close(&out->writer);
+    writer_print(&out->writer);
+    if (out->packer.T) print_packing(&out->packer);
+    packer_close(&out->packer);
+}
 
 /* Appends the conversations of a file; returns their number. */
-static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWriter *val, ValidationSplit *split) {
+static uint64_t chat_file(Chat *c, const char *path, ChatOutput *train, ChatOutput *val, ValidationSplit *split) {
     FILE *f = input_open(path, "a file of JSON lines");
     char *line = NULL;
     size_t room = 0;
@@ -93,12 +149,7 @@ static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWr
         at.line++;
         if (strspn(line, " \t\r\n") == (size_t)len) continue;
         chat_line(c, &at, line, (size_t)len);
-        TokenWriter *w = is_validation(split, (size_t)len) ? val : train;
-        size_t n = c->count;
-        writer_narrow(w, c->ids, n);
-        writer_write(w, c->ids, c->mask, n);
-        writer_write(w, &c->t->eos, (const uint8_t *)"", 1); // mask 0: not a target
-        w->bytes += (uint64_t)len;
+        chat_output_write(is_validation(split, (size_t)len) ? val : train, c, (size_t)len);
         conversations++;
     }
     if (ferror(f) || !feof(f))
@@ -117,13 +168,24 @@ typedef struct {
     int num_files;
     Output train, val; // val.path NULL: no validation
     double fraction;   // of the text that is for validation; 0: the option was not given
+    int64_t window;    // --pack: tokens of a window; 0: the option was not given
 } Arguments;
+
+static int64_t window_option(const char *value) {
+    char *end;
+    int64_t window = strtoll(value, &end, 10);
+    if (end == value || *end || window < 2 || window > WINDOW_MAX)
+        user_error("--pack %s was given, expected the number of tokens that training will get as --seq, from 2 to %d",
+                   value, WINDOW_MAX);
+    return window;
+}
 
 static Arguments arguments_parse(int argc, char **argv) {
     static const char usage[] = "usage: chat --tokenizer FILE --out-train FILE [--out-val FILE [--val-fraction 0.05]] "
-                                "JSONL...; conversations are packed: samples are windows "
-                                "over all of them, one after the other, and only the assistant's tokens are targets";
-    Arguments a = {NULL, new_array(const char *, argc), 0, {"--out-train", NULL}, {"--out-val", NULL}, 0};
+                                "[--pack SEQ] JSONL...; only the assistant's tokens are targets; --pack: samples of "
+                                "SEQ tokens consist of whole conversations, for training with --seq SEQ --doc-mask; "
+                                "without it, samples are windows over all conversations, one after the other";
+    Arguments a = {NULL, new_array(const char *, argc), 0, {"--out-train", NULL}, {"--out-val", NULL}, 0, 0};
     const char *value;
     for (int i = 1; i < argc; i++) {
         if (option_value(argc, argv, &i, "--tokenizer", &a.tokenizer)) continue;
@@ -131,6 +193,8 @@ static Arguments arguments_parse(int argc, char **argv) {
         if (option_value(argc, argv, &i, "--out-val", &a.val.path)) continue;
         if (option_value(argc, argv, &i, "--val-fraction", &value)) {
             a.fraction = fraction_option(value);
+        } else if (option_value(argc, argv, &i, "--pack", &value)) {
+            a.window = window_option(value);
         } else if (!strcmp(argv[i], "--help")) {
             puts(usage);
             finish_results();
@@ -159,6 +223,15 @@ static void check_outputs(const Arguments *a) {
     }
 }
 
+/* --doc-mask would take each message for a document. */
+static void refuse_shared_end(const Chat *c, const Arguments *a) {
+    if (!a->window || tokenizer_special(c->t, c->form->end) != c->t->eos) return;
+    user_error(
+        "--pack needs a token that ends documents alone, but in tokenizer %s %s also ends a message: leave --pack "
+        "out, or use a tokenizer with <|endoftext|> or <|end_of_text|>",
+        a->tokenizer, c->form->end);
+}
+
 int main(int argc, char **argv) {
     output_prepare();
     Arguments a = arguments_parse(argc, argv);
@@ -166,20 +239,19 @@ int main(int argc, char **argv) {
     Tokenizer *t = tokenizer_open(a.tokenizer);
     Chat c;
     chat_open(&c, t, chat_template_find(t, a.tokenizer));
-    TokenWriter train = ZERO, val = ZERO;
+    refuse_shared_end(&c, &a);
+    ChatOutput train = ZERO, val = ZERO;
     ValidationSplit split = {a.fraction > 0 ? a.fraction : 0.05, 0, 0};
     if (!a.val.path) split.fraction = 0;
     uint64_t conversations = 0;
-    writer_open(&train, a.train.path, t, 1);
-    if (a.val.path) writer_open(&val, a.val.path, t, 1);
+    chat_output_open(&train, a.train.path, t, a.window);
+    chat_output_open(&val, a.val.path, t, a.window);
     for (int i = 0; i < a.num_files; i++) conversations += chat_file(&c, a.files[i], &train, &val, &split);
-    if (!train.targets || (a.val.path && !val.targets))
-        user_error("%" PRIu64
-                   " conversations leave %s without a target; give more conversations in which the assistant speaks",
-                   conversations, train.targets ? a.val.path : a.train.path);
+    chat_output_finish(&train, conversations);
+    chat_output_finish(&val, conversations);
     printf("%" PRIu64 " conversations, chat template: %s\n", conversations, c.form->name);
-    writer_close(&train);
-    if (a.val.path) writer_close(&val);
+    chat_output_close(&train);
+    chat_output_close(&val);
     chat_close(&c);
     free(a.files);
     tokenizer_close(t);

@@ -298,6 +298,7 @@ typedef struct { // 64 bytes, little-endian, as TokenFileHeader in token_files.h
     uint64_t count;
     uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
 } TokenHeader;
+enum { WINDOW_MAX = (1 << 24) - 1 }; // the header's flags have 24 bits for the window
 
 typedef struct {
     const char *path;
@@ -305,17 +306,14 @@ typedef struct {
     FILE *mask; // one byte per token, in an unnamed file until the number of tokens is known; NULL: no mask
     const Tokenizer *t;
     uint32_t width;                 // bytes per token
+    uint32_t window;                // tokens of a window that conversations are packed into; 0: not packed
     uint64_t count, targets, bytes; // so far: tokens, tokens that are targets, bytes of text
 } TokenWriter;
 
 static inline void writer_header(const TokenWriter *w) {
-    TokenHeader h = {{'L', 'L', 'M', '3', 'T', 'O', 'K', '1'},
-                     1,
-                     w->width,
-                     (uint32_t)w->t->vocab_size,
-                     w->mask ? 1u : 0u,
-                     w->count,
-                     {0}};
+    TokenHeader h = {"", 1, w->width, (uint32_t)w->t->vocab_size, w->mask ? 1u : 0u, w->count, {0}};
+    memcpy(h.magic, "LLM3TOK1", sizeof h.magic);
+    h.flags |= w->window << 8;
     memcpy(h.tokenizer, w->t->fingerprint, sizeof h.tokenizer);
     rewind(w->file);
     fwrite(&h, sizeof h, 1, w->file);
@@ -382,6 +380,10 @@ static inline void writer_close(TokenWriter *w) {
     writer_header(w);
     if (w->mask) fclose(w->mask);
     output_close(w->file, w->path);
+}
+
+/* Prints what a closed file holds. */
+static inline void writer_print(const TokenWriter *w) {
     if (w->mask)
         printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them targets, from %.2f MB of conversations\n", w->path,
                w->count, w->targets, (double)w->bytes / 1e6);

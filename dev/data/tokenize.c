@@ -534,7 +534,9 @@ int main(int argc, char **argv) {
         user_error("%.1f KB of text are too few to split into training and validation; give at least about %d KB",
                    (double)job_bytes(&j) / 1e3, (int)(PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
     writer_close(&j.train);
+    writer_print(&j.train);
     writer_close(&j.val);
+    writer_print(&j.val);
     state_close(&j.state);
     double megabytes = (double)(job_bytes(&j) - bytes_before) / 1e6, seconds = seconds_now() - started;
     struct rusage use;

@@ -39,6 +39,8 @@ tokens() {
 { le 1 2 200 119 23; le 4 {1..30}; } | seed token_file/built-masked-wide
 { le 1 3 98 1 5; tokens 4 100 0 {99..80} 1; } | seed token_file/wide-partial
 { le 1 7 254 3 22; tokens 2 256 1 {200..239}; printf '\0\1\1\1\0%.0s' {1..8}; } | seed token_file/masked
+{ le 1 7 254 1 3; tokens 2 256 $((1 | 8 << 8)) {1..17}; printf '\0\1\1\1%.0s' {1..4}; printf '\0'; } |
+    seed token_file/packed
 { le 1 1 30 12 37; tokens 4 32 1 {1..9}; printf '\1%.0s' {1..9}; } | seed token_file/two-files-padded
 { le 1 0 0 2 0; tokens 2 2 0 0 1 1; } | seed token_file/smallest
 { le 1 3 8 0 0; tokens 2 10 0 9 10 11 12 13; } | seed token_file/beyond-the-vocabulary

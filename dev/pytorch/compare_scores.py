@@ -106,7 +106,7 @@ def main():
     bound = f"<= {BOUND:g}"
     rows = [
         (f"largest difference of a sum, {options.requests} requests", f"{of_text:.2g}", bound, of_text <= BOUND),
-        (f"the same, {len(pairs) - options.requests} endings, whose sums are larger", f"{of_tasks:.2g}", "no bound", True),
+        (f"the same, {len(pairs) - options.requests} endings, with larger sums", f"{of_tasks:.2g}", "no bound", 1),
         ("greedy in one of the two only", f"{greedy} of {len(pairs)} ({most_greedy} greedy)", "0", greedy == 0),
         (f"accuracy on {len(tasks)} tasks", f"{of_ours:.3f}, {of_theirs:.3f}", "equal", of_ours == of_theirs),
     ]

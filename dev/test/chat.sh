@@ -103,15 +103,15 @@ gives "ChatML: names of special tokens in what is said are plain text" bin/chat 
 # ---------------------------------------------------------------- a planted fault
 mkdir -p planted/dev/data planted/run
 cp -r "$top"/*.h "$top/lib" planted/
-cp "$top/run/chat_template.h" planted/run/
+cp "$top"/run/*.h planted/run/
 cp "$top"/dev/data/Makefile "$top"/dev/data/*.[ch] planted/dev/data/
-sed -i 's|        writer_write(w, c->ids, c->mask, n);|        memmove(c->mask + 1, c->mask, n - 1);\n&|' \
+sed -i 's|        writer_write(&out->writer, c->ids.*|        memmove(c->mask + 1, c->mask, c->count - 1);\n&|' \
     planted/dev/data/chat.c
 if cmp -s planted/dev/data/chat.c "$top/dev/data/chat.c"; then
     fail "planted: the mask is shifted by one" "the edit no longer matches chat.c"
 else
-    make -s -C planted/dev/data OUT="$work/planted" "$work/planted/chat" >log 2>&1
-    said=$(llama3_conversations planted/chat | grep -m1 '^FAIL Llama 3: tokens and targets')
+    make -s -C planted/dev/data OUT="$work/planted" "$work/planted/chat" >log 2>&1 || cat log
+    said=$([ -x planted/chat ] && llama3_conversations planted/chat | grep -m1 '^FAIL Llama 3: tokens and targets')
     if [ -n "$said" ]; then
         pass "planted: the mask is shifted by one" "caught by ${said:0:150}"
     else
@@ -150,6 +150,67 @@ else
     fail "a pipe is read like a file" "$(cat .out .err)"
 fi
 
+# ---------------------------------------------------------------- packing
+# documents FILE : a line for each, without padding
+documents() { dump "$1" | sed 's/ 259/&\n/g' | sed 's/^ //' | grep -vxE '(259)?'; }
+# cut FILE WINDOW : the documents that cross the end of a window, and what follows the last window
+cut_documents() {
+    dump "$1" | tr -d '*' | tr ' ' '\n' | awk -v window="$2" '
+        !inside { first = NR - 1; inside = 1 }
+        $1 == 259 {
+            inside = 0
+            if (int(first / window) != int((NR - 1) / window)) printf "tokens %d to %d are cut, ", first, NR - 1
+        }
+        END { if (NR % window != 1 || inside) printf "%d tokens are not windows and one more", NR }'
+}
+# packs NAME FILE.jsonl WINDOW PATTERN : the conversations of FILE, each once and whole; what is printed matches
+packs() {
+    local cut
+    rm -f packed.tok loose.tok
+    if bin/chat --tokenizer llama3.model --out-train loose.tok "$2" >.out 2>.err &&
+        bin/chat --tokenizer llama3.model --out-train packed.tok --pack "$3" "$2" >.out 2>.err &&
+        grep -qE "^packed.tok: $4 of $3 tokens, [0-9.]+ % .* --seq $3 --doc-mask" .out; then
+        cut=$(cut_documents packed.tok "$3")
+        if [ -z "$cut" ] && [ "$(documents packed.tok | sort)" = "$(documents loose.tok | sort)" ]; then
+            pass "packed: $1" "$(grep windows .out)"
+        else
+            fail "packed: $1" "${cut:-there are other conversations than without --pack}"
+        fi
+    else fail "packed: $1" "$(cat .out .err), expected $4"; fi
+}
+for i in {1..60}; do
+    printf '[%s,%s]\n' "$(message user "Count to $i.")" "$(message assistant "$(seq -s, "$i")")"
+done >counts.jsonl
+cat many.jsonl counts.jsonl >some.jsonl
+packs "each conversation is there once, whole" some.jsonl 512 '460 conversations in [0-9]+ windows'
+head -n 1 many.jsonl >first.jsonl
+cat first.jsonl first.jsonl >two.jsonl
+bin/chat --tokenizer llama3.model --out-train first.tok first.jsonl >.out
+length=$(dump first.tok | wc -w)
+packs "one conversation" first.jsonl 512 '1 conversations in 1 windows'
+packs "one of the window's length" first.jsonl "$length" '1 conversations in 1 windows'
+packs "one that is a token shorter" first.jsonl $((length + 1)) '1 conversations in 1 windows'
+packs "two that fit exactly" two.jsonl $((2 * length)) '2 conversations in 1 windows'
+packs "two that are a token too long" two.jsonl $((2 * length - 1)) '2 conversations in 2 windows'
+rm -f packed.tok
+if bin/chat --tokenizer llama3.model --out-train packed.tok --pack $((length - 1)) two.jsonl >.out 2>.err &&
+    grep -q "^packed.tok: 2 conversations in 4 windows" .out &&
+    grep -q "^packed.tok: 2 conversations are longer than $((length - 1)) tokens and were cut" .out &&
+    [ "$(documents packed.tok)" = "$(documents first.tok; documents first.tok)" ] &&
+    [ "$(dump packed.tok | tr -cd '*' | wc -c)" = $((2 * $(dump first.tok | tr -cd '*' | wc -c))) ]; then
+    pass "packed: one that is a token longer is cut, and that is reported" "$(tail -n 1 .out)"
+else
+    fail "packed: one that is a token longer is cut, and that is reported" "$(cat .out .err) $(dump packed.tok)"
+fi
+if bin/chat --tokenizer llama3.model --out-train a.tok --out-val av.tok --val-fraction 0.1 --pack 256 many.jsonl \
+    >.out 2>.err && bin/chat --tokenizer llama3.model --out-train b.tok --out-val bv.tok --val-fraction 0.1 \
+    --pack 256 <(cat many.jsonl) >.out 2>.err && cmp a.tok b.tok && cmp av.tok bv.tok &&
+    [ "$({ documents a.tok; documents av.tok; } | sort)" = "$(documents all.tok | sort)" ]; then
+    pass "packed: the same file each time, also of a pipe, and one for validation" "$(grep windows .out | tr '\n' ' ')"
+else
+    fail "packed: the same file each time, also of a pipe, and one for validation" "$(cat .out .err)"
+fi
+
 # more than the memory allowed
 for i in {1..10}; do cat many.jsonl; done >ten.jsonl
 for i in {1..150}; do cat ten.jsonl; done >large.jsonl
@@ -157,7 +218,11 @@ if (ulimit -v 40000 && bin/chat --tokenizer llama3.model --out-train large.tok l
     [ "$(wc -c <large.jsonl)" -gt 60000000 ]; then
     pass "$(($(wc -c <large.jsonl) / 1000000)) MB of conversations are read in less than 40 MB" "$(tail -n 1 .out)"
 else fail "more conversations than memory" "$(cat .out .err)"; fi
-rm -f ten.jsonl large.*
+if (ulimit -v 60000 && bin/chat --tokenizer llama3.model --out-train large-packed.tok --pack 512 large.jsonl >.out \
+    2>.err) && [ -z "$(cmp -n 20 large.tok large-packed.tok)" ]; then
+    pass "they are packed in less than 60 MB" "$(tail -n 1 .out)"
+else fail "more conversations to pack than memory" "$(cat .out .err)"; fi
+rm -f ten.jsonl large.* large-packed.tok
 
 # ---------------------------------------------------------------- what is no conversation
 # bad NAME PATTERN COMMAND… : exit code 1, one line that matches, nothing left behind
@@ -247,6 +312,15 @@ bad "--help into a full standard output" "standard output cannot be written: No 
 bad "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train bad.tok one.jsonl
 bad "a fraction without a file" "--out-val is missing" bin/chat --tokenizer llama3.model --out-train bad.tok \
     --val-fraction 0.1 one.jsonl
+for window in 0 1 16777216 x '' 12x; do
+    bad "--pack '$window'" "--pack $window was given, expected the number of tokens .*--seq, from 2 to 16777215" \
+        bin/chat --tokenizer llama3.model --out-train bad.tok --pack "$window" one.jsonl
+done
+bad "--pack without a number" "--pack was given without a value" bin/chat --tokenizer llama3.model --out-train bad.tok \
+    one.jsonl --pack
+sed 's/eos <|endoftext|>/eos <|im_end|>/' chatml.model >shared.model
+bad "--pack where a message ends as a document does" "shared.model <.im_end.> also ends a message: leave --pack out" \
+    bin/chat --tokenizer shared.model --out-train bad.tok --pack 512 one.jsonl
 # KB a file
 bad "a disk that is full" "bad.tok.*; is the disk full" bash -c \
     "trap '' XFSZ; ulimit -f 20; bin/chat --tokenizer llama3.model --out-train bad.tok many.jsonl"
@@ -306,6 +380,50 @@ if [ $((count % 2)) = 1 ] && "${train[@]}" --ranks 2 --val four.tok --val-every 
         fail "a step's loss on 2 ranks is the mean over all targets" "$difference: $(cat run/metrics.jsonl .eval-four)"
     fi
 else fail "the program trains on a file with a mask" "$count tokens: $(cat .err)"; fi
+
+# ---------------------------------------------------------------- it trains on packed conversations as on single ones
+rm -rf packed.tok single run
+mkdir single
+head -n 6 counts.jsonl >six.jsonl
+i=0
+while IFS= read -r line; do
+    i=$((i + 1))
+    printf '%s\n' "$line" | bin/chat --tokenizer llama3.model --out-train single/$i.tok --pack 160 /dev/stdin
+done <six.jsonl >.out
+bin/chat --tokenizer llama3.model --out-train packed.tok --pack 160 six.jsonl >.out
+packed=(--model model --tokenizer llama3.model --seq 160 --doc-mask --threads 1)
+windows=$((($(od -An -v -tu8 -j24 -N8 packed.tok) - 1) / 160))
+# trains NAME DATA BATCH : one step on all windows; its loss and the norm of its gradient
+trains() {
+    timeout 60 "$program" "${packed[@]}" --data "$2" --batch "$3" --steps 1 --out "run-$1" >.out-"$1" 2>&1 &&
+        timeout 60 "$program" "${packed[@]}" --model "run-$1/latest" --eval "$2" >.eval-"$1" 2>>.out-"$1" &&
+        echo "$(number "run-$1/metrics.jsonl" loss) $(number "run-$1/metrics.jsonl" grad_norm) $(
+            number ".eval-$1" loss) $(number ".eval-$1" tokens)"
+}
+if single=$(trains single 'single/*.tok' 6) && together=$(trains packed packed.tok "$windows"); then
+    worst=$(echo "$single $together" | awk '
+        {
+            for (i = 1; i < 4; i++) {
+                d = $i / $(i + 4) - 1
+                if (d < 0) d = -d
+                if (d > worst) worst = d
+            }
+            printf "%.2e %d", worst, worst < 1e-6 && $4 == $8
+        }')
+    if [ "${worst#* }" = 1 ] && [ "$windows" -lt 5 ]; then
+        pass "packed: loss, gradient norm, and loss after the step of one conversation a window" \
+            "$windows windows instead of 6, off by ${worst% *}, bound 1e-6"
+    else
+        fail "packed: loss, gradient norm, and loss after the step of one conversation a window" \
+            "$windows windows; $together, expected $single"
+    fi
+else
+    fail "packed: loss, gradient norm, and loss after the step of one conversation a window" "$(cat .out-*)"
+fi
+bad "packed conversations with another --seq" "packed.tok .* windows of 160 tokens, --seq is 128: use --seq 160" \
+    "$program" "${packed[@]}" --model run-packed/latest --seq 128 --eval packed.tok
+bad "packed conversations without --doc-mask" "packed.tok .*add --doc-mask" "$program" --model run-packed/latest \
+    --tokenizer llama3.model --seq 160 --eval packed.tok
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -290,6 +290,59 @@ more "documents are off by one" token_files.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' \
     documents "documents: every gradient equals PyTorch's"
 
+fault "packed conversations see those before them" token_files.h \
+    's|        ended += inputs\[t\] == document_end;|        (void)document_end;|' \
+    packing "packed conversations have the losses of one per window"
+
+edit='s|take_window(p, n);|take_window(p, n - 1);|; '
+edit+='s|^    p->windows\[window\].room -= n;|&\n    p->windows[window].room = max_i64(0, p->windows[window].room);|'
+fault "a conversation is placed where a token is lacking" dev/data/pack.h "$edit" \
+    packing "each conversation is there once, whole"
+
+more "a packed conversation takes any window with room for it" dev/data/pack.h \
+    's|__builtin_ctzll(fits)|63 - __builtin_clzll(fits)|' \
+    packing "as many windows as best fit decreasing needs"
+
+more "conversations are packed in the order in which they come" dev/data/pack.h \
+    's|^    qsort(p->waiting, .*||' \
+    packing "as many windows as best fit decreasing needs"
+
+more "packed conversations have the targets of the first" dev/data/pack.h \
+    's|p->mask + x->first, x->count|p->mask, x->count|' \
+    packing "each conversation is there once, whole"
+
+more "the padding of a window is a target" dev/data/pack.h \
+    's|no_target = 0|no_target = 1|' \
+    packing "packed conversations have the losses of one per window"
+
+more "the last packed window has no last target" dev/data/pack.h \
+    's|^    write_padding(p, 1);||' \
+    packing "training and evaluation see every packed window"
+
+more "conversations that wait for their window are lost" dev/data/pack.h \
+    's|PACK_WINDOWS \* p->T)) packer_flush(p);|PACK_WINDOWS * p->T)) p->count = p->num_waiting = 0;|' \
+    packing "packing in parts: each conversation is there once"
+
+more "windows are written again with the next ones" dev/data/pack.h \
+    's|p->num_waiting = p->num_windows = 0;|p->num_waiting = 0;|' \
+    packing "packing in parts: each conversation is there once"
+
+more "a file does not say that it is packed" dev/data/corpus.h \
+    's/^    h.flags |= w->window << 8;//' \
+    packing "packed conversations without --doc-mask are refused"
+
+more "packed windows are read at another length" token_files.h \
+    's|if (window \&\& window != (uint32_t)T)|if (0)|' \
+    packing "packed conversations with another --seq are refused"
+
+more "packed conversations are trained on without --doc-mask" run/job.h \
+    's|^    check_packed(j, &j->data);||' \
+    packing "packed conversations without --doc-mask are refused"
+
+more "packed conversations are evaluated without --doc-mask" run/job.h \
+    's|^    check_packed(j, &j->val);||' \
+    packing "refused for evaluation, too"
+
 more "every micro-batch has the first one's documents" run/model.h \
     's|batch->docs + at \* m->cp->size|batch->docs|' \
     documents "have one rank's bits"
@@ -493,7 +546,7 @@ more "a failed host is back at once" plan/goodput.h \
     goodput "waits until that host is repaired"
 
 more "waiting for an axis is counted as waiting for all ranks" lib/comm.h \
-    's|comm->wait_seconds\[r->group->axis\]|comm->wait_seconds[AXIS_WORLD]|' \
+    "s|? (int)r->group->axis :|? AXIS_WORLD :|" \
     "mpi waiting" "waiting is counted for the axis"
 
 more "run.html is overwritten where it is" run/run_page.h \
@@ -920,6 +973,22 @@ fault "Windows' line ends stay in prompts" run/prompts.h \
 fault "the directory's end tokens are not obeyed" run/prompts.h \
     's|        if (stop->ids\[i\] == id) return 1;|        if (stop->ids[i] == id) return 0;|' \
     generate "an answer stops"
+
+fault "rows of wq and wk keep their order in GGUF files" run/gguf.h \
+    's|t.interleaved_rows = c->HD;|{}|' \
+    gguf "every weight in its place"
+
+more "values of q8_0 are rounded towards zero" run/checkpoint_writer.h \
+    's|roundf(in\[i\] . inverse)|truncf(in[i] * inverse)|' \
+    gguf "q8_0: every weight in its place"
+
+more "tensors of a GGUF file follow each other without padding" run/gguf.h \
+    's|round_up(t.bytes, GGUF_ALIGN) - t.bytes|0|' \
+    gguf "every weight in its place"
+
+more "RoPE's frequencies are divided by the inverse in GGUF files" run/gguf.h \
+    's|rope_base_frequency(c, i) / rope_frequency(c, i)|rope_frequency(c, i) / rope_base_frequency(c, i)|' \
+    gguf "divisors of RoPE"
 
 more "an answer is not ended as a message is" run/chat_template.h \
     's|^    chat_turn_end(c, target);|    chat_special(c, c->form->close, target);|' \

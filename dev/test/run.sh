@@ -147,7 +147,7 @@ run_test() {
     beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3"
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
-    beside "tokenizer.json" "dev/test/tokenizer_json.sh build/cpu-fp32/train_llama3"
+    beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "token files" dev/test/tokenize.sh
@@ -182,7 +182,7 @@ run_all() {
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
     beside "failed allocations" "dev/test/allocations.sh build/cpu-fp32/train_llama3 200"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
-    beside "tokenizer.json" "dev/test/tokenizer_json.sh build/cpu-fp32/train_llama3"
+    beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
     if dev/test/pages.sh --possible; then beside "pages in a browser" dev/test/pages.sh
     else echo "chromium is not here: run.html and plan.html are not opened in a browser"; fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tokenizer_json.sh [PROGRAM] : tokenizer.json with the whole program. Checkpoints and exports carry it, data of the
-# same vocabulary is accepted in either format, runs that resume write the same bytes, and other kinds are named.
+# exports.sh [PROGRAM] : tokenizer.json and GGUF files with the whole program. Checkpoints and exports carry a
+# tokenizer.json, data of the same vocabulary is accepted in either format, runs that resume write the same bytes, and
+# other kinds are named. GGUF files come from training, a checkpoint and merged adapters, and overwrite nothing.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -118,6 +119,42 @@ if grep -q "^note: the tokenizer only/tokenizer.json $named; it is copied as it 
     pass "a note says that it is only copied" "$(cat .err)"
 else fail "a note says that it is only copied" "$(cat .err)"; fi
 same "a tokenizer of another kind is copied" only/tokenizer.json i/latest/tokenizer.json
+
+# ---------------------------------------------------------------- GGUF files
+gguf=("$program" --threads 1 --export)
+works "training that exports a GGUF file" "${train[@]}" --data data/train.tok --steps 2 --out j --export g/m.gguf
+works "a GGUF file of a checkpoint" "${gguf[@]}" h/m.gguf --model j/latest
+same "a checkpoint's GGUF file is the one that training exports" g/m.gguf h/m.gguf
+works "a GGUF file of an exported directory" "${gguf[@]}" k/m.gguf --model e
+printf '%s\n' '# for ollama: ollama create NAME -f THIS_FILE' 'FROM ./m.gguf' \
+    'TEMPLATE """{{ range .Messages }}<|start_header_id|>{{ .Role }}<|end_header_id|>' '' \
+    '{{ .Content }}<|eot_id|>{{ end }}<|start_header_id|>assistant<|end_header_id|>' '' '"""' \
+    'PARAMETER stop "<|eot_id|>"' >Modelfile
+same "the Modelfile has the chat template" g/Modelfile Modelfile
+works "a second GGUF file in the directory" "${gguf[@]}" g/n.gguf --model e --dtype q8_0
+same "the first Modelfile stays" g/Modelfile Modelfile
+same "the second one has the file's name" g/n.Modelfile <(sed 's/m.gguf/n.gguf/' Modelfile)
+[ "$(ls g)" = "$(printf '%s\n' m.gguf Modelfile n.gguf n.Modelfile | LC_ALL=C sort)" ] ||
+    fail "nothing else is left beside a GGUF file" "$(ls g)"
+works "adapters for the export" "$program" --seq 16 --batch 2 --threads 1 --model e --data data/train.tok --steps 2 \
+    --lora-rank 2 --out adapters
+works "a GGUF file of a model merged with adapters" "${gguf[@]}" l/m.gguf --model e --adapters adapters/latest --merge
+works "the merged model" "${gguf[@]}" merged --model e --adapters adapters/latest --merge
+works "its GGUF file" "${gguf[@]}" merged.gguf --model merged
+same "merged weights are those of the merged model" <(tail -c 100000 l/m.gguf) <(tail -c 100000 merged.gguf)
+bad "a GGUF file that exists" "g/m.gguf exists already" "${gguf[@]}" g/m.gguf --model e
+bad "a GGUF file in int8" "use --dtype q8_0" "${gguf[@]}" x.gguf --model e --dtype int8
+bad "a directory in q8_0" "use --export FILE.gguf, or --dtype int8" "${gguf[@]}" x --model e --dtype q8_0
+bad "a GGUF file of adapters" "a GGUF file holds a whole model" "$program" --seq 16 --batch 2 --model e --data \
+    data/train.tok --steps 1 --lora-rank 2 --export x.gguf
+mkdir bare
+cp e/config.json e/model.safetensors bare/
+bad "a GGUF file without a tokenizer" "needs a tokenizer" "${gguf[@]}" x.gguf --model bare
+bad "a GGUF file with a line end in its name" "control character" "${gguf[@]}" $'x\ny.gguf' --model e
+bad "a GGUF file in a file" "cannot create the directory" "${gguf[@]}" text/x.gguf --model e
+works "an export in fp16" "${gguf[@]}" half --model e --dtype fp16
+works "which is read again" "$program" --seq 16 --threads 1 --model half --eval elsewhere/train.tok
+[ ! -e x ] && [ ! -e x.gguf ] || fail "a refused export leaves nothing" "$(ls -d x*)"
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
