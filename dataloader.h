@@ -9,7 +9,7 @@
 #define DATALOADER_H
 #include "context_parallel.h" // defines: cp_select_halves
 #include "lib/device.h"
-#include "token_files.h" // defines: Dataset, DataSource, dataset_window, document_ids
+#include "lib/token_files.h" // defines: Dataset, DataSource, dataset_window, document_ids
 
 // ---------------------------------------------------------------------------
 // the sampler. Like PyTorch's DistributedSampler it shuffles each epoch and deals the samples out to the ranks. But

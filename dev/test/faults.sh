@@ -286,11 +286,11 @@ more "a send is over before its receiver has read it" lib/transport_threads.h \
     's/if (__atomic_load_n(&slots\[p\].done/if (r->collective != SEND \&\& __atomic_load_n(\&slots[p].done/' \
     pipeline "arrive whole and in order|what one rank makes"
 
-more "documents are off by one" token_files.h \
+more "documents are off by one" lib/token_files.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' \
     documents "documents: every gradient equals PyTorch's"
 
-fault "packed conversations see those before them" token_files.h \
+fault "packed conversations see those before them" lib/token_files.h \
     's|        ended += inputs\[t\] == document_end;|        (void)document_end;|' \
     packing "packed conversations have the losses of one per window"
 
@@ -331,7 +331,7 @@ more "a file does not say that it is packed" dev/data/corpus.h \
     's/^    h.flags |= w->window << 8;//' \
     packing "packed conversations without --doc-mask are refused"
 
-more "packed windows are read at another length" token_files.h \
+more "packed windows are read at another length" lib/token_files.h \
     's|if (window \&\& window != (uint32_t)T)|if (0)|' \
     packing "packed conversations with another --seq are refused"
 
@@ -644,15 +644,15 @@ more "a resumed run counts its updates anew" run/trainer.h \
     's|    \*progress = j->resume_from.progress;|&\n    progress->updates = 0;|' \
     checkpoints "are 4 steps"
 
-more "the schedule of a mixture ignores deadlines" mixture.h \
+more "the schedule of a mixture ignores deadlines" lib/mixture.h \
     's/ || deadline\[k\] < deadline\[next\]))/))/' \
     mixture "each within one of its share"
 
-more "the schedule of a mixture ignores releases" mixture.h \
+more "the schedule of a mixture ignores releases" lib/mixture.h \
     's/release\[k\] <= n \&\& //' \
     mixture "each within one of its share"
 
-more "the schedule of a mixture is off by one after its first period" mixture.h \
+more "the schedule of a mixture is off by one after its first period" lib/mixture.h \
     's|source, n / m->period \* m->quota\[source\]|source, (n + 1) / m->period * m->quota[source]|' \
     mixture "each within one of its share"
 
@@ -668,7 +668,7 @@ fault "a rank reads another source than the schedule says" dataloader.h \
     's/^    MixtureSample sample = mixture_sample(.*/&\n    if (s->shard == 1) sample.source = 0;/' \
     mixture "(--audit of a mixture|in one rank)"
 
-more "other weights are not found at a resume" token_files.h \
+more "other weights are not found at a resume" lib/token_files.h \
     's/^    d->fingerprint = hash_bytes(d->fingerprint, d->mixture->quota, .*//' \
     mixture "other weights"
 
@@ -676,7 +676,7 @@ more "a rank with other weights is not found" dataloader.h \
     's/return s->mixed ? hash_bytes(h, .*/return h;/' \
     mixture "a sampler of them too"
 
-more "a file may belong to two sources" token_files.h \
+more "a file may belong to two sources" lib/token_files.h \
     's/^    sources_check_apart(&d);//' \
     mixture "is refused"
 

@@ -5,8 +5,8 @@
  */
 #ifndef TOKEN_FILES_H
 #define TOKEN_FILES_H
-#include "lib/device.h" // defines: open_regular_file, read_bytes_at, min_i64
-#include "mixture.h"    // defines: DataList, Mixture
+#include "device.h"  // defines: open_regular_file, read_bytes_at, min_i64
+#include "mixture.h" // defines: DataList, Mixture
 
 // ---------------------------------------------------------------------------
 // token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target

@@ -7,7 +7,7 @@
  */
 #ifndef MIXTURE_H
 #define MIXTURE_H
-#include "lib/base.h" // defines: user_error, new_array, checked_strdup
+#include "base.h" // defines: user_error, new_array, checked_strdup
 #include <glob.h>
 
 // ---------------------------------------------------------------------------
