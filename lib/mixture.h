@@ -139,8 +139,9 @@ typedef struct {
 } MixtureSample;
 
 /* Sample i of a source with quota q must not come before the schedule's sample floor(i·period / q), and must come
- * before ceil((i + 1)·period / q). Of those that may come, the one with the earliest deadline does. This meets all deadlines,
- * so that after n samples a source has given n·q / period, rounded up or down (Baruah et al. 1996, P-fairness). */
+ * before ceil((i + 1)·period / q). Of those that may come, the one with the earliest deadline does. This meets all
+ * deadlines, so that after n samples a source has given n·q / period, rounded up or down (Baruah et al. 1996, P-fair
+ * scheduling). */
 static void mixture_fill(Mixture *m) {
     int64_t taken[MOST_SOURCES] = {0}, release[MOST_SOURCES] = {0}, deadline[MOST_SOURCES], period = m->period;
     for (int k = 0; k < m->num_sources; k++) deadline[k] = (period + m->quota[k] - 1) / m->quota[k];
