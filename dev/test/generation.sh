@@ -140,6 +140,8 @@ reads() {
 for ranks in 1 2; do
     name="--chat on $ranks ranks"
     rm -f to-chat stopped.json
+    : >out # what the conversation before has left would be taken for an answer
+    : >notes
     mkfifo to-chat
     "$program" --model trained --threads 1 --chat --seq 30000 --timeout 2 --ranks $ranks <to-chat >out 2>notes &
     chat=$!
