@@ -183,7 +183,7 @@ static void test_packing_in_parts(void) {
 /* Three steps that train on all conversations each: gradients, losses and weights of packed ones, of one per window. */
 static void compare_packed(const char *model, const char *more) {
     enum { T = 48, NUM = 24 };
-    char arguments[768], name[200], path[300], data[2][260];
+    char arguments[1280], name[200], path[300], data[2][260];
     double bound = sizeof(floatX) == 4 ? 1e-6 : 2e-2, loss_bound = sizeof(floatX) == 4 ? 1e-6 : 1e-3;
     Talks talks = make_talks(NULL, NUM, T, 9);
     int64_t windows[2];
