@@ -872,8 +872,8 @@ stored() {
     fi
     bad "adapters in 8 bits" "--export --dtype int8: adapters are exported as fp32 or bf16" "${train[@]}" --model \
         trained --lora-rank 4 --export beside8 --dtype int8
-    bad "--dtype that is none" "--dtype int4: expected one of fp32.fp16.bf16.int8.int8:all.q8_0" --model trained --export four \
-        --dtype int4
+    bad "--dtype that is none" "--dtype int4: expected one of fp32.fp16.bf16.int8.int8:all.q8_0" \
+        --model trained --export four --dtype int4
     spoiled_stored "8 bits whose scales are missing" \
         "tensor .*q_proj.weight is int8, but its scales model.layers.0.self_attn.q_proj.weight.scale are missing" \
         model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
