@@ -24,7 +24,7 @@ typedef struct {
     int accumulation, B;  // micro-batches per step, samples per micro-batch
     int local;            // --accumulate local: a rank sums its micro-batches before ranks do
     int64_t start_step, start_epoch, start_sample; // where the run starts or resumes: step, its epoch, samples into it
-    const Dataset *mixed; // the data set, if it is a mixture, which has one epoch that never ends; NULL: it is none
+    const Dataset *mixed; // the data set if it is a mixture, which as a whole has no epochs; NULL otherwise
 } Sampler;
 
 static int64_t sampler_global_batch(const Sampler *s) {

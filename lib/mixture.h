@@ -35,7 +35,7 @@ static int pattern_matches(const char *pattern) {
     return 1;
 }
 
-/* The number that `text` consists of, which must be a weight; `entry` is the entry that it belongs to. */
+/* Parses a weight. `entry`: the entry that contains it, for errors. */
 static double weight_parse(const char *text, const char *entry) {
     char *end;
     double weight = strtod(text, &end);
@@ -138,22 +138,26 @@ typedef struct {
     int64_t index;
 } MixtureSample;
 
+/* Sample i of source k must come before this sample of the schedule. */
+static int64_t sample_deadline(const Mixture *m, int k, int64_t i) {
+    return blocks_of((i + 1) * m->period, m->quota[k]);
+}
+
 /* Sample i of a source with quota q must not come before the schedule's sample floor(i·period / q), and must come
- * before ceil((i + 1)·period / q). Of those that may come, the one with the earliest deadline does. This meets all
- * deadlines, so that after n samples a source has given n·q / period, rounded up or down (Baruah et al. 1996, P-fair
+ * before ceil((i + 1)·period / q). Among the sources whose next sample may come, the one with the earliest deadline
+ * gives it. This meets all deadlines, so that after n samples a source has given n·q / period, rounded up or down (Baruah et al. 1996, P-fair
  * scheduling). */
 static void mixture_fill(Mixture *m) {
-    int64_t taken[MOST_SOURCES] = {0}, release[MOST_SOURCES] = {0}, deadline[MOST_SOURCES], period = m->period;
-    for (int k = 0; k < m->num_sources; k++) deadline[k] = (period + m->quota[k] - 1) / m->quota[k];
+    int64_t taken[MOST_SOURCES] = {0}, release[MOST_SOURCES] = {0}, deadline[MOST_SOURCES];
+    for (int k = 0; k < m->num_sources; k++) deadline[k] = sample_deadline(m, k, 0);
     for (int n = 0; n < m->period; n++) {
         int next = -1;
         for (int k = 0; k < m->num_sources; k++)
             if (release[k] <= n && (next < 0 || deadline[k] < deadline[next])) next = k;
-        int64_t quota = m->quota[next];
         m->source[n] = (uint8_t)next;
         m->before[n] = (int32_t)taken[next]++;
-        release[next] = taken[next] * period / quota;
-        deadline[next] = ((taken[next] + 1) * period + quota - 1) / quota;
+        release[next] = taken[next] * m->period / m->quota[next];
+        deadline[next] = sample_deadline(m, next, taken[next]);
     }
 }
 

@@ -5,13 +5,13 @@
  */
 #ifndef TOKEN_FILES_H
 #define TOKEN_FILES_H
-#include "device.h"  // defines: open_regular_file, read_bytes_at, min_i64
-#include "mixture.h" // defines: DataList, Mixture
+#include "mixture.h" // defines: DataList, Mixture; includes base.h
 
 // ---------------------------------------------------------------------------
 // token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
 
 enum { TOKEN_FILE_MASKED = 1, TOKEN_FILE_WINDOW_SHIFT = 8, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
+enum { TOKEN_FILE_WINDOW_MAX = (1 << 24) - 1 }; // the flags have 24 bits for the window
 #define TOKEN_FILE_MAGIC "LLM3TOK1"
 
 typedef struct {
@@ -47,7 +47,7 @@ typedef struct {
     int num_files;
     DataSource *sources; // (num_sources)
     int num_sources;
-    Mixture *mixture; // of the sources; NULL: they form one data set, because they have no weights
+    Mixture *mixture; // the schedule of the sources; NULL: they have no weights
     int T, vocab_size;
     int64_t windows, tokens; // in all files
     int32_t document_end;    // the token that ends a document; used by --doc-mask only
@@ -197,7 +197,7 @@ static double source_share(const Dataset *d, int source) {
     return (double)d->mixture->quota[source] / d->mixture->period;
 }
 
-/* The shares of a mixture as text, such as "0.7, 0.3"; "" if the data set is none. */
+/* The shares of a mixture as text, such as "0.7, 0.3"; "" if the data set is not a mixture. */
 static void dataset_shares(const Dataset *d, char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;

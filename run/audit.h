@@ -27,7 +27,7 @@ typedef struct {
     int64_t windows;      // in the data; 0 until a line says so
     int pad;              // --tail pad: the last step of an epoch may repeat windows; 0: the tail is dropped
     int32_t *consumed_by; // (windows) the step of this epoch that consumed each window; 0: none yet
-    int num_sources;      // of the mixture; 0: the data is none
+    int num_sources;      // sources of the mixture; 0: the data is not a mixture
     AuditSource sources[MOST_SOURCES];
     int32_t *times;           // (windows) of a mixture: how often each window was consumed
     int64_t epoch;            // the current one; -1 before its first step
@@ -58,19 +58,12 @@ static void audit_end_epoch(Audit *a) {
 // ---------------------------------------------------------------------------
 // mixtures: a source goes through its epochs independently of the others, and ends them within steps
 
-static int64_t audit_source_number(const Audit *a, const cJSON *row, const char *key, double low, double high) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(row, key);
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= low && item->valuedouble <= high))
-        user_error("%s, line %" PRId64 ": \"%s\" of a source is missing or not a number from %g to %g: the file is "
-                   "damaged",
-                   a->path, a->line, key, low, high);
-    return llround(item->valuedouble * (strcmp(key, "share") ? 1 : (double)SHARE_UNITS));
-}
-
 /* The list of sources in the line that describes the data. */
 static void audit_sources(Audit *a, const cJSON *list) {
     const cJSON *row;
     int64_t windows = 0, units = 0;
+    char place[4200];
+    snprintf(place, sizeof place, "%s, line %" PRId64, a->path, a->line);
     memset(a->sources, 0, sizeof a->sources);
     a->num_sources = 0;
     if (cJSON_GetArraySize(list) > MOST_SOURCES)
@@ -81,9 +74,9 @@ static void audit_sources(Audit *a, const cJSON *list) {
         const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, "data"));
         snprintf(source->name, sizeof source->name, "%s", name ? name : "?");
         source->first_window = windows;
-        source->windows = audit_source_number(a, row, "windows", 1, INT32_MAX);
-        source->units = audit_source_number(a, row, "share", 0, 1);
-        source->before = audit_source_number(a, row, "consumed_before", 0, 1e12);
+        source->windows = (int64_t)json_number(row, place, "windows", NAN, 1, INT32_MAX);
+        source->units = llround(json_number(row, place, "share", NAN, 0, 1) * SHARE_UNITS);
+        source->before = (int64_t)json_number(row, place, "consumed_before", NAN, 0, 1e11);
         windows += source->windows;
         units += source->units;
     }
@@ -95,15 +88,10 @@ static void audit_sources(Audit *a, const cJSON *list) {
     a->times = a->num_sources ? new_array(int32_t, a->windows) : NULL;
 }
 
-/* The epoch that sample number `samples` of a source, from 0, ends or lies in, counted from 1; 0: no samples. */
-static int64_t audit_epochs_begun(const AuditSource *source, int64_t samples) {
-    return (samples + source->windows - 1) / source->windows;
-}
-
 /* Every window of a source must have been consumed in each of its whole epochs. */
 static void audit_whole_epochs(Audit *a, AuditSource *source) {
     int64_t ended = (source->before + source->consumed) / source->windows;
-    int64_t complete = ended - audit_epochs_begun(source, source->before);
+    int64_t complete = ended - blocks_of(source->before, source->windows);
     if (complete <= source->complete) return;
     for (int64_t w = source->first_window; w < source->first_window + source->windows; w++)
         if (a->times[w] < complete)
@@ -117,11 +105,19 @@ static void audit_whole_epochs(Audit *a, AuditSource *source) {
 static void audit_share(const Audit *a, const AuditSource *source) {
     int64_t all = 0, given = source->before + source->consumed;
     for (int k = 0; k < a->num_sources; k++) all += a->sources[k].before + a->sources[k].consumed;
-    double expected = (double)source->units / (double)SHARE_UNITS * (double)all;
-    if (fabs((double)given - expected) >= 1 + 1e-9 * expected)
+    int64_t off = llabs(given * SHARE_UNITS - source->units * all); // in millionths of a sample, below 9e18 here
+    if (off >= SHARE_UNITS)
         user_error("%s: after step %" PRId64 ", %" PRId64 " of %" PRId64 " samples came from '%s', but its share is "
-                   "%.1f: a rank read another source than the schedule says",
-                   a->path, a->step, given, all, source->name, expected);
+                   "%.1f: a rank did not follow the mixture's schedule",
+                   a->path, a->step, given, all, source->name,
+                   (double)source->units / (double)SHARE_UNITS * (double)all);
+}
+
+/* The source that a window belongs to. */
+static AuditSource *audit_source_of(Audit *a, int64_t window) {
+    int k = 0;
+    while (window >= a->sources[k].first_window + a->sources[k].windows) k++;
+    return &a->sources[k];
 }
 
 /* The samples of a step of a mixture, which `audit_sample` has counted. */
@@ -130,10 +126,9 @@ static void audit_mixture_step(Audit *a, const cJSON *samples) {
     for (int k = 0; k < a->num_sources; k++) audit_share(a, &a->sources[k]);
     cJSON_ArrayForEach(sample, samples) {
         int64_t w = (int64_t)sample->valuedouble;
-        int k = 0;
-        while (w >= a->sources[k].first_window + a->sources[k].windows) k++;
-        const AuditSource *source = &a->sources[k];
-        int64_t most = audit_epochs_begun(source, source->before + source->consumed) - source->before / source->windows;
+        const AuditSource *source = audit_source_of(a, w);
+        int64_t begun = blocks_of(source->before + source->consumed, source->windows);
+        int64_t most = begun - source->before / source->windows; // epochs that these runs had a part in
         if (a->times[w] > most)
             user_error("%s: step %" PRId64 " consumed window %" PRId64 " of '%s' a second time in an epoch", a->path,
                        a->step, w, source->name);
@@ -171,9 +166,7 @@ static void audit_sample(Audit *a, const cJSON *sample) {
     a->consumed++;
     a->samples++;
     if (a->num_sources) {
-        int k = 0;
-        while (w >= a->sources[k].first_window + a->sources[k].windows) k++;
-        a->sources[k].consumed++;
+        audit_source_of(a, w)->consumed++;
         a->times[w]++;
         return;
     }
@@ -232,7 +225,7 @@ static void audit_line(Audit *a, const char *text) {
     cJSON_Delete(json);
 }
 
-/* Prints the line of JSON. A mixture has as many whole epochs as the source that has fewest. */
+/* Prints the line of JSON. A mixture has completed as many epochs as its slowest source. */
 static void audit_print(Audit *a) {
     int64_t left = a->windows - (a->consumed - a->repeated);
     if (!a->num_sources && (!left || (!a->pad && left < a->step_samples))) audit_end_epoch(a);

@@ -97,11 +97,10 @@ static void check_orders(const Trainer *trainer, int64_t step) {
 static void check_samples(const Trainer *trainer, int64_t step, int64_t first_window) {
     const Parallel *p = &trainer->parallel;
     const StepReport *all = trainer->reports, *mine = &all[p->rank];
-    int repeats = sampler_may_repeat(&trainer->loader.sampler, step - 1);
     for (int i = 0; i < p->rank; i++) {
         int same_data = mesh_data_rank(&p->mesh, i) == mesh_data_rank(&p->mesh, p->rank);
         int same_samples = mine->samples_hash == all[i].samples_hash;
-        if (same_samples && !same_data && !repeats)
+        if (same_samples && !same_data && !sampler_may_repeat(&trainer->loader.sampler, step - 1))
             run_failure("step %" PRId64 ": %s and %s train on the same samples (both start with window %" PRId64
                         "), but data-parallel ranks must train on different ones",
                         step, rank_name(i), rank_name(p->rank), first_window);

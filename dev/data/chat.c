@@ -117,7 +117,8 @@ static void print_packing(const Packer *p) {
                path, p->cut, p->T);
 }
 
-/* Writes what is not yet in the file. Refuses a file without a target, from `conversations` of both outputs. */
+/* Writes the conversations that still wait to be packed. Refuses an output without a target; `conversations`: how many
+ * the inputs have. */
 static void chat_output_finish(ChatOutput *out, uint64_t conversations) {
     if (!out->writer.path) return;
     if (out->packer.T) packer_finish(&out->packer);
@@ -171,15 +172,6 @@ typedef struct {
     int64_t window;    // --pack: tokens of a window; 0: the option was not given
 } Arguments;
 
-static int64_t window_option(const char *value) {
-    char *end;
-    int64_t window = strtoll(value, &end, 10);
-    if (end == value || *end || window < 2 || window > WINDOW_MAX)
-        user_error("--pack %s was given, expected the number of tokens that training will get as --seq, from 2 to %d",
-                   value, WINDOW_MAX);
-    return window;
-}
-
 static Arguments arguments_parse(int argc, char **argv) {
     static const char usage[] = "usage: chat --tokenizer FILE --out-train FILE [--out-val FILE [--val-fraction 0.05]] "
                                 "[--pack SEQ] JSONL...; only the assistant's tokens are targets; --pack: samples of "
@@ -194,7 +186,7 @@ static Arguments arguments_parse(int argc, char **argv) {
         if (option_value(argc, argv, &i, "--val-fraction", &value)) {
             a.fraction = fraction_option(value);
         } else if (option_value(argc, argv, &i, "--pack", &value)) {
-            a.window = window_option(value);
+            a.window = number_option("--pack", value, 2, TOKEN_FILE_WINDOW_MAX);
         } else if (!strcmp(argv[i], "--help")) {
             puts(usage);
             finish_results();
@@ -223,7 +215,8 @@ static void check_outputs(const Arguments *a) {
     }
 }
 
-/* --doc-mask would take each message for a document. */
+/* Refuses --pack if messages and documents end with the same token: --doc-mask would take each message for a document.
+ */
 static void refuse_shared_end(const Chat *c, const Arguments *a) {
     if (!a->window || tokenizer_special(c->t, c->form->end) != c->t->eos) return;
     user_error(

@@ -8,12 +8,14 @@
  */
 #ifndef CORPUS_H
 #define CORPUS_H
-#include "../../lib/input.h"  // defines: input_open
-#include "../../lib/output.h" // defines: output_prepare, finish_results
+#include "../../lib/input.h"       // defines: input_open
+#include "../../lib/output.h"      // defines: output_prepare, finish_results
+#include "../../lib/token_files.h" // defines: TokenFileHeader
 #include "../../run/tokenizer_json.h"
 #include "stream.h" // defines: InputStream, stream_open, stream_read, ends_with
 #include "utf8.h"   // defines: utf8_valid_length
 #include <dirent.h>
+#include <sys/file.h> // defines: flock
 
 typedef struct {
     char *path;
@@ -29,14 +31,11 @@ typedef struct {
     size_t json_lines; // how many files are JSON lines
     size_t skipped;    // files that corpus_check skipped
     uint64_t len;      // bytes of all text files, decompressed
-    uint64_t size;     // bytes of all files
+    uint64_t size;     // bytes of all files; 0: not known
 } Corpus;
 
 static inline void corpus_add(Corpus *c, const char *path, int named) {
-    if (c->count == c->capacity) {
-        c->capacity = 2 * c->capacity + 64;
-        c->files = (InputFile *)grown(c->files, c->capacity * sizeof *c->files);
-    }
+    c->files = (InputFile *)with_room_for_one(c->files, c->count, &c->capacity, sizeof *c->files);
     InputFile *f = &c->files[c->count++];
     memset(f, 0, sizeof *f);
     f->path = checked_strdup(path);
@@ -141,12 +140,14 @@ static inline void corpus_check(Corpus *c) {
     enum { ROOM = 1 << 20 };
     char *buffer = (char *)checked_malloc(ROOM);
     size_t given = c->count;
+    int has_standard_input = 0;
     c->count = 0;
     for (size_t i = 0; i < given; i++) {
         InputFile f = c->files[i];
         struct stat info;
         if (!f.is_json_lines) f.len = text_length(&f, buffer, ROOM);
-        if (strcmp(f.path, "-") && !stat(f.path, &info)) {
+        if (!strcmp(f.path, "-")) has_standard_input = 1;
+        else if (!stat(f.path, &info)) {
             f.size = (uint64_t)info.st_size;
             f.changed = (int64_t)info.st_mtime;
         }
@@ -157,6 +158,7 @@ static inline void corpus_check(Corpus *c) {
         } else free(f.path);
     }
     free(buffer);
+    if (has_standard_input) c->size = 0; // the size of all inputs is not known
     c->skipped = given - c->count;
     if (!c->count) user_error("%zu files were given, none with text in it; expected UTF-8 text", given);
 }
@@ -179,7 +181,7 @@ static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, co
 /* Output is written to PATH.partial, which is renamed to PATH when it is complete. If an error ends the program, the
  * incomplete files are removed. */
 static char *unfinished_outputs[4]; // their PATH.partial; NULL: an empty entry
-static int outputs_are_resumable;   // the next run continues the unfinished outputs: they stay
+static int outputs_are_resumable;   // 1: they stay after an error, because the next run continues them
 static inline void outputs_discard(int code) {
     (void)code;
     if (outputs_are_resumable) return;
@@ -203,13 +205,31 @@ static inline FILE *create_file(const char *path, const char *mode) {
     return f;
 }
 
+/* Locks an output, which its run holds until it ends. */
+static inline void output_lock(int fd, const char *partial) {
+    if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) // file systems without locks: nothing is refused
+        user_error("%s is being written by another run: wait until it ends, or choose another name for the output",
+                   partial);
+}
+
+/* Refuses the output of a run that is still going on. */
+static inline void refuse_locked(const char *partial) {
+    struct stat info;
+    int fd = lstat(partial, &info) || !S_ISREG(info.st_mode) ? -1 : open(partial, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    output_lock(fd, partial);
+    close(fd);
+}
+
 /* `resume`: continues PATH.partial, which must exist, instead of creating it. */
 static inline FILE *output_open(const char *path, int resume) {
     char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
     struct stat info;
     if (!stat(path, &info) && S_ISDIR(info.st_mode)) user_error("%s is a folder, expected the name of a file", path);
+    refuse_locked(partial);
     FILE *f = resume ? fopen(partial, "r+b") : create_file(partial, "wbx");
     if (!f) user_error("%s cannot be written: %s; expected the file of an interrupted run", partial, strerror(errno));
+    output_lock(fileno(f), partial);
     while (*slot) slot++; // no tool writes four files
     *slot = partial;
     process_end.last_words = outputs_discard;
@@ -292,14 +312,6 @@ static inline void refuse_replaced_documents(const Output *out, const Corpus *c,
 // ---------------------------------------------------------------------------
 // token files
 
-typedef struct { // 64 bytes, little-endian, as TokenFileHeader in token_files.h describes it
-    char magic[8];
-    uint32_t version, width, vocab_size, flags;
-    uint64_t count;
-    uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
-} TokenHeader;
-enum { WINDOW_MAX = (1 << 24) - 1 }; // the header's flags have 24 bits for the window
-
 typedef struct {
     const char *path;
     FILE *file;
@@ -311,9 +323,9 @@ typedef struct {
 } TokenWriter;
 
 static inline void writer_header(const TokenWriter *w) {
-    TokenHeader h = {"", 1, w->width, (uint32_t)w->t->vocab_size, w->mask ? 1u : 0u, w->count, {0}};
-    memcpy(h.magic, "LLM3TOK1", sizeof h.magic);
-    h.flags |= w->window << 8;
+    uint32_t flags = (w->mask ? (uint32_t)TOKEN_FILE_MASKED : 0) | w->window << TOKEN_FILE_WINDOW_SHIFT;
+    TokenFileHeader h = {"", 1, w->width, (uint32_t)w->t->vocab_size, flags, w->count, {0}};
+    memcpy(h.magic, TOKEN_FILE_MAGIC, sizeof h.magic);
     memcpy(h.tokenizer, w->t->fingerprint, sizeof h.tokenizer);
     rewind(w->file);
     fwrite(&h, sizeof h, 1, w->file);
@@ -321,11 +333,15 @@ static inline void writer_header(const TokenWriter *w) {
 
 static inline uint32_t token_width(const Tokenizer *t) { return t->vocab_size <= 65536 ? 2 : 4; }
 
-static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer *t, int masked) {
+static inline void writer_begin(TokenWriter *w, const char *path, const Tokenizer *t, int resume) {
     w->path = path;
     w->t = t;
     w->width = token_width(t);
-    w->file = output_open(path, 0);
+    w->file = output_open(path, resume);
+}
+
+static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer *t, int masked) {
+    writer_begin(w, path, t, 0);
     if (masked) {
         char *name = path_with(path, ".mask.partial");
         w->mask = create_file(name, "w+bx");
@@ -337,12 +353,9 @@ static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer
 
 /* Continues an unfinished file without a mask after its first `count` tokens; what follows them is removed. */
 static inline void writer_resume(TokenWriter *w, const char *path, const Tokenizer *t, uint64_t count) {
-    w->path = path;
-    w->t = t;
-    w->width = token_width(t);
+    writer_begin(w, path, t, 1);
     w->count = count;
-    w->file = output_open(path, 1);
-    off_t end = (off_t)(sizeof(TokenHeader) + count * w->width);
+    off_t end = (off_t)(sizeof(TokenFileHeader) + count * w->width);
     if (ftruncate(fileno(w->file), end) || fseeko(w->file, end, SEEK_SET))
         user_error("%s.partial cannot be continued: %s; remove it to start over", path, strerror(errno));
 }
@@ -375,7 +388,8 @@ static inline void writer_close(TokenWriter *w) {
         if (!n) break;
         fwrite(buffer, 1, n, w->file); // output_close checks for errors
     }
-    if (w->mask && (ferror(w->mask) || (uint64_t)ftello(w->file) != sizeof(TokenHeader) + w->count * (w->width + 1)))
+    if (w->mask &&
+        (ferror(w->mask) || (uint64_t)ftello(w->file) != sizeof(TokenFileHeader) + w->count * (w->width + 1)))
         user_error("the mask of %s could not be written completely: %s; is the disk full?", w->path, strerror(errno));
     writer_header(w);
     if (w->mask) fclose(w->mask);
@@ -415,6 +429,14 @@ static inline int option_value(int argc, char **argv, int *i, const char *name, 
     if (*i + 1 >= argc) user_error("%s was given without a value; expected one after it", name);
     *value = argv[++*i];
     return 1;
+}
+
+static inline long number_option(const char *name, const char *value, long least, long most) {
+    char *end;
+    long n = strtol(value, &end, 10);
+    if (end == value || *end || n < least || n > most)
+        user_error("%s %s was given, expected a number from %ld to %ld", name, value, least, most);
+    return n;
 }
 
 static inline double fraction_option(const char *value) {

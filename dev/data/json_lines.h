@@ -5,10 +5,9 @@
  */
 #ifndef JSON_LINES_H
 #define JSON_LINES_H
-#include "../../lib/json.h"  // defines: cJSON_ParseWithOpts, json_has_zero_byte
-#include "../../tokenizer.h" // defines: grown
-#include "stream.h"          // defines: InputStream, stream_open, stream_read
-#include "utf8.h"            // defines: utf8_valid_length
+#include "../../lib/json.h" // defines: cJSON_ParseWithOpts, json_has_zero_byte
+#include "stream.h"         // defines: InputStream, stream_open, stream_read
+#include "utf8.h"           // defines: utf8_valid_length
 
 typedef struct {
     InputStream stream;
@@ -33,7 +32,7 @@ static inline void lines_close(JsonLines *l) {
 }
 
 /* Continues after line number `line`, which ends at byte `offset` of the stream. The bytes up to there must have the
- * checksum `sum`: standard input could be another one than that of the interrupted run. */
+ * checksum `sum`: standard input may differ from that of the interrupted run. */
 static inline void lines_skip(JsonLines *l, uint64_t line, uint64_t offset, uint32_t sum) {
     char *buffer = (char *)checked_malloc(STREAM_BLOCK);
     size_t got = 1;
@@ -49,8 +48,8 @@ static inline void lines_skip(JsonLines *l, uint64_t line, uint64_t offset, uint
     free(buffer);
 }
 
-/* Returns the next line (*length bytes, then a zero byte), which stays valid until the next call; NULL: there is none.
- */
+/* Returns the next line (*length bytes, then a zero byte), which stays valid until the next call. Returns NULL after
+ * the last line. */
 static inline char *lines_next(JsonLines *l, size_t *length) {
     size_t searched = 0;
     for (;;) {
@@ -67,7 +66,7 @@ static inline char *lines_next(JsonLines *l, size_t *length) {
         l->end = have;
         if (l->room - have < STREAM_BLOCK + 1) {
             l->room = 2 * l->room + 2 * STREAM_BLOCK;
-            l->buffer = (char *)grown(l->buffer, l->room);
+            l->buffer = (char *)checked_realloc(l->buffer, l->room);
         }
         size_t got = stream_read(&l->stream, l->buffer + have, l->room - have - 1);
         l->end += got;
@@ -105,9 +104,9 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void line_refuse(c
 /* The text of the current line as a cJSON string. */
 static inline const char *line_text(const JsonLines *l, const cJSON *json) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, l->field);
-    if (!cJSON_IsObject(json)) line_refuse(l, "JSON that is no object");
+    if (!cJSON_IsObject(json)) line_refuse(l, "JSON that is not an object");
     if (!item) line_refuse(l, "no field \"%s\"", l->field);
-    if (!cJSON_IsString(item)) line_refuse(l, "a field \"%s\" that is no string", l->field);
+    if (!cJSON_IsString(item)) line_refuse(l, "a field \"%s\" that is not a string", l->field);
     return item->valuestring;
 }
 
@@ -127,12 +126,12 @@ static inline int lines_next_document(JsonLines *l, char **text, size_t *room, s
     if (json_has_zero_byte(line)) line_refuse(l, "\\u0000 in a string, which is not text");
     const char *end = NULL;
     cJSON *json = cJSON_ParseWithOpts(line, &end, 1); // 1: nothing may follow on the line
-    if (!json) line_refuse(l, "no JSON from byte %zu of the line on", end ? (size_t)(end - line) : 0);
+    if (!json) line_refuse(l, "invalid JSON at byte %zu of the line", end ? (size_t)(end - line) : 0);
     const char *value = line_text(l, json);
     *length = strlen(value);
     if (*length > *room) {
         *room = *length + *length / 2;
-        *text = (char *)grown(*text, *room);
+        *text = (char *)checked_realloc(*text, *room);
     }
     memcpy(*text, value, *length);
     cJSON_Delete(json);

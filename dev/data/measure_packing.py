@@ -92,18 +92,24 @@ def fewest_windows(lengths, window):
     return whole + bound
 
 
+def require(condition, otherwise):
+    if not condition:
+        sys.exit(f"error: {otherwise}")
+
+
 def measure(tokenizer, lines, scratch, window, loose):
     end = loose.ids[-1]
     packed_path = scratch / f"packed-{window}.tok"
     run(CHAT, "--tokenizer", tokenizer, "--out-train", packed_path, "--pack", window, lines)
     packed = TokenFile(packed_path)
-    assert packed.flags == 1 | window << 8 and len(packed.ids) % window == 1, "the header or the size is wrong"
+    require(packed.flags == 1 | window << 8 and len(packed.ids) % window == 1, "the header or the size is wrong")
     documents, originals = list(packed.documents(end)), list(loose.documents(end))
-    assert Counter(d[1:] for d in documents) == Counter(d[1:] for d in originals), "the conversations are others"
+    same = Counter(d[1:] for d in documents) == Counter(d[1:] for d in originals)
+    require(same, "the packed conversations differ from the originals")
     cut = sum(first // window != (first + len(ids) - 1) // window for first, ids, _ in documents)
     lengths = [len(ids) for _, ids, _ in originals]
     too_long = sum(n > window for n in lengths)
-    assert cut == too_long, f"{cut} conversations are cut, {too_long} are longer than a window"
+    require(cut == too_long, f"{cut} conversations are cut, {too_long} are longer than a window")
     tokens, windows = sum(lengths), len(packed.ids) // window
     loosely_cut = sum(first // window != (first + len(ids) - 1) // window for first, ids, _ in originals)
 

@@ -10,7 +10,7 @@
 #define PACK_H
 #include "corpus.h" // defines: TokenWriter
 
-enum { PACK_TOKENS = 1 << 20, PACK_WINDOWS = 64 }; // so many tokens, or windows if that is more, are placed at a time
+enum { PACK_TOKENS = 1 << 20, PACK_WINDOWS = 64 }; // a batch has so many tokens, or windows if those are more
 enum { NO_INDEX = -1 };
 
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
     PackedConversation *waiting; // (num_waiting) these conversations
     size_t num_windows, windows_room;
     PackedWindow *windows;      // (num_windows) the windows that they are placed in
-    int64_t *with_room;         // (T) of each list of windows with equal room, the first index; else NO_INDEX
+    int64_t *with_room;         // (T) the first window with so many free tokens, or NO_INDEX
     uint64_t *has_room;         // (T bits) which of these lists are not empty
     int64_t conversations, cut; // so far: conversations; those of more than T tokens
     int64_t padding;            // so far: tokens that belong to no conversation
@@ -129,7 +129,7 @@ static inline void packer_flush(Packer *p) {
     p->count = p->num_waiting = p->num_windows = 0;
 }
 
-/* Appends tokens to the conversation that is added. */
+/* Appends the tokens of a conversation to `ids` and `mask`. */
 static inline void append_tokens(Packer *p, const int32_t *ids, const uint8_t *mask, size_t n) {
     size_t end = p->count + n;
     if (end > p->ids_room) {
@@ -153,7 +153,7 @@ static inline void packer_add(Packer *p, const int32_t *ids, const uint8_t *mask
     p->cut += (int64_t)n > p->T;
 }
 
-/* Writes what waits, and the token that the last window needs behind it: a sample has one token more than --seq. */
+/* Writes what waits, and one more token, which is the last target of the last window. */
 static inline void packer_finish(Packer *p) {
     packer_flush(p);
     write_padding(p, 1);

@@ -3,8 +3,8 @@
 # It trains a tokenizer of 4,096 tokens on the text, unless one is given: TOKENIZER=path/to/tokenizer.model text.sh ...
 # A given tokenizer.json becomes OUTDIR/tokenizer.json.
 # The files may be text, or with TOKENIZER JSON lines (.jsonl), each plain or compressed (.gz, .zst).
-# VOCAB_SIZE, VAL_FRACTION (0.05) and FIELD, of JSON lines (text), may be set. It does nothing if the outputs are newer
-# than everything they depend on.
+# VOCAB_SIZE, VAL_FRACTION (0.05) and FIELD, the field of JSON lines that holds the text (text), may be set. It does
+# nothing if the outputs are newer than everything they depend on.
 set -euo pipefail
 die() { echo "error: $*" >&2; exit 1; }
 

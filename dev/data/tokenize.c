@@ -62,6 +62,7 @@ typedef struct {
     uint64_t line, offset; // JSON lines: how many lines precede it, and the bytes up to their end; 0: it is the first
     uint32_t sum;          // CRC-32 of these bytes
     uint64_t documents;    // so far
+    uint64_t empty;        // JSON lines without text so far
     ValidationSplit split;
 } Position;
 
@@ -162,7 +163,7 @@ static int reader_next_document(Reader *r) {
 
 /* The place before the next document. */
 static Position reader_position(const Reader *r) {
-    Position p = {r->next_file, 0, 0, 0, r->documents, r->split};
+    Position p = {r->next_file, 0, 0, 0, r->documents, r->empty, r->split};
     if (!r->lines.stream.file) return p;
     p.file--;
     p.line = r->lines.line;
@@ -176,6 +177,7 @@ static void reader_continue(Reader *r, const Position *p) {
     if (r->next_file) r->size_before -= r->corpus.files[r->next_file - 1].size; // reader_next_file adds it
     r->split = p->split;
     r->documents = p->documents;
+    r->empty = p->empty;
     if (!p->line) return;
     reader_next_file(r);
     lines_skip(&r->lines, p->line, p->offset, p->sum);
@@ -231,7 +233,7 @@ enum { SAVE_SECONDS = 30 };
 typedef struct {
     Position after;
     uint64_t train, val, train_bytes, val_bytes; // tokens of the outputs, bytes of their text
-    uint64_t skipped, empty;                     // bytes without a token; lines without text
+    uint64_t skipped;                            // bytes without a token
 } Saved;
 
 typedef struct {
@@ -263,9 +265,9 @@ typedef struct {
     Saved saved;
     uint64_t hash; // of everything before it
 } StateFile;
-#define STATE_MAGIC "LLM3STA1"
+#define STATE_MAGIC "LLM3STA2"
 
-/* Reads PATH.state. Returns 0 if it is not there, or not whole. */
+/* Reads PATH.state. Returns 0 if it is missing or damaged. */
 static int state_read(const char *path, StateFile *state) {
     size_t length;
     char *bytes = read_regular_file(path, &length);
@@ -281,25 +283,29 @@ static int partial_has(const char *path, const Tokenizer *t, uint64_t count) {
     char *partial = path_with(path, ".partial");
     struct stat info;
     int has = !lstat(partial, &info) && S_ISREG(info.st_mode) &&
-              (uint64_t)info.st_size >= sizeof(TokenHeader) + count * token_width(t);
+              (uint64_t)info.st_size >= sizeof(TokenFileHeader) + count * token_width(t);
     free(partial);
     return has;
 }
 
-/* Returns 1 if a run of this command was interrupted and can be continued, with what it had saved. */
+/* Returns 1 if a run of this command was interrupted and can be continued, with what it had saved. What another
+ * command has left is refused: it may be hours of work. */
 static int state_open(State *s, const Arguments *a, const Tokenizer *t, const Reader *r, Saved *saved) {
     StateFile state;
     s->path = path_with(a->train.path, ".state");
     s->identity = state_identity(a, t, r);
     s->every = a->save_seconds;
     s->next_save = seconds_now() + s->every;
-    int found = !access(s->path, F_OK);
-    int fits = state_read(s->path, &state) && state.identity == s->identity &&
-               partial_has(a->train.path, t, state.saved.train) && partial_has(a->val.path, t, state.saved.val);
+    int found = !access(s->path, F_OK), is_whole = state_read(s->path, &state);
+    if (is_whole && state.identity != s->identity)
+        user_error(
+            "%s belongs to an interrupted run with other options, or with inputs that have changed since: repeat "
+            "its command to continue it, or remove the file to start over",
+            s->path);
+    int fits =
+        is_whole && partial_has(a->train.path, t, state.saved.train) && partial_has(a->val.path, t, state.saved.val);
     if (fits) *saved = state.saved;
-    if (found && !fits)
-        printf("starting over: %s belongs to another command, or to inputs that have changed, or is damaged\n",
-               s->path);
+    if (found && !fits) printf("starting over: %s, or an output that it describes, is damaged or missing\n", s->path);
     if (!fits) unlink(s->path);
     outputs_are_resumable = fits;
     return fits;
@@ -352,7 +358,6 @@ static void progress_show(Progress *p, double now, uint64_t bytes, uint64_t toke
     double seconds = now - p->started, left = 0;
     p->last = now;
     p->is_shown = 1;
-    fprintf(stderr, "%s", p->is_terminal ? "\r" : "");
     if (size && consumed > p->consumed) {
         double done = fmin(1, (double)consumed / (double)size);
         left = seconds * ((double)size - (double)consumed) / (double)(consumed - p->consumed);
@@ -362,7 +367,7 @@ static void progress_show(Progress *p, double now, uint64_t bytes, uint64_t toke
     fprintf(stderr, "%.1f MB | %.1f MB/s | %.2f M tokens/s", (double)bytes / 1e6,
             (double)(bytes - p->bytes) / 1e6 / seconds, (double)(tokens - p->tokens) / 1e6 / seconds);
     if (left > 0) fprintf(stderr, " | %.0f:%02.0f left", floor(left / 60), floor(fmod(left, 60)));
-    fprintf(stderr, p->is_terminal ? "   " : "\n");
+    fprintf(stderr, p->is_terminal ? "\033[K\r" : "\n"); // what is printed next overwrites the line
 }
 
 static void progress_close(const Progress *p) {
@@ -392,7 +397,7 @@ static void job_report(Job *j, const Slice *s) {
     progress_show(&j->progress, now, job_bytes(j), j->train.count + j->val.count, reader_consumed(&j->reader),
                   j->reader.corpus.size);
     if (!s->ends_document || now < j->state.next_save) return;
-    Saved saved = {s->after, j->train.count, j->val.count, j->train.bytes, j->val.bytes, j->skipped, j->reader.empty};
+    Saved saved = {s->after, j->train.count, j->val.count, j->train.bytes, j->val.bytes, j->skipped};
     writer_sync(&j->train);
     writer_sync(&j->val);
     state_save(&j->state, &saved);
@@ -427,14 +432,6 @@ static void tokenize_slices(Job *j) {
     }
     free(s.text);
     free(ids);
-}
-
-static long number_option(const char *name, const char *value, long least, long most) {
-    char *end;
-    long n = strtol(value, &end, 10);
-    if (end == value || *end || n < least || n > most)
-        user_error("%s %s was given, expected a number from %ld to %ld", name, value, least, most);
-    return n;
 }
 
 /* Parses the options into the result, the reader and OpenMP, and adds the documents to the reader's corpus. */
@@ -494,7 +491,6 @@ static void job_open_outputs(Job *j, const Arguments *a) {
     j->train.bytes = saved.train_bytes;
     j->val.bytes = saved.val_bytes;
     j->skipped = saved.skipped;
-    j->reader.empty = saved.empty;
     reader_continue(&j->reader, &saved.after);
 }
 
@@ -503,6 +499,19 @@ static void print_skipped(const Job *j) {
     if (j->skipped) printf("%" PRIu64 " bytes were skipped: this tokenizer has no token for them\n", j->skipped);
     if (r->empty) printf("%" PRIu64 " lines were skipped: their text is empty\n", r->empty);
     if (r->corpus.skipped) printf("%zu files were skipped: they are empty or not UTF-8 text\n", r->corpus.skipped);
+}
+
+/* One of the outputs would be empty. */
+static void refuse_too_little(Job *j) {
+    const Reader *r = &j->reader;
+    outputs_are_resumable = 0; // continuing would end here again
+    unlink(j->state.path);
+    if (r->corpus.json_lines)
+        user_error("%" PRIu64 " documents are too few to give whole ones to both training and validation: give more "
+                   "documents, or a larger --val-fraction",
+                   r->documents);
+    user_error("%.1f KB of text are too few to split into training and validation; give at least about %d KB",
+               (double)job_bytes(j) / 1e3, (int)(PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
 }
 
 int main(int argc, char **argv) {
@@ -530,9 +539,7 @@ int main(int argc, char **argv) {
     }
     progress_close(&j.progress);
     print_skipped(&j);
-    if (!j.val.count || !j.train.count)
-        user_error("%.1f KB of text are too few to split into training and validation; give at least about %d KB",
-                   (double)job_bytes(&j) / 1e3, (int)(PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
+    if (!j.val.count || !j.train.count) refuse_too_little(&j);
     writer_close(&j.train);
     writer_print(&j.train);
     writer_close(&j.val);

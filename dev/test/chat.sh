@@ -313,7 +313,7 @@ bad "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train ba
 bad "a fraction without a file" "--out-val is missing" bin/chat --tokenizer llama3.model --out-train bad.tok \
     --val-fraction 0.1 one.jsonl
 for window in 0 1 16777216 x '' 12x; do
-    bad "--pack '$window'" "--pack $window was given, expected the number of tokens .*--seq, from 2 to 16777215" \
+    bad "--pack '$window'" "--pack $window was given, expected a number from 2 to 16777215" \
         bin/chat --tokenizer llama3.model --out-train bad.tok --pack "$window" one.jsonl
 done
 bad "--pack without a number" "--pack was given without a value" bin/chat --tokenizer llama3.model --out-train bad.tok \
