@@ -8,7 +8,7 @@
 #ifndef CHAT_H
 #define CHAT_H
 #include "../lib/json.h"   // defines: json_write_line
-#include "chat_template.h" // defines: Chat, chat_template_find, chat_begin, chat_message
+#include "chat_template.h" // defines: Chat, chat_begin, chat_message, chat_generation_prompt
 #include "generate.h"      // defines: Generator, next_token, TextOutput
 #include <poll.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ typedef struct {
     Chat tokens;           // of the whole conversation
     ChatMessage *messages; // (count)
     int count;
-    size_t room;  // for so many messages
+    size_t room;  // capacity of the list
     char *system; // the message that /system has set; NULL: the template's own
     char *input;  // (input_length, input_room) bytes that were read after the last message
     size_t input_length, input_room;
@@ -177,7 +177,8 @@ static void chat_command(Conversation *chat, char *line) {
         free(chat->system);
         chat->system = *rest ? valid_text(rest) : NULL;
         chat_reset(chat);
-        fprintf(stderr, "note: the conversation begins again, with %s system message\n", *rest ? "this" : "the usual");
+        const char *which = chat->tokens.form->system ? "the usual" : "no";
+        fprintf(stderr, "note: the conversation begins again, with %s system message\n", *rest ? "this" : which);
     } else if (length == 5 && !strncmp(line, "/save", 5) && *rest) {
         chat_save(chat, rest);
     } else {
@@ -263,7 +264,7 @@ static void chat_on_rank_0(Generator *g) {
     const Job *j = g->trainer->job;
     struct sigaction action = ZERO, before;
     Conversation chat = ZERO;
-    chat_open(&chat.tokens, j->tokenizer, chat_template_find(j->tokenizer, j->tokenizer_path));
+    chat_open(&chat.tokens, j->tokenizer, j->chat_template);
     chat.is_terminal = isatty(STDIN_FILENO);
     action.sa_handler = chat_interrupt; // without SA_RESTART: it ends the wait for input
     sigaction(SIGINT, &action, &before);

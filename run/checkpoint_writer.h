@@ -13,6 +13,7 @@
 #include "signals.h"         // defines: end_signals
 #include "tokenizer_files.h" // defines: TokenizerFiles
 #include <fcntl.h>
+#include <float.h> // defines: FLT_MIN
 #include <pthread.h>
 #include <sys/stat.h>
 
@@ -314,6 +315,13 @@ __attribute__((noreturn)) static void refuse_values(const CheckpointWriter *w, c
 static const char not_finite[] = "not finite", find_out[] = "export with --dtype fp32, and find out why training "
                                                             "diverged";
 
+static uint16_t checked_half(const CheckpointWriter *w, const OutputTensor *t, float x) {
+    uint16_t half = float_to_half(x);
+    if ((half & 0x7C00) != 0x7C00) return half; // finite
+    if (isfinite(x)) refuse_values(w, t, "too large", "export with --dtype bf16");
+    refuse_values(w, t, not_finite, find_out);
+}
+
 /* Quantizes one block as ggml does: an fp16 scale, largest magnitude / 127, and the elements divided by it. */
 static void quantize_q8_0_block(const CheckpointWriter *w, const OutputTensor *t, char *out, const float *in) {
     float largest = 0;
@@ -321,37 +329,37 @@ static void quantize_q8_0_block(const CheckpointWriter *w, const OutputTensor *t
         if (!(fabsf(in[i]) < INFINITY)) refuse_values(w, t, not_finite, find_out);
         largest = fmaxf(largest, fabsf(in[i]));
     }
-    float scale = largest / 127, inverse = scale > 0 ? 1 / scale : 0;
-    uint16_t half = float_to_half(scale);
-    if (!(half_to_float(half) < INFINITY)) refuse_values(w, t, "too large", "export with --dtype bf16");
+    float scale = largest / 127, inverse = scale >= FLT_MIN ? 1 / scale : 0; // below that, the fp16 scale is 0
+    uint16_t half = checked_half(w, t, scale);
     memcpy(out, &half, sizeof half);
     for (int i = 0; i < Q8_0_BLOCK; i++) out[2 + i] = (char)(int8_t)roundf(in[i] * inverse);
 }
 
 /* Converts n elements of b->fp32 to what the file holds, whose bytes are returned. */
 static const void *convert_elements(const CheckpointWriter *w, const OutputTensor *t, PutBuffers *b, int64_t n) {
-    int is_int8 = t->dtype == ST_I8 || t->scales;
-    for (int64_t i = 0; i < n && t->dtype == ST_BF16; i++) b->half[i] = float_to_bf16(b->fp32[i]);
-    for (int64_t i = 0; i < n && t->dtype == ST_F16; i++) {
-        b->half[i].bits = float_to_half(b->fp32[i]);
-        if (half_to_float(b->half[i].bits) - half_to_float(b->half[i].bits) == 0) continue; // finite
-        if (isfinite(b->fp32[i])) refuse_values(w, t, "too large", "export with --dtype bf16");
-        refuse_values(w, t, not_finite, find_out);
+    if (t->dtype == ST_BF16) {
+        for (int64_t i = 0; i < n; i++) b->half[i] = float_to_bf16(b->fp32[i]);
+        return b->half;
     }
-    for (int64_t i = 0; i < n / Q8_0_BLOCK && t->dtype == GGUF_Q8_0; i++)
-        quantize_q8_0_block(w, t, b->q8_0 + i * Q8_0_BLOCK_BYTES, b->fp32 + i * Q8_0_BLOCK);
-    for (int64_t i = 0; i < int8_blocks(n) && is_int8; i++) {
+    if (t->dtype == ST_F16) {
+        for (int64_t i = 0; i < n; i++) b->half[i].bits = checked_half(w, t, b->fp32[i]);
+        return b->half;
+    }
+    if (t->dtype == GGUF_Q8_0) {
+        for (int64_t i = 0; i < n / Q8_0_BLOCK; i++)
+            quantize_q8_0_block(w, t, b->q8_0 + i * Q8_0_BLOCK_BYTES, b->fp32 + i * Q8_0_BLOCK);
+        return b->q8_0;
+    }
+    if (t->dtype != ST_I8 && !t->scales) return b->fp32;
+    for (int64_t i = 0; i < int8_blocks(n); i++) {
         int64_t at = i * INT8_BLOCK;
         b->scales[i] = quantize_int8_block(b->int8 + at, b->fp32 + at, min_i64(INT8_BLOCK, n - at));
         if (!isfinite(b->scales[i])) refuse_values(w, t, not_finite, find_out);
     }
-    if (t->dtype == GGUF_Q8_0) return b->q8_0;
-    if (t->dtype == ST_BF16 || t->dtype == ST_F16) return b->half;
-    if (t->dtype == ST_I8) return b->int8;
-    return t->scales ? b->scales : b->fp32;
+    return t->scales ? (const void *)b->scales : b->int8;
 }
 
-/* The bytes of PUT_ELEMENTS elements in the file. */
+/* How many bytes PUT_ELEMENTS elements take in the file. */
 static int64_t put_piece_bytes(const OutputTensor *t) {
     const int64_t elements = PUT_ELEMENTS;
     if (t->dtype == GGUF_Q8_0) return elements / Q8_0_BLOCK * Q8_0_BLOCK_BYTES;
@@ -368,7 +376,8 @@ static void read_in_file_order(const CheckpointWriter *w, const OutputTensor *t,
     }
     for (int64_t at = first, n; at < first + count; at += n) {
         int64_t row = at / cols, col = at % cols, in_head = row % head;
-        int64_t from = row - in_head + in_head % 2 * (head / 2) + in_head / 2; // the first half, the second, the first…
+        int64_t from =
+            row - in_head + in_head % 2 * (head / 2) + in_head / 2; // alternately from both halves of the head
         n = min_i64(cols - col, first + count - at);
         read_elements(w, g, out + (at - first), from * cols + col, n);
     }
@@ -561,9 +570,9 @@ static uint32_t *gather_sums(CheckpointWriter *w) {
 static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const Companions *companions) {
     const Checkpoint *from = w->resume_from;
     int same_step = from->dir[0] && from->progress.step == w->progress.step;
-    cJSON *settings =
-        same_step ? cJSON_Duplicate(from->settings, 1)
-                  : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data, w->base_fingerprint);
+    cJSON *settings = same_step
+                          ? cJSON_Duplicate(from->settings, 1)
+                          : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data, w->base_fingerprint);
     size_t length;
     char *text = trainer_text(&w->progress, settings, w->files, sums, companions, &length);
     write_new_file(w->dir, "trainer.json", text, length);

@@ -31,7 +31,7 @@ static void export_files(OutputFiles *files, const TensorTable *whole, const Opt
                      adapters_only ? adapters_stem : "model", STATE_MASTER, STATE_MASTER);
 }
 
-/* The name of a path's file. */
+/* The last component of a path. */
 static const char *export_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -39,12 +39,12 @@ static const char *export_name(const char *path) {
 
 /* The GGUF file that --export writes: the whole model. */
 static void export_gguf(OutputFiles *files, const TensorTable *whole, const Options *o, const Llama3Config *c,
-                        const Tokenizer *t, const TokenizerFiles *tokenizer) {
+                        const GgufMetadata *tokenizer) {
     char name[4096];
     snprintf(name, sizeof name, "%s", export_name(o->export_dir));
     name[strlen(name) - strlen(".gguf")] = 0;
     files->dtype = export_dtype(o);
-    gguf_layout(files, whole, table_first_adapter(whole), c, t, tokenizer->chat_template, name);
+    gguf_layout(files, whole, table_first_adapter(whole), c, tokenizer, name);
 }
 
 /* The directory that receives DIR of --export: DIR itself if it exists (links are followed), else its path without
@@ -96,7 +96,10 @@ static void remove_unfinished_exports(const char *path, const char *parent) {
 /* Refuses a GGUF file that cannot be created. */
 static void export_check_gguf(const char *path) {
     for (const char *c = export_name(path); *c; c++)
-        if ((uint8_t)*c < ' ') user_error("--export: the name of a GGUF file has a control character: choose another");
+        if ((uint8_t)*c < ' ')
+            user_error(
+                "--export: the GGUF file's name has a control character, which its Modelfile cannot hold: choose "
+                "another name");
     if (entry_exists(path)) user_error("--export %s exists already: choose another name, or remove it first", path);
 }
 
@@ -138,11 +141,11 @@ static int move_file(const char *from, const char *to) {
 }
 
 /* Puts the GGUF file in w->dir in its place, and ollama's Modelfile next to it. If there is a Modelfile already, the
- * new one has the name of the GGUF file in front. */
+ * new one is named NAME.Modelfile after NAME.gguf. */
 static void export_publish_gguf(CheckpointWriter *w, const char *path, const char *parent) {
     char from[4096 + 128], to[4096 + 32];
     size_t length;
-    char *modelfile = modelfile_text(export_name(path), w->tokenizer->chat_template, &length);
+    char *modelfile = modelfile_text(export_name(path), w->tokenizer, &length);
     write_new_file(w->dir, "Modelfile", modelfile, length);
     free(modelfile);
     sync_directory(w->dir);
@@ -158,9 +161,12 @@ static void export_publish_gguf(CheckpointWriter *w, const char *path, const cha
         snprintf(to, sizeof to, "%.*s.Modelfile", (int)(strlen(path) - strlen(".gguf")), path);
         failed = move_file(from, to);
     }
-    if (failed) fprintf(stderr, "note: %s cannot be named %s: %s; rename it yourself\n", from, to, strerror(failed));
-    else printf("wrote %s and %s\n", path, to);
-    if (!failed) rmdir(w->dir);
+    if (failed)
+        fprintf(stderr, "note: the Modelfile could not be moved from %s to %s: %s; move it yourself\n", from, to,
+                strerror(failed));
+    else rmdir(w->dir);
+    sync_directory(parent);
+    printf("wrote %s%s%s\n", path, failed ? "" : " and ", failed ? "" : to);
 }
 
 /* Writes the weights, and what belongs to them, into a new directory. When all of it is on disk, it gets the name of
@@ -177,7 +183,6 @@ static void model_export(CheckpointWriter *w) {
     write_finish(w);
     if (comm->rank == 0 && is_gguf(dir)) {
         export_publish_gguf(w, path, parent);
-        sync_directory(parent);
         unlock_directory(w);
     } else if (comm->rank == 0) {
         Companions companions;

@@ -85,8 +85,9 @@ static inline vfloat probabilities_at(const float *logits, int v, int V, float l
  * normal fp32 number, by which one cannot divide. `u` is uniform in [0, 1). */
 static int32_t sample_token(const float *logits /* (V) */, int V, double temperature, double top_p, double u,
                             Candidate *scratch /* (V) */) {
-    float divisor = (float)temperature, largest = logits[likeliest_token(logits, V)];
-    if (divisor < FLT_MIN) return likeliest_token(logits, V);
+    int32_t likeliest = likeliest_token(logits, V);
+    float divisor = (float)temperature, largest = logits[likeliest];
+    if (divisor < FLT_MIN) return likeliest;
     vfloat total = vsplat(0);
     for (int v = 0; v < V; v += VL) total += probabilities_at(logits, v, V, largest, divisor);
     double sum = vsum(total), nucleus = 0;

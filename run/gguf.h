@@ -10,11 +10,11 @@
 #include "safetensors.h"     // defines: OutputFiles, OutputTensor, chunks_of
 #include "tokenizer_files.h" // defines: tokenizer_merges, write_token_text, TokenizerFiles
 
-/* The kinds of values of metadata that are written here. */
+/* GGUF's numbers of the types of metadata, of those that this file writes. */
 typedef enum { GGUF_U32 = 4, GGUF_I32 = 5, GGUF_F32 = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9 } GgufValue;
 
-/* By StDtype: ggml's number of a tensor's type, and llama.cpp's of a file whose matrices have it. int32 and int8 are
- * not written. */
+/* Indexed by StDtype: ggml's type of a tensor, and llama.cpp's type of a file (general.file_type). GGUF files hold
+ * neither int32 nor int8 tensors. */
 static const uint32_t gguf_types[ST_DTYPES + 1] = {0, 30, 1, 0, 0, 8};
 static const uint32_t gguf_file_types[ST_DTYPES + 1] = {0, 32, 1, 0, 0, 7};
 
@@ -28,9 +28,17 @@ static int is_gguf(const char *path) {
 // metadata
 
 typedef struct {
-    FILE *f;
-    uint64_t count;
+    FILE *f;    // writes the text, until gguf_metadata_end
+    char *text; // (length)
+    size_t length;
+    uint64_t count; // of keys
 } GgufMetadata;
+
+static void gguf_metadata_begin(GgufMetadata *m) {
+    m->f = text_stream_open(&m->text, &m->length);
+    m->count = 0;
+}
+static void gguf_metadata_end(GgufMetadata *m) { text_stream_close(m->f); }
 
 static void gguf_u32(FILE *f, uint32_t x) { fwrite(&x, sizeof x, 1, f); }
 static void gguf_u64(FILE *f, uint64_t x) { fwrite(&x, sizeof x, 1, f); }
@@ -89,28 +97,29 @@ static void gguf_add_model(GgufMetadata *m, const Llama3Config *c, StDtype dtype
 // ---------------------------------------------------------------------------
 // the tokenizer
 
-/* llama.cpp's name of the expression that splits text; NULL: it has none that gives this tokenizer's ids. With
- * "llama-bpe" a piece that is a token becomes this token; with the others merges must lead to it. */
+/* llama.cpp's name of the pre-tokenizer; NULL: it has none that gives this tokenizer's ids. With "llama-bpe", llama.cpp
+ * takes a piece that is a token as it is. With the other names it only applies merges, so they must lead to every
+ * token. The names of tokens must differ. */
 static const char *gguf_split_name(const Tokenizer *t, const Merges *merges) {
+    if (!tokenizer_fits_json(t)) return NULL;
     if (t->expression == llama3_split) return t->is_divided ? NULL : "llama-bpe";
     if (!t->is_divided && !merges->reach_all) return NULL;
     if (t->expression == smollm2_split) return "smollm";
     return t->expression == gpt2_split ? "gpt-2" : NULL;
 }
 
-/* Writes the texts of tokens, with a space between two. */
+/* Writes a string: the tokens' texts, separated by spaces. */
 static void gguf_token_text(FILE *f, const Tokenizer *t, const int32_t *ids, int count,
                             const uint16_t characters[256]) {
-    char *text;
-    size_t length;
-    FILE *memory = text_stream_open(&text, &length);
+    uint64_t length = (uint64_t)count - 1;
+    for (int i = 0; i < count; i++)
+        for (uint64_t b = t->start[ids[i]]; b < t->start[ids[i] + 1]; b++)
+            length += characters[(uint8_t)t->bytes[b]] < 0x80 ? 1 : 2; // of UTF-8
+    gguf_u64(f, length);
     for (int i = 0; i < count; i++) {
-        if (i) fputc(' ', memory);
-        write_token_text(memory, t, ids[i], characters, 0);
+        if (i) fputc(' ', f);
+        write_token_text(f, t, ids[i], characters, 0);
     }
-    text_stream_close(memory);
-    gguf_bytes(f, text, length);
-    free(text);
 }
 
 /* The tokens' texts and types, for all V rows of the embedding. */
@@ -132,15 +141,18 @@ static void gguf_add_vocabulary(GgufMetadata *m, const Tokenizer *t, int V, cons
     free(types);
 }
 
-static void gguf_add_tokenizer(GgufMetadata *m, const Tokenizer *t, int V, const char *chat_template) {
+/* Makes the metadata of the tokenizer, once for all ranks of a process; the caller frees m->text. V: rows of the
+ * embedding. */
+static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, const char *chat_template) {
     uint16_t characters[256];
     Merges merges = tokenizer_merges(t);
     const char *split = gguf_split_name(t, &merges);
     byte_characters(characters);
     if (!split)
-        user_error("--export FILE.gguf: the tokenizer splits text, or merges it, in a way that GGUF files cannot name; "
-                   "expected the expression of Llama 3, SmolLM2 or GPT-2, and merges that lead to every token: export "
-                   "a directory instead");
+        user_error("--export FILE.gguf: GGUF files cannot represent this tokenizer; expected the pre-tokenizer of "
+                   "Llama 3, SmolLM2 or GPT-2, merges that lead to every token, and special tokens whose names no "
+                   "other token has: export a directory instead");
+    gguf_metadata_begin(m);
     gguf_add_string(m, "tokenizer.ggml.model", "gpt2"); // byte-level BPE
     gguf_add_string(m, "tokenizer.ggml.pre", split);
     gguf_add_vocabulary(m, t, V, characters);
@@ -155,6 +167,7 @@ static void gguf_add_tokenizer(GgufMetadata *m, const Tokenizer *t, int V, const
     gguf_key(m, "tokenizer.ggml.add_bos_token", GGUF_BOOL);
     fputc(t->adds_bos, m->f);
     if (chat_template) gguf_add_string(m, "tokenizer.chat_template", chat_template);
+    gguf_metadata_end(m);
     free(merges.list);
 }
 
@@ -169,17 +182,18 @@ static void gguf_tensor_name(char name[128], const Tensor *t) {
     if (t->row->unit != UNIT_BLOCK) snprintf(name, 128, "%s.weight", names[t->row->kind]);
     else if (sscanf(t->name, "model.layers.%d.", &block) == 1)
         snprintf(name, 128, "blk.%d.%s.weight", block, names[t->row->kind]);
+    else run_failure("a GGUF file has no name for %s", t->name);
 }
 
-/* Norms are stored in fp32, and matrices in `dtype`, except that rows that no whole number of q8_0's blocks fills are
- * stored in fp16, as llama.cpp's converter does it. */
+/* Norms are stored in fp32 and matrices in `dtype`. A matrix whose rows are no multiple of 32 elements cannot be stored
+ * in q8_0 and is stored in fp16, as by llama.cpp's converter. */
 static StDtype gguf_dtype(const Tensor *t, StDtype dtype) {
     if (t->row->rows == DIM_ONE) return ST_F32;
     return dtype == GGUF_Q8_0 && t->cols % Q8_0_BLOCK ? ST_F16 : dtype;
 }
 
 /* ggml rotates neighbors 2i and 2i + 1 of a head, while transformers and this program rotate i and i + HD/2, so the
- * rows of wq and wk are stored in the other order. */
+ * rows of wq and wk are interleaved: row i, then row i + HD/2. */
 static OutputTensor gguf_tensor(const Tensor *tensor, const Llama3Config *c, StDtype dtype) {
     OutputTensor t = {"", tensor, STATE_MASTER, gguf_dtype(tensor, dtype), 0, 0, tensor->rows * tensor->cols, 0, 0};
     gguf_tensor_name(t.name, tensor);
@@ -189,7 +203,7 @@ static OutputTensor gguf_tensor(const Tensor *tensor, const Llama3Config *c, StD
     return t;
 }
 
-/* cols is the first of a tensor's sizes in this format. */
+/* GGUF lists sizes innermost first: cols, then rows. `rows` is 0 for a vector. */
 static void gguf_list_tensor(FILE *f, const char *name, StDtype dtype, int64_t rows, int64_t cols, int64_t offset) {
     gguf_bytes(f, name, strlen(name));
     gguf_u32(f, rows > 0 ? 2 : 1);
@@ -213,22 +227,23 @@ static void gguf_align(FILE *f) {
 
 /* Lays out the model's tensors [0, end) of the table as one file, whose dtype is o->dtype. Everything but the weights
  * is in the file's header. */
-static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const Llama3Config *c, const Tokenizer *t,
-                        const char *chat_template, const char *name) {
+static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const Llama3Config *c,
+                        const GgufMetadata *tokenizer, const char *name) {
     int is_scaled = c->rope_factor != 1;
     int64_t divisors = is_scaled ? round_up(c->HD / 2 * (int64_t)sizeof(float), GGUF_ALIGN) : 0, at = divisors;
-    char *metadata, *header;
-    size_t metadata_bytes, header_bytes;
-    GgufMetadata m = {text_stream_open(&metadata, &metadata_bytes), 0};
-    gguf_add_model(&m, c, o->dtype, name);
-    gguf_add_tokenizer(&m, t, c->V, chat_template);
-    text_stream_close(m.f);
+    char *header;
+    size_t header_bytes;
+    GgufMetadata model;
+    gguf_metadata_begin(&model);
+    gguf_add_model(&model, c, o->dtype, name);
+    gguf_metadata_end(&model);
     FILE *f = text_stream_open(&header, &header_bytes);
     fwrite("GGUF", 1, 4, f);
     gguf_u32(f, 3);
     gguf_u64(f, (uint64_t)(end + is_scaled));
-    gguf_u64(f, m.count);
-    fwrite(metadata, 1, metadata_bytes, f);
+    gguf_u64(f, model.count + tokenizer->count);
+    fwrite(model.text, 1, model.length, f);
+    fwrite(tokenizer->text, 1, tokenizer->length, f);
     if (is_scaled) gguf_list_tensor(f, "rope_freqs.weight", ST_F32, 0, c->HD / 2, 0);
     o->tensors = new_array(OutputTensor, end);
     o->files = new_array(OutputFile, 1);
@@ -244,7 +259,7 @@ static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const
     if (is_scaled) gguf_rope_divisors(c, f);
     gguf_align(f);
     text_stream_close(f);
-    free(metadata);
+    free(model.text);
     OutputFile *file = &o->files[o->num_files++];
     snprintf(file->name, sizeof file->name, "model.gguf");
     file->parts = 1;
@@ -258,20 +273,21 @@ static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const
 // ---------------------------------------------------------------------------
 // ollama's Modelfile
 
-/* `file`: the GGUF file's name. Without a template, or with one that this program does not know, ollama uses the one
- * in the GGUF file, or passes the prompt on as it is. */
-static char *modelfile_text(const char *file, const char *chat_template, size_t *length) {
+/* `file`: the GGUF file's name. A chat template that this program does not know is left to ollama, which finds it in the
+ * GGUF file; without one, ollama passes the prompt on as it is. */
+static char *modelfile_text(const char *file, const TokenizerFiles *tokenizer, size_t *length) {
+    const char *chat_template = tokenizer->chat_template;
     char *text;
     const ChatTemplate *form = chat_template ? chat_template_of_jinja(chat_template) : NULL;
     FILE *f = text_stream_open(&text, length);
     fprintf(f, "# for ollama: ollama create NAME -f THIS_FILE\nFROM ./%s\n", file);
     if (form) {
         const char *close = form->close ? form->close : "";
-        fprintf(
-            f,
-            "TEMPLATE \"\"\"{{ range .Messages }}%s{{ .Role }}%s%s{{ .Content }}%s%s{{ end }}%sassistant%s%s\"\"\"\n",
-            form->open, close, form->before_content, form->end, form->after_turn, form->open, close,
-            form->before_content);
+        const char *begin = form->begin && !tokenizer->adds_bos ? form->begin : ""; // otherwise ollama adds it
+        fprintf(f, "TEMPLATE \"\"\"%s{{ range .Messages }}%s{{ .Role }}%s%s", begin, form->open, close,
+                form->before_content);
+        fprintf(f, "{{ .Content }}%s%s{{ end }}", form->end, form->after_turn);
+        fprintf(f, "%sassistant%s%s\"\"\"\n", form->open, close, form->before_content);
         if (form->system) fprintf(f, "SYSTEM \"\"\"%s\"\"\"\n", form->system);
         fprintf(f, "PARAMETER stop \"%s\"\n", form->end);
     } else if (!chat_template) {

@@ -42,19 +42,21 @@ typedef struct {
     char tokenizer_path[4096];            // "": no tokenizer found
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
-    Tokenizer *tokenizer;            // NULL: not needed
-    TokenizerFiles tokenizer_files;  // of checkpoints and exported models
-    uint16_t *token_bytes;           // (V) bytes of each token's text, for bits per byte; NULL: not known
-    Requests requests;               // of --score or --choices; count 0: none
-    Prompts prompts;                 // of --generate and --prompts
-    StopTokens stop_tokens;          // that end a generated text, apart from the tokenizer's
-    int cached_positions;            // generation: tokens whose keys and values are kept; 0: none are
-    const Transport *transport;      // between the ranks' devices
-    const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
-    ThreadWorld thread_world;        // ranks that are threads meet here
-    int ended_early;                 // a signal ended training before its last step, and everything is saved
-    int has_problems;                // --check-hosts has found some
-    const OpRates *op_rates;         // how fast ops are on the planned machines; NULL: dry runs take no time
+    Tokenizer *tokenizer;              // NULL: not needed
+    TokenizerFiles tokenizer_files;    // of checkpoints and exported models
+    GgufMetadata gguf_tokenizer;       // of --export FILE.gguf
+    uint16_t *token_bytes;             // (V) bytes of each token's text, for bits per byte; NULL: not known
+    Requests requests;                 // of --score or --choices; count 0: none
+    Prompts prompts;                   // of --generate and --prompts
+    const ChatTemplate *chat_template; // of --chat
+    StopTokens stop_tokens;            // that end a generated text, apart from the tokenizer's
+    int cached_positions;              // generation: tokens whose keys and values are kept; 0: none are
+    const Transport *transport;        // between the ranks' devices
+    const Transport *host_transport;   // between host memories; differs from `transport` only with NCCL
+    ThreadWorld thread_world;          // ranks that are threads meet here
+    int ended_early;                   // a signal ended training before its last step, and everything is saved
+    int has_problems;                  // --check-hosts has found some
+    const OpRates *op_rates;           // how fast ops are on the planned machines; NULL: dry runs take no time
 } Job;
 
 static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
@@ -70,37 +72,36 @@ static int job_reductions_apart(const Job *j) {
 
 static void check_needed_options(const Options *o) {
     static const struct {
-        const char *option, *other, *instead; // it needs `other`, or `instead` if that is not NULL
-    } needs[] = {{"choices-every", "choices", NULL},
-                 {"val-every", "val", NULL},
-                 {"val-batches", "val", NULL},
-                 {"dtype", "export", NULL},
-                 {"save-every", "out", "mtbf"},
-                 {"save-mode", "out", "mtbf"},
-                 {"keep", "out", NULL},
-                 {"allow-changes", "resume", NULL},
-                 {"temperature", "generate", "prompts"},
-                 {"top-p", "generate", "prompts"},
-                 {"max-tokens", "generate", "prompts"},
-                 {"lora-alpha", "lora-rank", NULL},
-                 {"lora-targets", "lora-rank", NULL},
-                 {"merge", "export", NULL},
-                 {"hosts", "mtbf", NULL},
-                 {"spares", "mtbf", NULL},
-                 {"repair", "mtbf", NULL},
-                 {"detect", "mtbf", NULL},
-                 {"relaunch", "mtbf", NULL},
-                 {"step-seconds", "mtbf", NULL},
-                 {"save-seconds", "mtbf", NULL},
-                 {"pause-seconds", "mtbf", NULL},
-                 {"after-save", "out", NULL}};
+        const char *option, *others[3]; // it needs one of the others
+    } needs[] = {{"choices-every", {"choices"}},
+                 {"val-every", {"val"}},
+                 {"val-batches", {"val"}},
+                 {"dtype", {"export"}},
+                 {"save-every", {"out", "mtbf"}},
+                 {"save-mode", {"out", "mtbf"}},
+                 {"keep", {"out"}},
+                 {"allow-changes", {"resume"}},
+                 {"temperature", {"generate", "prompts", "chat"}},
+                 {"top-p", {"generate", "prompts", "chat"}},
+                 {"max-tokens", {"generate", "prompts", "chat"}},
+                 {"lora-alpha", {"lora-rank"}},
+                 {"lora-targets", {"lora-rank"}},
+                 {"merge", {"export"}},
+                 {"hosts", {"mtbf"}},
+                 {"spares", {"mtbf"}},
+                 {"repair", {"mtbf"}},
+                 {"detect", {"mtbf"}},
+                 {"relaunch", {"mtbf"}},
+                 {"step-seconds", {"mtbf"}},
+                 {"save-seconds", {"mtbf"}},
+                 {"pause-seconds", {"mtbf"}},
+                 {"after-save", {"out"}}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
-        int is_of_text = !strcmp(needs[i].other, "generate") && o->chat;
-        int has_instead = needs[i].instead && option_given(o, needs[i].instead);
-        int is_met = is_of_text || has_instead || option_given(o, needs[i].other);
-        if (option_given(o, needs[i].option) && !is_met)
-            user_error("--%s has no effect without --%s: add --%s, or remove --%s", needs[i].option, needs[i].other,
-                       needs[i].other, needs[i].option);
+        const char *option = needs[i].option, *first = needs[i].others[0];
+        int is_met = 0;
+        for (int k = 0; k < 3 && needs[i].others[k]; k++) is_met |= option_given(o, needs[i].others[k]);
+        if (option_given(o, option) && !is_met)
+            user_error("--%s has no effect without --%s: add --%s, or remove --%s", option, first, first, option);
     }
 }
 
@@ -128,21 +129,16 @@ static Task job_task(const Options *o) {
     int evaluates = !!o->eval + !!o->score + (o->choices && !o->data), writes = (o->generate || o->prompts) + o->chat;
     if (!!o->plan + evaluates + writes + !!o->export_dir + o->check_hosts > 1)
         user_error("%s cannot be combined with another of --plan, --eval, --score, --choices, --generate, --chat, "
-                   "--export and "
-                   "--check-hosts: give only one",
+                   "--export and --check-hosts: give only one",
                    task_names[task]);
     if (o->choices_every && task != DO_TRAIN)
         user_error("--choices-every %d has no effect without training: remove it, or add --data", o->choices_every);
     if (o->out && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
         user_error("--out %s has no effect with %s: only training, --plan and --check-hosts write to it; remove --out",
                    o->out, task_names[task]);
-    if (o->doc_mask && task == DO_GENERATE)
-        user_error("--doc-mask has no effect with --generate, whose prompt is a single document: remove --doc-mask");
-    if (o->doc_mask && (task == DO_SCORE || task == DO_CHOICES))
-        user_error("--doc-mask has no effect with %s, where each request is a single document: remove --doc-mask",
+    if (o->doc_mask && (task == DO_SCORE || task == DO_CHOICES || task == DO_GENERATE || task == DO_CHAT))
+        user_error("--doc-mask has no effect with %s, where each text is a single document: remove --doc-mask",
                    task_names[task]);
-    if (o->doc_mask && task == DO_CHAT)
-        user_error("--doc-mask has no effect with --chat, whose conversation is a single document: remove --doc-mask");
     if (o->doc_mask && task == DO_EXPORT)
         user_error("--doc-mask has no effect with --export alone, only on training and evaluation: remove --doc-mask");
     if (o->resume && task != DO_TRAIN)
@@ -282,6 +278,14 @@ static void check_packed(const Job *j, const Dataset *d) {
                        d->files[i].path);
 }
 
+/* The tokens of texts must be in the model's vocabulary. */
+static void job_check_vocabulary(const Job *j) {
+    if (j->tokenizer->vocab_size > j->config.V)
+        user_error("%s has %d tokens, but the model's vocabulary has %d: give the model's own tokenizer with "
+                   "--tokenizer FILE",
+                   j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
+}
+
 /* Reads the tokenizer that `option` needs. */
 static void job_read_tokenizer(Job *j, const char *option) {
     const Options *o = &j->opt;
@@ -291,10 +295,7 @@ static void job_read_tokenizer(Job *j, const char *option) {
                    "--tokenizer FILE",
                    option, data ? data : o->model);
     job_open_tokenizer(j);
-    if (j->tokenizer->vocab_size > j->config.V)
-        user_error("%s has %d tokens, but the model's vocabulary has %d: give the model's own tokenizer with "
-                   "--tokenizer FILE",
-                   j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
+    job_check_vocabulary(j);
 }
 
 static int job_exports(const Job *j) { return j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT); }
@@ -303,11 +304,15 @@ static int job_saves(const Job *j) { return (j->task == DO_TRAIN && j->opt.out) 
 /* The tokenizer's files that checkpoints and exported models get. A tokenizer of another kind is only copied. */
 static void job_tokenizer_files(Job *j) {
     const char *model = j->opt.model;
-    if (job_exports(j) && is_gguf(j->opt.export_dir)) job_read_tokenizer(j, "--export FILE.gguf");
+    int writes_gguf = job_exports(j) && is_gguf(j->opt.export_dir);
+    if (writes_gguf) job_read_tokenizer(j, "--export FILE.gguf");
     if (!j->tokenizer_text || !job_saves(j)) return;
     if (job_tokenizer_is_known(j)) job_open_tokenizer(j);
     tokenizer_files_open(&j->tokenizer_files, j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, j->tokenizer,
                          preset_find(model) ? NULL : model, j->config.max_positions);
+    if (!writes_gguf) return;
+    tokenizer_files_find_template(&j->tokenizer_files, j->tokenizer_path, j->tokenizer);
+    gguf_tokenizer_open(&j->gguf_tokenizer, j->tokenizer, j->config.V, j->tokenizer_files.chat_template);
 }
 
 /* Rank 0 says when the tokenizer was only copied. */
@@ -344,7 +349,8 @@ static void job_requests(Job *j) {
     const char *path = o->score ? o->score : o->choices;
     int cp = j->mesh.size[AXIS_CP], trains = j->task == DO_TRAIN, whole = 2 * SCORE_LENGTHS * cp;
     if (!path) return;
-    job_open_tokenizer(j);
+    if (o->tokenizer || job_tokenizer_is_known(j)) job_open_tokenizer(j); // requests may hold ids alone
+    if (j->tokenizer) job_check_vocabulary(j);
     requests_read(&j->requests, path, o->choices != NULL, j->tokenizer, j->config.V);
     if (!trains && !option_given(o, "seq")) {
         int64_t default_tokens = (int64_t)o->batch * o->seq, longest = requests_longest(&j->requests);
@@ -391,7 +397,7 @@ enum {
 static void job_chat(Job *j) {
     Options *o = &j->opt;
     job_read_tokenizer(j, "--chat");
-    chat_template_find(j->tokenizer, j->tokenizer_path); // refuses one that cannot be rendered
+    j->chat_template = chat_template_find(j->tokenizer, j->tokenizer_path);
     j->cached_positions = option_given(o, "seq") ? o->seq : (int)min_i64(CHAT_POSITIONS, j->config.max_positions);
     o->batch = 1;
     o->seq = (int)min_i64(CHAT_ORDER_TOKENS, j->cached_positions);
@@ -926,6 +932,7 @@ static void job_close(Job *j) {
     if (j->out_lock > 0) close(j->out_lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);
     tokenizer_files_close(&j->tokenizer_files);
+    free(j->gguf_tokenizer.text);
     free(j->tokenizer_text);
     thread_world_close(&j->thread_world);
     table_close(&j->table);

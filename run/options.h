@@ -239,8 +239,7 @@ static const OptionRow option_rows[] = {
          "dtype of exported weights; int8: the matrices of blocks in int8, to be loaded as a frozen --base; int8:all: "
          "all tensors; q8_0: the matrices of a GGUF file in 8 bits"),
     TEXT("generate", generate, "PROMPT", NULL, "continue a text"),
-    TEXT("prompts", prompts, "FILE", NULL,
-         "continue each line of a file, as --generate does; empty lines are left out"),
+    TEXT("prompts", prompts, "FILE", NULL, "continue each line of a file, as --generate does; empty lines are skipped"),
     FLAG("chat", chat,
          "talk with an instruction-tuned model in the terminal, with its chat template; /reset, /system TEXT and /save "
          "FILE are commands, Ctrl-C stops an answer, Ctrl-D leaves; --seq is the longest conversation"),

@@ -19,7 +19,7 @@ typedef struct {
 typedef struct {
     Prompt *list; // (count)
     int count;
-    size_t room; // for so many
+    size_t room; // capacity of the list
     int longest; // tokens
 } Prompts;
 
@@ -43,7 +43,7 @@ static void prompts_add(Prompts *p, const Tokenizer *t, const char *text, size_t
     p->longest = (int)max_i64(p->longest, (int64_t)prompt.length);
 }
 
-/* Adds the lines of a file, without their ends, which may be those of Windows. Empty lines are left out. */
+/* Adds the lines of a file, without their ends, which may be those of Windows. Empty lines are skipped. */
 static void prompts_read(Prompts *p, const Tokenizer *t, const char *path) {
     const char *expected = "a text file with one prompt per line";
     FILE *f = input_open(path, expected);
@@ -81,7 +81,7 @@ static void stop_token_add(StopTokens *stop, const cJSON *item, const char *path
     stop->ids[stop->count++] = (int32_t)id;
 }
 
-/* Adds those that a file in the model's directory names, if there is such a file. */
+/* Adds the ids of "eos_token_id" in the file `name` of the model's directory. A missing file adds none. */
 static void stop_tokens_read(StopTokens *stop, const char *model, const char *name) {
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/%s", model, name);

@@ -107,8 +107,11 @@ static int request_add_texts(Requests *r, const char *where, const char *context
     memcpy(whole, context, length + rest);
     memcpy(whole + length + rest, continuation, added + 1);
     request_add_text(r, whole, length + rest + added);
-    if (r->num_ids == before + context_tokens) // both end in the same token: the continuation is encoded by itself
+    if (r->num_ids <= before + context_tokens) { // a token spans the boundary: each text is encoded by itself
+        r->num_ids = before + !length;           // an empty context is the end-of-document token, which stays
+        if (length) request_add_text(r, context, length);
         request_add_text(r, whole + length, rest + added);
+    }
     free(whole);
     return (int)(r->num_ids - before - context_tokens);
 }
@@ -127,7 +130,7 @@ static ScoreRequest *request_add(Requests *r, int line) {
 static void request_complete(const Requests *r, ScoreRequest *request, const char *where, int scored) {
     enum { MOST_TOKENS = 1 << 24 };
     size_t tokens = r->num_ids - (size_t)request->first;
-    if (!scored) user_error("%s: the continuation has no tokens, expected at least one: remove the line", where);
+    if (scored < 1) user_error("%s: the continuation has no tokens, expected at least one: remove the line", where);
     if (tokens > MOST_TOKENS)
         user_error("%s: %zu tokens, expected at most %d: shorten the context", where, tokens, (int)MOST_TOKENS);
     request->tokens = (int)tokens;
@@ -230,7 +233,7 @@ static void requests_read(Requests *r, const char *path, int choices, const Toke
     if (!r->count) user_error("%s holds no requests: expected one JSON object per line", path);
 }
 
-/* The most tokens of which a request computes the next one. */
+/* The longest input of a request: its tokens but the last one. */
 static int requests_longest(const Requests *r) {
     int longest = 0;
     for (int64_t i = 0; i < r->count; i++) longest = (int)max_i64(longest, r->requests[i].tokens - 1);

@@ -453,7 +453,7 @@ typedef struct {
     StateKind kind; // weights, or one of the optimizer's moments
     StDtype dtype;
     int scales;           // this entry holds the scales of the int8 tensor before it
-    int interleaved_rows; // rows of a head whose two halves alternate in the file (run/gguf.h); 0: in the model's order
+    int interleaved_rows; // rows per head if its two halves alternate in the file (run/gguf.h); 0: the model's order
     int64_t elements, bytes;
     int64_t padding; // zero bytes after it
 } OutputTensor;

@@ -1,7 +1,7 @@
 /* text_output.h: prints the text of tokens as they come.
  *
  * A token may end within a character. A caller may rely on: only whole UTF-8 characters are written, each as soon as it
- * is complete, and bytes that are no character are written when that is certain. In a terminal, control characters of
+ * is complete, and invalid bytes as soon as they are known to be invalid. In a terminal, control characters of
  * the text have no effect: U+241B stands for an escape, U+FFFD for other bytes that are no text. A file receives the
  * bytes unchanged.
  */
@@ -65,7 +65,7 @@ static void text_output_complete(TextOutput *out) {
     out->count = 0;
 }
 
-/* Bytes that are waiting will not be continued: they are no character. */
+/* Writes pending bytes as invalid ones: the rest of their character will not come. */
 static void text_output_end(TextOutput *out) {
     for (int i = 0; i < out->count; i++) text_output_character(out, &out->pending[i], 1, 0);
     out->count = 0;

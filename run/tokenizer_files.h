@@ -346,7 +346,8 @@ typedef struct {
 typedef struct {
     TokenizerFile files[8];
     int count;
-    char *chat_template; // in Jinja; NULL: there is none
+    char *chat_template; // in Jinja, if tokenizer_files_find_template was called; NULL: there is none
+    int adds_bos;        // 1: AutoTokenizer puts the begin-of-document token in front of a text
 } TokenizerFiles;
 
 static void tokenizer_files_add(TokenizerFiles *all, const char *name, char *text, size_t length) {
@@ -382,7 +383,7 @@ static int model_is_redundant(const Tokenizer *t, const char *text, size_t lengt
  * generation are kept; NULL: a preset. */
 static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
                                  const Tokenizer *t, const char *model, int max_positions) {
-    char in_model[4096], in_config[4096], *copy = (char *)checked_malloc(length + 1);
+    char in_model[4096], *copy = (char *)checked_malloc(length + 1);
     int is_json = text_is_json(text);
     size_t size;
     memcpy(copy, text, length);
@@ -399,14 +400,21 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
         char *config = tokenizer_config_text(t, max_positions, &size);
         tokenizer_files_add(all, "tokenizer_config.json", config, size);
     }
-    all->chat_template = chat_template_beside(path, in_config);
-    if (!has_config && t && chat_template_of_tokens(t) && !all->chat_template)
-        all->chat_template = checked_strdup(chat_template_of_tokens(t)->jinja);
+    all->adds_bos = t && t->adds_bos;
     int has_generation = model && tokenizer_files_copy(all, in_model, "generation_config.json", 1);
     if (!has_generation && t) {
         char *config = generation_config_text(t, &size);
         tokenizer_files_add(all, "generation_config.json", config, size);
     }
+}
+
+/* Finds the chat template for a program that gets it apart from these files: the one that they have. */
+static void tokenizer_files_find_template(TokenizerFiles *all, const char *path, const Tokenizer *t) {
+    char source[4096];
+    const ChatTemplate *form = chat_template_of_tokens(t);
+    all->chat_template = chat_template_beside(path, source);
+    path_beside(source, sizeof source, path, "tokenizer_config.json");
+    if (!all->chat_template && form && !entry_exists(source)) all->chat_template = checked_strdup(form->jinja);
 }
 
 static void tokenizer_files_close(TokenizerFiles *all) {

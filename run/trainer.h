@@ -96,7 +96,7 @@ static void checkpoints_open(Trainer *trainer) {
     w->base_fingerprint = j->base_fingerprint;
     if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
     if (job_exports(j) && is_gguf(j->opt.export_dir))
-        export_gguf(&w->exported, w->whole, w->opt, &j->config, j->tokenizer, &j->tokenizer_files);
+        export_gguf(&w->exported, w->whole, w->opt, &j->config, &j->gguf_tokenizer);
     else if (job_exports(j)) export_files(&w->exported, w->whole, w->opt);
     checkpoint_writer_allocate(w);
 }

@@ -10,3 +10,22 @@ fail() {
     echo "FAIL $1: ${2:0:800}"
     failed=$((failed + 1))
 }
+
+# bad NAME PATTERN COMMAND… : exit code 1, and one line on standard error, an error that matches
+bad() {
+    local name=$1 pattern=$2 code
+    shift 2
+    timeout -k 1 60 "$@" </dev/null >.out 2>.err
+    code=$?
+    if [ "$code" = 1 ] && [ "$(wc -l <.err)" = 1 ] && grep -qE "^error: .*$pattern" .err; then
+        pass "$name" "$(cat .err)"
+    else fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"; fi
+}
+
+# same NAME FILE FILE : the files, which may be pipes, have the same bytes, and some
+same() {
+    cat "$2" >.first
+    cat "$3" >.second
+    if [ -s .first ] && cmp .first .second >.out 2>&1; then pass "$1" "$(wc -c <.first) bytes"
+    else fail "$1" "$(cat .out) $(head -c 100 .first) / $(head -c 100 .second)"; fi
+}

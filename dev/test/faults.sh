@@ -974,6 +974,10 @@ fault "the directory's end tokens are not obeyed" run/prompts.h \
     's|        if (stop->ids\[i\] == id) return 1;|        if (stop->ids[i] == id) return 0;|' \
     generate "an answer stops"
 
+more "a GGUF file holds other types than --dtype says" run/gguf.h \
+    's|return dtype == GGUF_Q8_0 .*|return ST_F32;|' \
+    gguf "the types of matrices"
+
 fault "rows of wq and wk keep their order in GGUF files" run/gguf.h \
     's|t.interleaved_rows = c->HD;|{}|' \
     gguf "every weight in its place"

@@ -219,7 +219,11 @@ static void export_gguf_file(const char *fixture, const char *dtype, int world, 
     end_job(j);
 }
 
-static void test_gguf_contents(const char *fixture, const char *dtype) {
+static const char *const gguf_dtypes[] = {"fp32", "fp16", "bf16", "q8_0"};
+
+static void test_gguf_contents(const char *fixture, int d) {
+    static const uint32_t types[] = {0, 1, 30, 8}, file_types[] = {0, 1, 32, 7}; // of gguf_dtypes, by ggml
+    const char *dtype = gguf_dtypes[d];
     char model[1024], path[1024], name[200], first[128] = "";
     snprintf(model, sizeof model, "%s/%s", fixture_dir, fixture);
     snprintf(path, sizeof path, "%s/%s-%s.gguf", scratch_dir, fixture, dtype);
@@ -237,6 +241,13 @@ static void test_gguf_contents(const char *fixture, const char *dtype) {
     snprintf(name, sizeof name, "GGUF of %s in %s: divisors of RoPE's frequencies", fixture, dtype);
     CHECK(name, divisors < 1e-6, "off by %.2g", divisors);
     char want[600];
+    const ReadTensor *embedding = gguf_find(r, "token_embd.weight"), *norm = gguf_find(r, "output_norm.weight");
+    uint32_t type = d == 3 && c.C % 32 ? types[1] : types[d];
+    snprintf(want, sizeof want, ";general.file_type=%u,;general.quantization_version=2,;general.alignment=32,;",
+             file_types[d]);
+    snprintf(name, sizeof name, "GGUF of %s in %s: the types of matrices, norms and the file", fixture, dtype);
+    CHECK(name, embedding && embedding->type == type && norm && norm->type == 0 && strstr(r->text, want),
+          "matrices %u, norms %u", embedding ? embedding->type : 0, norm ? norm->type : 0);
     snprintf(want, sizeof want,
              "llama.block_count=%d,;llama.context_length=%d,;llama.embedding_length=%d,;llama.feed_forward_length=%d,;"
              "llama.attention.head_count=%d,;llama.attention.head_count_kv=%d,;llama.attention.key_length=%d,;"
@@ -275,7 +286,6 @@ static void test_halves(void) {
 
 static void test_gguf(void) {
     static const char *const fixtures[] = {"odd", "llama31_short", "tied", "headdim"};
-    static const char *const dtypes[] = {"fp32", "fp16", "bf16", "q8_0"};
     static const struct {
         int world;
         const char *options;
@@ -284,13 +294,13 @@ static void test_gguf(void) {
     write_gguf_tokenizer();
     test_halves();
     for (int f = 0; f < 4; f++)
-        for (int d = 0; d < 4; d++) test_gguf_contents(fixtures[f], dtypes[d]);
+        for (int d = 0; d < 4; d++) test_gguf_contents(fixtures[f], d);
     for (int l = 0; l < (int)(sizeof layouts / sizeof *layouts); l++)
         for (int d = 0; d < 4; d += 3) {
-            snprintf(one, sizeof one, "%s/tied-%s.gguf", scratch_dir, dtypes[d]);
-            snprintf(path, sizeof path, "%s/layout%d/tied-%s.gguf", scratch_dir, l, dtypes[d]);
-            export_gguf_file("tied", dtypes[d], layouts[l].world, layouts[l].options, path);
-            snprintf(name, sizeof name, "GGUF in %s from %d ranks%s has the bytes of one rank's", dtypes[d],
+            snprintf(one, sizeof one, "%s/tied-%s.gguf", scratch_dir, gguf_dtypes[d]);
+            snprintf(path, sizeof path, "%s/layout%d/tied-%s.gguf", scratch_dir, l, gguf_dtypes[d]);
+            export_gguf_file("tied", gguf_dtypes[d], layouts[l].world, layouts[l].options, path);
+            snprintf(name, sizeof name, "GGUF in %s from %d ranks%s has the bytes of one rank's", gguf_dtypes[d],
                      layouts[l].world, layouts[l].options);
             CHECK(name, files_equal(path, one), "%s", "compared byte by byte");
         }

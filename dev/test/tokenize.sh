@@ -20,17 +20,6 @@ tokens() {
     bin/tokenize --tokenizer tokenizer.model --out-train "$name.train" --out-val "$name.val" "$@" >.out 2>.err
 }
 
-# bad NAME PATTERN COMMAND… : exit code 1 and one line that matches
-bad() {
-    local name=$1 pattern=$2 code
-    shift 2
-    timeout 60 "$@" </dev/null >.out 2>.err
-    code=$?
-    if [ "$code" = 1 ] && [ "$(wc -l <.err)" = 1 ] && grep -qE "^error: .*$pattern" .err; then
-        pass "$name" "$(cat .err)"
-    else fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"; fi
-}
-
 # Words, numbers, endings, lines and paragraphs from a small generator (Park and Miller 1988), the same everywhere.
 awk 'function draw(n) { x = x * 16807 % 2147483647; return x % n }
      BEGIN { x = 1
