@@ -120,7 +120,8 @@ test test-all: deps
 
 test-fp32 test-bf16 test-all-fp32 test-all-bf16:
 	@$(MAKE) --no-print-directory PRECISION=$(lastword $(subst -, ,$@)) test-programs \
-	    $(if $(findstring all,$@),cuda-on-cpu-programs)
+	    $(if $(findstring all,$@),cuda-on-cpu-programs) \
+	    $(if $(findstring all-fp32,$@),build/cuda-on-mpi-fp32/train_llama3_cuda)
 
 test-hosts: deps
 	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3 build/cpu-fp32/test_llama3 \

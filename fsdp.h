@@ -478,10 +478,12 @@ static void reductions_drain(Fsdp *fsdp) {
     while (reductions_advance(fsdp, NULL, 0)) {}
 }
 
-/* Waits until every unit's gradient is reduced. */
+/* Waits until every unit's gradient is reduced. On a GPU the compute stream waits for all stages of the reductions at
+ * once, and the time counts for the axis of the last stage. */
 static void fsdp_finish_gradients(Fsdp *fsdp) {
+    Axis last = fsdp->replicas > 1 ? AXIS_DP_REPLICATE : AXIS_FSDP;
     reductions_drain(fsdp);
-    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", AXIS_FSDP);
+    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", last);
 }
 
 /* Can backward write a gradient into the sum over micro-batches, without a buffer of the pool? */

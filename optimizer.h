@@ -175,7 +175,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
             fetched = u + 1;
             fetch_state(o, fetched);
         }
-        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OFFLOADED);
+        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
         update_unit(o, u, a, grad_scale, step);
         store_state(o, u);
     }

@@ -2,10 +2,10 @@
  *
  * Read it from top to bottom: one block forward and backward, embedding and head, a pipeline stage under FSDP, the
  * training step, the dry run, the training loop, plans, one rank, main. Evaluation, scores and generation are headers
- * in run/, which call the forward pass of this file (run/forward.h). Every piece of
- * arithmetic is an op (lib/ops.h), every communication a collective or a message (lib/comm.h), every buffer of the step
- * comes from an arena (lib/device.h). So the same code also runs as a dry run, without arithmetic or memory, which
- * predicts the memory, FLOPs and traffic of any rank.
+ * in run/, which call the forward pass of this file (run/forward.h). Every piece of arithmetic is an op (lib/ops.h),
+ * every communication a collective or a message (lib/comm.h), every buffer of the step comes from an arena
+ * (lib/device.h). So the same code also runs as a dry run, without arithmetic or memory, which predicts the memory,
+ * FLOPs and traffic of any rank.
  */
 #include "lib/output.h"            // defines: finish_results, flush_results, note_lost_progress
 #include "lib/device.h"            // defines: arena_alloc, device_phase, device_copy, device_open_dry_run
@@ -29,7 +29,7 @@
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
 #include "run/evaluate.h"          // defines: evaluate, print_evaluation
-#include "run/score.h"             // defines: score_requests, print_scores, print_accuracy
+#include "run/score.h"             // defines: score_requests, accuracy_of_scores, first_bad_score, print_scores, …
 #include "run/generate.h"          // defines: generate
 #include "run/chat.h"              // defines: converse
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
@@ -116,7 +116,7 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
         attention_sublayer_forward(m, l, w, a);
         norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w->mlp_norm);
         mlp_gate_up_forward(m, w, a);
-        tp_keep_tokens(m->tp); // the gradients of the weights need the same inputs
+        tp_keep_tokens(m->tp); // backward finds the gathered input of the MLP and does not gather it again
     } else {
         norm_forward(m, a->mlp_norm, a->mlp_rstd, NULL, a->after_attention, NULL, w->mlp_norm);
     }
@@ -243,7 +243,7 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
 /* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
  * in chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
  * before the next one replaces it. */
-void head_forward(Model *m, int micro_batch) {
+void head_loss(Model *m, int micro_batch) {
     int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
@@ -332,7 +332,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, now);
         prefetch_backward(m, unit - 1);
-        FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : fsdp_unit(m, unit);
+        FsdpUnit *adapters = adapters_of(m, unit), *trained = adapters ? adapters : fsdp_unit(m, unit);
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
 }
@@ -373,7 +373,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     if (stage_has_loss(m)) {
         // In the last stage's schedule, a backward directly follows its forward: the head's input is still there.
         FsdpUnit *head = fsdp_unit(m, m->table.head);
-        head_forward(m, step->micro_batch);
+        head_loss(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
         prefetch_backward(m, end - 1);
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
@@ -417,8 +417,8 @@ void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
 // ---------------------------------------------------------------------------
 // one training step
 
-/* This rank's samples of the next step. With --out, starts to gather the sample numbers of all ranks for samples.jsonl.
- */
+/* This rank's samples of the next step. With --out, starts to gather the sample numbers of all ranks, which
+ * samples.jsonl records. */
 static StepBatch *next_batch(Trainer *trainer, double now) {
     Parallel *p = &trainer->parallel;
     rank_state(p->comm.heartbeat, RANK_READING, now);
@@ -511,7 +511,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     trainer_allocate(trainer);
     fsdp_init_weights(&p->fsdp, 0);
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
-    score_requests(trainer, &j->requests); // of --score; or of --choices, which also training evaluates
+    score_requests(trainer, &j->requests); // of --score or --choices, so that their memory counts
     memset(dev->ops, 0, sizeof dev->ops);  // start-up does not count
     dev->num_events = 0;
     dev->rates = j->op_rates; // from here on the clock runs
@@ -533,7 +533,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
 static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *events) {
     dry_run_once(trainer, j, rank, 0, events);
     if (!j->opt.trace || events) return;
-    int64_t per_step = trainer->parallel.dev.num_events + 3; // with a validation, a replica check and a save
+    int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, --choices, a replica check and a save
     int64_t of_run = min_i64(MAX_EVENTS, per_step * j->opt.steps);
     trainer_close(trainer);
     dry_run_once(trainer, j, rank, j->task == DO_PLAN ? per_step : of_run, NULL);
@@ -570,13 +570,15 @@ static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     trace_as_one_event(&p->dev, events, "replica check", start);
 }
 
+/* Every `every` steps, unless it is 0, and after the last step. */
+static int is_due(int64_t step, int every, int64_t last) { return step >= last || (every && step % every == 0); }
+
 /* After every --val-every steps and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
     const Options *o = &trainer->job->opt;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    int due = step >= o->steps || (o->val_every && step % o->val_every == 0);
-    if (!trainer->job->val.num_files || !due) return;
+    if (!trainer->job->val.num_files || !is_due(step, o->val_every, o->steps)) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, o->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
@@ -592,8 +594,7 @@ static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
     const Requests *r = &trainer->job->requests;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    int due = step >= o->steps || (o->choices_every && step % o->choices_every == 0);
-    if (!r->count || !due) return;
+    if (!r->count || !is_due(step, o->choices_every, o->steps)) return;
     score_requests(trainer, r);
     trace_as_one_event(&trainer->parallel.dev, events, "choices", start);
     if (first_bad_score(trainer, r) >= 0)
@@ -733,7 +734,8 @@ static int rank_train(Trainer *trainer) {
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
         print_banner(trainer);
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->progress);
+        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
+                    &trainer->progress);
         note_cut_contexts(trainer);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch, j->resume_from.data_changed);
         if (j->opt.out) write_run_files(trainer);
@@ -751,8 +753,8 @@ static void rank_main(Job *j, int rank) {
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
-    // threads all check: each allocates without waiting for the others, so it must have checked first. Of processes
-    // only rank 0 checks: its own host, with NCCL its own GPU; other hosts and GPUs are not checked.
+    // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
+    // processes, only rank 0 checks, and only its own host or, with NCCL, its own GPU.
     if (rank == 0 || j->host_transport == &transport_threads) check_memory(j, &dry_run->parallel.dev);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank);

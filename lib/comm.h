@@ -347,12 +347,12 @@ static inline void comm_wait(Comm *comm, Request *r) {
     if (r->active) request_poll_until_done(comm, r);
     if (r->on_device) device_wait_event(dev, r->arrived);
     r->enqueued = 0;
-    int cause = r->group ? (int)r->group->axis : WAIT_OFFLOADED; // without a group: request_follow_stream
+    int cause = r->group ? (int)r->group->axis : WAIT_OWN_COPY; // without a group: request_follow_stream
     if (counts) span_end(dev, span, &comm->wait_seconds[cause], -1, 0);
 }
 
 /* The current stream waits for an event of another stream. `what` says in the timeline what the event stands for. The
- * compute stream's time counts as waiting for `cause`, an axis or WAIT_OFFLOADED. */
+ * compute stream's time counts as waiting for `cause`, an axis or WAIT_OWN_COPY. */
 static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *what, int cause) {
     Device *dev = comm->dev;
     int counts = CUDA_BUILD && (event || dev->dry_run) && dev->current_stream == STREAM_COMPUTE;

@@ -97,8 +97,8 @@ typedef struct Transport {
     void (*answer_hosts)(Comm *);            // see mpi_answer_hosts
 } Transport;
 
-/* What a rank waits for: communication over an axis, or offloaded state. */
-enum { WAIT_OFFLOADED = AXES, WAIT_CAUSES };
+/* What a rank waits for: communication over an axis, or a copy of its own, such as that of offloaded state. */
+enum { WAIT_OWN_COPY = AXES, WAIT_CAUSES };
 
 struct Comm {
     Device *dev;
@@ -124,7 +124,7 @@ struct Comm {
     double gpu_progress_at;     // seconds: since when that has not changed
 
     double comm_seconds;              // in which a collective was in flight; of a GPU: their durations in their streams
-    double wait_seconds[WAIT_CAUSES]; // in which this rank, or the compute stream of its GPU, waited, by axis
+    double wait_seconds[WAIT_CAUSES]; // in which this rank, or the compute stream of its GPU, waited, by cause
     double poll_seconds;              // in which this rank moved bytes between ops
     double in_flight_since; // seconds
 

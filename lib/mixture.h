@@ -145,8 +145,8 @@ static int64_t sample_deadline(const Mixture *m, int k, int64_t i) {
 
 /* Sample i of a source with quota q must not come before the schedule's sample floor(i·period / q), and must come
  * before ceil((i + 1)·period / q). Among the sources whose next sample may come, the one with the earliest deadline
- * gives it. This meets all deadlines, so that after n samples a source has given n·q / period, rounded up or down (Baruah et al. 1996, P-fair
- * scheduling). */
+ * gives it. This meets all deadlines, so that after n samples a source has given n·q / period, rounded up or down
+ * (Baruah et al. 1996, P-fair scheduling). */
 static void mixture_fill(Mixture *m) {
     int64_t taken[MOST_SOURCES] = {0}, release[MOST_SOURCES] = {0}, deadline[MOST_SOURCES];
     for (int k = 0; k < m->num_sources; k++) deadline[k] = sample_deadline(m, k, 0);

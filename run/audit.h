@@ -75,7 +75,7 @@ static void audit_sources(Audit *a, const cJSON *list) {
         snprintf(source->name, sizeof source->name, "%s", name ? name : "?");
         source->first_window = windows;
         source->windows = (int64_t)json_number(row, place, "windows", NAN, 1, INT32_MAX);
-        source->units = llround(json_number(row, place, "share", NAN, 0, 1) * SHARE_UNITS);
+        source->units = llround(json_number(row, place, "share", NAN, 0, 1) * (double)SHARE_UNITS);
         source->before = (int64_t)json_number(row, place, "consumed_before", NAN, 0, 1e11);
         windows += source->windows;
         units += source->units;

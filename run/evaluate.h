@@ -2,7 +2,7 @@
 #ifndef EVALUATE_H
 #define EVALUATE_H
 #include "../lib/json.h" // defines: json_add_integer, json_real, json_write_line
-#include "forward.h"     // defines: model_forward, head_forward
+#include "forward.h"     // defines: model_forward, head_loss
 #include "step_report.h" // defines: Trainer, StepReport, sum_reports
 
 typedef struct {
@@ -52,7 +52,7 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
         model_forward(m, &p->pipeline, &trainer->eval_batch);
         device_record_event(&p->dev, &trainer->eval_batch.fed);
         if (m->table.head < 0) continue;
-        head_forward(m, NO_GRADIENTS);
+        head_loss(m, NO_GRADIENTS);
         fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
     }
     device_phase(&p->dev, NULL, NULL);

@@ -9,6 +9,6 @@
 /* Each is described where it is defined, in train_llama3.cu. */
 void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch);
 const floatX *final_norm_forward(Model *m, const HeadWeights *w);
-void head_forward(Model *m, int micro_batch);
+void head_loss(Model *m, int micro_batch);
 
 #endif

@@ -273,8 +273,8 @@ static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const
 // ---------------------------------------------------------------------------
 // ollama's Modelfile
 
-/* `file`: the GGUF file's name. A chat template that this program does not know is left to ollama, which finds it in the
- * GGUF file; without one, ollama passes the prompt on as it is. */
+/* `file`: the GGUF file's name. A chat template that this program does not know is left to ollama, which finds it in
+ * the GGUF file; without one, ollama passes the prompt on as it is. */
 static char *modelfile_text(const char *file, const TokenizerFiles *tokenizer, size_t *length) {
     const char *chat_template = tokenizer->chat_template;
     char *text;

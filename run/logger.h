@@ -59,7 +59,8 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
 }
 
 /* Opens the files of a run that has come as far as `at`. */
-static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Progress *at) {
+static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Device *planned,
+                        const Progress *at) {
     const char *out = o->out;
     memset(l, 0, sizeof *l);
     l->opt = o;
@@ -68,7 +69,7 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->samples = at->samples;
     l->ranks = new_array(RankFigures, parallel->mesh.world);
     l->resumed = at->step > 0;
-    run_page_open(&l->page, o, parallel, at->step);
+    run_page_open(&l->page, o, parallel, planned, at->step);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");

@@ -80,25 +80,15 @@ static const char *const page_colors[] = {
 // ---------------------------------------------------------------------------
 // text
 
-/* The length of the UTF-8 character at `p`; 0 if its bytes are none. *code: its number. */
-static int utf8_character(const unsigned char *p, uint32_t *code) {
-    int length = 1;
-    if (p[0] >= 0xF0) length = 4;
-    else if (p[0] >= 0xE0) length = 3;
-    else if (p[0] >= 0xC0) length = 2;
-    *code = length == 1 ? p[0] : p[0] & (0x7Fu >> length);
-    if (p[0] >= 0xF8 || (length == 1 && p[0] >= 0x80)) return 0;
-    for (int i = 1; i < length; i++) {
-        if ((p[i] & 0xC0) != 0x80) return 0;
-        *code = *code << 6 | (p[i] & 0x3Fu);
-    }
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    int is_surrogate = *code >= 0xD800 && *code < 0xE000;
-    return *code < least[length] || *code > 0x10FFFF || is_surrogate ? 0 : length;
+/* The code point of a valid UTF-8 character of (length) bytes. */
+static uint32_t utf8_code(const uint8_t *p, size_t length) {
+    uint32_t code = length == 1 ? p[0] : p[0] & (0x7Fu >> length);
+    for (size_t i = 1; i < length; i++) code = code << 6 | (p[i] & 0x3Fu);
+    return code;
 }
 
-/* The character that a page shows instead of one that would act: U+2400 and following are the symbols of control
- * characters. Marks that reverse the direction of text can disguise a name. */
+/* The character that a page shows: the symbol of a control character (U+2400 and up), and U+FFFD for a mark that
+ * reverses the direction of text, because it could disguise a name. */
 static uint32_t shown_character(uint32_t code) {
     int reverses = (code >= 0x202A && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069) || code == 0x200E ||
                    code == 0x200F || code == 0x061C;
@@ -107,21 +97,19 @@ static uint32_t shown_character(uint32_t code) {
     return reverses || (code >= 0x80 && code < 0xA0) ? 0xFFFD : code;
 }
 
-/* Writes (length) bytes as text of HTML or as the value of an attribute in quotes. What is no UTF-8 becomes U+FFFD.
- * `keeps_lines`: line breaks and tabs remain. */
+/* Writes (length) bytes as text of HTML or as the value of an attribute in quotes. Bytes that are not UTF-8
+ * become U+FFFD. * `keeps_lines`: line breaks and tabs remain. */
 static void page_bytes_as_text(FILE *f, const char *text, size_t length, int keeps_lines) {
-    for (size_t i = 0; i < length;) {
-        unsigned char next[5] = ZERO; // ends with a NUL: a character that is cut off is none
-        uint32_t code;
-        memcpy(next, text + i, (size_t)min_i64(4, (int64_t)(length - i)));
-        int bytes = utf8_character(next, &code);
-        uint32_t shown = bytes ? shown_character(code) : 0xFFFD;
+    const uint8_t *p = (const uint8_t *)text;
+    for (size_t i = 0, bytes; i < length; i += bytes) {
+        size_t valid = utf8_character_length(p + i, length - i);
+        uint32_t code = valid ? utf8_code(p + i, valid) : 0, shown = valid ? shown_character(code) : 0xFFFD;
         int is_markup = code == '<' || code == '>' || code == '&' || code == '"' || code == '\'';
         int is_line = keeps_lines && (code == '\n' || code == '\t');
-        if (bytes && is_line) fputc((int)code, f);
-        else if (is_markup || !bytes || shown != code) fprintf(f, "&#%u;", shown);
-        else fwrite(next, 1, (size_t)bytes, f);
-        i += bytes ? (size_t)bytes : 1;
+        bytes = valid ? valid : 1;
+        if (is_line) fputc((int)code, f);
+        else if (is_markup || shown != code) fprintf(f, "&#%u;", shown);
+        else fwrite(p + i, 1, bytes, f);
     }
 }
 

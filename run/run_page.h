@@ -21,9 +21,8 @@ typedef struct {
     History *history;
     RankFigures *ranks;          // (world) sums over the steps since this start
     int64_t steps;               // since this start
-    double plan[MEM_CATEGORIES]; // bytes that plan.json says of rank 0; NAN: not known
+    const Device *planned; // rank 0's dry run, whose memory plan.json has, too
     double started, next_write;  // seconds_now
-    double last_seconds;         // of writing the page
     double write_seconds;        // of writing it so far
     int has_ended, noted_failure;
 } RunPage;
@@ -243,44 +242,29 @@ static void page_time(FILE *f, const History *h) {
 // ---------------------------------------------------------------------------
 // memory, and ranks side by side
 
-/* Reads rank 0's memory from plan.json, which the run has written; its class is the first one. */
-static void run_page_read_plan(RunPage *p) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/plan.json", p->opt->out);
-    char *text = read_text_file(path);
-    cJSON *plan = text ? cJSON_Parse(text) : NULL;
-    const cJSON *classes = cJSON_GetObjectItemCaseSensitive(plan, "rank_classes");
-    const cJSON *memory = cJSON_GetObjectItemCaseSensitive(cJSON_GetArrayItem(classes, 0), "memory");
-    for (int c = 0; c < MEM_CATEGORIES; c++) p->plan[c] = line_number(memory, mem_category_names[c]);
-    cJSON_Delete(plan);
-    free(text);
-}
-
 static void page_memory(FILE *f, const RunPage *p) {
     const Device *dev = &p->parallel->dev;
     double most = 1, total = 0, planned = 0;
     char output[96], value[128], number[3][32];
     for (int c = 0; c < MEM_CATEGORIES; c++) {
-        most = fmax(most, fmax((double)dev->arenas[c].peak, isfinite(p->plan[c]) ? p->plan[c] : 0));
-        total += dev->arenas[c].offloaded ? 0 : (double)dev->arenas[c].peak;
-        planned += dev->arenas[c].offloaded ? 0 : p->plan[c];
+        double peak = (double)dev->arenas[c].peak, plan = (double)p->planned->arenas[c].peak;
+        most = fmax(most, fmax(peak, plan));
+        total += dev->arenas[c].offloaded ? 0 : peak;
+        planned += dev->arenas[c].offloaded ? 0 : plan;
     }
-    snprintf(output, sizeof output, "rank 0; peaks together %sB", page_si(number[0], total));
-    if (isfinite(planned))
-        snprintf(output, sizeof output, "rank 0; peaks together %sB, planned %sB", page_si(number[0], total),
-                 page_si(number[1], planned));
+    snprintf(output, sizeof output, "rank 0; peaks together %sB, planned %sB", page_si(number[0], total),
+             page_si(number[1], planned));
     page_card_open(f, "Memory by category", output, 0);
     bars_open(f, "");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         const Arena *a = &dev->arenas[c];
-        if (!a->peak && !(p->plan[c] > 0)) continue;
+        double plan = (double)p->planned->arenas[c].peak;
+        if (!a->peak && plan == 0) continue;
         bar_open(f, mem_category_names[c], mem_category_names[c]);
         bar_part(f, mem_category_names[c], 100 * (double)a->peak / most, "peak so far");
-        if (isfinite(p->plan[c])) bar_limit(f, 100 * p->plan[c] / most, "planned");
-        snprintf(value, sizeof value, "%sB%s%s", page_si(number[0], (double)a->peak), a->offloaded ? " " : "",
-                 a->offloaded ? OFFLOAD_PLACE : "");
-        if (isfinite(p->plan[c]))
-            snprintf(value + strlen(value), 64, " of %sB planned", page_si(number[1], p->plan[c]));
+        bar_limit(f, 100 * plan / most, "planned");
+        snprintf(value, sizeof value, "%sB%s%s of %sB planned", page_si(number[0], (double)a->peak),
+                 a->offloaded ? " " : "", a->offloaded ? OFFLOAD_PLACE : "", page_si(number[1], plan));
         bar_close(f, value);
     }
     bars_close(f);
@@ -352,7 +336,9 @@ static void page_ranks(FILE *f, const RunPage *p) {
 static void page_after_save(FILE *f, const RunPage *p) {
     char path[4096], text[PAGE_LOG];
     snprintf(path, sizeof path, "%s/after-save.log", p->opt->out);
-    FILE *log = fopen(path, "r");
+    if (!p->opt->after_save) return; // the file may be there from an earlier start
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // a pipe of this name must not stop training
+    FILE *log = fd < 0 ? NULL : fdopen(fd, "r");
     if (!log) return;
     int is_cut = !fseek(log, -(long)sizeof text, SEEK_END);
     if (!is_cut) rewind(log);
@@ -509,7 +495,7 @@ static const char page_script[] =
     "const shown = (v, unit) => unit == 's' ? (v < 1 ? (1000 * v).toPrecision(3) + ' ms' : v.toPrecision(3) + ' s')\n"
     "    : (v >= 1e4 ? Math.round(v).toLocaleString('en') : +v.toPrecision(5)) + (unit ? ' ' + unit : '');\n"
     "for (const plot of document.querySelectorAll('.plot')) {\n"
-    "    const output = plot.closest('.card').querySelector('output'), usual = output.textContent;\n"
+    "    const output = plot.closest('.card').querySelector('output'), usual = [...output.childNodes];\n"
     "    const cursor = plot.querySelector('.cursor'), unit = plot.dataset.unit;\n"
     "    const last = data.step.length - 1;\n"
     "    plot.onpointermove = plot.onpointerdown = event => {\n"
@@ -530,7 +516,7 @@ static const char page_script[] =
     "        }\n"
     "        output.textContent = parts.join(' · ');\n"
     "    };\n"
-    "    plot.onpointerleave = () => { output.textContent = usual; cursor.style.visibility = 'hidden'; };\n"
+    "    plot.onpointerleave = () => { output.replaceChildren(...usual); cursor.style.visibility = 'hidden'; };\n"
     "}\n"
     "</script>\n";
 
@@ -541,7 +527,7 @@ static void page_footer(FILE *f, const RunPage *p) {
     const History *h = p->history;
     char number[32];
     double so_far = fmax(1e-9, seconds_now() - p->started);
-    fprintf(f, "<p class=\"note dim\">Curves have %s step%s per point. ", with_commas(number, h->stride),
+    fprintf(f, "<p class=\"note dim\">Each point of a curve stands for %s step%s. ", with_commas(number, h->stride),
             h->stride > 1 ? "s" : "");
     if (h->unreadable)
         fprintf(f, "%s line%s of metrics.jsonl could not be read and %s left out. ", with_commas(number, h->unreadable),
@@ -597,7 +583,6 @@ static int run_page_write_file(const RunPage *p) {
 static void run_page_write(RunPage *p) {
     double start = seconds_now();
     if (!p->history || !p->history->first_step || (!p->has_ended && start < p->next_write)) return;
-    if (!p->write_seconds) run_page_read_plan(p);
     int failed = run_page_write_file(p);
     if (failed && !p->noted_failure)
         fprintf(stderr,
@@ -606,17 +591,19 @@ static void run_page_write(RunPage *p) {
                 p->opt->out, strerror(failed));
     p->noted_failure |= !!failed;
     double now = seconds_now();
-    p->last_seconds = now - start;
     p->write_seconds += now - start;
-    p->next_write = now + fmax(PAGE_SECONDS, PAGE_SHARE * p->last_seconds);
+    p->next_write = now + fmax(PAGE_SECONDS, PAGE_SHARE * (now - start));
 }
 
-/* `steps_before`: the step that the run resumes from, 0 for a new run, whose history metrics.jsonl has. */
-static void run_page_open(RunPage *p, const Options *o, const Parallel *parallel, int64_t steps_before) {
+/* `planned`: rank 0's dry run. `steps_before`: the step that the run resumes from, whose history is read from
+ * metrics.jsonl; 0: a new run. */
+static void run_page_open(RunPage *p, const Options *o, const Parallel *parallel, const Device *planned,
+                          int64_t steps_before) {
     char path[4096];
     memset(p, 0, sizeof *p);
     p->opt = o;
     p->parallel = parallel;
+    p->planned = planned;
     p->started = seconds_now();
     if (!o->out) return;
     p->history = history_open();

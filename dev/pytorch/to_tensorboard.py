@@ -6,9 +6,9 @@
 
 Each argument is the --out directory of a run, or a metrics.jsonl, and becomes a run of the same name under --logdir.
 Every number of a line becomes a scalar: loss, val_loss, memory/params, bytes/fsdp, wait_axis_s/tp and so on. A value
-that is null, such as a loss that is not finite, is left out. A line that is not JSON, such as a torn last one, is left
-out too, and a note says how many there were.
-A run that is converted again replaces its earlier event files.
+that is null, such as a loss that is not finite, is left out. A line that is not a JSON object with a step, such as a
+torn last one, is left out too, and a note says how many there were. A run that is converted again replaces its earlier
+event files.
 """
 
 import argparse
@@ -24,13 +24,15 @@ NOT_SCALARS = {"step", "ranks"}  # the figures of each rank are lists
 
 
 def scalars(line, prefix=""):
-    """Yields (tag, number) of all numbers in a line; a list of two is the range of all ranks."""
+    """Yields (tag, number) for every number in a line. rank_min_max has lists of two, source_epochs one per source."""
     for key, value in line.items():
         if key in NOT_SCALARS:
             continue
         if isinstance(value, dict):
             yield from scalars(value, f"{prefix}{key}/")
-        elif isinstance(value, list) and len(value) == 2:
+        elif key == "source_epochs":
+            yield from ((f"{key}/{i}", number) for i, number in enumerate(value))
+        elif isinstance(value, list) and prefix == "rank_min_max/":
             yield from ((f"{prefix}{key}/{name}", number) for name, number in zip(("min", "max"), value))
         elif isinstance(value, (int, float)):
             yield prefix + key, float(value)
@@ -71,7 +73,7 @@ def main():
             sys.exit(f"error: two runs are named {name}: convert one of them with another --logdir")
         names.add(name)
         steps, left_out = convert(path, options.logdir / name)
-        note = f"; {left_out} lines that are not JSON were left out" if left_out else ""
+        note = f"; {left_out} lines that are not JSON objects with a step were left out" if left_out else ""
         print(f"{path}: {steps} steps in {options.logdir / name}{note}")
 
 

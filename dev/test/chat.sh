@@ -225,15 +225,10 @@ else fail "more conversations to pack than memory" "$(cat .out .err)"; fi
 rm -f ten.jsonl large.* large-packed.tok
 
 # ---------------------------------------------------------------- what is no conversation
-# bad_output NAME PATTERN COMMAND… : the same, and nothing is left behind
-bad_output() {
-    bad "$@"
-    if compgen -G 'bad.*' >/dev/null; then fail "$1" "left behind: $(echo bad.*)"; fi
-}
 # line NAME PATTERN JSON : behind a good line
 line() {
     { printf '%s\n' "$talk"; printf '%s\n' "$3"; } >wrong.jsonl
-    bad_output "$1" "wrong.jsonl, line 2: $2.*; expected one conversation per line" bin/chat --tokenizer llama3.model \
+    bad "$1" "wrong.jsonl, line 2: $2.*; expected one conversation per line" bin/chat --tokenizer llama3.model \
         --out-train bad.tok wrong.jsonl
 }
 line "no JSON" "invalid JSON at byte [0-9]+ of the line, 'hello" '{"messages": hello}'
@@ -259,10 +254,10 @@ line "calls of tools" "\"tool_calls\" cannot be rendered" \
 line "tools" "\"tools\" cannot be rendered" '{"tools":[{"name":"f"}],"messages":[{"role":"user","content":"a"}]}'
 line "a zero in a string" ".u0000 in a string" '[{"role":"user","content":"a\u0000b"}]'
 { printf '%s\n' "$talk"; printf '[{"role":"user","content":"\377"}]\n'; } >wrong.jsonl
-bad_output "no UTF-8" "wrong.jsonl, line 2: invalid UTF-8 at byte 27" bin/chat --tokenizer llama3.model --out-train bad.tok \
+bad "no UTF-8" "wrong.jsonl, line 2: invalid UTF-8 at byte 27" bin/chat --tokenizer llama3.model --out-train bad.tok \
     wrong.jsonl
 { printf '%s\n' "$talk"; printf '[{"role":"user","content":"\0"}]\n'; } >wrong.jsonl
-bad_output "a zero byte" "wrong.jsonl, line 2: a zero byte" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
+bad "a zero byte" "wrong.jsonl, line 2: a zero byte" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
 if { printf '%s\n' '[{"role":"assistant","content":"a\\u0000b"}]'; } >one.jsonl && rm -f one.tok &&
     bin/chat --tokenizer llama3.model --out-train one.tok one.jsonl >.out 2>.err; then
     pass "a backslash before u0000 is text" "$(dump one.tok)"
@@ -270,53 +265,53 @@ else
     fail "a backslash before u0000 is text" "$(cat .err)"
 fi
 printf '[{"role":"user","content":"a"}]\n' >wrong.jsonl
-bad_output "nothing to learn" "1 conversations leave bad.tok without a target" bin/chat --tokenizer llama3.model --out-train \
+bad "nothing to learn" "1 conversations leave bad.tok without a target" bin/chat --tokenizer llama3.model --out-train \
     bad.tok wrong.jsonl
 printf '%s\n' "$talk" >one.jsonl
-bad_output "too few to validate" "1 conversations leave bad.val without a target" bin/chat --tokenizer llama3.model \
+bad "too few to validate" "1 conversations leave bad.val without a target" bin/chat --tokenizer llama3.model \
     --out-train bad.tok --out-val bad.val one.jsonl
-bad_output "a folder for conversations" "cannot be read: Is a directory" bin/chat --tokenizer llama3.model --out-train \
+bad "a folder for conversations" "cannot be read: Is a directory" bin/chat --tokenizer llama3.model --out-train \
     bad.tok planted
-bad_output "conversations that are not there" "nowhere cannot be opened" bin/chat --tokenizer llama3.model --out-train \
+bad "conversations that are not there" "nowhere cannot be opened" bin/chat --tokenizer llama3.model --out-train \
     bad.tok nowhere
 sed 's/im_start/start/' chatml.model >other.model
-bad_output "a tokenizer without a template" "other.model does not have the special tokens of a chat template" bin/chat \
+bad "a tokenizer without a template" "other.model does not have the special tokens of a chat template" bin/chat \
     --tokenizer other.model --out-train bad.tok one.jsonl
-bad_output "an output that exists" "all.tok exists already" bin/chat --tokenizer llama3.model --out-train all.tok one.jsonl
-bad_output "one file for both" "--out-train bad.tok and --out-val bad.tok would overwrite each other" bin/chat \
+bad "an output that exists" "all.tok exists already" bin/chat --tokenizer llama3.model --out-train all.tok one.jsonl
+bad "one file for both" "--out-train bad.tok and --out-val bad.tok would overwrite each other" bin/chat \
     --tokenizer llama3.model --out-train bad.tok --out-val bad.tok one.jsonl
-bad_output "one file for both, spelled differently" "--out-train bad.tok and --out-val ./bad.tok would overwrite" bin/chat \
+bad "one file for both, spelled differently" "--out-train bad.tok and --out-val ./bad.tok would overwrite" bin/chat \
     --tokenizer llama3.model --out-train bad.tok --out-val ./bad.tok one.jsonl
-bad_output "tokens onto the tokenizer" "--out-train llama3.model would overwrite the input llama3.model" bin/chat \
+bad "tokens onto the tokenizer" "--out-train llama3.model would overwrite the input llama3.model" bin/chat \
     --tokenizer llama3.model --out-train llama3.model one.jsonl
-bad_output "tokens onto the conversations" "--out-train ./one.jsonl would overwrite the input one.jsonl" bin/chat \
+bad "tokens onto the conversations" "--out-train ./one.jsonl would overwrite the input one.jsonl" bin/chat \
     --tokenizer llama3.model --out-train ./one.jsonl one.jsonl
 cp one.jsonl talk.mask.partial
-bad_output "tokens through a file of conversations" "--out-train talk would overwrite the input talk.mask.partial" bin/chat \
+bad "tokens through a file of conversations" "--out-train talk would overwrite the input talk.mask.partial" bin/chat \
     --tokenizer llama3.model --out-train talk talk.mask.partial
 mkfifo pipe
-bad_output "a named pipe that nobody writes to" "pipe is a pipe, expected a file of JSON lines" timeout 5 bin/chat \
+bad "a named pipe that nobody writes to" "pipe is a pipe, expected a file of JSON lines" timeout 5 bin/chat \
     --tokenizer llama3.model --out-train bad.tok pipe
-bad_output "a device" "/dev/zero is a device, expected a file of JSON lines" timeout 5 bin/chat --tokenizer llama3.model \
+bad "a device" "/dev/zero is a device, expected a file of JSON lines" timeout 5 bin/chat --tokenizer llama3.model \
     --out-train bad.tok /dev/zero
-bad_output "conversations into a full standard output" "standard output cannot be written: No space left on device" bash -c \
+bad "conversations into a full standard output" "standard output cannot be written: No space left on device" bash -c \
     "bin/chat --tokenizer llama3.model --out-train full.tok many.jsonl >/dev/full"
-bad_output "--help into a full standard output" "standard output cannot be written: No space left" bash -c \
+bad "--help into a full standard output" "standard output cannot be written: No space left" bash -c \
     "bin/chat --help >/dev/full"
-bad_output "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train bad.tok one.jsonl
-bad_output "a fraction without a file" "--out-val is missing" bin/chat --tokenizer llama3.model --out-train bad.tok \
+bad "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train bad.tok one.jsonl
+bad "a fraction without a file" "--out-val is missing" bin/chat --tokenizer llama3.model --out-train bad.tok \
     --val-fraction 0.1 one.jsonl
 for window in 0 1 16777216 x '' 12x; do
-    bad_output "--pack '$window'" "--pack $window was given, expected a number from 2 to 16777215" \
+    bad "--pack '$window'" "--pack $window was given, expected a number from 2 to 16777215" \
         bin/chat --tokenizer llama3.model --out-train bad.tok --pack "$window" one.jsonl
 done
-bad_output "--pack without a number" "--pack was given without a value" bin/chat --tokenizer llama3.model --out-train bad.tok \
+bad "--pack without a number" "--pack was given without a value" bin/chat --tokenizer llama3.model --out-train bad.tok \
     one.jsonl --pack
 sed 's/eos <|endoftext|>/eos <|im_end|>/' chatml.model >shared.model
-bad_output "--pack where a message ends as a document does" "shared.model <.im_end.> also ends a message: leave --pack out" \
+bad "--pack where a message ends as a document does" "shared.model <.im_end.> also ends a message: leave --pack out" \
     bin/chat --tokenizer shared.model --out-train bad.tok --pack 512 one.jsonl
 # KB a file
-bad_output "a disk that is full" "bad.tok.*; is the disk full" bash -c \
+bad "a disk that is full" "bad.tok.*; is the disk full" bash -c \
     "trap '' XFSZ; ulimit -f 20; bin/chat --tokenizer llama3.model --out-train bad.tok many.jsonl"
 
 # ---------------------------------------------------------------- the program trains on the targets alone
@@ -414,9 +409,9 @@ if single=$(trains single 'single/*.tok' 6) && together=$(trains packed packed.t
 else
     fail "packed: loss, gradient norm, and loss after the step of one conversation a window" "$(cat .out-*)"
 fi
-bad_output "packed conversations with another --seq" "packed.tok .* windows of 160 tokens, --seq is 128: use --seq 160" \
+bad "packed conversations with another --seq" "packed.tok .* windows of 160 tokens, --seq is 128: use --seq 160" \
     "$program" "${packed[@]}" --model run-packed/latest --seq 128 --eval packed.tok
-bad_output "packed conversations without --doc-mask" "packed.tok .*add --doc-mask" "$program" --model run-packed/latest \
+bad "packed conversations without --doc-mask" "packed.tok .*add --doc-mask" "$program" --model run-packed/latest \
     --tokenizer llama3.model --seq 160 --eval packed.tok
 
 echo "$passed passed, $failed failed"

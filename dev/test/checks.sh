@@ -11,15 +11,18 @@ fail() {
     failed=$((failed + 1))
 }
 
-# bad NAME PATTERN COMMAND… : exit code 1, and one line on standard error, an error that matches
+# bad NAME PATTERN COMMAND… : exit code 1, one line on standard error, an error that matches, and neither an output
+# bad.tok nor a part of another one left behind
 bad() {
-    local name=$1 pattern=$2 code
+    local name=$1 pattern=$2 code left
     shift 2
     timeout -k 1 60 "$@" </dev/null >.out 2>.err
     code=$?
-    if [ "$code" = 1 ] && [ "$(wc -l <.err)" = 1 ] && grep -qE "^error: .*$pattern" .err; then
-        pass "$name" "$(cat .err)"
-    else fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"; fi
+    left=$(compgen -G 'bad.tok*'; compgen -G 'bad.*.partial')
+    if [ "$code" != 1 ] || [ "$(wc -l <.err)" != 1 ] || ! grep -qE "^error: .*$pattern" .err; then
+        fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"
+    elif [ "$left" ]; then fail "$name" "left behind: $left"
+    else pass "$name" "$(cat .err)"; fi
 }
 
 # same NAME FILE FILE : the files, which may be pipes, have the same bytes, and some

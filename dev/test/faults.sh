@@ -328,7 +328,7 @@ more "windows are written again with the next ones" dev/data/pack.h \
     packing "packing in parts: each conversation is there once"
 
 more "a file does not say that it is packed" dev/data/corpus.h \
-    's/^    h.flags |= w->window << 8;//' \
+    's/ | w->window << TOKEN_FILE_WINDOW_SHIFT;/;/' \
     packing "packed conversations without --doc-mask are refused"
 
 more "packed windows are read at another length" lib/token_files.h \
@@ -810,7 +810,7 @@ more "weights are gathered before AdamW has written them" optimizer.h \
     orders "have one rank's bits"
 
 more "AdamW comes before the last sums" fsdp.h \
-    's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", AXIS_FSDP);||' \
+    's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", last);||' \
     orders "have one rank's bits"
 
 more "weights are used before they have arrived" lib/comm.h \
@@ -876,7 +876,7 @@ more "receives are started in the order of their steps, over NCCL" lib/pipeline_
     pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
 
 more "AdamW does not wait for offloaded state" optimizer.h \
-    's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OFFLOADED);||' \
+    's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);||' \
     orders "have one rank's bits"
 
 more "offloaded state is overwritten on its way back" optimizer.h \

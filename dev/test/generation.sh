@@ -178,7 +178,7 @@ printf '{"id":"a","context":"In the","continuation":" beginning"}\n' >requests.j
 has "--score: an answer" out '^[{]"id":"a","logprob":-[0-9.]+,"tokens":[0-9]+,"greedy":(true|false)[}]$'
 same "--score: the same answers on 3 ranks" out out-3
 VOCAB_SIZE=700 "$top/dev/data/text.sh" larger sample >said 2>&1
-refused "--score with a tokenizer that is larger than the model" "larger/tokenizer.model has 700 tokens, but the model" \
+refused "--score with a tokenizer that is larger than the model" "larger/tokenizer.model has 700 tokens, but" \
     --model chosen --score requests.jsonl --tokenizer larger/tokenizer.model
 mkdir bare
 cp chosen/config.json chosen/model.safetensors bare/

@@ -70,11 +70,11 @@ const check = () => {
         const name = card.querySelector('h2').textContent;
         const curves = [...plot.querySelectorAll('path:not(.grid):not(.dash):not(.tick):not(.save)')];
         if (!curves.some(path => path.getAttribute('d'))) say('nothing is drawn: ' + name);
-        const before = output.textContent, box = plot.getBoundingClientRect();
+        const before = output.innerHTML, box = plot.getBoundingClientRect();
         plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2, clientY: box.top}));
         if (!output.textContent.startsWith('step ')) say('no values are shown: ' + name);
         plot.dispatchEvent(new PointerEvent('pointerleave'));
-        if (output.textContent != before) say('the title line does not return: ' + name);
+        if (output.innerHTML != before) say('the title line does not return: ' + name);
     }
     const plots = document.querySelectorAll('.plot').length;
     parent.postMessage(`checked WIDTH: ${all.length} texts, ${plots} plots: ${wrong.join('; ') || 'fine'}`, '*');

@@ -35,7 +35,7 @@ static float *losses_of_window(Trainer *trainer, int32_t *ids, int32_t *targets)
     if (trainer->model.docs) batch.docs = batch.own_docs = docs;
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
     model_forward(&trainer->model, &trainer->parallel.pipeline, &batch);
-    head_forward(&trainer->model, NO_GRADIENTS);
+    head_loss(&trainer->model, NO_GRADIENTS);
     fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     free(docs);
     return floats_on_host(&trainer->parallel.dev, trainer->model.losses, T);

@@ -280,7 +280,8 @@ static void trace_body(Job *j, int rank) {
     pthread_mutex_lock(&trainer->loader.lock);
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
-    if (rank == 0) logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->progress);
+    if (rank == 0) logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
+                    &trainer->progress);
     train(trainer);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;

@@ -136,7 +136,7 @@ static Job *fixture_job(const StFiles *expected, const char *fixture, const char
 static double fixture_loss(Trainer *trainer, const StepBatch *b) {
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
     model_forward(&trainer->model, &trainer->parallel.pipeline, b);
-    head_forward(&trainer->model, NO_GRADIENTS);
+    head_loss(&trainer->model, NO_GRADIENTS);
     ExactSum sum = ZERO, unsettled;
     device_read(&trainer->parallel.dev, &unsettled, &trainer->sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);

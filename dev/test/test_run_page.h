@@ -23,6 +23,7 @@ static char *page_of_history(const History *h, const Job *j, size_t *length) {
     dry_run_open(&w, j, 0, NULL);
     p.opt = &j->opt;
     p.parallel = &w.parallel;
+    p.planned = &w.parallel.dev;
     p.history = (History *)(uintptr_t)h;
     p.ranks = ranks;
     p.steps = 1;
@@ -146,6 +147,7 @@ static void test_hostile_texts(void) {
     Job *j = page_job("");
     j->opt.model = hostile;
     j->opt.given[option_find("model") - option_rows] = 1;
+    j->opt.after_save = "true";
     mkdir(scratch_path("page"), 0777);
     snprintf(path, sizeof path, "%s/page/after-save.log", scratch_dir);
     FILE *f = fopen(path, "w");
@@ -184,7 +186,7 @@ static void test_killed_writer(void) {
     mkdir(scratch_path("page"), 0777);
     snprintf(path, sizeof path, "%s/page/run.html", scratch_dir);
     dry_run_open(&w, j, 0, NULL);
-    run_page_open(&p, &j->opt, &w.parallel, 0);
+    run_page_open(&p, &j->opt, &w.parallel, &w.parallel.dev, 0);
     p.ranks = ranks;
     p.steps = 1;
     for (int64_t step = 1; step <= 300; step++) feed_step(p.history, step, "3.25", "");

@@ -175,8 +175,8 @@ line "an escaped zero byte" '\\u0000 in a string' '{"text": "a\\u0000b"}'
 line "invalid UTF-8" "invalid UTF-8 at byte 10 of the line" '{"text": "\377"}'
 line "half of a surrogate pair" "invalid JSON at byte" '{"text": "\\ud83d"}'
 gzip -kf bad.jsonl
-bad "a bad line in a compressed file" "bad.jsonl.gz, line 3: found invalid JSON" bin/tokenize --tokenizer tokenizer.model \
-    --out-train bad.train --out-val bad.val bad.jsonl.gz
+bad "a bad line in a compressed file" "bad.jsonl.gz, line 3: found invalid JSON" bin/tokenize \
+    --tokenizer tokenizer.model --out-train bad.train --out-val bad.val bad.jsonl.gz
 bad "a tokenizer from JSON lines" "many.jsonl is JSON lines, but a tokenizer is trained on text files" \
     bin/train_tokenizer --out none.model many.jsonl
 
@@ -235,7 +235,8 @@ continues() {
     interrupt --threads 2 "$@" || { fail "$name" "it was not interrupted: $(cat .err)"; return; }
     tokens kept --threads 3 "$@"
     said=$(grep -E "^continuing after [1-9][0-9]* documents" .out)
-    if [ "$said" ] && [ "$(grep "their text is empty" .out)" = "$empty" ] && cmp whole.train kept.train && cmp whole.val kept.val && [ ! -e kept.train.state ] &&
+    if [ "$said" ] && [ "$(grep "their text is empty" .out)" = "$empty" ] &&
+        cmp whole.train kept.train && cmp whole.val kept.val && [ ! -e kept.train.state ] &&
         [ ! -e kept.train.partial ]; then
         pass "$name" "$said"
     else
@@ -289,7 +290,7 @@ rm -f kept.*
 interrupt many.jsonl
 cp many.jsonl changed.jsonl; head -n 1 many.jsonl >>changed.jsonl
 cp kept.train.partial before
-bad "a run over other inputs than the interrupted one" "kept.train.state belongs to an interrupted run with other options" \
+bad "a run over other inputs than the interrupted one" "kept.train.state belongs to an interrupted run with other" \
     bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val changed.jsonl
 if cmp before kept.train.partial; then pass "which can still be continued" "$(wc -c <before) bytes"
 else fail "which can still be continued" "kept.train.partial has changed"; fi
