@@ -416,9 +416,9 @@ static const char *spaced(const char *word) {
 static const char *left_out_if_short(void) {
     if (CUDA_BUILD && FLOATX == DTYPE_BF16)
         return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate ";
-    if (CUDA_BUILD) return " documents bits simulate pytorch ";
+    if (CUDA_BUILD) return " documents bits simulate pytorch mesh adapters ";
     if (FLOATX == DTYPE_BF16)
-        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
+        return " tokenizer data mesh mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
                "checkpoints failures pipeline ";
     return " ";
 }
