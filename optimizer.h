@@ -11,18 +11,36 @@
 // ---------------------------------------------------------------------------
 // learning rate and clipping
 
+/* What follows the linear warm-up to the peak: a cosine or a straight line down to the minimum at the last step
+ * (cosine: Llama 3 paper, section 3.4.1); the peak (constant); or the peak and, in the last steps, a straight line down
+ * to the minimum (warmup-stable-decay, Hu et al. 2024, section 4). */
+typedef enum { RATE_COSINE, RATE_LINEAR, RATE_CONSTANT, RATE_WSD, RATE_SHAPES } RateShape;
+static const char *const rate_shape_names[RATE_SHAPES] = {"cosine", "linear", "constant", "wsd"};
+#define RATE_SHAPE_NAMES "cosine|linear|constant|wsd"
+
+static RateShape rate_shape_find(const char *name) {
+    int shape = 0;
+    while (shape < RATE_SHAPES && strcmp(name, rate_shape_names[shape])) shape++;
+    return (RateShape)shape;
+}
+
+/* A learning-rate curve. */
 typedef struct {
+    RateShape shape;
     double peak, minimum;
-    int64_t warmup, steps; // steps of linear warm-up, and of the whole run
+    int64_t warmup, decay;     // steps of linear warm-up; steps of the decay of RATE_WSD
+    int64_t first_step, steps; // the curve begins after this step of the run; its length
 } LearningRate;
 
-/* Linear warm-up to the peak, then a cosine down to the minimum at the last step (Llama 3 paper, section 3.4.1).
- * `step` counts from 1. */
+/* The learning rate of step `step` of the run, which counts from 1. */
 static double learning_rate_at(const LearningRate *l, int64_t step) {
-    if (step <= l->warmup) return l->peak * (double)step / (double)l->warmup;
-    double decay_steps = (double)(l->steps - l->warmup);
-    double progress = decay_steps > 0 ? (double)(step - l->warmup) / decay_steps : 1;
-    return l->minimum + 0.5 * (1 + cos(M_PI * fmin(progress, 1))) * (l->peak - l->minimum);
+    int64_t at = step - l->first_step, falls_after = l->warmup; // where the rate begins to fall
+    if (at <= l->warmup) return l->peak * (double)at / (double)l->warmup;
+    if (l->shape == RATE_WSD) falls_after = max_i64(l->warmup, l->steps - l->decay);
+    if (l->shape == RATE_CONSTANT || at <= falls_after) return l->peak;
+    double progress = fmin(1, (double)(at - falls_after) / (double)max_i64(1, l->steps - falls_after));
+    double left = l->shape == RATE_COSINE ? 0.5 * (1 + cos(M_PI * progress)) : 1 - progress;
+    return l->minimum + left * (l->peak - l->minimum);
 }
 
 /* torch.nn.utils.clip_grad_norm_. max_norm <= 0: no clipping. */
@@ -38,14 +56,15 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
         const FsdpUnit *u = &fsdp->units[i];
         int first = u->table_unit->first_tensor, end = u->table_unit->end_tensor, owns_all = 1;
         if (u->table_unit->frozen) continue;
-        for (int t = first; t < end; t++) owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]);
+        for (int t = first; t < end; t++)
+            owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]) && !fsdp->table->tensors[t].is_frozen;
         if (owns_all) {
             squared_norm(fsdp->dev, sum, replica_gradient(u), u->replica_count);
             continue;
         }
         ShardPiece p;
         for (int t = first; next_unique_piece(fsdp, &t, &p) && p.unit == u;)
-            squared_norm(fsdp->dev, sum, p.unit->grad + p.at, p.count);
+            if (!p.tensor->is_frozen) squared_norm(fsdp->dev, sum, p.unit->grad + p.at, p.count);
     }
 }
 
@@ -151,6 +170,7 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, const AdamW *a, float g
     const UnitState *s = unit_state(o, u);
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
+        if (p.tensor->is_frozen) continue;
         float *master = (float *)s->at[STATE_MASTER] + p.at, *grad = (float *)s->at[STATE_GRAD] + p.at;
         float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at, *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.at;
         floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;

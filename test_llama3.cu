@@ -239,7 +239,7 @@ typedef struct {
 static Opened *open_rank(Job *j, int rank) {
     Opened *o = (Opened *)checked_malloc(sizeof *o);
     dry_run_open(&o->dry_run, j, rank, NULL);
-    trainer_open(&o->trainer, &o->dry_run, j, rank);
+    trainer_open(&o->trainer, &o->dry_run, j, rank, NULL);
     return o;
 }
 

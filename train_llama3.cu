@@ -433,8 +433,7 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
 /* AdamW on this rank's shards, with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
-    const LearningRate rate = {o->lr, o->min_lr, o->warmup, o->steps};
-    s->lr = learning_rate_at(&rate, step);
+    s->lr = learning_rate_at(&trainer->job->stage->rate, step);
     if (s->skipped) {
         skip_update(trainer, step, s);
         return;
@@ -476,6 +475,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     Progress *progress = &trainer->progress;
     progress->step = step;
     progress->samples += s.samples;
+    progress->tokens += s.samples * trainer->job->opt.seq;
     if (!dev->dry_run) {
         int64_t before = sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
         progress->samples_in_epoch = before + s.samples;
@@ -534,7 +534,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *e
     dry_run_once(trainer, j, rank, 0, events);
     if (!j->opt.trace || events) return;
     int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, --choices, a replica check and a save
-    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->opt.steps);
+    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
     trainer_close(trainer);
     dry_run_once(trainer, j, rank, j->task == DO_PLAN ? per_step : of_run, NULL);
 }
@@ -578,7 +578,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     const Options *o = &trainer->job->opt;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    if (!trainer->job->val.num_files || !is_due(step, o->val_every, o->steps)) return;
+    if (!trainer->job->val.num_files || !is_due(step, o->val_every, stage_end_step(trainer->job))) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, o->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
@@ -594,7 +594,7 @@ static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
     const Requests *r = &trainer->job->requests;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    if (!r->count || !is_due(step, o->choices_every, o->steps)) return;
+    if (!r->count || !is_due(step, o->choices_every, stage_end_step(trainer->job))) return;
     score_requests(trainer, r);
     trace_as_one_event(&trainer->parallel.dev, events, "choices", start);
     if (first_bad_score(trainer, r) >= 0)
@@ -608,7 +608,7 @@ static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
  * measured after the first step. Returns what signals asked for. */
 static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
-    int first = step == trainer->job->resume_from.progress.step + 1;
+    int first = step == trainer->job->start.step + 1; // of the run, or of a stage
     StepStats s = train_step(trainer, step);
     s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
     int asked = signals_asked(trainer);
@@ -637,14 +637,15 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
                traced, o->steps, o->trace, trainer->parallel.dev.max_events);
 }
 
-/* Trains up to --steps, or until a signal asks for the end. Returns 1 if --steps was reached. */
+/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
 static int train(Trainer *trainer) {
     const Options *o = &trainer->job->opt;
+    int64_t last = stage_end_step(trainer->job);
     Device *dev = &trainer->parallel.dev;
     Progress *progress = &trainer->progress;
     int64_t traced = 0;
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
-    int ends = progress->step == o->steps;
+    int ends = progress->step == last;
     const Progress before = *progress;
     is_training = 1;                                  // from here on Ctrl-C saves a checkpoint
     timeline_truncate(dev, 0);                        // the timeline begins here
@@ -654,7 +655,7 @@ static int train(Trainer *trainer) {
         int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
         // num_events counts on when the timeline is full: this step is in it entirely
         if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
-        ends = progress->step == o->steps || asked & SIGNAL_END;
+        ends = progress->step == last || asked & SIGNAL_END;
         if (ends) check_learned(&before, progress);
         if (asked && trainer->parallel.rank == 0) {
             printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
@@ -665,7 +666,7 @@ static int train(Trainer *trainer) {
     }
     is_training = 0;
     if (o->trace) write_timeline(trainer, traced);
-    return progress->step == o->steps;
+    return progress->step == last;
 }
 
 // ---------------------------------------------------------------------------
@@ -701,28 +702,39 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     if (!lists) event_lists_close(&own);
 }
 
-/* --plan: memory, FLOPs and traffic of every kind of rank. Step times and comparisons come from plan_llama3. */
+/* --plan: memory, FLOPs and traffic of every kind of rank, in each stage of a recipe. Step times and comparisons come from plan_llama3. */
 static void plan_main(Job *j) {
     int64_t tokens = samples_per_step(&j->opt, &j->mesh) * j->opt.seq;
-    Plan plan;
+    Plan first, plan;
+    cJSON *stages = j->recipe.path ? cJSON_CreateArray() : NULL;
     job_check_outputs(j);
-    plan_open(&plan, j, DRY_RUN_PARTS, NULL);
-    plan_print(stdout, j, &plan, tokens);
-    if (j->opt.out) plan_write_file(j->opt.out, &plan, tokens, NULL, NULL);
-    plan_close(&plan);
+    plan_open(&first, j, DRY_RUN_PARTS, NULL);
+    print_stage(j);
+    plan_print(stdout, j, &first, tokens);
+    if (stages) cJSON_AddItemToArray(stages, stage_json(j, &first, NULL));
+    for (const Job *s = j->next; s; s = s->next) {
+        plan_open(&plan, s, DRY_RUN_PARTS, NULL);
+        print_stage(s);
+        plan_print(stdout, s, &plan, samples_per_step(&s->opt, &s->mesh) * s->opt.seq);
+        cJSON_AddItemToArray(stages, stage_json(s, &plan, NULL));
+        plan_close(&plan);
+    }
+    if (j->opt.out) plan_write_file(j->opt.out, &first, tokens, NULL, NULL, stages);
+    else cJSON_Delete(stages);
+    plan_close(&first);
 }
 
 static void write_run_files(const Trainer *trainer) {
     const Job *j = trainer->job;
     Plan plan;
     FILE *f = logger_create(j->opt.out, "config.txt");
-    options_write(&j->opt, f);
+    options_write(j->recipe.path ? &j->recipe.given : &j->opt, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     f = logger_create(j->opt.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
     plan_open(&plan, j, DRY_RUN_PARTS, NULL);
-    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL, NULL);
+    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL, NULL, NULL);
     plan_close(&plan);
 }
 
@@ -735,9 +747,10 @@ static int rank_train(Trainer *trainer) {
     if (speaks) {
         print_banner(trainer);
         logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
-                    &trainer->progress);
+                    &trainer->progress, j->resume_from.dir[0] != 0);
         note_cut_contexts(trainer);
-        logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch, j->resume_from.data_changed);
+        logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
+                    begins_later_stage(j) || j->resume_from.data_changed);
         if (j->opt.out) write_run_files(trainer);
     }
     int complete = train(trainer);
@@ -748,19 +761,50 @@ static int rank_train(Trainer *trainer) {
     return complete;
 }
 
+/* Trains the stages of the recipe that follow the one that `trainer` has completed. Each is like a run that resumes from
+ * the end of the stage before it, except that weights and moments stay where they are. Returns the last stage that was
+ * trained, and whether it is complete. */
+static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, int *complete) {
+    Job *j = (Job *)trainer->job;
+    int rank = trainer->parallel.rank;
+    while (*complete && j->next) {
+        j = j->next;
+        if (trainer->job->opt.after_save) wait_for_commands(&trainer->writer);
+        StageResult before = trainer_end_stage(trainer);
+        trainer_close(dry_run);
+        dry_run_open(dry_run, j, rank, NULL);
+        trainer_open(trainer, dry_run, j, rank, &before);
+        *complete = rank_train(trainer);
+    }
+    return j;
+}
+
+/* Refuses a run if a later stage needs more memory than there is. */
+static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
+    for (; j; j = j->next) {
+        dry_run_open(dry_run, j, rank, NULL);
+        check_memory(j, &dry_run->parallel.dev);
+        trainer_close(dry_run);
+    }
+}
+
 static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
+    int checks = rank == 0 || j->host_transport == &transport_threads;
+    if (checks) check_memory_of_stages(dry_run, j->next, rank);
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
     // processes, only rank 0 checks, and only its own host or, with NCCL, its own GPU.
-    if (rank == 0 || j->host_transport == &transport_threads) check_memory(j, &dry_run->parallel.dev);
+    if (checks) check_memory(j, &dry_run->parallel.dev);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
-    trainer_open(trainer, dry_run, j, rank);
+    trainer_open(trainer, dry_run, j, rank, NULL);
     int complete = j->task == DO_EXPORT;
+    Job *first = j;
     if (j->task == DO_TRAIN) complete = rank_train(trainer);
-    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
+    if (j->task == DO_TRAIN) j = train_later_stages(trainer, dry_run, &complete);
+    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&first->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->task == DO_EVAL) print_evaluation(trainer);
     if (j->task == DO_SCORE) print_scores(trainer);
     if (j->task == DO_CHOICES) print_accuracy(trainer);

@@ -58,9 +58,9 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
     if (fflush(f) || ferror(f)) logger_failed(l);
 }
 
-/* Opens the files of a run that has come as far as `at`. */
+/* Opens the files of a run that has come as far as `at`. `resumed`: by another process. */
 static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Device *planned,
-                        const Progress *at) {
+                        const Progress *at, int resumed) {
     const char *out = o->out;
     memset(l, 0, sizeof *l);
     l->opt = o;
@@ -68,7 +68,7 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->progress = at;
     l->samples = at->samples;
     l->ranks = new_array(RankFigures, parallel->mesh.world);
-    l->resumed = at->step > 0;
+    l->resumed = resumed;
     run_page_open(&l->page, o, parallel, planned, at->step);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
@@ -82,22 +82,25 @@ static void logger_sources(cJSON *line, const Dataset *data, int64_t consumed_be
     for (int k = 0; k < data->num_sources; k++) {
         cJSON *row = cJSON_CreateObject();
         cJSON_AddStringToObject(row, "data", data->sources[k].pattern);
-        json_add_integer(row, "windows", data->sources[k].windows);
+        json_add_integer(row, "windows", data->sources[k].windows * data->pieces);
         cJSON_AddItemToObject(row, "share", json_real("%.6f", source_share(data, k)));
-        json_add_integer(row, "consumed_before", mixture_count(data->mixture, k, consumed_before));
+        json_add_integer(row, "consumed_before", mixture_samples(data, k, consumed_before));
+        json_add_integer(row, "used_before", data->sources[k].used * data->pieces);
         cJSON_AddItemToArray(list, row);
     }
 }
 
 /* Describes the data of the following lines of samples.jsonl, unless a run with the same data has done so.
  * `consumed_before`: samples of the current epoch that were consumed before the first of these lines. */
-static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before, int data_changed) {
-    if (!l->consumed || (ftell(l->consumed) > 0 && !data_changed)) return;
+static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before, int has_changed) {
+    if (!l->consumed || (ftell(l->consumed) > 0 && !has_changed)) return;
     char fingerprint[20];
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, data->fingerprint);
     cJSON *line = cJSON_CreateObject();
     cJSON_AddStringToObject(line, "data", fingerprint);
-    json_add_integer(line, "windows", data->windows);
+    json_add_integer(line, "windows", dataset_samples(data));
+    json_add_integer(line, "seq", data->T);
+    json_add_integer(line, "pieces", data->pieces);
     cJSON_AddStringToObject(line, "tail", l->opt->tail);
     json_add_integer(line, "consumed_before", consumed_before);
     if (data->mixture) logger_sources(line, data, consumed_before);
@@ -232,8 +235,8 @@ static void json_add_source_epochs(cJSON *line, const Progress *progress) {
     const Dataset *data = progress->data;
     cJSON *list = cJSON_AddArrayToObject(line, "source_epochs");
     for (int k = 0; k < data->num_sources; k++) {
-        int64_t samples = mixture_count(data->mixture, k, progress->samples_in_epoch);
-        cJSON_AddItemToArray(list, json_real("%.6f", (double)samples / (double)data->sources[k].windows));
+        int64_t windows = source_windows_used(data, k, progress->samples_in_epoch / data->pieces);
+        cJSON_AddItemToArray(list, json_real("%.6f", (double)windows / (double)data->sources[k].windows));
     }
 }
 
@@ -251,7 +254,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     l->resumed = 0;
     l->saved = 0;
     cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
-    json_add_integer(line, "tokens", l->samples * o->seq);
+    json_add_integer(line, "tokens", l->progress->tokens);
     json_add_integer(line, "samples", l->samples);
     if (l->progress->data && l->progress->data->mixture) json_add_source_epochs(line, l->progress);
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));

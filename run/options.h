@@ -9,6 +9,7 @@
 #define OPTIONS_H
 #include "../dataloader.h" // defines: LOADER_MAX_WORKERS
 #include "../fsdp.h"       // defines: STRATEGY_NAMES, MAX_SLOTS
+#include "../optimizer.h"  // defines: RATE_SHAPE_NAMES
 
 typedef struct { // in the groups of --help; the table below says what each one means
     const char *model, *tokenizer;
@@ -24,7 +25,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int slots;
     const char *recompute;
     int logit_rows;
-    int steps, warmup, max_skips;
+    const char *recipe, *lr_schedule;
+    int steps, warmup, lr_decay, max_skips;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip;
     const char *lora_targets, *base, *adapters;
     int lora_rank;
@@ -140,10 +142,18 @@ static const OptionRow option_rows[] = {
         "tokens whose logits exist at a time; 0: as many as have 4 GB of logits on a GPU and 128 MB on a CPU, at most "
         "8192 and 1024; fewer take less memory and more time"),
     GROUP("optimizer"),
+    TEXT("recipe", recipe, "FILE", NULL,
+         "train in stages that FILE describes, JSON with their tokens, batch, sequence length, learning rate and data "
+         "(examples in dev/recipes)"),
     INT("steps", steps, 1, 1 << 30, "N", "100", "optimizer steps"),
     REAL("lr", lr, 0, 1e3, "X", "0.0003", "peak learning rate"),
+    TEXT("lr-schedule", lr_schedule, RATE_SHAPE_NAMES, "cosine",
+         "what follows the warm-up: a cosine or a straight line down to --min-lr, --lr until the end (constant), or "
+         "--lr until the --lr-decay last steps, which fall to --min-lr in a straight line (wsd)"),
     REAL("min-lr", min_lr, -1, 1e3, "X", "-1", "learning rate after the last step; -1: a tenth of --lr"),
-    INT("warmup", warmup, 0, 1 << 30, "N", "10", "steps of linear warm-up, before the cosine decay"),
+    INT("warmup", warmup, 0, 1 << 30, "N", "10", "steps of linear warm-up"),
+    INT("lr-decay", lr_decay, 0, 1 << 30, "N", "0",
+        "with --lr-schedule wsd: steps of the decay; 0: a tenth of all steps"),
     REAL("weight-decay", weight_decay, 0, 1e3, "X", "0.1", "AdamW's weight decay; norm weights have none"),
     REAL("beta1", beta1, 0, 0.999999999, "X", "0.9", "AdamW's decay rate of the first moment"),
     REAL("beta2", beta2, 0, 0.999999999, "X", "0.95", "AdamW's decay rate of the second moment"),
@@ -313,7 +323,8 @@ static int is_valid_choice(const char *value, const char *choices) {
     return 0;
 }
 
-static void option_set_number(void *field, const OptionRow *row, const char *value) {
+/* `called`: how errors name the option, "--lr" or its place in a recipe. */
+static void option_set_number(void *field, const OptionRow *row, const char *called, const char *value) {
     int takes_auto = strstr(row->values, "auto") != NULL, is_auto = takes_auto && !strcmp(value, "auto");
     char *end = NULL;
     double x = is_auto ? 0 : strtod(value, &end);
@@ -321,14 +332,14 @@ static void option_set_number(void *field, const OptionRow *row, const char *val
     int is_number = !has_other_letters && end != value && end && !*end;
     int is_in_range = x >= row->low && x <= row->high && (row->kind != OPT_INT || x == floor(x));
     if (!is_auto && !(is_number && is_in_range))
-        user_error("--%s %s: expected a %snumber from %.10g to %.10g%s", row->name, value,
+        user_error("%s %s: expected a %snumber from %.10g to %.10g%s", called, value,
                    row->kind == OPT_INT ? "whole " : "", row->low, row->high, takes_auto ? ", or auto" : "");
     if (row->kind == OPT_INT) *(int *)field = (int)x;
     else *(double *)field = x;
 }
 
 /* Sets a flag, or checks and sets a value; NULL: it is missing. */
-static void option_set(Options *o, const OptionRow *row, const char *value) {
+static void option_set(Options *o, const OptionRow *row, const char *called, const char *value) {
     void *field = (char *)o + row->offset;
     if (row->kind == OPT_FLAG) {
         *(int *)field = 1;
@@ -336,14 +347,14 @@ static void option_set(Options *o, const OptionRow *row, const char *value) {
     }
     int may_be_empty = row->offset == FIELD(generate);
     if (!value || (!may_be_empty && !value[0]))
-        user_error("--%s needs a value: expected --%s %s", row->name, row->name, row->values);
+        user_error("%s needs a value: expected %s %s", called, called, row->values);
     if (row->kind != OPT_TEXT) {
-        option_set_number(field, row, value);
+        option_set_number(field, row, called, value);
         return;
     }
     int is_placeholder = row->values[0] >= 'A' && row->values[0] <= 'Z'; // "FILE|GLOB" is no list of choices
     if (strchr(row->values, '|') && !is_placeholder && !is_valid_choice(value, row->values))
-        user_error("--%s %s: expected one of %s", row->name, value, row->values);
+        user_error("%s %s: expected one of %s", called, value, row->values);
     *(const char **)field = value;
 }
 
@@ -362,14 +373,29 @@ static int is_planner_option(const OptionRow *row) {
 
 static int option_given(const Options *o, const char *name) { return o->given[option_find(name) - option_rows]; }
 
+/* Resolves --min-lr -1. `place`: of the options in a recipe, for errors; "": the command line. */
+static void options_check_rate(Options *o, const char *place) {
+    const char *colon = place[0] ? ": " : "";
+    int decays = !strcmp(o->lr_schedule, "wsd"), is_constant = !strcmp(o->lr_schedule, "constant");
+    if (o->min_lr < 0 && o->min_lr != -1)
+        user_error("%s%s--min-lr %g: expected 0 or more, or -1 for a tenth of --lr", place, colon, o->min_lr);
+    if (o->lr_decay && !decays)
+        user_error("%s%s--lr-decay %d has no effect with --lr-schedule %s: use --lr-schedule wsd, or remove --lr-decay",
+                   place, colon, o->lr_decay, o->lr_schedule);
+    if (o->min_lr >= 0 && is_constant)
+        user_error("%s%s--min-lr %g has no effect with --lr-schedule constant: remove --min-lr, or use another schedule",
+                   place, colon, o->min_lr);
+    if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;
+}
+
 /* Reads "--name value", "--name=value" and "--flag". Texts point into argv. */
 static Options options_parse(int argc, char **argv) {
     Options o = ZERO;
     for (int i = 0; i < OPTION_ROWS; i++)
-        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].fallback);
+        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].name, option_rows[i].fallback);
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-        char name[64] = "";
+        char name[64] = "", called[72];
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
         if (!strncmp(word, "--", 2) && length - 2 < sizeof name) memcpy(name, word + 2, length - 2);
         const OptionRow *row = option_find(name);
@@ -377,11 +403,10 @@ static Options options_parse(int argc, char **argv) {
         if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
         if (!value && row->kind != OPT_FLAG && i + 1 < argc) value = argv[++i];
         o.given[row - option_rows] = 1;
-        option_set(&o, row, value);
+        snprintf(called, sizeof called, "--%s", name);
+        option_set(&o, row, called, value);
     }
-    if (o.min_lr < 0 && o.min_lr != -1)
-        user_error("--min-lr %g: expected 0 or more, or -1 for a tenth of --lr", o.min_lr);
-    if (o.min_lr < 0) o.min_lr = o.lr / 10;
+    options_check_rate(&o, "");
     return o;
 }
 

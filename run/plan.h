@@ -214,8 +214,35 @@ static cJSON *class_json(const Plan *p, int class_index) {
     return json;
 }
 
-/* `estimate`, `goodput`: what plan_llama3 simulated, which this function takes over; NULL: null, or left out. */
-static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput) {
+/* What plan.json says of a stage of a recipe. `estimate`: what plan_llama3 simulated, which this function takes over;
+ * NULL: left out. */
+static cJSON *stage_json(const Job *j, const Plan *p, cJSON *estimate) {
+    const RecipeStage *s = j->stage;
+    const RankClass *largest = plan_largest(p);
+    cJSON *json = cJSON_CreateObject();
+    json_add_integer(json, "stage", s - j->recipe.stages + 1);
+    if (s->name[0]) cJSON_AddStringToObject(json, "name", s->name);
+    json_add_integer(json, "first_step", s->first_step + 1);
+    json_add_integer(json, "steps", s->steps);
+    json_add_integer(json, "tokens", s->tokens);
+    json_add_integer(json, "batch", samples_per_step(&j->opt, &j->mesh));
+    json_add_integer(json, "seq", j->opt.seq);
+    json_add_integer(json, "micro_batch", j->opt.batch);
+    json_add_integer(json, "accum", j->opt.accum);
+    cJSON *memory = cJSON_AddObjectToObject(json, "memory");
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        json_add_integer(memory, mem_category_names[i], (int64_t)largest->dry_run->arenas[i].peak);
+    json_add_integer(json, "peak", (int64_t)device_peak(largest->dry_run));
+    json_add_flops_by_op(json, largest->dry_run);
+    json_add_traffic(json, largest->traffic, 2);
+    if (estimate) cJSON_AddItemToObject(json, "estimate", estimate);
+    return json;
+}
+
+/* `estimate`, `goodput`: what plan_llama3 simulated, `stages`: an array of the stages of a recipe. This function takes
+ * them over; NULL: null, or left out. */
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
+                       cJSON *stages) {
     const Mesh *m = p->mesh;
     int *leaders = new_array(int, AXES * m->world), key;
     cJSON *root = cJSON_CreateObject();
@@ -228,14 +255,16 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *e
     json_add_groups(root, m, leaders);
     cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
     if (goodput) cJSON_AddItemToObject(root, "goodput", goodput);
+    if (stages) cJSON_AddItemToObject(root, "stages", stages);
     json_write_line(f, root);
     free(leaders);
 }
 
 /* Writes plan.json into --out. */
-static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput) {
+static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
+                            cJSON *stages) {
     FILE *f = logger_create(out, "plan.json");
-    plan_write(f, p, tokens_per_step, estimate, goodput);
+    plan_write(f, p, tokens_per_step, estimate, goodput, stages);
     if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }
 

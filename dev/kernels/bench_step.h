@@ -143,7 +143,7 @@ static void train_answers(int argc, char **argv) {
     check_memory(j, &dry_run->parallel.dev);
     double free_before = device_memory(0), planned = (double)device_need(&dry_run->parallel.dev), rate = 0,
            flops = device_flops(&dry_run->parallel.dev, 0);
-    trainer_open(trainer, dry_run, j, 0);
+    trainer_open(trainer, dry_run, j, 0, NULL);
     unlink(path);
     printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n",
            T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);

@@ -154,7 +154,7 @@ contract="model vocab-size tokenizer data val tail workers doc-mask seq batch ac
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
     out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
     trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
-    help version prompts chat"
+    help version prompts chat recipe lr-schedule lr-decay"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
 lists_options() {

@@ -26,7 +26,8 @@ anchors() {
 
 # fault NAME FILE SED GROUP EXPECTED: after SED on FILE, a failing check of GROUP must match EXPECTED. As many faults as
 # there are cores run at a time.
-# GROUP: of test_llama3, `mpi waiting` for that test on two processes, or `checkpoints GROUP` of checkpoints.sh
+# GROUP: of test_llama3, `mpi waiting` for that test on two processes, `checkpoints GROUP` of checkpoints.sh, or
+# `recipes all`, recipes.sh
 fault() {
     if [ -n "$only" ] && [[ ! $1 =~ $only ]]; then return; fi
     if [ "$all" = anchors ]; then anchors "$@"; return; fi
@@ -65,7 +66,7 @@ choose_test() {
         test=(mpirun --oversubscribe --bind-to none -np 2 ./test mpi waiting)
     elif [ "${2%% *}" != "$2" ]; then
         built=train_llama3.cu
-        test=("$PWD/dev/test/checkpoints.sh" "$1/test" "${2#* }")
+        test=("$PWD/dev/test/${2%% *}.sh" "$1/test" "${2#* }")
     fi
 }
 
@@ -211,7 +212,7 @@ edit+='    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_RE
 fault "replicas are flattened into one group that shards" lib/mesh.h "$edit" \
     faults "expected, dry-run and measured"
 
-more "a rank shuffles from another seed" run/trainer.h \
+more "a rank shuffles from another seed" run/job.h \
     's|    s.seed = (uint64_t)o->seed;|    s.seed = (uint64_t)o->seed + (uint64_t)(rank == 2);|' \
     faults "rank 2 shuffles samples"
 
@@ -431,8 +432,8 @@ more "a run that a signal ends exports" train_llama3.cu \
     's/ && complete) model_export/ \&\& complete + 1) model_export/' \
     "checkpoints signals" "is not exported"
 
-more "a resumed run begins its epoch anew" run/trainer.h \
-    's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' \
+more "a resumed run begins its epoch anew" run/job.h \
+    's|    s.start_epoch = j->start.epoch;||; s|    s.start_sample = j->start.samples_in_epoch;||' \
     checkpoints "are 4 steps"
 
 more "the second chunk's queries follow the first's directly" lib/ops_common.h \
@@ -500,7 +501,7 @@ fault "the loss is counted on every tp rank" train_llama3.cu \
 edit='s|    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);|'
 edit+='    s.shard = (mesh_coordinate(mesh, rank, AXIS_DP_SHARD) '
 edit+='+ mesh_coordinate(mesh, rank, AXIS_TP)) % s.shards;|'
-more "a tp peer takes other samples" run/trainer.h "$edit" \
+more "a tp peer takes other samples" run/job.h "$edit" \
     mesh-faults \
     "hold parts of the same replica of the model, but they train on different samples|train on the same samples .both"
 
@@ -641,7 +642,7 @@ more "checksums come in the order of ranks" run/checkpoint_writer.h \
     checkpoints "same bytes"
 
 more "a resumed run counts its updates anew" run/trainer.h \
-    's|    \*progress = j->resume_from.progress;|&\n    progress->updates = 0;|' \
+    's|    trainer->progress = j->start;|&\n    trainer->progress.updates = 0;|' \
     checkpoints "are 4 steps"
 
 more "the schedule of a mixture ignores deadlines" lib/mixture.h \
@@ -665,15 +666,39 @@ fault "a mixture begins again when a run resumes" dataloader.h \
     mixture "and 2 more on"
 
 fault "a rank reads another source than the schedule says" dataloader.h \
-    's/^    MixtureSample sample = mixture_sample(.*/&\n    if (s->shard == 1) sample.source = 0;/' \
+    's/^    MixtureSample window = mixture_sample(.*/&\n    if (s->shard == 1) window.source = 0;/' \
     mixture "(--audit of a mixture|in one rank)"
 
 more "other weights are not found at a resume" lib/token_files.h \
     's/^    d->fingerprint = hash_bytes(d->fingerprint, d->mixture->quota, .*//' \
     mixture "other weights"
 
+fault "longer sequences begin elsewhere in the data" run/job.h \
+    's|    at->samples_in_epoch = at->samples_in_epoch \* before / s->opt.seq;||' \
+    "recipes all" "batch and sequence grow: every window is consumed once"
+
+fault "a stage loses the moments of the stage before" run/trainer.h \
+    's|^    fsdp_refresh_copies(&trainer->parallel.fsdp);|&\n    memset(trainer->parallel.fsdp.units->exp_avg, 0, 64);|' \
+    "recipes all" "continued from every checkpoint"
+
+more "each stage begins a learning-rate curve" run/recipe.h \
+    's|&& !end->begins_rate) end++|\&\& 0) end++|' \
+    "recipes all" "one learning-rate curve spans the stages"
+
+more "sources begin their epochs anew in another mixture" run/recipe_data.h \
+    's|d->sources\[own\].used += mixture_count|(void)mixture_count|' \
+    "recipes all" "no window is used twice more"
+
+more "another learning rate of the past is accepted" run/checkpoint.h \
+    's|    return of_rate && !rate_has_changed(.*|    return of_rate;|' \
+    "recipes all" "what has happened may not change: the rate"
+
+more "a rank trains frozen tensors" run/trainer.h \
+    's|^    table_freeze(&m->table, &j->recipe, j->stage);||' \
+    "recipes all" "frozen tensors stay"
+
 more "a rank with other weights is not found" dataloader.h \
-    's/return s->mixed ? hash_bytes(h, .*/return h;/' \
+    's/    if (!s->mixed) return h;/    return h;/' \
     mixture "a sampler of them too"
 
 more "a file may belong to two sources" lib/token_files.h \

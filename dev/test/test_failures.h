@@ -168,7 +168,7 @@ static void bad_token(void *arguments) {
 }
 
 /* Tokens of 4 of 6 samples of the first step, and all of the second, are outside the vocabulary: 4000 + sample. */
-static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL};
+static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL, 1};
 
 static int64_t spoiled_token(int sample) {
     return sampler_window(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7;

@@ -281,7 +281,7 @@ static void trace_body(Job *j, int rank) {
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
     if (rank == 0) logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
-                    &trainer->progress);
+                    &trainer->progress, 0);
     train(trainer);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
@@ -432,7 +432,7 @@ static int differs_from_every_rank(Job *j, Plan *plan, int ranks) {
 
 static cJSON *plan_as_json(Plan *plan) {
     FILE *f = fopen(scratch_path("classes.json"), "w");
-    plan_write(f, plan, 1, NULL, NULL);
+    plan_write(f, plan, 1, NULL, NULL, NULL);
     fclose(f);
     char *text = read_text_file(scratch_path("classes.json"));
     cJSON *json = cJSON_Parse(text);
