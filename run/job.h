@@ -877,7 +877,7 @@ static void job_training_data(Job *j) {
 /* Opens the checkpoint. At the end of a stage it has that stage's model, and this run starts with the next stage. */
 static void job_checkpoint(Job *j) {
     const RecipeStage *wrote = &j->recipe.stages[recipe_stage_after(&j->recipe, j->resume_from.progress.step - 1)];
-    Llama3Config config = stage_config(j->config, wrote);
+    Llama3Config config = stage_config(j->model_config, wrote);
     checkpoint_open(&j->resume_from, &j->opt, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &config, &j->table);
 }
 
@@ -928,7 +928,6 @@ static void job_place_in_data(Job *j) {
 /* The Job of the stage after `j`. Both share what depends on no stage. */
 static Job *job_of_next_stage(Job *j) {
     Job *next = new_array(Job, 1);
-    Sampler sampler = job_sampler(j, 0);
     *next = *j;
     next->before = j;
     next->next = NULL;
@@ -942,10 +941,11 @@ static Job *job_of_next_stage(Job *j) {
     memset(&next->thread_world, 0, sizeof next->thread_world);
     pthread_mutex_init(&next->thread_world.lock, NULL);
     next->start.step = stage_end_step(j);
-    next->start.samples_in_epoch = sampler_position(&sampler, next->start.step, &next->start.epoch);
     next->config = j->model_config;
     job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
-    if (next->task == DO_PLAN) return next;
+    if (next->task == DO_PLAN) return next; // its data may be on other machines
+    Sampler sampler = job_sampler(j, 0);
+    next->start.samples_in_epoch = sampler_position(&sampler, next->start.step, &next->start.epoch);
     job_data(next);
     job_place_in_data(next);
     return next;

@@ -220,8 +220,10 @@ static void stage_read(Recipe *r, RecipeStage *s, const Options *given, const cJ
     const char *place = stage_place(r, s);
     stage_check_fields(json, place);
     s->wanted_tokens = (int64_t)json_number(json, place, "tokens", NAN, 1, 1e18);
-    if (cJSON_GetObjectItemCaseSensitive(json, "batch")) stage_check_given(given, "accum", place, "batch");
-    s->batch = (int64_t)json_number(json, place, "batch", (double)s->batch, 1, 1e12);
+    if (cJSON_GetObjectItemCaseSensitive(json, "batch")) {
+        stage_check_given(given, "accum", place, "batch");
+        s->batch = (int64_t)json_number(json, place, "batch", NAN, 1, 1e12);
+    }
     s->max_epochs = json_number(json, place, "max_epochs", s->max_epochs, 1e-6, 1e12);
     stage_read_options(s, given, json, place, is_first);
     stage_read_model(s, json, place);
