@@ -704,24 +704,25 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
 
 /* --plan: memory, FLOPs and traffic of every kind of rank, in each stage of a recipe. Step times and comparisons come from plan_llama3. */
 static void plan_main(Job *j) {
-    int64_t tokens = samples_per_step(&j->opt, &j->mesh) * j->opt.seq;
-    Plan first, plan;
+    Plan plan;
+    const Job *planned = NULL; // the stage of `plan`
     cJSON *stages = j->recipe.path ? cJSON_CreateArray() : NULL;
     job_check_outputs(j);
-    plan_open(&first, j, DRY_RUN_PARTS, NULL);
-    print_stage(j);
-    plan_print(stdout, j, &first, tokens);
-    if (stages) cJSON_AddItemToArray(stages, stage_json(j, &first, NULL));
-    for (const Job *s = j->next; s; s = s->next) {
-        plan_open(&plan, s, DRY_RUN_PARTS, NULL);
+    for (const Job *s = j; s; s = s->next) {
         print_stage(s);
-        plan_print(stdout, s, &plan, samples_per_step(&s->opt, &s->mesh) * s->opt.seq);
-        cJSON_AddItemToArray(stages, stage_json(s, &plan, NULL));
-        plan_close(&plan);
+        if (!s->problem) {
+            if (planned) plan_close(&plan);
+            plan_open(&plan, s, DRY_RUN_PARTS, NULL);
+            planned = s;
+            plan_print(stdout, s, &plan, samples_per_step(&s->opt, &s->mesh) * s->opt.seq);
+        }
+        if (stages) cJSON_AddItemToArray(stages, stage_json(s, s->problem ? NULL : &plan, NULL));
     }
-    if (j->opt.out) plan_write_file(j->opt.out, &first, tokens, NULL, NULL, stages);
+    if (planned && j->opt.out)
+        plan_write_file(j->opt.out, &plan, samples_per_step(&planned->opt, &planned->mesh) * planned->opt.seq, NULL,
+                        NULL, stages);
     else cJSON_Delete(stages);
-    plan_close(&first);
+    if (planned) plan_close(&plan);
 }
 
 static void write_run_files(const Trainer *trainer) {

@@ -55,7 +55,8 @@ static StageTime plan_one_layout(Job *j, const Cluster *cluster, cJSON *stages) 
         cJSON_Delete(listed);
     }
     if (o->trace) write_simulated_trace(j, &simulation);
-    StageTime time = {memory_needed(&plan, cluster), estimate.step_seconds, estimate.mfu};
+    StageTime time = {memory_needed(&plan, cluster), estimate.step_seconds, estimate.mfu,
+                      cluster ? estimate.flops / estimate.step_seconds : 0};
     simulation_close(&simulation);
     event_lists_close(&events);
     plan_close(&plan);
@@ -67,7 +68,10 @@ static void plan_stages(Job *j, const Cluster *cluster) {
     StageTime times[MOST_RECIPE_STAGES];
     cJSON *stages = cJSON_CreateArray();
     int count = 0;
-    for (Job *s = j; s; s = s->next) times[count++] = plan_one_layout(s, cluster, stages);
+    memset(times, 0, sizeof times);
+    for (Job *s = j; s; s = s->next, count++)
+        if (!s->problem) times[count] = plan_one_layout(s, cluster, stages);
+        else cJSON_AddItemToArray(stages, stage_json(s, NULL, NULL));
     print_stage_times(stdout, j, cluster, times);
     cJSON_Delete(stages);
 }

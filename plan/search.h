@@ -166,7 +166,7 @@ static void search_run(Search *s, const Job *j, int ranks_per_host) {
     int world = j->mesh.world;
     s->job = *j;
     s->given = &j->opt;
-    s->sequences = (double)samples_per_step(&j->opt, &j->mesh);
+    s->sequences = (double)stage_batch(j->stage, &j->mesh);
     for (o.pp = 1; o.pp <= world && o.pp <= j->config.L + 2; o.pp++)
         for (o.tp = 1; o.tp <= ranks_per_host && o.tp * o.pp <= world; o.tp++)
             for (o.cp = 1; (int64_t)o.tp * o.cp * o.pp <= world && 2 * o.cp <= o.seq; o.cp++)

@@ -75,10 +75,11 @@ static void print_stage(const Job *j) {
     printf("stage %d of %d%s%s%s: steps %" PRId64 " to %" PRId64 ", %s tokens; %" PRId64 " sequences of %d tokens a "
            "step; lr %s, %g to %g at its end\n",
            (int)(s - r->stages) + 1, r->count, s->name[0] ? " (" : "", s->name, s->name[0] ? ")" : "",
-           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), samples_per_step(&j->opt, &j->mesh),
+           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh),
            j->opt.seq, j->opt.lr_schedule, learning_rate_at(&s->rate, s->first_step + 1),
            learning_rate_at(&s->rate, stage_end_step(j)));
     if (s->num_frozen) printf("frozen: %s\n", stage_frozen(s, frozen, sizeof frozen));
+    if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);
 }
 
 static void print_banner(const Trainer *trainer) {

@@ -30,6 +30,7 @@ typedef struct Job {
     Recipe recipe;
     const RecipeStage *stage;
     struct Job *before, *next; // the stages around it that this run trains; NULL: this is the first or last one
+    char *problem;    // why a stage that is planned does not fit the layout; NULL: it fits
     Progress start;   // where the stage begins, or the run resumes in it
     Llama3Config model_config; // of --model
     Llama3Config config;       // of this stage
@@ -819,7 +820,13 @@ static void job_enter_stage(Job *j, int i) {
     j->opt.steps = (int)recipe_steps(&j->recipe);
     j->config = stage_config(j->config, j->stage);
     check_micro_batch(j);
-    if (!job_layout_fits(j, problem, sizeof problem)) {
+    snprintf(problem, sizeof problem, "%s", j->stage->problem);
+    j->problem = NULL;
+    if (problem[0] || !job_layout_fits(j, problem, sizeof problem)) {
+        if (j->task == DO_PLAN && j->recipe.path) { // other stages can be planned
+            j->problem = checked_strdup(problem);
+            return;
+        }
         if (j->recipe.path) user_error("%s: %s", stage_place(&j->recipe, j->stage), problem);
         user_error("%s", problem);
     }
@@ -1050,10 +1057,12 @@ static void job_close(Job *j) {
         dataset_close(&stage->val);
         thread_world_close(&stage->thread_world);
         table_close(&stage->table);
+        free(stage->problem);
         requests_close(&stage->requests);
         free(stage);
     }
     free(j->recipe.stages);
+    free(j->problem);
     dataset_close(&j->data);
     dataset_close(&j->val);
     st_close(&j->weights);

@@ -214,19 +214,21 @@ static cJSON *class_json(const Plan *p, int class_index) {
     return json;
 }
 
-/* What plan.json says of a stage of a recipe. `estimate`: what plan_llama3 simulated, which this function takes over;
- * NULL: left out. */
+/* What plan.json says of a stage of a recipe. `p` NULL: the stage does not fit the layout. `estimate`: what plan_llama3
+ * simulated, which this function takes over; NULL: left out. */
 static cJSON *stage_json(const Job *j, const Plan *p, cJSON *estimate) {
     const RecipeStage *s = j->stage;
-    const RankClass *largest = plan_largest(p);
     cJSON *json = cJSON_CreateObject();
     json_add_integer(json, "stage", s - j->recipe.stages + 1);
     if (s->name[0]) cJSON_AddStringToObject(json, "name", s->name);
     json_add_integer(json, "first_step", s->first_step + 1);
     json_add_integer(json, "steps", s->steps);
     json_add_integer(json, "tokens", s->tokens);
-    json_add_integer(json, "batch", samples_per_step(&j->opt, &j->mesh));
+    json_add_integer(json, "batch", stage_batch(s, &j->mesh));
     json_add_integer(json, "seq", j->opt.seq);
+    if (j->problem) cJSON_AddStringToObject(json, "problem", j->problem);
+    if (!p) return json;
+    const RankClass *largest = plan_largest(p);
     json_add_integer(json, "micro_batch", j->opt.batch);
     json_add_integer(json, "accum", j->opt.accum);
     cJSON *memory = cJSON_AddObjectToObject(json, "memory");

@@ -33,6 +33,7 @@ typedef struct {
     int num_frozen;
 
     // set by recipe_schedule
+    char problem[1024];          // why the batch does not divide over the ranks; "": it does
     int64_t first_step, steps;   // the stage begins after this step of the run
     int64_t first_token, tokens; // tokens of all ranks before the stage, and in it
     LearningRate rate;           // its curve, which may span several stages
@@ -308,18 +309,19 @@ static void stage_sequence(const Recipe *r, RecipeStage *s, const Llama3Config *
  * as many tokens as the model's default. */
 static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *given, const Llama3Config *c,
                                 const Mesh *mesh) {
-    int64_t ranks = mesh_data_ranks(mesh), each = s->batch / ranks;
+    int64_t ranks = mesh_data_ranks(mesh), each = max_i64(1, s->batch / ranks);
     Options *o = &s->opt;
+    s->problem[0] = 0;
     if (!s->batch) {
         if (!o->batch) o->batch = c->B;
         return;
     }
     int64_t unit = ranks * (option_given(given, "batch") ? o->batch : 1);
     if (s->batch % unit)
-        user_error("%s: \"batch\" is %" PRId64 " sequences, which %" PRId64 " data rank%s x --batch %" PRId64
-                   " do not divide: use %" PRId64 ", another multiple of %" PRId64 ", or another layout",
-                   stage_place(r, s), s->batch, ranks, ranks == 1 ? "" : "s", unit / ranks,
-                   blocks_of(s->batch, unit) * unit, unit);
+        snprintf(s->problem, sizeof s->problem,
+                 "\"batch\" is %" PRId64 " sequences, which %" PRId64 " data rank%s x --batch %" PRId64
+                 " do not divide: use %" PRId64 ", another multiple of %" PRId64 ", or another layout",
+                 s->batch, ranks, ranks == 1 ? "" : "s", unit / ranks, blocks_of(s->batch, unit) * unit, unit);
     if (!option_given(given, "batch")) {
         int64_t most = max_i64(1, (int64_t)c->B * c->T / o->seq);
         o->batch = (int)min_i64(most, each);
@@ -329,7 +331,12 @@ static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *
         user_error("%s: \"batch\" %" PRId64 " takes %" PRId64 " micro-batches a step, but at most %d are supported: use "
                    "more ranks or a larger --batch",
                    stage_place(r, s), s->batch, each / o->batch, 1 << 16);
-    o->accum = (int)(each / o->batch);
+    o->accum = (int)max_i64(1, each / o->batch);
+}
+
+/* Sequences per step of all ranks. */
+static int64_t stage_batch(const RecipeStage *s, const Mesh *mesh) {
+    return s->batch ? s->batch : (int64_t)mesh_data_ranks(mesh) * s->opt.batch * s->opt.accum;
 }
 
 static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
@@ -337,7 +344,7 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greate
 /* The number of steps. A stage ends where a sequence of the next one can begin, or, before other data, a window. */
 static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
     const RecipeStage *next = s < &r->stages[r->count - 1] ? s + 1 : NULL;
-    int64_t per_step = (int64_t)mesh_data_ranks(mesh) * s->opt.batch * s->opt.accum * s->opt.seq;
+    int64_t per_step = stage_batch(s, mesh) * s->opt.seq;
     int64_t ends_at = next ? (next->begins_data ? r->longest : next->opt.seq) : 1; // a multiple of so many tokens
     s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->opt.steps;
     if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
