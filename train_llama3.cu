@@ -729,7 +729,7 @@ static void write_run_files(const Trainer *trainer) {
     const Job *j = trainer->job;
     Plan plan;
     FILE *f = logger_create(j->opt.out, "config.txt");
-    options_write(j->recipe.path ? &j->recipe.given : &j->opt, f);
+    options_write(&j->opt, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     f = logger_create(j->opt.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);

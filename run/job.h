@@ -950,6 +950,7 @@ static Job *job_of_next_stage(Job *j) {
     next->start.step = stage_end_step(j);
     next->config = j->model_config;
     job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
+    if (next->task != DO_PLAN) next->opt.trace = NULL; // the timeline is that of the stage in which the run starts
     if (next->task == DO_PLAN) return next; // its data may be on other machines
     Sampler sampler = job_sampler(j, 0);
     next->start.samples_in_epoch = sampler_position(&sampler, next->start.step, &next->start.epoch);

@@ -427,11 +427,13 @@ static void option_text(const Options *o, const char *name, char *value, size_t 
     option_as_text(o, option_find(name), value, size);
 }
 
-/* config.txt: all options in force, one per line, as they would be typed. Those of the planner never are. */
+/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes some of them from
+ * stage to stage, those that were given. Those of the planner never are. */
 static void options_write(const Options *o, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
+        if (o->recipe && !o->given[i]) continue;
         if (is_planner_option(row) || !option_as_text(o, row, value, sizeof value)) continue;
         if (row->kind == OPT_FLAG) fprintf(f, "--%s\n", row->name);
         else fprintf(f, "--%s %s\n", row->name, value);

@@ -44,7 +44,8 @@ typedef struct {
     Options given;    // of the command line
     RecipeStage *stages;
     int count;
-    int longest; // tokens of the longest sequence
+    int longest;          // tokens of the longest sequence
+    uint64_t fingerprint; // hash of the file
 } Recipe;
 
 /* How errors name a stage: "recipe.json, stage 2 (long context)"; of the options alone: "". */
@@ -250,7 +251,7 @@ static void blank_comments(char *text) {
 
 /* The recipe of the options: one stage, or the stages of --recipe. */
 static Recipe recipe_open(const Options *o) {
-    Recipe r = {o->recipe, *o, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0};
+    Recipe r = {o->recipe, *o, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0, 0};
     r.stages->opt = *o;
     r.stages->begins_rate = r.stages->begins_data = 1;
     r.stages->max_epochs = o->recipe ? 1 : INFINITY;
@@ -258,6 +259,7 @@ static Recipe recipe_open(const Options *o) {
     size_t length;
     char *text = read_regular_file(o->recipe, &length);
     if (!text) user_error("cannot read --recipe %s: %s", o->recipe, strerror(errno));
+    r.fingerprint = hash_bytes(HASH_START, text, length);
     blank_comments(text);
     cJSON *json = json_parse_object(text, length, o->recipe, "a recipe, {\"stages\": [{\"tokens\": …}, …]}");
     json_refuse_duplicates(json, o->recipe);

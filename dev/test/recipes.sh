@@ -120,6 +120,15 @@ state "the ramp has the same bits when it is continued from every checkpoint, on
 same "and the same losses" <(values loss ramp) <(values loss resumed)
 audited "and no window is lost or repeated" resumed
 
+run everything --recipe ramp.json --data data/web.tok --ranks 2 --save-mode async --offload all --val data/code.tok \
+    --trace everything.trace --after-save 'echo $1' --export exported
+state "and with asynchronous saves, offloading, validation, a timeline and an export" ramp everything $steps
+[ "$(grep -c 'validation loss' everything.said)" = 4 ] && [ "$(wc -l <everything/after-save.log)" -ge 4 ] &&
+    [ -s everything.trace ] && [ -s exported/model.safetensors ] && pass "each stage is validated at its end" "4 of 4" ||
+    fail "each stage is validated at its end" "$(grep -c 'validation loss' everything.said) of 4; $(tail -n 1 everything.said)"
+same "config.txt has the options that were given" <(grep -v out everything/config.txt | head -n 3) \
+    <(printf -- '--model model\n--data data/web.tok\n--val data/code.tok\n')
+
 # ---------------------------------------------------------------- a stable phase is extended, or branched into a decay
 stable='"batch": 8, "seq": 32, "lr": 2e-3, "warmup": 3, "lr_schedule": "constant", "max_epochs": 3'
 echo "{\"stages\": [{\"tokens\": 5120, $stable}]}" >stable20.json
