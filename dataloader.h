@@ -1,8 +1,9 @@
 /* dataloader.h: the sampler that says which rank trains on which sample, and the workers that prefetch.
  *
  * Every epoch shuffles the windows of the data with a permutation that is computed on the fly, so the samples of any
- * step can be found without a table. A window is one sample, or several consecutive ones (token_files.h). Each step takes the epoch's next GB samples (GB: the global batch), so layouts of
- * equal GB train on the same samples. A mixture has no epoch as a whole, but each of its sources has.
+ * step can be found without a table. A window is one sample, or several consecutive ones (token_files.h). Each step
+ * takes the epoch's next GB samples (GB: the global batch), so layouts of equal GB train on the same samples. A mixture
+ * has no epoch as a whole, but each of its sources has.
  * A caller may rely on this: neither a step nor the error about a bad sample depends on the number of workers.
  */
 #ifndef DATALOADER_H

@@ -702,7 +702,8 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     if (!lists) event_lists_close(&own);
 }
 
-/* --plan: memory, FLOPs and traffic of every kind of rank, in each stage of a recipe. Step times and comparisons come from plan_llama3. */
+/* --plan: memory, FLOPs and traffic of every kind of rank, in each stage of a recipe. Step times and comparisons come
+ * from plan_llama3. */
 static void plan_main(Job *j) {
     Plan plan;
     const Job *planned = NULL; // the stage of `plan`
@@ -747,8 +748,8 @@ static int rank_train(Trainer *trainer) {
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
         print_banner(trainer);
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
-                    &trainer->progress, j->resume_from.dir[0] != 0);
+        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
+                    j->resume_from.dir[0] != 0);
         note_cut_contexts(trainer);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
                     begins_later_stage(j) || j->resume_from.data_changed);
@@ -762,7 +763,7 @@ static int rank_train(Trainer *trainer) {
     return complete;
 }
 
-/* Trains the stages of the recipe that follow the one that `trainer` has completed. Each is like a run that resumes from
+/* Trains the stages of the recipe that follow the one that `trainer` has completed. Each is like a run that resumes at
  * the end of the stage before it, except that weights and moments stay where they are. Returns the last stage that was
  * trained, and whether it is complete. */
 static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, int *complete) {

@@ -39,7 +39,7 @@ typedef struct {
 /* The files of one entry of --data. */
 typedef struct {
     char *pattern; // a path or a glob
-    int number; // among the sources of the run, on which the order of its windows depends
+    int number;    // among the sources of the run, on which the order of its windows depends
     int first_file, num_files;
     int64_t first_window, windows, tokens;
     int64_t used; // windows that the run has used of it before this mixture
@@ -161,7 +161,7 @@ static void dataset_mix(Dataset *d, const DataList *list) {
 /* Opens the files of a list (mixture.h): paths or globs, separated by commas, with weights or without. A window has
  * `pieces` samples of T tokens.
  * `partial`: windows may be shorter, as in source_open; weights are refused, because every token counts.
- * `always_mixes`: a single source with a weight is a mixture, too; otherwise it has epochs like a source without one. */
+ * `always_mixes`: a single source with a weight is a mixture, too; otherwise it has epochs as one without a weight. */
 static Dataset dataset_open_windows(const char *text, int T, int pieces, int vocab_size, int partial,
                                     int always_mixes) {
     Dataset d = ZERO;

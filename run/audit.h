@@ -150,11 +150,14 @@ static void audit_mixture_step(Audit *a, const cJSON *samples) {
 static void audit_join_samples(Audit *a, int64_t ratio) {
     int32_t *counts = a->num_sources ? a->times : a->consumed_by;
     for (int64_t w = 0; w < a->windows / ratio; w++) {
-        for (int64_t i = 1; i < ratio; i++)
-            if (a->num_sources ? counts[w * ratio + i] != counts[w * ratio] : !counts[w * ratio + i] != !counts[w * ratio])
-                user_error("%s, line %" PRId64 ": samples become %" PRId64 " times as long, and of the new sample %" PRId64
-                           " only a part was consumed before: tokens are repeated or left out",
+        const int32_t *parts = counts + w * ratio;
+        for (int64_t i = 1; i < ratio; i++) {
+            int differs = a->num_sources ? parts[i] != parts[0] : (parts[i] != 0) != (parts[0] != 0);
+            if (differs)
+                user_error("%s, line %" PRId64 ": samples become %" PRId64 " times as long, and of the new sample "
+                           "%" PRId64 " only a part was consumed before: tokens are repeated or left out",
                            a->path, a->line, ratio, w);
+        }
         counts[w] = counts[w * ratio];
     }
     a->windows /= ratio;

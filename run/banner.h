@@ -39,9 +39,9 @@ static void print_sources(const Trainer *trainer) {
     int64_t epoch, end = sampler_position(sampler, stage_end_step(trainer->job), &epoch) / data->pieces;
     char samples[32];
     for (int k = 0; data->mixture && k < data->num_sources; k++)
-        printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %" PRId64 "\n", 100 * source_share(data, k),
-               data->sources[k].pattern, data->sources[k].num_files, plural(data->sources[k].num_files),
-               with_commas(samples, data->sources[k].windows * data->pieces),
+        printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %" PRId64 "\n",
+               100 * source_share(data, k), data->sources[k].pattern, data->sources[k].num_files,
+               plural(data->sources[k].num_files), with_commas(samples, data->sources[k].windows * data->pieces),
                (double)source_windows_used(data, k, end) / (double)data->sources[k].windows,
                stage_end_step(trainer->job));
 }
@@ -52,9 +52,10 @@ static void print_data(const Trainer *trainer) {
     char samples[32];
     printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
            "; %d loader worker%s per rank\n",
-           with_commas(samples, dataset_samples(&j->data)), o->seq, mesh_data_ranks(&j->mesh), plural(mesh_data_ranks(&j->mesh)),
-           o->accum, o->accum == 1 ? "" : "es", o->batch, sampler_global_batch(&trainer->loader.sampler),
-           trainer->loader.num_workers, plural(trainer->loader.num_workers));
+           with_commas(samples, dataset_samples(&j->data)), o->seq, mesh_data_ranks(&j->mesh),
+           plural(mesh_data_ranks(&j->mesh)), o->accum, o->accum == 1 ? "" : "es", o->batch,
+           sampler_global_batch(&trainer->loader.sampler), trainer->loader.num_workers,
+           plural(trainer->loader.num_workers));
     print_sources(trainer);
 }
 
@@ -75,8 +76,8 @@ static void print_stage(const Job *j) {
     printf("stage %d of %d%s%s%s: steps %" PRId64 " to %" PRId64 ", %s tokens; %" PRId64 " sequences of %d tokens a "
            "step; lr %s, %g to %g at its end\n",
            (int)(s - r->stages) + 1, r->count, s->name[0] ? " (" : "", s->name, s->name[0] ? ")" : "",
-           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh),
-           j->opt.seq, j->opt.lr_schedule, learning_rate_at(&s->rate, s->first_step + 1),
+           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh), j->opt.seq,
+           j->opt.lr_schedule, learning_rate_at(&s->rate, s->first_step + 1),
            learning_rate_at(&s->rate, stage_end_step(j)));
     if (s->num_frozen) printf("frozen: %s\n", stage_frozen(s, frozen, sizeof frozen));
     if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);

@@ -33,9 +33,9 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
 static const char *const training_options[] = {
-    "seq",      "doc-mask",     "tail",  "steps", "lr",  "lr-schedule", "min-lr", "warmup",
-    "lr-decay", "weight-decay", "beta1", "beta2", "eps", "clip",        "seed",   "reduce-dtype",
-    "lora-rank", "lora-alpha",  "lora-targets", "base"};
+    "seq",    "doc-mask",     "tail",         "steps",      "lr",           "lr-schedule", "min-lr",
+    "warmup", "lr-decay",     "weight-decay", "beta1",      "beta2",        "eps",         "clip",
+    "seed",   "reduce-dtype", "lora-rank",    "lora-alpha", "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
 /* Which of them describe the learning-rate curve. */
@@ -255,7 +255,12 @@ static const char *setting_recorded(const cJSON *then, const char *name) {
 /* The learning-rate curve of a stage in the run that wrote the checkpoint. Settings that are the same as now keep
  * their exact values, since a text has nine digits. */
 static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int stage, const LearningRate *is) {
-    static const char *const names[] = {"--steps", "--lr", "--lr-schedule", "--min-lr", "--warmup", "--lr-decay",
+    static const char *const names[] = {"--steps",
+                                        "--lr",
+                                        "--lr-schedule",
+                                        "--min-lr",
+                                        "--warmup",
+                                        "--lr-decay",
                                         "first step of the learning-rate curve"};
     LearningRate was = *is;
     int64_t *const integers[] = {&was.steps, NULL, NULL, NULL, &was.warmup, &was.decay, &was.first_step};
@@ -290,8 +295,8 @@ static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r
 static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
     int stage = 0, used = 0;
     if (sscanf(name, "stage %d: %n", &stage, &used) == 1 && used) name += used;
-    int of_rate = !strcmp(name, "first step of the learning-rate curve") ||
-                  (!strncmp(name, "--", 2) && is_rate_option(name + 2));
+    int of_rate =
+        !strcmp(name, "first step of the learning-rate curve") || (!strncmp(name, "--", 2) && is_rate_option(name + 2));
     return of_rate && !rate_has_changed(then, now, r, stage ? stage - 1 : 0, step);
 }
 

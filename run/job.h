@@ -30,11 +30,11 @@ typedef struct Job {
     Recipe recipe;
     const RecipeStage *stage;
     struct Job *before, *next; // the stages around it that this run trains; NULL: this is the first or last one
-    char *problem;    // why a stage that is planned does not fit the layout; NULL: it fits
-    Progress start;   // where the stage begins, or the run resumes in it
+    char *problem;             // why a stage that is planned does not fit the layout; NULL: it fits
+    Progress start;            // where the stage begins, or the run resumes in it
     Llama3Config model_config; // of --model
     Llama3Config config;       // of this stage
-    TensorTable table; // all tensors of the model
+    TensorTable table;         // all tensors of the model
     Mesh mesh;
     Dataset data, val; // num_files 0: none
     StFiles weights, adapters;
@@ -951,7 +951,7 @@ static Job *job_of_next_stage(Job *j) {
     next->config = j->model_config;
     job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
     if (next->task != DO_PLAN) next->opt.trace = NULL; // the timeline is that of the stage in which the run starts
-    if (next->task == DO_PLAN) return next; // its data may be on other machines
+    if (next->task == DO_PLAN) return next;            // its data may be on other machines
     Sampler sampler = job_sampler(j, 0);
     next->start.samples_in_epoch = sampler_position(&sampler, next->start.step, &next->start.epoch);
     job_data(next);

@@ -383,7 +383,8 @@ static void options_check_rate(Options *o, const char *place) {
         user_error("%s%s--lr-decay %d has no effect with --lr-schedule %s: use --lr-schedule wsd, or remove --lr-decay",
                    place, colon, o->lr_decay, o->lr_schedule);
     if (o->min_lr >= 0 && is_constant)
-        user_error("%s%s--min-lr %g has no effect with --lr-schedule constant: remove --min-lr, or use another schedule",
+        user_error("%s%s--min-lr %g has no effect with --lr-schedule constant: remove --min-lr, or use another "
+                   "schedule",
                    place, colon, o->min_lr);
     if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;
 }
@@ -427,8 +428,8 @@ static void option_text(const Options *o, const char *name, char *value, size_t 
     option_as_text(o, option_find(name), value, size);
 }
 
-/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes some of them from
- * stage to stage, those that were given. Those of the planner never are. */
+/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from stage
+ * to stage, those that were given. Options of the planner are left out. */
 static void options_write(const Options *o, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {

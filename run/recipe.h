@@ -8,27 +8,27 @@
  */
 #ifndef RECIPE_H
 #define RECIPE_H
-#include "../lib/json.h"   // defines: json_parse_object, json_number
-#include "../lib/mesh.h"   // defines: Mesh, mesh_data_ranks
+#include "../lib/json.h"    // defines: json_parse_object, json_number
+#include "../lib/mesh.h"    // defines: Mesh, mesh_data_ranks
 #include "../lib/mixture.h" // defines: LARGEST_WEIGHT
-#include "../optimizer.h"  // defines: LearningRate
-#include "config_json.h"   // defines: Llama3Config, config_read_rope
-#include "options.h"       // defines: Options, option_set
-#include <fnmatch.h>       // defines: fnmatch
+#include "../optimizer.h"   // defines: LearningRate
+#include "config_json.h"    // defines: Llama3Config, config_read_rope
+#include "options.h"        // defines: Options, option_set
+#include <fnmatch.h>        // defines: fnmatch
 
 enum { MOST_RECIPE_STAGES = 64, MOST_FROZEN = 32 };
 
 typedef struct {
-    Options opt;                    // in force in this stage
-    char name[64];                  // for messages; "" if the recipe gives none
-    int64_t wanted_tokens;          // the stage lasts at least so long; 0: --steps steps
-    int64_t batch;                  // sequences per step of all ranks; 0: data ranks x --batch x --accum
-    int begins_rate, begins_data;   // 0: the learning-rate curve, or the order of the data, continues
-    double max_epochs;              // how often a source may be used, over all stages
-    double rope_theta;              // 0: the model's
-    int has_rope_scaling;           // `rope` replaces the model's scaling
-    Llama3Config rope;              // its rope_factor, rope_low, rope_high, rope_original
-    int max_positions;              // 0: the model's
+    Options opt;                     // in force in this stage
+    char name[64];                   // for messages; "" if the recipe gives none
+    int64_t wanted_tokens;           // the stage lasts at least so long; 0: --steps steps
+    int64_t batch;                   // sequences per step of all ranks; 0: data ranks x --batch x --accum
+    int begins_rate, begins_data;    // 0: the learning-rate curve, or the order of the data, continues
+    double max_epochs;               // how often a source may be used, over all stages
+    double rope_theta;               // 0: the model's
+    int has_rope_scaling;            // `rope` replaces the model's scaling
+    Llama3Config rope;               // its rope_factor, rope_low, rope_high, rope_original
+    int max_positions;               // 0: the model's
     const char *frozen[MOST_FROZEN]; // patterns of the names of tensors that are not trained
     int num_frozen;
 
@@ -78,8 +78,8 @@ static const struct {
 enum { STAGE_OPTIONS = sizeof stage_options / sizeof *stage_options };
 
 /* The other fields. */
-static const char *const stage_fields[] = {"name",       "tokens",       "batch",                   "data",  "max_epochs",
-                                           "rope_theta", "rope_scaling", "max_position_embeddings", "frozen"};
+static const char *const stage_fields[] = {
+    "name", "tokens", "batch", "data", "max_epochs", "rope_theta", "rope_scaling", "max_position_embeddings", "frozen"};
 enum { STAGE_FIELDS = sizeof stage_fields / sizeof *stage_fields };
 
 static void stage_check_fields(const cJSON *json, const char *place) {
@@ -109,8 +109,7 @@ static void stage_set_option(RecipeStage *s, const char *place, int i, const cJS
         return;
     }
     if (cJSON_IsNumber(item) && row->kind != OPT_TEXT) snprintf(value, sizeof value, "%.17g", item->valuedouble);
-    else if (cJSON_IsString(item) && row->kind == OPT_TEXT)
-        snprintf(value, sizeof value, "%.60s", item->valuestring);
+    else if (cJSON_IsString(item) && row->kind == OPT_TEXT) snprintf(value, sizeof value, "%.60s", item->valuestring);
     else user_error("%s expected %s", called, row->kind == OPT_TEXT ? row->values : "a number");
     option_set(&s->opt, row, called, checked_strdup(value));
 }
@@ -179,8 +178,7 @@ static void stage_read_data(RecipeStage *s, const cJSON *data, const char *place
         if (weight > 0) fprintf(f, "%s%s:%.15g", ftell(f) > 0 ? "," : "", item->string, weight);
     }
     text_stream_close(f);
-    if (!(sum > 0))
-        user_error("%s: the weights of \"data\" sum to 0: give at least one file a weight above 0", place);
+    if (!(sum > 0)) user_error("%s: the weights of \"data\" sum to 0: give at least one file a weight above 0", place);
     s->opt.data = text;
 }
 
@@ -265,9 +263,8 @@ static Recipe recipe_open(const Options *o) {
     json_refuse_duplicates(json, o->recipe);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "stages"), *stage;
     int count = cJSON_GetArraySize(list);
-    cJSON_ArrayForEach(stage, json)
-        if (strcmp(stage->string, "stages"))
-            user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", o->recipe, stage->string);
+    cJSON_ArrayForEach(stage, json) if (strcmp(stage->string, "stages"))
+        user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", o->recipe, stage->string);
     if (!cJSON_IsArray(list) || count < 1 || count > MOST_RECIPE_STAGES)
         user_error("%s: \"stages\" must be an array of 1 to %d stages", o->recipe, MOST_RECIPE_STAGES);
     if (option_given(o, "steps"))
@@ -330,7 +327,8 @@ static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *
         while (each % o->batch) o->batch--;
     }
     if (each / o->batch > 1 << 16)
-        user_error("%s: \"batch\" %" PRId64 " takes %" PRId64 " micro-batches a step, but at most %d are supported: use "
+        user_error("%s: \"batch\" %" PRId64 " takes %" PRId64
+                   " micro-batches a step, but at most %d are supported: use "
                    "more ranks or a larger --batch",
                    stage_place(r, s), s->batch, each / o->batch, 1 << 16);
     o->accum = (int)max_i64(1, each / o->batch);
@@ -347,7 +345,8 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greate
 static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
     const RecipeStage *next = s < &r->stages[r->count - 1] ? s + 1 : NULL;
     int64_t per_step = stage_batch(s, mesh) * s->opt.seq;
-    int64_t ends_at = next ? (next->begins_data ? r->longest : next->opt.seq) : 1; // a multiple of so many tokens
+    int64_t ends_at = 1; // a multiple of so many tokens
+    if (next) ends_at = next->begins_data ? r->longest : next->opt.seq;
     s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->opt.steps;
     if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
     if (s > r->stages) {

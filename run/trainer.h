@@ -320,8 +320,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     double start = seconds_now();
     if (before) trainer_continue(trainer, before);
     else
-        weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL,
-                     &j->resume_from);
+        weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
     comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
     trainer->load_seconds = seconds_now() - start;
     comm_phase(&p->comm, PHASE_STEP);

@@ -678,14 +678,14 @@ fault "longer sequences begin elsewhere in the data" run/job.h \
     "recipes all" "batch and sequence grow: every window is consumed once"
 
 fault "a stage loses the moments of the stage before" run/trainer.h \
-    's|^    fsdp_refresh_copies(&trainer->parallel.fsdp);|&\n    memset(trainer->parallel.fsdp.units->exp_avg, 0, 64);|' \
+    's|^    fsdp_refresh_copies(.*|&\n    memset(trainer->parallel.fsdp.units->exp_avg, 0, 64);|' \
     "recipes all" "continued from every checkpoint"
 
 more "each stage begins a learning-rate curve" run/recipe.h \
     's|&& !end->begins_rate) end++|\&\& 0) end++|' \
     "recipes all" "one learning-rate curve spans the stages"
 
-more "sources begin their epochs anew in another mixture" run/recipe_data.h \
+more "sources begin their epochs again in another mixture" run/recipe_data.h \
     's|d->sources\[own\].used += mixture_count|(void)mixture_count|' \
     "recipes all" "no window is used twice more"
 

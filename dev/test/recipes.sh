@@ -97,11 +97,13 @@ steps=24 # 10 + 4 + 6 + 4
 run ramp --recipe ramp.json --data data/web.tok
 audited "batch and sequence grow: every window is consumed once" ramp
 grep -q '^stage 4 of 4: steps 21 to 24, 8,192 tokens; 16 sequences of 128 tokens a step' ramp.said &&
-    pass "stages are announced" "$(grep -c '^stage' ramp.said) stages" || fail "stages are announced" "$(grep stage ramp.said)"
+    pass "stages are announced" "$(grep -c '^stage' ramp.said) stages" ||
+    fail "stages are announced" "$(grep stage ramp.said)"
 same "one learning-rate curve spans the stages" <(values lr ramp) <(python3 -c "
 import math
 for t in range(1, 25):
-    print(t, float('%.9g' % (3e-3 * t / 4 if t <= 4 else 3e-4 + 0.5 * (1 + math.cos(math.pi * (t - 4) / 20)) * 27e-4)))")
+    cosine = 0.5 * (1 + math.cos(math.pi * (t - 4) / 20))
+    print(t, float('%.9g' % (3e-3 * t / 4 if t <= 4 else 3e-4 + cosine * 27e-4)))")
 same "tokens are counted across stages" <(values tokens ramp | tail -n 1) <(echo "$steps 15872")
 layouts=("--ranks 2" "--ranks 4 --dp-replicate 2" "--ranks 2 --sharding no_shard" "--ranks 2 --pp 2" "--ranks 4 --pp 2")
 for i in 0 1 2 3 4; do
@@ -124,8 +126,10 @@ run everything --recipe ramp.json --data data/web.tok --ranks 2 --save-mode asyn
     --trace everything.trace --after-save 'echo $1' --export exported
 state "and with asynchronous saves, offloading, validation, a timeline and an export" ramp everything $steps
 [ "$(grep -c 'validation loss' everything.said)" = 4 ] && [ "$(wc -l <everything/after-save.log)" -ge 4 ] &&
-    [ -s everything.trace ] && [ -s exported/model.safetensors ] && pass "each stage is validated at its end" "4 of 4" ||
-    fail "each stage is validated at its end" "$(grep -c 'validation loss' everything.said) of 4; $(tail -n 1 everything.said)"
+    [ -s everything.trace ] && [ -s exported/model.safetensors ] && \
+    pass "each stage is validated at its end" "4 of 4" ||
+    fail "each stage is validated at its end" \
+    "$(grep -c 'validation loss' everything.said) of 4; $(tail -n 1 everything.said)"
 same "config.txt has the options that were given" <(grep -v out everything/config.txt | head -n 3) \
     <(printf -- '--model model\n--data data/web.tok\n--val data/code.tok\n')
 
@@ -146,10 +150,12 @@ run wsd --data data/web.tok --accum 4 --seq 32 --lr 2e-3 --warmup 3 --lr-schedul
 state "warmup-stable-decay is a stable phase with a branch" wsd branch 28
 run longer --data data/web.tok --accum 4 --seq 32 --lr 2e-3 --warmup 3 --lr-schedule wsd --lr-decay 8 --min-lr 0 \
     --steps 40 --resume wsd/step-00000020
-grep -q 'changed since then' longer.said && fail "the stable phase of --lr-schedule wsd is extended" "$(grep changed longer.said)" ||
+grep -q 'changed since then' longer.said && fail "the stable phase of \
+    --lr-schedule wsd is extended" "$(grep changed longer.said)" ||
     pass "the stable phase of --lr-schedule wsd is extended" "without --allow-changes"
 edited stable40.json 's/2e-3/1e-3/'
-bad "what has happened may not change: the rate" "changed.*--lr 0.001, was 0.002" "$program" "${common[@]}" --resume stable20 \
+bad "what has happened may not change: the rate" "changed.*--lr 0.001, was 0.002" \
+    "$program" "${common[@]}" --resume stable20 \
     --data data/web.tok --recipe edited.json --out other
 edited stable40.json 's/"batch": 8/"batch": 16/'
 bad "what has happened may not change: the batch" "changed.*samples a step 16, was 8" "$program" "${common[@]}" \
@@ -158,11 +164,12 @@ edited one.json 's/3072/15360/'
 bad "what has happened may not change: a cosine's length" "changed.*--steps 60, was 12" "$program" "${common[@]}" \
     --resume one --data data/web.tok --recipe edited.json --out other
 edited ramp.json 's/"tokens": 2048, "batch": 16/"tokens": 2048, "batch": 8/'
-bad "what has happened may not change: a stage of a ramp" "changed.*stage 2: samples a step 8, was 16" "$program" "${common[@]}" \
+bad "what has happened may not change: a stage of a ramp" "changed.*stage 2: samples a step 8, was 16" \
+    "$program" "${common[@]}" \
     --resume ramp/step-00000012 --data data/web.tok --recipe edited.json \
     --out other
 
-# ---------------------------------------------------------------- the mixture changes, and sources continue their epochs
+# ---------------------------------------------------------------- mixtures change, and sources continue their epochs
 cat >mixture.json <<'END_RECIPE'
 {"stages": [
     {"tokens": 8192, "batch": 8, "seq": 32, "lr": 2e-3, "data": {"data/web.tok": 0.75, "data/code.tok": 0.25}},
@@ -229,8 +236,10 @@ print(len(frozen), "tensors frozen; theta", [c.get("rope_theta") or c["rope_para
       "positions", [c["max_position_embeddings"] for c in config])
 END_PYTHON
 code=$?
-[ $code = 0 ] && pass "frozen tensors stay, all others change" "$(cat said)" || fail "frozen tensors stay, all others change" "$(tail -n 1 said)"
-grep -q 'theta \[500000.*, 2000000.*\] positions \[256, 512\]' said && pass "config.json is that of its stage" "$(cat said)" ||
+[ $code = 0 ] && pass "frozen tensors stay, all others change" "$(cat said)" ||
+    fail "frozen tensors stay, all others change" "$(tail -n 1 said)"
+grep -q 'theta \[500000.*, 2000000.*\] positions \[256, 512\]' said && \
+    pass "config.json is that of its stage" "$(cat said)" ||
     fail "config.json is that of its stage" "$(cat said)"
 run freeze2 --recipe freeze.json --data data/web.tok --ranks 2 --tp 2
 run freeze3 --recipe freeze.json --data data/web.tok --ranks 2 --resume freeze/step-00000004
@@ -259,7 +268,8 @@ web=(--data data/web.tok)
 refused "no stages" "bad.json: \"stages\" must be an array of 1 to" '{"stages": []}' "${web[@]}"
 refused "not JSON" "bad.json is not a JSON object" '{"stages": [' "${web[@]}"
 refused "another field" "a recipe has no field \"stage\"" '{"stage": []}' "${web[@]}"
-refused "a stage's unknown field" "stage 1: a stage has no field \"token\": expected some of" '{"stages": [{"token": 5}]}' "${web[@]}"
+refused "a stage's unknown field" "stage 1: a stage has no field \"token\": expected some of" \
+    '{"stages": [{"token": 5}]}' "${web[@]}"
 refused "no tokens" "stage 1: \"tokens\" is missing" '{"stages": [{"batch": 5}]}' "${web[@]}"
 refused "a stage that is not an object" "stage 2 must be a JSON object" '{"stages": [{"tokens": 5}, 5]}' "${web[@]}"
 refused "a batch that does not divide" "stage 1: \"batch\" is 10 sequences, which 4 data ranks.*use 12" \
@@ -268,9 +278,11 @@ refused "a batch that --batch does not divide" "\"batch\" is 8 sequences, which 
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 32}]}' "${web[@]}" --ranks 2 --batch 3
 refused "a shrinking sequence" "stage 2 .late.: \"seq\" is 32, and the stage before has 64: sequences may only grow" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 64}, {"name": "late", "tokens": 512, "seq": 32}]}' "${web[@]}"
-refused "a sequence that is no divisor of the longest" "stage 1: \"seq\" 48 does not divide the recipe's longest sequence, 64" \
+refused "a sequence that is no divisor of the longest" \
+    "stage 1: \"seq\" 48 does not divide the recipe's longest sequence, 64" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 48}, {"tokens": 512, "seq": 64}]}' "${web[@]}"
-refused "a sequence beyond the positions" "stage 2: \"seq\" is 512, and model has 256 positions.*\"max_position_embeddings\": 512" \
+refused "a sequence beyond the positions" \
+    "stage 2: \"seq\" is 512, and model has 256 positions.*\"max_position_embeddings\": 512" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 64}, {"tokens": 512, "seq": 512}]}' "${web[@]}"
 refused "weights that sum to nothing" "the weights of \"data\" sum to 0" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 32, "data": {"data/web.tok": 0}}]}'
@@ -279,30 +291,41 @@ refused "a negative weight" "the weight of 'data/web.tok' must be a number from 
 refused "data that is missing" "no token file at data/none.tok" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 32, "data": {"data/none.tok": 1}}]}'
 refused "data of a later stage that is missing" "no token file at data/none.tok" \
-    '{"stages": [{"tokens": 512, "batch": 8, "seq": 32, "data": {"data/web.tok": 1}}, {"tokens": 512, "data": {"data/none.tok": 1}}]}'
-refused "data shorter than its share" "stage 2: \"data\": 'data/math.tok' has 2976 tokens, and the stages.* use 4096 of them: 1.38 epochs" \
-    '{"stages": [{"tokens": 512, "batch": 8, "seq": 32, "data": {"data/web.tok": 1}}, {"tokens": 4096, "data": {"data/math.tok": 1}}]}'
+    '{"stages": [{"tokens": 512, "batch": 8, "seq": 32, "data": {"data/web.tok": 1}}, {"tokens": 512,
+     "data": {"data/none.tok": 1}}]}'
+refused "data shorter than its share" \
+    "stage 2: \"data\": 'data/math.tok' has 2976 tokens, and the stages.* use 4096 of them: 1.38 epochs" \
+    '{"stages": [{"tokens": 512, "batch": 8, "seq": 32, "data": {"data/web.tok": 1}}, {"tokens": 4096,
+     "data": {"data/math.tok": 1}}]}'
 refused "--data and \"data\"" "--data is also given by bad.json, stage 1, in \"data\"" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 32, "data": {"data/web.tok": 1}}]}' "${web[@]}"
-refused "--lr and \"lr\"" "--lr is also given by bad.json, stage 1" '{"stages": [{"tokens": 512, "lr": 1e-3}]}' "${web[@]}" --lr 1e-3
+refused "--lr and \"lr\"" "--lr is also given by bad.json, stage 1" \
+    '{"stages": [{"tokens": 512, "lr": 1e-3}]}' "${web[@]}" --lr 1e-3
 refused "--steps" "--steps 5 has no effect with --recipe" '{"stages": [{"tokens": 512}]}' "${web[@]}" --steps 5
-refused "--accum and \"batch\"" "--accum is also given by bad.json, stage 1, in \"batch\"" '{"stages": [{"tokens": 512, "batch": 8}]}' "${web[@]}" --accum 2
+refused "--accum and \"batch\"" "--accum is also given by bad.json, stage 1, in \"batch\"" \
+    '{"stages": [{"tokens": 512, "batch": 8}]}' "${web[@]}" --accum 2
 refused "a rate without lr" "stage 2: \"min_lr\" without \"lr\"" \
     '{"stages": [{"tokens": 512, "lr": 1e-3}, {"tokens": 512, "min_lr": 0}]}' "${web[@]}"
-refused "a rate out of range" "stage 1: \"lr\": 5000: expected a number from 0 to 1000" '{"stages": [{"tokens": 512, "lr": 5000}]}' "${web[@]}"
-refused "an unknown schedule" "stage 1: \"lr_schedule\": step: expected one of cosine" '{"stages": [{"tokens": 512, "lr_schedule": "step"}]}' "${web[@]}"
+refused "a rate out of range" "stage 1: \"lr\": 5000: expected a number from 0 to 1000" \
+    '{"stages": [{"tokens": 512, "lr": 5000}]}' "${web[@]}"
+refused "an unknown schedule" "stage 1: \"lr_schedule\": step: expected one of cosine" \
+    '{"stages": [{"tokens": 512, "lr_schedule": "step"}]}' "${web[@]}"
 refused "a decay that does not fit" "a warm-up of 10 steps and a decay of 90 steps do not fit" \
     '{"stages": [{"tokens": 5120, "batch": 8, "seq": 32, "lr_schedule": "wsd", "lr_decay": 90}]}' "${web[@]}"
-refused "a decay without wsd" "stage 1: --lr-decay 9 has no effect" '{"stages": [{"tokens": 512, "lr_decay": 9}]}' "${web[@]}"
-refused "an unknown tensor" "\"frozen\": no tensor is called 'model.embed'" '{"stages": [{"tokens": 512, "frozen": ["model.embed"]}]}' "${web[@]}"
+refused "a decay without wsd" "stage 1: --lr-decay 9 has no effect" \
+    '{"stages": [{"tokens": 512, "lr_decay": 9}]}' "${web[@]}"
+refused "an unknown tensor" "\"frozen\": no tensor is called 'model.embed'" \
+    '{"stages": [{"tokens": 512, "frozen": ["model.embed"]}]}' "${web[@]}"
 refused "everything frozen" "names every tensor" '{"stages": [{"tokens": 512, "frozen": ["*"]}]}' "${web[@]}"
 refused "a layout that a later stage does not fit" "stage 2: --pp-schedule interleaved needs --accum to be a multiple" \
     '{"stages": [{"tokens": 480, "batch": 4, "seq": 32}, {"tokens": 480, "batch": 3}]}' "${web[@]}" --ranks 2 --pp 2 \
     --pp-schedule interleaved --pp-light-ends --batch 1
 bad "a recipe that is missing" "cannot read --recipe none.json" "$program" --model model --recipe none.json "${web[@]}"
-bad "--recipe without training" "describes training, and --eval does not train" "$program" --model model --recipe one.json --eval data/web.tok
+bad "--recipe without training" "describes training, and --eval does not train" \
+    "$program" --model model --recipe one.json --eval data/web.tok
 edited one.json 's/3072/1536/'
-bad "a recipe that ends before the checkpoint" "has finished step 12, but the stages of .* end after step 6" "$program" "${common[@]}" \
+bad "a recipe that ends before the checkpoint" "has finished step 12, but the stages of .* end after step 6" \
+    "$program" "${common[@]}" \
     --resume one --data data/web.tok --recipe edited.json --out other --allow-changes
 
 echo
