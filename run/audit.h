@@ -35,7 +35,8 @@ typedef struct {
     AuditSource sources[MOST_SOURCES];
     int32_t *times;           // (windows) of a mixture: how often each window was consumed
     int64_t epoch;            // the current one; -1 before its first step
-    int64_t consumed;         // samples of the current epoch so far
+    int64_t before;           // samples of the current epoch that were consumed before the first line
+    int64_t consumed;         // samples of the current epoch since then
     int64_t repeated;         // those of them that had been consumed before in this epoch
     int starts_mid_epoch;     // the current epoch began in another file, so its missing windows are no error
     int64_t step_samples;     // samples of the last step
@@ -52,6 +53,7 @@ static void audit_end_epoch(Audit *a) {
                    a->path, a->epoch, a->step, missing, a->windows);
     a->whole_epochs += !a->starts_mid_epoch;
     a->dropped += missing;
+    a->before = 0;
     a->consumed = 0;
     a->repeated = 0;
     a->starts_mid_epoch = 0;
@@ -161,6 +163,7 @@ static void audit_join_samples(Audit *a, int64_t ratio) {
         counts[w] = counts[w * ratio];
     }
     a->windows /= ratio;
+    a->before /= ratio;
     a->consumed /= ratio;
     a->seq *= ratio;
     a->pieces /= ratio;
@@ -174,23 +177,25 @@ static void audit_join_samples(Audit *a, int64_t ratio) {
     }
 }
 
-/* Does the line describe the data of the steps before it, from where they have come on, in samples of the same length
- * or of longer ones? */
+/* Does the line describe the data of the steps before it, in samples of the same length or of longer ones? Then its
+ * steps must begin where these have ended. */
 static int audit_continues(const Audit *a, const cJSON *line, int64_t windows, int64_t seq, int64_t pieces,
                            int64_t consumed_before) {
     const char *data = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "data"));
-    int64_t consumed = a->consumed;
+    int64_t ended = (a->before + a->consumed) * a->seq; // token of the epoch, or of the mixture
     if (!a->windows || !data || strcmp(data, a->data) || !a->seq || seq < a->seq || seq % a->seq) return 0;
-    if (a->windows * a->seq != windows * seq || a->pieces * a->seq != pieces * seq) return 0;
-    for (int k = 0; k < a->num_sources; k++) consumed += a->sources[k].before;
-    return consumed * a->seq == consumed_before * seq && consumed_before > 0 && !a->starts_mid_epoch;
+    if (a->windows * a->seq != windows * seq || a->pieces * a->seq != pieces * seq || !consumed_before) return 0;
+    if (ended != consumed_before * seq)
+        user_error("%s, line %" PRId64 ": the steps after it begin at token %" PRId64 " of the data, and those before "
+                   "it have ended at token %" PRId64 ": tokens are repeated or left out",
+                   a->path, a->line, consumed_before * seq, ended);
+    return !a->starts_mid_epoch;
 }
 
 /* The line that describes the data of the steps after it. */
 static void audit_data(Audit *a, const cJSON *line) {
     const cJSON *windows = cJSON_GetObjectItemCaseSensitive(line, "windows");
     const cJSON *tail = cJSON_GetObjectItemCaseSensitive(line, "tail");
-    const cJSON *consumed_before = cJSON_GetObjectItemCaseSensitive(line, "consumed_before");
     a->pad = !strcmp(tail->valuestring, "pad");
     if (!(windows->valuedouble >= 1 && windows->valuedouble <= INT32_MAX))
         user_error("%s, line %" PRId64 ": found %g windows, expected 1 to %d: the file is damaged", a->path, a->line,
@@ -200,8 +205,9 @@ static void audit_data(Audit *a, const cJSON *line) {
     int64_t seq = (int64_t)json_number(line, place, "seq", 0, 0, INT32_MAX);
     int64_t pieces = (int64_t)json_number(line, place, "pieces", 1, 1, INT32_MAX);
     int64_t count = (int64_t)windows->valuedouble;
+    int64_t before = (int64_t)json_number(line, place, "consumed_before", 0, 0, 1e15);
     const char *data = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "data"));
-    if (audit_continues(a, line, count, seq, pieces, (int64_t)cJSON_GetNumberValue(consumed_before))) {
+    if (audit_continues(a, line, count, seq, pieces, before)) {
         if (seq > a->seq) audit_join_samples(a, seq / a->seq);
         return;
     }
@@ -212,9 +218,10 @@ static void audit_data(Audit *a, const cJSON *line) {
     free(a->consumed_by);
     a->consumed_by = new_array(int32_t, a->windows);
     a->epoch = -1;
+    a->before = before;
     a->consumed = 0;
     a->repeated = 0;
-    a->starts_mid_epoch = cJSON_GetNumberValue(consumed_before) > 0;
+    a->starts_mid_epoch = before > 0;
     audit_sources(a, cJSON_GetObjectItemCaseSensitive(line, "sources"));
 }
 

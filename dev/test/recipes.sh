@@ -179,8 +179,16 @@ cat >mixture.json <<'END_RECIPE'
 END_RECIPE
 run mixture --recipe mixture.json
 audited "mixtures that change: every source gives its share, and no window comes twice in an epoch" mixture
-run mixture2 --recipe mixture.json --ranks 4
-same "the same windows on 4 ranks" mixture/samples.jsonl mixture2/samples.jsonl
+# windows OUT : the windows of each step, in their own order: samples.jsonl lists them rank by rank
+windows() { python3 -c "import json, sys
+for line in open(sys.argv[1] + '/samples.jsonl'):
+    line = json.loads(line)
+    print(line.get('step'), sorted(line.get('samples', [])))" "$1"; }
+for ranks in 2 4 8; do
+    timeout -k 1 120 "$program" --model model --threads 1 --batch 1 --recipe mixture.json --ranks $ranks \
+        --out mixture$ranks >said 2>&1
+    same "the same windows on $ranks ranks" <(windows mixture) <(windows mixture$ranks)
+done
 python3 - mixture/samples.jsonl <<'END_PYTHON' >said 2>&1
 import collections, json
 counts, sources = collections.Counter(), None
@@ -205,8 +213,8 @@ END_PYTHON
 code=$?
 [ $code = 0 ] && pass "over all stages no window is used twice more than another of its source" "$(cat said)" ||
     fail "over all stages no window is used twice more than another of its source" "$(tail -n 1 said)"
-run mixture3 --recipe mixture.json --resume mixture/step-00000036 --ranks 2
-state "resumed within the second mixture" mixture mixture3 72
+run resumed_mixture --recipe mixture.json --resume mixture/step-00000036 --ranks 2
+state "resumed within the second mixture" mixture resumed_mixture 72
 edited mixture.json 's/"tokens": 4096, "seq": 64/"tokens": 2048, "seq": 64/'
 run changed --recipe edited.json --resume mixture/step-00000036
 grep -q '^step *68/68' changed.said && pass "stages that have not begun may change" "$(tail -n 1 changed.said)" ||
