@@ -11,6 +11,7 @@
 #include "options.h"       // defines: Options, option_text
 #include "peft.h"          // defines: adapters_open
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path
+#include "outliers.h"      // defines: Outliers, outliers_read, outliers_write
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
 #include <zlib.h>          // defines: crc32
@@ -23,6 +24,7 @@ typedef struct {
     int64_t samples;                 // consumed by all ranks
     int64_t epoch, samples_in_epoch; // the current epoch, and how many of its samples were consumed
     const Dataset *data;             // the token files; NULL: none
+    Outliers outliers;               // windows of --outlier-window
 } Progress;
 
 /* Samples that all ranks consume in a step. */
@@ -32,8 +34,10 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
 static const char *const training_options[] = {
-    "seq",   "doc-mask", "tail", "steps", "lr",           "min-lr",    "warmup",     "weight-decay", "beta1",
-    "beta2", "eps",      "clip", "seed",  "reduce-dtype", "lora-rank", "lora-alpha", "lora-targets", "base"};
+    "seq",          "doc-mask",       "tail",         "steps", "lr",   "min-lr", "warmup",
+    "weight-decay", "beta1",          "beta2",        "eps",   "clip", "seed",   "reduce-dtype",
+    "z-loss",       "outlier-window", "outlier-z", // not in checkpoints of earlier versions
+    "lora-rank",    "lora-alpha",     "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
 /* The settings of this run that must be the same when it is resumed, as text. `base`: fingerprint of the frozen model
@@ -59,6 +63,14 @@ static cJSON *settings_in_force(const Options *o, const Mesh *mesh, const Datase
     snprintf(value, sizeof value, "%016" PRIx64, data->fingerprint);
     cJSON_AddStringToObject(settings, "data", value);
     return settings;
+}
+
+/* What a checkpoint was written with, as text. Versions that did not have an option yet ran with its default. */
+static const char *setting_then(const cJSON *then, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
+    const OptionRow *row = strncmp(name, "--", 2) ? NULL : option_find(name + 2);
+    if (cJSON_IsString(item)) return item->valuestring;
+    return row && row->fallback ? row->fallback : "not recorded";
 }
 
 static int64_t trainer_integer(const cJSON *json, const char *path, const char *key) {
@@ -104,9 +116,10 @@ static char *trainer_text(const Progress *at, cJSON *settings, const OutputFiles
     FILE *f = text_stream_open(&text, length);
     fprintf(f,
             "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
-            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64
-            ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{",
-            at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch, rows, FILE_CHUNK_BYTES);
+            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64,
+            at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch);
+    outliers_write(&at->outliers, f);
+    fprintf(f, ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{", rows, FILE_CHUNK_BYTES);
     for (int i = 0; i < files->num_files + companions->count; i++) {
         const OutputFile *file = i < files->num_files ? &files->files[i] : NULL;
         const CompanionFile *small = file ? NULL : &companions->files[i - files->num_files];
@@ -209,8 +222,7 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
     c->settings = cJSON_CreateObject();
     cJSON_ArrayForEach(setting, now) {
         const char *name = setting->string, *is = setting->valuestring;
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
-        const char *was = cJSON_IsString(item) ? item->valuestring : "not recorded";
+        const char *was = setting_then(then, name);
         cJSON_AddStringToObject(c->settings, name, was);
         if (!strcmp(was, is)) continue;
         if (!strcmp(name, "data") || !strcmp(name, "--seq")) c->data_changed = 1;
@@ -295,6 +307,7 @@ static Progress trainer_progress(const cJSON *json, const char *path) {
     p.samples = trainer_integer(json, path, "samples");
     p.epoch = trainer_integer(json, path, "epoch");
     p.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
+    outliers_read(&p.outliers, json, path);
     return p;
 }
 
