@@ -96,8 +96,9 @@ template <int W> DEVICE void no_gradient(float *row, int V) {
  * of the row in shared memory and read the beginning last, so that it is still in the L2 cache: 4 V bytes come from
  * memory, once, and V * sizeof(floatX) return. */
 template <int W>
-__global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kernel(float *losses, float *logits, const int32_t *targets,
-                                                                  ZLoss z, int V, int want_grad, int held) {
+__global__ void __launch_bounds__(MAX_BLOCK, 2)
+    cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, ZLoss z, int V, int want_grad,
+                         int held) {
     DYN_SHARED(float, tail); // (held): logits V - held … V - 1
     float *row = logits + (int64_t)blockIdx.x * V, max, sum;
     int target = targets[blockIdx.x];
