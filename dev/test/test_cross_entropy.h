@@ -36,6 +36,8 @@ static double compare_losses(KernelTest *t, const float *losses, const double *e
 }
 
 static const float z_weights[] = {0, 0.02f}; // 0: no z-loss
+// With z-loss a few elements, each off by half of bf16's last place, may be most of a gradient.
+static const double LOSS_ROUNDING = sizeof(floatX) == 2 ? 4e-3 : 2e-6;
 
 /* The z-loss of weight z_weights[i], with its losses (N) after the others; these are 0 if there is none. */
 static ZLoss z_loss_after(float *losses /* (2, N) */, int N, int i) {
@@ -45,7 +47,7 @@ static ZLoss z_loss_after(float *losses /* (2, N) */, int N, int i) {
 }
 
 static void test_cross_entropy(KernelTest *t) {
-    test_bounds(t, ROUNDING, ROUNDING_ROW);
+    test_bounds(t, LOSS_ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1},    {3, 5},    {65, 17},   {20, 257},  {5, 1300},
                             {7, 4096}, {2, 5001}, {2, 70000}, {1, 130001}};
     const int cases = 6 * (int)(sizeof sizes / sizeof *sizes);
@@ -154,7 +156,7 @@ static float *slice_losses(KernelTest *t, Device *dev, const SliceCase *c, const
 }
 
 static void test_cross_entropy_slices(KernelTest *t) {
-    test_bounds(t, ROUNDING, ROUNDING_ROW);
+    test_bounds(t, LOSS_ROUNDING, ROUNDING_ROW);
     const int sizes[][3] = {{2, 1, 1}, {3, 5, 2},    {20, 17, 5},  {20, 257, 3},
                             {9, 8, 8}, {5, 1300, 4}, {3, 5001, 8}, {2, 70000, 2}}; // N, V, ranks
     const double scales[] = {1, 30, 5000};                                         // to logits of +-1e4
