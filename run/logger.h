@@ -12,9 +12,9 @@
 #include "rank_figures.h"  // defines: RankFigures, rank_summary
 #include "run_page.h"      // defines: RunPage, run_page_open, run_page_write
 
-typedef struct { // of one training step
-    double loss, grad_norm, lr;
+typedef struct {                    // of one training step
     double z_scores[OUTLIER_KINDS]; // of loss and grad_norm among the last steps; 0 without --outlier-window
+    double loss, grad_norm, lr;
     double z_loss;                // mean of the targets; 0 without --z-loss
     double seconds;               // on this rank
     double wait_seconds;          // waiting for other ranks
