@@ -392,6 +392,8 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_mixture.h"
 #include "dev/test/test_adapters.h"
 #include "dev/test/test_mesh_use.h"
+#include "dev/test/test_z_loss.h"
+#include "dev/test/test_outliers.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #include "dev/test/test_matmul_choices.h"
@@ -457,6 +459,8 @@ static const struct {
               {"checkpoints", test_checkpoints, C_BUILD},
               {"mixture", test_mixture, C_BUILD},
               {"checkpoints-all", test_checkpoints_all, IF_NAMED},
+              {"z-loss", test_z_loss, C_BUILD},
+              {"outliers", test_outliers, C_BUILD},
               {"adapters", test_adapters, BOTH_BUILDS},
               {"plan", test_plan, C_BUILD},
               {"simulate", test_simulate, BOTH_BUILDS},

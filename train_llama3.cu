@@ -240,19 +240,26 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, accumulates);
 }
 
+/* Adds up the losses of this rank's n tokens: each tp rank has computed those of all N. */
+static void sum_losses(const Model *m, ExactSum *sum, const float *losses /* (N) */) {
+    exact_total(m->dev, sum, losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
+}
+
 /* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
  * in chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
- * before the next one replaces it. */
+ * before the next one replaces it. Evaluation has no z-loss. */
 void head_loss(Model *m, int micro_batch) {
     int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
     const floatX *x = final_norm_forward(m, &w);
     floatX *d_final_norm = tp_partial(m->tp, m->d_norm); // (N, C) under tp: this rank's partial sums
+    const ZLoss z = goes_backward ? m->z_loss : no_z_loss();
     for (int first = 0; first < N; first += m->logit_rows) {
         int count = (int)min_i64(m->logit_rows, N - first);
         linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
-        tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, count, V, goes_backward);
+        tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, z_loss_from(z, first), count, V,
+                         goes_backward);
         if (goes_backward) head_chunk_backward(m, &w, d_final_norm, x, first, count);
     }
     if (goes_backward) {
@@ -260,8 +267,8 @@ void head_loss(Model *m, int micro_batch) {
         rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm, m->tp->tokens,
                          C);
     }
-    // the losses of this rank's n tokens: each tp rank has computed those of all N
-    exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
+    sum_losses(m, m->loss_sum, m->losses);
+    if (z.losses) sum_losses(m, m->z_loss_sum, z.losses);
 }
 
 // ---------------------------------------------------------------------------
@@ -417,8 +424,8 @@ void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
 // ---------------------------------------------------------------------------
 // one training step
 
-/* This rank's samples of the next step. With --out, starts to gather the sample numbers of all ranks, which
- * samples.jsonl records. */
+/* This rank's samples of the next step. Starts to gather the sample numbers of all ranks, if samples.jsonl or a report
+ * of an outlier is to name them. */
 static StepBatch *next_batch(Trainer *trainer, double now) {
     Parallel *p = &trainer->parallel;
     rank_state(p->comm.heartbeat, RANK_READING, now);
@@ -434,10 +441,12 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
     s->lr = learning_rate_at(&trainer->job->stage->rate, step);
+    judge_outliers(trainer, s);
     if (s->skipped) {
         skip_update(trainer, step, s);
         return;
     }
+    if (skip_outlier(trainer, step, s)) return;
     if (!s->targets && !trainer->parallel.dev.dry_run) return; // every target is masked: there is nothing to learn
     AdamW adam = {(float)s->lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     double clip = clip_coefficient(o->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
@@ -455,7 +464,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     int on_host = !is_timed(dev); // without a timeline nobody reads this span: the GPU need not measure it
     Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, on_host);
     StepBatch *batch = next_batch(trainer, start);
-    device_zero(dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    device_zero(dev, trainer->sums, sums_bytes(trainer));
     run_schedule(&trainer->model, &p->pipeline, batch);
     device_record_event(dev, &batch->fed);
     fsdp_finish_gradients(&p->fsdp);
@@ -467,6 +476,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     loader_release(&trainer->loader, dev);
 
     StepStats s = sum_reports(trainer);
+    s.z_loss = mean_z_loss(trainer, s.targets);
     check_reports(trainer, step, first_window);
     update_weights(trainer, step, &s);
     device_phase(dev, NULL, NULL);

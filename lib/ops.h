@@ -334,19 +334,20 @@ static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, con
 }
 
 // ---------------------------------------------------------------------------
-// cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored)
+// cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored), with z-loss
 
 /* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N). With want_grad
  * the logits' memory then holds the gradient of the sum of losses, softmax(logits) - onehot(target) or, where the
  * target is negative, 0. It is floatX: its rows begin where the rows of fp32 logits began, V * 4 / sizeof(floatX)
- * elements apart. */
-static void cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
+ * elements apart. With a z-loss (lib/ops_common.h), z.losses (N) are the rows' z-losses, and the gradient is that of
+ * the sum of both; `losses` are the same as without. */
+static void cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V,
                           int want_grad) {
-    double bytes = (double)N * V * (F_BYTES + (want_grad ? X_BYTES : 0)) + 2 * F_BYTES * N;
+    double bytes = (double)N * V * (F_BYTES + (want_grad ? X_BYTES : 0)) + (z.losses ? 3 : 2) * F_BYTES * N;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(dev, V));
     if (op_begin(dev, OP_CROSS_ENTROPY, 4.0 * N * V, bytes)) {
-        IMPLEMENTATION(cross_entropy)(dev, losses, logits, targets, N, V, want_grad, workspace);
+        IMPLEMENTATION(cross_entropy)(dev, losses, logits, targets, z, N, V, want_grad, workspace);
         op_end(dev);
     }
     arena_release(dev, MEM_WORKSPACE, mark);
@@ -368,14 +369,15 @@ static void cross_entropy_part(Device *dev, float *parts, const float *logits, c
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
-/* Second half: losses (N) from all ranks' parts (ranks, N, 3), in the order of their slices, with the same bits on
- * every rank. With want_grad this rank's logits (N, V) become their gradient, as in cross_entropy. */
+/* Second half: losses and z-losses (N) from all ranks' parts (ranks, N, 3), in the order of their slices, with the same
+ * bits on every rank. With want_grad this rank's logits (N, V) become their gradient, as in cross_entropy. */
 static void cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets,
-                               int ranks, int first, int N, int V, int want_grad) {
+                               ZLoss z, int ranks, int first, int N, int V, int want_grad) {
     double flops = 4.0 * ranks * N + (want_grad ? 3.0 * N * V : 0);
-    double bytes = (want_grad ? (double)N * V * (F_BYTES + X_BYTES) : 0) + (3.0 * ranks + 2) * F_BYTES * N;
+    double of_row = 3.0 * ranks + (z.losses ? 3 : 2);
+    double bytes = (want_grad ? (double)N * V * (F_BYTES + X_BYTES) : 0) + of_row * F_BYTES * N;
     if (!op_begin(dev, OP_CROSS_ENTROPY, flops, bytes)) return;
-    IMPLEMENTATION(cross_entropy_join)(dev, losses, logits, parts, targets, ranks, first, N, V, want_grad);
+    IMPLEMENTATION(cross_entropy_join)(dev, losses, logits, parts, targets, z, ranks, first, N, V, want_grad);
     op_end(dev);
 }
 

@@ -12,6 +12,7 @@
 #include "peft.h"          // defines: adapters_open
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path
 #include "recipe.h"        // defines: Recipe, recipe_stage_after, LearningRate
+#include "outliers.h"      // defines: Outliers, outliers_read, outliers_write
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
 #include <zlib.h>          // defines: crc32
@@ -24,6 +25,7 @@ typedef struct {
     int64_t samples, tokens;         // consumed by all ranks
     int64_t epoch, samples_in_epoch; // the current epoch, and how many samples of the last step's length it consumed
     const Dataset *data;             // the token files; NULL: none
+    Outliers outliers;               // windows of --outlier-window
 } Progress;
 
 /* Samples that all ranks consume in a step. */
@@ -33,9 +35,9 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
 static const char *const training_options[] = {
-    "seq",    "doc-mask",     "tail",         "steps",      "lr",           "lr-schedule", "min-lr",
-    "warmup", "lr-decay",     "weight-decay", "beta1",      "beta2",        "eps",         "clip",
-    "seed",   "reduce-dtype", "lora-rank",    "lora-alpha", "lora-targets", "base"};
+    "seq",      "doc-mask",       "tail",      "steps",     "lr",         "lr-schedule",  "min-lr", "warmup",
+    "lr-decay", "weight-decay",   "beta1",     "beta2",     "eps",        "clip",         "seed",   "reduce-dtype",
+    "z-loss",   "outlier-window", "outlier-z", "lora-rank", "lora-alpha", "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
 /* Which of them describe the learning-rate curve. */
@@ -147,10 +149,10 @@ static char *trainer_text(const Progress *at, cJSON *settings, const OutputFiles
     FILE *f = text_stream_open(&text, length);
     fprintf(f,
             "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
-            ",\"tokens\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64
-            ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{",
-            at->step, at->updates, at->skips, at->samples, at->tokens, at->epoch, at->samples_in_epoch, rows,
-            FILE_CHUNK_BYTES);
+            ",\"tokens\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64,
+            at->step, at->updates, at->skips, at->samples, at->tokens, at->epoch, at->samples_in_epoch);
+    outliers_write(&at->outliers, f);
+    fprintf(f, ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{", rows, FILE_CHUNK_BYTES);
     for (int i = 0; i < files->num_files + companions->count; i++) {
         const OutputFile *file = i < files->num_files ? &files->files[i] : NULL;
         const CompanionFile *small = file ? NULL : &companions->files[i - files->num_files];
@@ -395,6 +397,7 @@ static Progress trainer_progress(const cJSON *json, const char *path) {
     p.samples = trainer_integer(json, path, "samples");
     p.epoch = trainer_integer(json, path, "epoch");
     p.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
+    outliers_read(&p.outliers, json, path);
     // checkpoints without it are of runs of one stage
     const cJSON *seq = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "settings"), "--seq");
     if (cJSON_GetObjectItemCaseSensitive(json, "tokens")) p.tokens = trainer_integer(json, path, "tokens");

@@ -107,7 +107,8 @@ static void check_needed_options(const Options *o) {
                  {"step-seconds", {"mtbf"}},
                  {"save-seconds", {"mtbf"}},
                  {"pause-seconds", {"mtbf"}},
-                 {"after-save", {"out"}}};
+                 {"after-save", {"out"}},
+                 {"outlier-z", {"outlier-window"}}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         const char *option = needs[i].option, *first = needs[i].others[0];
         int is_met = 0;
@@ -157,6 +158,10 @@ static Task job_task(const Options *o) {
         user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
                    "given as --model DIR)",
                    o->resume, task_names[task]);
+    int trains = task == DO_TRAIN || task == DO_PLAN || task == DO_CHECK_HOSTS;
+    if ((o->z_loss > 0 || o->outlier_window) && !trains)
+        user_error("--%s has no effect with %s, only on training: remove it",
+                   o->z_loss > 0 ? "z-loss" : "outlier-window", task_names[task]);
     if (o->after_save && task != DO_TRAIN)
         user_error("--after-save runs a command after each save, and %s saves no checkpoint: remove --after-save",
                    task_names[task]);

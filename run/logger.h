@@ -12,15 +12,17 @@
 #include "rank_figures.h"  // defines: RankFigures, rank_summary
 #include "run_page.h"      // defines: RunPage, run_page_open, run_page_write
 
-typedef struct { // of one training step
+typedef struct {                    // of one training step
+    double z_scores[OUTLIER_KINDS]; // of loss and grad_norm among the last steps; 0 without --outlier-window
     double loss, grad_norm, lr;
+    double z_loss;                // mean of the targets; 0 without --z-loss
     double seconds;               // on this rank
     double wait_seconds;          // waiting for other ranks
     double data_wait_seconds;     // waiting for samples
     double communication_seconds; // with a collective or message in flight
     double overlap;               // fraction of communication_seconds during which this rank did not wait
     double mfu;                   // FLOP/s relative to the measured rate of a large matmul; 0: not measured yet
-    int skipped;                  // loss or gradient was not finite; the weights were not changed
+    int skipped;                  // loss or gradient was not finite or an outlier; the weights were not changed
     int64_t targets, samples;     // of all ranks
     int64_t target_bytes;         // evaluation: of the targets' text
 } StepStats;
@@ -248,6 +250,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     json_add_integer(line, "step", step);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
     cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
+    if (o->z_loss > 0) cJSON_AddItemToObject(line, "z_loss", json_real("%.9g", s->z_loss));
     if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
     if (l->resumed) cJSON_AddTrueToObject(line, "resumed");
     if (l->saved) json_add_integer(line, "saved", l->saved);
@@ -272,13 +275,27 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     logger_line(l, l->metrics, line);
 }
 
+/* Records a step whose update is skipped because of an outlier. The step's own line follows. */
+static void logger_outlier(Logger *l, int64_t step, const StepStats *s, OutlierKind kind) {
+    if (!l->metrics) return;
+    cJSON *line = cJSON_CreateObject();
+    json_add_integer(line, "step", step);
+    cJSON_AddStringToObject(line, "outlier", outlier_keys[kind]);
+    cJSON_AddItemToObject(line, "z", json_real("%.9g", s->z_scores[kind]));
+    cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
+    cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
+    history_add_line(l->page.history, line, step);
+    logger_line(l, l->metrics, line);
+}
+
 static void logger_progress(const Logger *l, int64_t step, const StepStats *s, const RankSummary *all) {
     const Options *o = l->opt;
     const Device *dev = &l->parallel->dev;
     double rate = (double)(s->samples * o->seq) / s->seconds; // tokens/s
     flockfile(stdout);                                        // keeps the line whole while other ranks print
-    printf("step %6" PRId64 "/%d | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, o->steps,
-           s->loss, s->grad_norm, s->lr, s->seconds, rate);
+    printf("step %6" PRId64 "/%d | loss %7.4f", step, o->steps, s->loss);
+    if (o->z_loss > 0) printf(" | z-loss %.2e", s->z_loss);
+    printf(" | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", s->grad_norm, s->lr, s->seconds, rate);
     if (s->mfu > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->communication_seconds > 0) printf(" · communication %2.0f %% overlapped", 100 * s->overlap);

@@ -10,6 +10,7 @@
 #include "../dataloader.h" // defines: LOADER_MAX_WORKERS
 #include "../fsdp.h"       // defines: STRATEGY_NAMES, MAX_SLOTS
 #include "../optimizer.h"  // defines: RATE_SHAPE_NAMES
+#include "outliers.h"      // defines: MAX_OUTLIER_WINDOW
 
 typedef struct { // in the groups of --help; the table below says what each one means
     const char *model, *tokenizer;
@@ -26,8 +27,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *recompute;
     int logit_rows;
     const char *recipe, *lr_schedule;
-    int steps, warmup, lr_decay, max_skips;
-    double lr, min_lr, weight_decay, beta1, beta2, eps, clip;
+    int steps, warmup, lr_decay, max_skips, outlier_window;
+    double lr, min_lr, weight_decay, beta1, beta2, eps, clip, z_loss, outlier_z;
     const char *lora_targets, *base, *adapters;
     int lora_rank;
     double lora_alpha;
@@ -162,6 +163,13 @@ static const OptionRow option_rows[] = {
          "largest global gradient norm; larger gradients are scaled down to it; 0: no clipping"),
     INT("max-skips", max_skips, 0, 1 << 30, "N", "10",
         "how many steps with a gradient norm that is not finite are skipped before the run ends"),
+    REAL("z-loss", z_loss, 0, 1e3, "X", "0",
+         "also minimize X times the square of log Z, where Z is the denominator of each target's softmax; keeps logits "
+         "from drifting; reported apart from the loss; 1e-4 is usual; 0: off"),
+    INT("outlier-window", outlier_window, 0, MAX_OUTLIER_WINDOW, "N", "0",
+        "skip the update of a step whose loss or gradient norm is an outlier among those of the last N steps; 0: off"),
+    REAL("outlier-z", outlier_z, 0, 1e6, "X", "6",
+         "an outlier is more than X standard deviations above the mean of the last steps"),
     GROUP("adapters"),
     INT("lora-rank", lora_rank, 0, 1 << 16, "R", "0",
         "train LoRA adapters of this rank and freeze the model; 0: train the model"),
@@ -408,6 +416,9 @@ static Options options_parse(int argc, char **argv) {
         option_set(&o, row, called, value);
     }
     options_check_rate(&o, "");
+    if (o.outlier_window == 1)
+        user_error("--outlier-window 1: expected 2 or more steps, since one value has no standard deviation, or 0 to "
+                   "skip no outliers");
     return o;
 }
 

@@ -74,6 +74,7 @@ static const struct {
                      {"beta1", "beta1", 0},
                      {"beta2", "beta2", 0},
                      {"clip", "clip", 0},
+                     {"z_loss", "z-loss", 0},
                      {"doc_mask", "doc-mask", 0}};
 enum { STAGE_OPTIONS = sizeof stage_options / sizeof *stage_options };
 

@@ -260,14 +260,15 @@ static void pp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Unit
     out[RECEIVE] = each_way;
 }
 
-/* Once per step every rank tells all others its report (loss, gradient norm, hashes), and with --out also which samples
- * it consumed: 8 bytes each. */
+/* Once per step every rank tells all others its report (loss, gradient norm, hashes), with --out or --outlier-window
+ * also which samples it consumed, 8 bytes each, and with --z-loss the sum of its z-losses. */
 static void world_traffic(Traffic out[COLLECTIVES], const RankLayout *l, int world, int64_t report_bytes) {
     const Options *o = l->options;
-    int64_t samples_bytes = o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0;
+    int64_t samples_bytes = o->out || o->outlier_window ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0;
+    int64_t z_loss_bytes = o->z_loss > 0 ? (int64_t)sizeof(ExactSum) : 0;
     if (world == 1) return;
-    out[ALL_GATHER].calls = o->out ? 2 : 1;
-    out[ALL_GATHER].bytes = (world - 1) * (report_bytes + samples_bytes);
+    out[ALL_GATHER].calls = 1 + (samples_bytes > 0) + (z_loss_bytes > 0);
+    out[ALL_GATHER].bytes = (world - 1) * (report_bytes + samples_bytes + z_loss_bytes);
 }
 
 /* The traffic formula for one step of `rank`. `report_bytes`: the size of the report that ends a step. */

@@ -38,7 +38,7 @@ typedef struct {
     int64_t surprises; // of these, how many are not the most probable ones
 } RequestScore;
 
-enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
+enum { SUM_LOSS, SUM_SQUARED_NORM, SUM_Z_LOSS, SUMS };
 
 /* What a stage of a recipe hands to the next one. */
 typedef struct {
@@ -62,10 +62,12 @@ typedef struct Trainer {
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
     // a step
-    ExactSum *sums;         // (SUMS) of the step so far, in device memory
+    ExactSum *sums;         // (SUMS, without --z-loss one fewer) of the step so far, in device memory
     StepReport *reports;    // (world) of all ranks
     RankFigures *figures;   // (world) the figures in the reports
-    int64_t *samples;       // (world, accumulation, B) the samples of all ranks; NULL without --out
+    ExactSum *z_losses;     // (world) sums of all ranks' z-losses; NULL without --z-loss
+    Request z_loss_gather;  // the all-gather of z_losses
+    int64_t *samples;       // (world, accumulation, B) the samples of all ranks; NULL: nothing names them
     Request samples_gather; // the all-gather of `samples`, in flight during the step
     int save_signals_seen;  // signals that asked for a checkpoint and were obeyed
     int is_writing;         // some rank's part of a checkpoint is not on the disk yet
@@ -84,6 +86,10 @@ typedef struct Trainer {
 
 // ---------------------------------------------------------------------------
 // allocation
+
+static size_t sums_bytes(const Trainer *trainer) {
+    return sizeof(ExactSum) * (trainer->job->opt.z_loss > 0 ? SUMS : SUM_Z_LOSS);
+}
 
 static void timeline_open(Device *dev, const Job *j) {
     if (!dev->max_events) return;
@@ -117,6 +123,7 @@ static void data_open(Trainer *trainer) {
     Sampler s = job_sampler(j, trainer->parallel.rank);
     LoaderOptions options = ZERO;
     trainer->progress = j->start;
+    outliers_continue(&trainer->progress.outliers, o->outlier_window);
     options.T = o->seq;
     options.document_ids = o->doc_mask;
     options.cp = mesh->size[AXIS_CP];
@@ -150,7 +157,7 @@ static void trainer_allocate(Trainer *trainer) {
     Device *dev = &p->dev;
     int world = j->mesh.world;
     timeline_open(dev, j);
-    trainer->sums = arena_array(ExactSum, dev, MEM_WORKSPACE, "sums of the step", SUMS);
+    trainer->sums = (ExactSum *)arena_alloc(dev, MEM_WORKSPACE, "sums of the step", sums_bytes(trainer));
     trainer->reports = arena_array(StepReport, dev, MEM_HOST, "step reports", world);
     trainer->figures = arena_array(RankFigures, dev, MEM_HOST, "figures of all ranks", world);
     Sharding sharding = sharding_of(o);
@@ -160,6 +167,10 @@ static void trainer_allocate(Trainer *trainer) {
         optimizer_open(&trainer->optimizer, &p->fsdp);
     }
     m->loss_sum = &trainer->sums[SUM_LOSS];
+    if (o->z_loss > 0 && m->training) {
+        m->z_loss_sum = &trainer->sums[SUM_Z_LOSS];
+        trainer->z_losses = arena_array(ExactSum, dev, MEM_HOST, "z-losses of all ranks", world);
+    }
     if (j->task != DO_EXPORT) {
         model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->cached_positions);
         pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
@@ -171,7 +182,8 @@ static void trainer_allocate(Trainer *trainer) {
     checkpoints_open(trainer);
     if (!m->training) return;
     int64_t samples = (int64_t)o->accum * o->batch * world;
-    if (o->out) trainer->samples = arena_array(int64_t, dev, MEM_HOST, "samples of all ranks", samples);
+    if (o->out || o->outlier_window)
+        trainer->samples = arena_array(int64_t, dev, MEM_HOST, "samples of all ranks", samples);
     data_open(trainer);
 }
 
@@ -281,6 +293,7 @@ static void trainer_continue(Trainer *trainer, const StageResult *before) {
     trainer->progress.skips = before->progress.skips;
     trainer->progress.samples = before->progress.samples;
     trainer->progress.tokens = before->progress.tokens;
+    trainer->progress.outliers = before->progress.outliers;
     trainer->save_signals_seen = before->save_signals_seen;
     trainer->noted_lost_lines = before->noted_lost_lines;
 }

@@ -271,6 +271,27 @@ def cross_entropy():
         )
 
 
+def z_loss():
+    weight = 1 / 128
+    for N, V in (3, 37), (1, 1), (2, 16):
+        logits, targets = draw(N, V, scale=4).requires_grad_(), torch.randint(V, (N,))
+        targets[1:2] = -100
+        losses = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="none")
+        z_losses = weight * torch.logsumexp(logits, 1).square() * (targets >= 0)
+        (d,) = grads(losses.sum() + z_losses.sum(), None, logits)
+        yield (
+            "z_loss",
+            (N, V),
+            {
+                "logits": logits,
+                "logits.out": d,
+                "targets": targets[:, None].double(),
+                "losses": losses[:, None],
+                "z_losses": z_losses[:, None],
+            },
+        )
+
+
 MAKERS = {
     f.__name__: f
     for f in (
@@ -288,6 +309,7 @@ MAKERS = {
         linear,
         attention,
         cross_entropy,
+        z_loss,
     )
 }
 

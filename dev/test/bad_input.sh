@@ -154,7 +154,7 @@ contract="model vocab-size tokenizer data val tail workers doc-mask seq batch ac
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
     out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
     trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
-    help version prompts chat recipe lr-schedule lr-decay"
+    help version prompts chat recipe lr-schedule lr-decay z-loss outlier-window outlier-z"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
 lists_options() {
@@ -920,6 +920,12 @@ adapters() {
         --model trained --eval good/val.tok --seq 16 --lora-rank 4
     bad "--merge without adapters" "--merge adds adapters to the model.s weights, and there are no adapters" --model \
         trained --export merged --merge
+    bad "--outlier-z without --outlier-window" "--outlier-z has no effect without --outlier-window" "${train[@]}" \
+        --outlier-z 4
+    bad "a window of one step" "--outlier-window 1: expected 2 or more steps" "${train[@]}" --outlier-window 1
+    bad "--outlier-window in an evaluation" "--outlier-window has no effect with --eval" --model trained --eval \
+        good/val.tok --outlier-window 5
+    bad "--z-loss in an evaluation" "--z-loss has no effect with --eval" --model trained --eval good/val.tok --z-loss 1
     bad "--merge without --export" "--merge has no effect without --export" "${lora[@]}" --merge
     bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" \
         --model trained --adapters adapters --export copied

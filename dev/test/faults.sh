@@ -448,6 +448,32 @@ more "sums of slices are not brought to one largest logit" lib/ops_common.h \
     's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' \
     kernels "cross_entropy in slices"
 
+fault "the factor 2 is missing in the gradient of the z-loss" lib/ops_common.h \
+    's/1 + 2 \* z.weight \* log_z/1 + z.weight * log_z/' \
+    kernels "cross_entropy gradient"
+
+more "masked targets have a z-loss" lib/cpu/cross_entropy.h \
+    's/z.losses\[n\] = targets\[n\] < 0 ? 0 : z_loss_value/z.losses[n] = z_loss_value/' \
+    kernels "z-losses in slices"
+
+more "every tp rank adds up the z-losses of all tokens" train_llama3.cu \
+    's/sum_losses(m, m->z_loss_sum, z.losses);/exact_total(m->dev, m->z_loss_sum, z.losses, N);/' \
+    z-loss "tp 2: losses and z-losses"
+
+edit='s|^        s->z_scores\[k\] = outlier_z_score(window, size, values\[k\]);||; '
+edit+='s|^        outlier_window_add(window, size, values\[k\]);|&\n'
+edit+='        s->z_scores[k] = outlier_z_score(window, size, values[k]);|'
+fault "a window includes the step that is judged" run/step_report.h "$edit" \
+    outliers "a step with random tokens is skipped"
+
+more "checkpoints do not hold the windows of outliers" run/checkpoint.h \
+    's|^    outliers_write(&at->outliers, f);||' \
+    outliers "finds the outlier"
+
+more "the update of an outlier is made" train_llama3.cu \
+    's|if (skip_outlier(trainer, step, s)) return;|skip_outlier(trainer, step, s);|' \
+    outliers "neither weights nor moments"
+
 fault "gradients of norms are not summed over tp" run/shared_gradients.h \
     's|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||' \
     mesh-faults "tp 2 .*worst gradient"
@@ -495,7 +521,7 @@ more "the answer's header is left out of a generation prompt" run/chat_template.
     tokenizer "chat template: a message and what the answer follows"
 
 fault "the loss is counted on every tp rank" train_llama3.cu \
-    's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' \
+    's|sum_losses(m, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' \
     mesh-faults "tp 2 .*losses 1"
 
 edit='s|    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);|'

@@ -102,7 +102,7 @@ static void bad_gradient(Job *j, int rank) {
     for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
         if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj"))
             set_float(&trainer->parallel.dev, p.unit->grad + p.at + p.count / 2, INFINITY);
-    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    device_zero(&trainer->parallel.dev, trainer->sums, sums_bytes(trainer));
     exchange_reports(trainer, &trainer->loader.ring[0], 0);
     StepStats s = sum_reports(trainer);
     if (s.skipped) skip_update(trainer, 2, &s);
