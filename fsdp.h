@@ -2,8 +2,8 @@
  *
  * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
  * rank of the fsdp group keeps an equal shard of each unit, or all of it under no_shard: fp32 master weights, gradient
- * and Adam's moments, 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen unit only
- * the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
+ * and Adam's moments, 16 bytes per parameter (12 of a matrix that Muon trains), and 2 more for the bf16 weights of a
+ * bf16 build; of a frozen unit only the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
  * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the strategy frees
  * full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
  */
@@ -71,13 +71,14 @@ typedef struct {
     int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
     int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
     int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
+    int64_t adamw_count;                  // of these, the elements that AdamW updates; without Muon all, with padding
     int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
 
     // state, kept from step to step; a frozen unit has sharded_weights only
     float *master;     // (state_count) weights
     float *grad;       // (state_count) of the loss summed over ranks and micro-batches
-    float *exp_avg;    // (state_count) AdamW's first moment
-    float *exp_avg_sq; // (state_count) AdamW's second moment
+    float *exp_avg;    // (state_count) AdamW's first moment, Muon's momentum
+    float *exp_avg_sq; // (adamw_count) AdamW's second moment
     // This rank's part of the weights as it is all-gathered: (state_count) in the compute dtype, in an fp32 build the
     // same memory as master. If the unit is quantized: one int8 shard of quantized.bytes bytes.
     floatX *sharded_weights;
@@ -98,10 +99,15 @@ typedef struct {
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
-/* What AdamW reads and writes of a unit. */
+/* What the optimizer reads and writes of a unit. */
 typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_COPY, STATES } StateKind;
 
-/* (state_count) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
+/* Elements of one kind of state. */
+static int64_t state_elements(const FsdpUnit *u, StateKind kind) {
+    return kind == STATE_EXP_AVG_SQ ? u->adamw_count : u->state_count;
+}
+
+/* (state_elements) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
 static void *state_of(const FsdpUnit *u, StateKind kind) {
     void *copy = (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
     void *const states[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, copy};
@@ -545,7 +551,29 @@ typedef struct {
     const Tensor *tensor;
     int64_t first, count; // elements of this rank's part of the tensor
     int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
+    int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon's, which have none
 } ShardPiece;
+
+/* Has the unit matrices that Muon trains? Their momentum takes the place of exp_avg, and they have no exp_avg_sq. */
+static int unit_has_muon(const Fsdp *fsdp, const FsdpUnit *u) {
+    return fsdp->config->muon && u->table_unit->kind == UNIT_BLOCK;
+}
+
+/* How many elements of the unit's tensors before number `end` AdamW updates on this rank. */
+static int64_t adamw_elements_before(const Fsdp *fsdp, const FsdpUnit *u, int end) {
+    int64_t first, sum = 0;
+    for (int i = u->table_unit->first_tensor; i < end; i++) {
+        const Tensor *t = &fsdp->table->tensors[i];
+        if (!t->is_muon) sum += tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &first);
+    }
+    return sum;
+}
+
+/* The state of a piece of a tensor; NULL: the tensor has no such state. */
+static float *piece_state(const ShardPiece *p, StateKind kind) {
+    if (kind == STATE_EXP_AVG_SQ) return p->adamw_at < 0 ? NULL : p->unit->exp_avg_sq + p->adamw_at;
+    return (float *)state_of(p->unit, kind) + p->at;
+}
 
 /* Is this tensor saved and counted elsewhere? A tensor that tensor parallelism does not split is tp rank 0's; a tied
  * head is counted with the embedding. */
@@ -565,6 +593,8 @@ static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
         piece->tensor = t;
         piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
         piece->at = t->offset + piece->first - u->state_begin;
+        piece->adamw_at = piece->at;
+        if (unit_has_muon(fsdp, u)) piece->adamw_at = t->is_muon ? -1 : adamw_elements_before(fsdp, u, *i - 1);
         if (piece->count) return 1;
     }
     return 0;
@@ -651,7 +681,7 @@ static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
     for (int i = 1; i < fsdp->num_partial_sums; i++)
         u->partial_sums[i] = state_alloc(fsdp, MEM_WORKSPACE, "sums of micro-batches", accumulated_size(fsdp, u));
     u->exp_avg = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg", u->state_count);
-    u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->state_count);
+    u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->adamw_count);
 }
 
 static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
@@ -661,6 +691,7 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
+    u->adamw_count = unit_has_muon(fsdp, u) ? adamw_elements_before(fsdp, u, unit->end_tensor) : u->state_count;
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
     if (unit->frozen) open_frozen_unit(fsdp, u, training);
@@ -681,10 +712,12 @@ static void pools_open(Fsdp *fsdp, int training) {
     int always_in_place = how->micro_batches == 1 || gradients_accumulate_in_place(fsdp);
     int needs_gradient_pool = training && !(gradients_are_made_in_place(fsdp) && always_in_place);
     // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
-    // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters.
+    // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters. A unit
+    // with Muon's matrices is written through a buffer even if it is not sharded: see gather_trained.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
-        int gathers = !needs_gradient_pool && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
+        int is_apart = (how->strategy->sharded && fsdp->ranks > 1) || (training && fsdp->config->muon && k == UNIT_BLOCK);
+        int gathers = !needs_gradient_pool && how->writes_files && is_apart;
         int needed = frozen ? how->merges_adapters : gathers;
         pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
     }

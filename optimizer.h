@@ -1,12 +1,13 @@
-/* optimizer.h: AdamW over the shards that a rank owns, the gradient norm for clipping, and the learning rate.
+/* optimizer.h: AdamW and Muon over the shards that a rank owns, the gradient norm for clipping, the learning rate.
  *
- * Every rank updates the state that it keeps of each unit, so no communication is needed here. A caller may rely on:
- * the gradient norm has the same bits for any number of ranks; padding is never updated. With --offload on a GPU, state
- * is in the host's memory: while AdamW updates one unit, the next unit's state is copied in and the previous one's out.
+ * Every rank updates the state that it keeps of each unit. AdamW needs no communication for that; Muon does, because it
+ * works on whole matrices (muon.h). A caller may rely on: the gradient norm has the same bits for any number of ranks;
+ * padding is never updated. With --offload on a GPU, state is in the host's memory: while one unit is updated, the next
+ * unit's state is copied in and the previous one's out. With Muon that happens twice, for momentum and for weights.
  */
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
-#include "fsdp.h"
+#include "muon.h" // defines: Muon, muon_orthogonalize; includes fsdp.h
 
 // ---------------------------------------------------------------------------
 // learning rate and clipping
@@ -50,13 +51,13 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
 }
 
 // ---------------------------------------------------------------------------
-// AdamW
+// AdamW and Muon
 
 typedef struct {
-    float lr, beta1, beta2, eps, weight_decay;
+    float lr, beta1, beta2, eps, weight_decay; // Muon uses lr and weight_decay, too
 } AdamW;
 
-/* How each kind of state is offloaded, and whether AdamW writes it. */
+/* How each kind of state is offloaded, and whether an update writes it. */
 static const struct {
     MemCategory category;
     size_t element_size;
@@ -69,24 +70,27 @@ static const struct {
     {MEM_PARAMS, sizeof(floatX), 1},   // STATE_COPY
 };
 
-/* One unit's state while AdamW updates it. */
+/* One unit's state while it is updated. */
 typedef struct {
-    void *at[STATES];      // (state_count) where AdamW reads and writes; NULL: the unit has no such state
-    void *staging[STATES]; // (largest state_count) for offloaded state; NULL: AdamW works on the state itself
+    void *at[STATES];      // (state_elements) where ops read and write; NULL: the unit has no such state
+    void *staging[STATES]; // (largest state_count) for offloaded state; NULL: ops work on the state itself
     DeviceEvent fetched, stored;
 } UnitState;
 
 typedef struct {
     Fsdp *fsdp;
-    UnitState states[2]; // AdamW updates one unit while the other one's state is copied
+    Muon muon;
+    UnitState states[2]; // one unit is updated while the other one's state is copied
     int offloaded;       // some state is copied to the device and back
 } Optimizer;
 
-static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
+/* `momentum`: Muon's. */
+static void optimizer_open(Optimizer *o, Fsdp *fsdp, float momentum) {
     int64_t largest = 0;
     const FsdpUnit *trained = NULL; // any trained unit: all have the same kinds of state
     memset(o, 0, sizeof *o);
     o->fsdp = fsdp;
+    muon_open(&o->muon, fsdp, momentum);
     for (int i = 0; i < fsdp->table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
         if (u->table_unit->frozen) continue;
@@ -96,13 +100,14 @@ static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
     for (int i = 0; i < 2 && trained && !OFFLOAD_IN_PLACE; i++)
         for (int k = 0; k < STATES; k++) {
             if (!fsdp->dev->arenas[state_kinds[k].category].offloaded || !state_of(trained, (StateKind)k)) continue;
-            o->states[i].staging[k] = arena_alloc(fsdp->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with",
+            o->states[i].staging[k] = arena_alloc(fsdp->dev, MEM_WORKSPACE, "offloaded state that is being updated",
                                                   largest * state_kinds[k].element_size);
             o->offloaded = 1;
         }
 }
 
 static void optimizer_close(Optimizer *o) {
+    muon_close(&o->muon);
     for (int i = 0; i < 2; i++) {
         device_destroy_event(o->states[i].fetched);
         device_destroy_event(o->states[i].stored);
@@ -120,14 +125,14 @@ static void fetch_state(Optimizer *o, const FsdpUnit *u) {
     device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
-        size_t bytes = state_kinds[k].element_size * u->state_count;
+        size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
         s->at[k] = state ? offload_fetch(dev, state_kinds[k].category, state, s->staging[k], bytes) : NULL;
     }
     if (o->offloaded) device_record_event(dev, &s->fetched);
     device_set_stream(dev, before);
 }
 
-/* Starts to copy what AdamW has written back to where the unit's state is kept. */
+/* Starts to copy what an update has written back to where the unit's state is kept. */
 static void store_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
@@ -135,9 +140,9 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     StreamKind before = device_set_stream(dev, STREAM_STORE);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
-        size_t bytes = state_kinds[k].element_size * u->state_count;
+        size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
         if (!state) continue;
-        // No staging: AdamW has written the copy in place. On a CPU, offload_store would only let the system evict it
+        // No staging: the copy was written in place. On a CPU, offload_store would only let the system evict it
         // from memory, but the next all-gather reads it.
         if (k == STATE_COPY && !s->staging[k]) continue;
         offload_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
@@ -146,17 +151,55 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     device_set_stream(dev, before);
 }
 
-/* AdamW (Loshchilov and Hutter 2019) on what this rank keeps of one unit. */
-static void update_unit(Optimizer *o, const FsdpUnit *u, const AdamW *a, float grad_scale, int step) {
+/* What is done with the units of a group: with Muon all of them get their momentum before any is updated. */
+typedef enum { PASS_MOMENTUM, PASS_UPDATE } UpdatePass;
+
+/* One step's update. */
+typedef struct {
+    const AdamW *adamw;
+    float grad_scale; // turns the summed gradient into the clipped mean
+    int step;         // counts updates from 1
+} Update;
+
+/* AdamW (Loshchilov and Hutter 2019), or Muon on the matrices of the blocks, on what this rank keeps of one unit.
+ * `shard`: (state_count) the unit's directions for Muon; NULL: AdamW alone. */
+static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX *shard, const Update *how) {
     const UnitState *s = unit_state(o, u);
+    const AdamW *a = how->adamw;
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
         float *master = (float *)s->at[STATE_MASTER] + p.at, *grad = (float *)s->at[STATE_GRAD] + p.at;
-        float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at, *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.at;
+        float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at;
         floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
         float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
-        adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
-              weight_decay, grad_scale, step);
+        if (pass == PASS_MOMENTUM) {
+            if (p.tensor->is_muon) muon_add_gradient(&o->muon, &p, shard, exp_avg, grad, how->grad_scale);
+        } else if (p.tensor->is_muon) {
+            muon_update_piece(&o->muon, &p, shard, master, copy, a->lr, weight_decay);
+        } else {
+            float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
+            adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
+                  weight_decay, how->grad_scale, how->step);
+        }
+    }
+}
+
+/* Does one pass over the units [first, end): the next unit's state is fetched while one is updated. */
+static void update_units(Optimizer *o, int first, int end, UpdatePass pass, const Update *how) {
+    Fsdp *fsdp = o->fsdp;
+    const FsdpUnit *fetched = NULL;
+    for (int i = first; i < end; i++) {
+        const FsdpUnit *u = &fsdp->units[i];
+        if (u->table_unit->frozen) continue;
+        device_pace(fsdp->dev);
+        if (u != fetched) fetch_state(o, u);
+        if (i + 1 < end) {
+            fetched = u + 1;
+            fetch_state(o, fetched);
+        }
+        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
+        update_unit(o, u, pass, muon_has(&o->muon, i) ? muon_shard(&o->muon, first, i) : NULL, how);
+        store_state(o, u);
     }
 }
 
@@ -165,19 +208,17 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, const AdamW *a, float g
 static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int step) {
     Fsdp *fsdp = o->fsdp;
     Device *dev = fsdp->dev;
-    const FsdpUnit *fetched = NULL, *end = fsdp->units + fsdp->table->num_units;
+    const Update how = {a, grad_scale, step};
     device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
-    for (const FsdpUnit *u = fsdp->units; u < end; u++) {
-        if (u->table_unit->frozen) continue;
-        device_pace(dev);
-        if (u != fetched) fetch_state(o, u);
-        if (u + 1 < end) {
-            fetched = u + 1;
-            fetch_state(o, fetched);
+    for (int first = 0, end; first < fsdp->table->num_units; first = end) {
+        end = muon_group_end(&o->muon, first);
+        if (muon_has(&o->muon, first)) {
+            muon_begin(&o->muon, first);
+            update_units(o, first, end, PASS_MOMENTUM, &how);
+            muon_orthogonalize(&o->muon, first, end);
         }
-        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
-        update_unit(o, u, a, grad_scale, step);
-        store_state(o, u);
+        update_units(o, first, end, PASS_UPDATE, &how);
+        if (muon_has(&o->muon, first)) muon_end(&o->muon);
     }
     /* The next step's all-gathers read what was written here. */
     device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);

@@ -119,7 +119,7 @@ int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, i
 
 int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type,
                   MPI_Comm comm, MPI_Request *request) {
-    profile(REDUCE_SCATTER, count, type, comm);
+    profile(REDUCE_SCATTER, count, type, comm); // or an all-to-all: MPI does not see the difference
     return PMPI_Ialltoall(send, count, type, recv, recv_count, recv_type, comm, request);
 }
 
@@ -391,6 +391,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_checkpoints.h"
 #include "dev/test/test_mixture.h"
 #include "dev/test/test_adapters.h"
+#include "dev/test/test_muon.h"
 #include "dev/test/test_mesh_use.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
@@ -458,6 +459,7 @@ static const struct {
               {"mixture", test_mixture, C_BUILD},
               {"checkpoints-all", test_checkpoints_all, IF_NAMED},
               {"adapters", test_adapters, BOTH_BUILDS},
+              {"muon", test_muon, BOTH_BUILDS},
               {"plan", test_plan, C_BUILD},
               {"simulate", test_simulate, BOTH_BUILDS},
               {"goodput", test_goodput, C_BUILD},
@@ -551,6 +553,7 @@ int main(int argc, char **argv) {
         test_events(process, processes, &transport_mpi);
         test_trace(process, processes, &transport_mpi);
         test_checkpoints_mpi(process, processes);
+        test_muon_mpi(process, processes);
     }
     if (all_of_mpi && processes > 1 && processes <= 4) {
         test_messages(process, processes, &transport_mpi);

@@ -678,6 +678,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     EventLists *kept = lists ? lists : &own;
     CommEvents recorded = ZERO;
     memset(p, 0, sizeof *p);
+    p->job = j;
     p->mesh = &j->mesh;
     p->reductions_apart = job_reductions_apart(j);
     p->dry_run_kind = kind;

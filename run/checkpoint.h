@@ -32,7 +32,8 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
 static const char *const training_options[] = {
-    "seq",   "doc-mask", "tail", "steps", "lr",           "min-lr",    "warmup",     "weight-decay", "beta1",
+    "seq",   "doc-mask", "tail", "steps", "optimizer",    "muon-momentum", "lr",         "min-lr",       "warmup",
+    "weight-decay", "beta1",
     "beta2", "eps",      "clip", "seed",  "reduce-dtype", "lora-rank", "lora-alpha", "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
@@ -44,6 +45,7 @@ static cJSON *settings_in_force(const Options *o, const Mesh *mesh, const Datase
     char name[24], value[1024];
     for (int i = 0; i < count; i++) {
         const char *option = training_options[i];
+        if (!strcmp(option, "muon-momentum") && !uses_muon(o)) continue;
         snprintf(name, sizeof name, "--%s", option);
         option_text(o, option, value, sizeof value);
         // the number of steps matters only to a learning rate that changes
@@ -200,6 +202,14 @@ typedef struct {    // the checkpoint that a run resumes from
     char *changes;            // --allow-changes: the settings that differ, as text; NULL: none
 } Checkpoint;
 
+/* --allow-changes does not help here: AdamW's moments are not Muon's momentum. */
+__attribute__((noreturn)) static void refuse_other_optimizer(const char *dir, const char *is, const char *was) {
+    user_error("--resume %s: options that affect the training result have changed (--optimizer %s, was %s), and the "
+               "state of one optimizer cannot continue another's: give --optimizer %s, or start a new run from these "
+               "weights with --model %s",
+               dir, is, was, was, dir);
+}
+
 /* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
 static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, const Dataset *data,
                              uint64_t base) {
@@ -211,8 +221,11 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
         const char *name = setting->string, *is = setting->valuestring;
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
         const char *was = cJSON_IsString(item) ? item->valuestring : "not recorded";
+        // checkpoints without this setting are AdamW's
+        if (!cJSON_IsString(item) && !strcmp(name, "--optimizer")) was = "adamw";
         cJSON_AddStringToObject(c->settings, name, was);
         if (!strcmp(was, is)) continue;
+        if (!strcmp(name, "--optimizer")) refuse_other_optimizer(c->dir, is, was);
         if (!strcmp(name, "data") || !strcmp(name, "--seq")) c->data_changed = 1;
         if (used < room)
             used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", name, is, was);
@@ -311,7 +324,7 @@ static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama
     if (!st_open(&c->moments, c->dir, "optimizer"))
         user_error("%s has no optimizer.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
     for (int kind = STATE_EXP_AVG; kind <= STATE_EXP_AVG_SQ; kind++)
-        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, state_suffixes[kind]);
+        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, (StateKind)kind);
 }
 
 /* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
@@ -373,8 +386,9 @@ static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const
                                  int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
     const Checkpoint *c = r->checkpoint;
+    const char *suffix = state_suffix(tensor, kind);
     char name[128], *to = (char *)out;
-    snprintf(name, sizeof name, "%s%s", tensor->name, state_suffixes[kind]);
+    snprintf(name, sizeof name, "%s%s", tensor->name, suffix ? suffix : "");
     const StTensor *t = st_find(kind == STATE_MASTER ? &c->weights : &c->moments, name);
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
     while (at < end) {

@@ -61,7 +61,7 @@ layer() {
         lib/device*) echo 1 ;;
         lib/*) echo 2 ;;
         llama3.h | tokenizer.h) echo 3 ;;
-        fsdp.h | optimizer.h | dataloader.h | lora.h | *_parallel.h) echo 4 ;;
+        fsdp.h | muon.h | optimizer.h | dataloader.h | lora.h | *_parallel.h) echo 4 ;;
         run/*) echo 5 ;;
         train_llama3.cu) echo 6 ;;
         *) echo 7 ;;
