@@ -416,7 +416,7 @@ static const char *spaced(const char *word) {
 /* `short` runs a group in the build that finds the most with it; all builds together run each group. */
 static const char *left_out_if_short(void) {
     if (CUDA_BUILD && FLOATX == DTYPE_BF16)
-        return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate ";
+        return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate muon ";
     if (CUDA_BUILD) return " documents bits simulate pytorch ";
     if (FLOATX == DTYPE_BF16)
         return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
