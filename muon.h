@@ -94,15 +94,14 @@ static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
     int64_t m = min_i64(rows, cols), count = rows * cols;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     floatX *gram = (floatX *)scratch(dev, "Newton-Schulz: Gram matrix", sizeof(floatX) * (size_t)(m * m));
-    floatX *square = (floatX *)scratch(dev, "Newton-Schulz: its square", sizeof(floatX) * (size_t)(m * m));
-    floatX *added = (floatX *)scratch(dev, "Newton-Schulz: matmul", sizeof(floatX) * (size_t)count);
+    float *matmul = (float *)scratch(dev, "Newton-Schulz: matmul", sizeof(float) * (size_t)count); // count >= m * m
     normalize_matrix(dev, x, count);
     for (int i = 0; i < MUON_ITERATIONS; i++) {
         gram_matrix(dev, gram, x, rows, cols);
-        gram_matrix(dev, square, gram, m, m);
-        weighted_sum(dev, gram, MUON_B, gram, MUON_C, square, m * m);
-        symmetric_matmul(dev, added, gram, x, rows, cols);
-        weighted_sum(dev, x, MUON_A, x, 1, added, count);
+        symmetric_matmul(dev, matmul, gram, gram, m, m);
+        weighted_sum(dev, gram, MUON_B, matmul, MUON_C, m * m);
+        symmetric_matmul(dev, matmul, gram, x, rows, cols);
+        weighted_sum(dev, x, MUON_A, matmul, 1, count);
     }
     arena_release(dev, MEM_WORKSPACE, mark);
 }

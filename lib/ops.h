@@ -469,22 +469,22 @@ static void gram_matrix(Device *dev, floatX *g, const floatX *x, int64_t rows, i
     linear_matmul(dev, OP_MUON_MATMUL, p, depth, g, x, x);
 }
 
-/* y (rows, cols) = s x, or x s if x (rows, cols) has more rows than columns; s (m, m) is symmetric, m = min(rows, cols)
- */
-static void symmetric_matmul(Device *dev, floatX *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols) {
+/* y (rows, cols) = s x, or x s if x (rows, cols) has more rows than columns; s (m, m) is symmetric, m = min(rows, cols).
+ * y is fp32, so that weighted_sum rounds once, as torch.addmm does. */
+static void symmetric_matmul(Device *dev, float *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols) {
     int is_tall = rows > cols;
-    int64_t m = is_tall ? cols : rows;
+    int64_t m = is_tall ? cols : rows, depth = m;
     Matmul p = {.M = rows, .N = cols, .K = m, .a_row = m, .a_col = 1, .b_row = cols, .b_col = 1, .c_row = cols,
-                .c_float = FLOATX == DTYPE_F32, .accumulate = 0};
-    int64_t depth = m;
+                .c_float = 1, .accumulate = 0};
     if (FLOATX == DTYPE_F32) depth = DX_DEPTH;
     linear_matmul(dev, OP_MUON_MATMUL, p, depth, y, is_tall ? x : s, is_tall ? s : x);
 }
 
-/* out (count) = a * x (count) + b * y (count). out may be x or y. */
-static void weighted_sum(Device *dev, floatX *out, float a, const floatX *x, float b, const floatX *y, int64_t count) {
-    if (!op_begin(dev, OP_WEIGHTED_SUM, 3.0 * (double)count, 3.0 * (double)count * X_BYTES)) return;
-    IMPLEMENTATION(weighted_sum)(dev, out, a, x, b, y, count);
+/* x (count) = a * x + y (count) * b */
+static void weighted_sum(Device *dev, floatX *x, float a, const float *y, float b, int64_t count) {
+    double bytes = (double)count * (2 * X_BYTES + F_BYTES);
+    if (!op_begin(dev, OP_WEIGHTED_SUM, 3.0 * (double)count, bytes)) return;
+    IMPLEMENTATION(weighted_sum)(dev, x, a, y, b, count);
     op_end(dev);
 }
 

@@ -1,6 +1,6 @@
 /* muon.cu: the elementwise ops of Muon (Jordan et al. 2024), in the order of PyTorch's torch.optim.Muon: momentum, the
  * matrix divided by its norm, the weighted sums of the Newton-Schulz iterations, and the update of the weights:
- *   m += (1 - mu) (g - m);  u = g + mu (m - g);  x = u / max(||u||, 1e-7);  out = a x + b y
+ *   m += (1 - mu) (g - m);  u = g + mu (m - g);  x = u / max(||u||, 1e-7);  x = a x + b y
  *   p = (1 - lr weight_decay) p - lr adjust x
  *
  * All of them are limited by memory bandwidth. The iterations' matmuls are those of linear.cu.
@@ -62,11 +62,11 @@ static void normalize_definition(Case *c) {
 static void normalize_in_use(Case *c) { normalize_matrix(c->dev, X("x"), c->size[0]); }
 
 // ---------------------------------------------------------------------------
-// weighted sum, into its first tensor
+// weighted sum
 
 static void sum_case(Case *c) { // size: count
     updates(c, "x", IN_X, 1, c->size[0], 1);
-    reads(c, "y", IN_X, 1, c->size[0], 1);
+    reads(c, "y", IN_FLOAT, 1, c->size[0], 1);
     c->flops = 3.0 * (double)c->size[0];
     c->slots = 2.0 * (double)c->size[0];
     c->restore = 1;
@@ -78,7 +78,7 @@ static void sum_definition(Case *c) {
     for (int64_t i = 0; i < c->size[0]; i++) out[i] = (double)WEIGHT_A * x[i] + (double)WEIGHT_B * y[i];
 }
 
-static void sum_in_use(Case *c) { weighted_sum(c->dev, X("x"), WEIGHT_A, X("x"), WEIGHT_B, X("y"), c->size[0]); }
+static void sum_in_use(Case *c) { weighted_sum(c->dev, X("x"), WEIGHT_A, F("y"), WEIGHT_B, c->size[0]); }
 
 // ---------------------------------------------------------------------------
 // update
@@ -128,8 +128,8 @@ static void normalize_in_double(Case *c) {
 
 static void sum_by_element(Case *c) {
     floatX *x = X("x");
-    const floatX *y = X("y");
-    for (int64_t i = 0; i < c->size[0]; i++) x[i] = from_float(WEIGHT_A * to_float(x[i]) + WEIGHT_B * to_float(y[i]));
+    const float *y = F("y");
+    for (int64_t i = 0; i < c->size[0]; i++) x[i] = from_float(WEIGHT_A * to_float(x[i]) + WEIGHT_B * y[i]);
 }
 
 static void update_by_element(Case *c) {

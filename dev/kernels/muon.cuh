@@ -46,7 +46,7 @@ static void normalize_atomic(Case *c) {
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
-template <int W> static __global__ void __launch_bounds__(256) sum_kernel1(floatX *x, const floatX *y, int64_t count) {
+template <int W> static __global__ void __launch_bounds__(256) sum_kernel1(floatX *x, const float *y, int64_t count) {
     int64_t i = thread_number() * W;
     float x1[W], y1[W];
     if (i >= count) return;
@@ -56,7 +56,7 @@ template <int W> static __global__ void __launch_bounds__(256) sum_kernel1(float
     store_some(x + i, x1, count - i);
 }
 template <int W> static void sum_steps(Case *c) {
-    KERNEL(c->dev, sum_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("x"), X("y"), c->size[0]);
+    KERNEL(c->dev, sum_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("x"), F("y"), c->size[0]);
 }
 
 template <int W>

@@ -57,8 +57,8 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     muon_momentum(dev, x, f, f + D, 500, 0.95f, 1);
     normalize_matrix(dev, x, 500);
     gram_matrix(dev, x, x + D, 20, 30);
-    symmetric_matmul(dev, x, x + D, x + 2 * D, 30, 20);
-    weighted_sum(dev, x, 2, x + D, 3, x + 2 * D, 500);
+    symmetric_matmul(dev, f, x + D, x + 2 * D, 30, 20);
+    weighted_sum(dev, x, 2, f, 3, 500);
     muon_update(dev, f, x, x + D, 500, 1e-3f, 1, 0.1f);
 }
 

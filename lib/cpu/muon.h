@@ -48,12 +48,11 @@ static void cpu_normalize_matrix(Device *dev, floatX *x, int64_t count, void *wo
     for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
 }
 
-static void cpu_weighted_sum(Device *dev, floatX *out, float a, const floatX *x, float b, const floatX *y,
-                             int64_t count) {
+static void cpu_weighted_sum(Device *dev, floatX *x, float a, const float *y, float b, int64_t count) {
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t i = 0; i < count; i += VL) {
-        vfloat scaled = vrounded(load_x(y + i, count - i) * b);
-        store_x(out + i, vfma(load_x(x + i, count - i), vsplat(a), scaled), count - i);
+        vfloat scaled = vrounded(load_float(y + i, count - i) * b);
+        store_x(x + i, vfma(load_x(x + i, count - i), vsplat(a), scaled), count - i);
     }
 }
 

@@ -78,20 +78,19 @@ static void cuda_normalize_matrix(Device *dev, floatX *x, int64_t count, void *w
 
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
-    weighted_sum_kernel(floatX *out, float a, const floatX *x, float b, const floatX *y, int64_t count) {
+    weighted_sum_kernel(floatX *x, float a, const float *y, float b, int64_t count) {
     int64_t i = thread_of_grid() * W, left = count - i;
     float xi[W], yi[W];
     if (left <= 0) return;
     load_some(xi, x + i, left);
-    load_some(yi, y + i, left);
+    load_some<true>(yi, y + i, left);
     UNROLL for (int j = 0; j < W; j++) xi[j] = fmaf(xi[j], a, __fmul_rn(yi[j], b));
-    store_some(out + i, xi, left);
+    store_some(x + i, xi, left);
 }
-static void cuda_weighted_sum(Device *dev, floatX *out, float a, const floatX *x, float b, const floatX *y,
-                              int64_t count) {
+static void cuda_weighted_sum(Device *dev, floatX *x, float a, const float *y, float b, int64_t count) {
     if (count)
-        KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, out, x, y), WIDE, weighted_sum_kernel,
-                        grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, a, x, b, y, count);
+        KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x, y), WIDE, weighted_sum_kernel, grid_of(blocks_of(count, BLOCK * W)),
+                        BLOCK, 0, x, a, y, b, count);
 }
 
 template <int W>
