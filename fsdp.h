@@ -71,7 +71,7 @@ typedef struct {
     int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
     int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
     int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
-    int64_t adamw_count;                  // of these, the elements that AdamW updates; without Muon all, with padding
+    int64_t adamw_count;                  // room for those of them that AdamW updates; without Muon state_count
     int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
 
     // state, kept from step to step; a frozen unit has sharded_weights only
@@ -569,6 +569,17 @@ static int64_t adamw_elements_before(const Fsdp *fsdp, const FsdpUnit *u, int en
     return sum;
 }
 
+/* The most elements of a unit with Muon's matrices that AdamW may update on a rank: those of all other tensors, if they
+ * are in one shard. All ranks have this much room, so that they need equal memory. */
+static int64_t most_adamw_elements(const Fsdp *fsdp, const FsdpUnit *u) {
+    int64_t sum = 0;
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
+        const Tensor *t = &fsdp->table->tensors[i];
+        if (!t->is_muon) sum += t->rows * t->cols;
+    }
+    return min_i64(sum, u->state_count);
+}
+
 /* The state of a piece of a tensor; NULL: the tensor has no such state. */
 static float *piece_state(const ShardPiece *p, StateKind kind) {
     if (kind == STATE_EXP_AVG_SQ) return p->adamw_at < 0 ? NULL : p->unit->exp_avg_sq + p->adamw_at;
@@ -691,7 +702,7 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
-    u->adamw_count = unit_has_muon(fsdp, u) ? adamw_elements_before(fsdp, u, unit->end_tensor) : u->state_count;
+    u->adamw_count = unit_has_muon(fsdp, u) ? most_adamw_elements(fsdp, u) : u->state_count;
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
     if (unit->frozen) open_frozen_unit(fsdp, u, training);

@@ -134,7 +134,7 @@ static void orthogonalize_matrix(Muon *m, const Tensor *t, floatX *mine) {
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     floatX *parts = (floatX *)scratch(dev, "parts of a matrix", sizeof(floatX) * (size_t)(tp * largest));
     floatX *whole = (floatX *)scratch(dev, "a whole matrix", sizeof(floatX) * (size_t)whole_size);
-    all_gather_start(fsdp->comm, &m->request, AXIS_TP, t->name, mine, parts, (size_t)largest, FLOATX);
+    all_gather_start(fsdp->comm, &m->request, AXIS_TP, "parts of a matrix", mine, parts, (size_t)largest, FLOATX);
     comm_wait(fsdp->comm, &m->request);
     for (int i = 0; i < tp; i++) copy_tp_part(dev, t, tp, i, whole, parts + i * largest, MUON_TO_WHOLE);
     newton_schulz(dev, whole, t->whole_rows, t->whole_cols);

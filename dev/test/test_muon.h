@@ -107,7 +107,7 @@ static void set_gradients(Trainer *trainer, int step) {
     }
 }
 
-/* Bytes of optimizer state beyond 4 per element, padding included, and 4 more per element that AdamW updates. */
+/* Bytes of optimizer state beyond 4 per element, padding included, and 4 more of everything but a block's matrices. */
 static int64_t muon_state_excess(const Trainer *trainer) {
     const Fsdp *fsdp = &trainer->parallel.fsdp;
     const Device *dev = &trainer->parallel.dev;
@@ -116,13 +116,8 @@ static int64_t muon_state_excess(const Trainer *trainer) {
         if (dev->buffers[i].category == MEM_OPTIMIZER) bytes -= dev->buffers[i].count * RED_ZONE;
     for (int u = 0; u < fsdp->table->num_units; u++) {
         const FsdpUnit *unit = &fsdp->units[u];
-        int64_t adamw = 0, first;
-        for (int i = unit->table_unit->first_tensor; i < unit->table_unit->end_tensor; i++) {
-            const Tensor *t = &fsdp->table->tensors[i];
-            if (t->row->rows == DIM_ONE) // norms
-                adamw += tensor_overlap(t, unit->state_begin, unit->state_begin + unit->state_count, &first);
-        }
-        if (unit->table_unit->kind != UNIT_BLOCK) adamw = unit->state_count;
+        int64_t adamw = unit->state_count, norms = 2 * unit->table_unit->num_blocks * trainer->job->config.C;
+        if (unit->table_unit->kind == UNIT_BLOCK) adamw = min_i64(adamw, norms);
         bytes -= round_up(4 * unit->state_count, 256) + round_up(4 * adamw, 256);
     }
     return bytes;
