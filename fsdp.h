@@ -2,10 +2,10 @@
  *
  * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
  * rank of the fsdp group keeps an equal shard of each unit, or all of it under no_shard: fp32 master weights, gradient
- * and Adam's moments, 16 bytes per parameter (12 of a matrix that Muon trains), and 2 more for the bf16 weights of a
- * bf16 build; of a frozen unit only the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
- * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the strategy frees
- * full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
+ * and optimizer state, with AdamW 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen
+ * unit only the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients
+ * starts to reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the
+ * strategy frees full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -559,31 +559,14 @@ static int unit_has_muon(const Fsdp *fsdp, const FsdpUnit *u) {
     return fsdp->config->muon && u->table_unit->kind == UNIT_BLOCK;
 }
 
-/* How many elements of the unit's tensors before number `end` AdamW updates on this rank. */
-static int64_t adamw_elements_before(const Fsdp *fsdp, const FsdpUnit *u, int end) {
+/* How many of elements [begin, begin + count) of the unit AdamW updates, in its tensors before number `end`. */
+static int64_t adamw_elements(const Fsdp *fsdp, const FsdpUnit *u, int end, int64_t begin, int64_t count) {
     int64_t first, sum = 0;
     for (int i = u->table_unit->first_tensor; i < end; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
-        if (!t->is_muon) sum += tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &first);
+        if (!t->is_muon) sum += tensor_overlap(t, begin, begin + count, &first);
     }
     return sum;
-}
-
-/* The most elements of a unit with Muon's matrices that AdamW may update on a rank: those of all other tensors, if they
- * are in one shard. All ranks have this much room, so that they need equal memory. */
-static int64_t most_adamw_elements(const Fsdp *fsdp, const FsdpUnit *u) {
-    int64_t sum = 0;
-    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
-        const Tensor *t = &fsdp->table->tensors[i];
-        if (!t->is_muon) sum += t->rows * t->cols;
-    }
-    return min_i64(sum, u->state_count);
-}
-
-/* The state of a piece of a tensor; NULL: the tensor has no such state. */
-static float *piece_state(const ShardPiece *p, StateKind kind) {
-    if (kind == STATE_EXP_AVG_SQ) return p->adamw_at < 0 ? NULL : p->unit->exp_avg_sq + p->adamw_at;
-    return (float *)state_of(p->unit, kind) + p->at;
 }
 
 /* Is this tensor saved and counted elsewhere? A tensor that tensor parallelism does not split is tp rank 0's; a tied
@@ -605,7 +588,8 @@ static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
         piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
         piece->at = t->offset + piece->first - u->state_begin;
         piece->adamw_at = piece->at;
-        if (unit_has_muon(fsdp, u)) piece->adamw_at = t->is_muon ? -1 : adamw_elements_before(fsdp, u, *i - 1);
+        if (unit_has_muon(fsdp, u)) piece->adamw_at = adamw_elements(fsdp, u, *i - 1, u->state_begin, u->state_count);
+        if (t->is_muon) piece->adamw_at = -1;
         if (piece->count) return 1;
     }
     return 0;
@@ -702,7 +686,9 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
-    u->adamw_count = unit_has_muon(fsdp, u) ? most_adamw_elements(fsdp, u) : u->state_count;
+    u->adamw_count = u->state_count;
+    if (unit_has_muon(fsdp, u)) // room for all of the unit's, so that all ranks need equal memory
+        u->adamw_count = min_i64(u->state_count, adamw_elements(fsdp, u, unit->end_tensor, 0, u->padded));
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
     if (unit->frozen) open_frozen_unit(fsdp, u, training);
@@ -727,7 +713,8 @@ static void pools_open(Fsdp *fsdp, int training) {
     // with Muon's matrices is written through a buffer even if it is not sharded: see gather_trained.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
-        int is_apart = (how->strategy->sharded && fsdp->ranks > 1) || (training && fsdp->config->muon && k == UNIT_BLOCK);
+        int spreads = training && fsdp->config->muon && k == UNIT_BLOCK;
+        int is_apart = spreads || (how->strategy->sharded && fsdp->ranks > 1);
         int gathers = !needs_gradient_pool && how->writes_files && is_apart;
         int needed = frozen ? how->merges_adapters : gathers;
         pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");

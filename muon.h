@@ -1,12 +1,11 @@
 /* muon.h: Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982; torch.optim.Muon with match_rms_adamw): the
  * matrices of the blocks are updated by their momentum, made orthogonal by Newton-Schulz iterations on whole matrices.
  *
- * FSDP's shards cut matrices anywhere, so the fsdp group divides the units of blocks: of each `owners` units in a row,
- * rank i owns the i-th. One all-to-all brings every owner the momentum of its whole unit, and after the iterations a
- * second one brings every rank its shards of the results: per rank 2 (owners - 1) shards, in the compute dtype, in
- * which the iterations compute. Under no_shard every rank has whole units and iterates on all of them. Under tensor
- * parallelism the tp ranks of an owner all-gather each matrix, and all of them iterate on the whole matrix: that is tp
- * times the arithmetic, and the bits of one rank. A caller may rely on: results do not depend on the number of owners.
+ * FSDP's shards cut matrices anywhere, so the fsdp ranks own units of blocks in turn. One all-to-all brings each owner
+ * the momentum of its unit, a second one returns the shards of the results: for n units 2 (n - 1) shards per rank, in
+ * the compute dtype. Under no_shard each rank iterates on all units. Under tensor parallelism an owner's tp ranks
+ * all-gather each matrix and all iterate on it: tp times the arithmetic, and the bits of one rank.
+ * A caller may rely on: results do not depend on the number of ranks.
  */
 #ifndef MUON_H
 #define MUON_H
@@ -53,9 +52,7 @@ static int muon_group_end(const Muon *m, int first) {
     return first < units_end ? (int)min_i64(first + m->owners, units_end) : m->fsdp->table->num_units;
 }
 
-static int muon_has(const Muon *m, int unit) {
-    return unit >= m->first_unit && unit < m->first_unit + m->num_units;
-}
+static int muon_has(const Muon *m, int unit) { return unit >= m->first_unit && unit < m->first_unit + m->num_units; }
 
 // ---------------------------------------------------------------------------
 // buffers

@@ -430,7 +430,7 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     return batch;
 }
 
-/* AdamW on this rank's shards, with the clipped mean gradient. */
+/* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
     const LearningRate rate = {o->lr, o->min_lr, o->warmup, o->steps};

@@ -469,8 +469,8 @@ static void gram_matrix(Device *dev, floatX *g, const floatX *x, int64_t rows, i
     linear_matmul(dev, OP_MUON_MATMUL, p, depth, g, x, x);
 }
 
-/* y (rows, cols) = s x, or x s if x (rows, cols) has more rows than columns; s (m, m) is symmetric, m = min(rows, cols).
- * y is fp32, so that weighted_sum rounds once, as torch.addmm does. */
+/* y (rows, cols) = s x, or x s if x (rows, cols) has more rows than columns; s (m, m) is symmetric, with m = min(rows,
+ * cols). y is fp32, so that weighted_sum rounds once, as torch.addmm does. */
 static void symmetric_matmul(Device *dev, float *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols) {
     int is_tall = rows > cols;
     int64_t m = is_tall ? cols : rows, depth = m;

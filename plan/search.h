@@ -17,8 +17,8 @@ typedef struct {
     double least_compute; // seconds of arithmetic that no layout can avoid; 0: not known yet
 } Search;
 
-/* Memory that a layout cannot do without: weights, gradients and the optimizer's state of this rank's part, 16 bytes per
- * trained parameter, or with Muon at least 12, and the copies that its sharding keeps. */
+/* Memory that a layout cannot do without: weights, gradients and optimizer state of this rank's part, 16 bytes per
+ * trained parameter, with Muon at least 12, and the copies that its sharding keeps. */
 static double least_memory(const Job *j, const Options *o) {
     double split = (double)o->tp * o->pp, shards = (double)o->dp_shard * o->cp;
     double trained = (double)j->table.num_trained / split;

@@ -32,8 +32,8 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
 static const char *const training_options[] = {
-    "seq",   "doc-mask", "tail", "steps", "optimizer",    "muon-momentum", "lr",         "min-lr",       "warmup",
-    "weight-decay", "beta1",
+    "optimizer", "muon-momentum",
+    "seq",   "doc-mask", "tail", "steps", "lr",           "min-lr",    "warmup",     "weight-decay", "beta1",
     "beta2", "eps",      "clip", "seed",  "reduce-dtype", "lora-rank", "lora-alpha", "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 

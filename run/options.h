@@ -132,7 +132,8 @@ static const OptionRow option_rows[] = {
         "how many blocks may be unsharded at once; 2 prefetches one block ahead"),
     TEXT("reduce-dtype", reduce_dtype, "fp32|bf16", "fp32",
          "dtype in which gradients are sent; they are summed in fp32, except by NCCL, which sums in this dtype"),
-    TEXT("offload", offload, "none|optimizer|all", "none", "keep the optimizer's state, or all sharded state, " OFFLOAD_HELP),
+    TEXT("offload", offload, "none|optimizer|all", "none",
+         "keep the optimizer's state, or all sharded state, " OFFLOAD_HELP),
     GROUP("memory"),
     TEXT("recompute", recompute, "none|selective|full|every:N", "none",
          "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "

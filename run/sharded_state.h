@@ -72,6 +72,12 @@ static void fsdp_refresh_copies(Fsdp *fsdp) {
     device_wait_stream(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
+/* The state of a piece of a tensor; NULL: the tensor has no such state. */
+static float *piece_state(const ShardPiece *p, StateKind kind) {
+    if (kind == STATE_EXP_AVG_SQ) return p->adamw_at < 0 ? NULL : p->unit->exp_avg_sq + p->adamw_at;
+    return (float *)state_of(p->unit, kind) + p->at;
+}
+
 /* Sets elements [first, first + count) of a tensor at `out` (count): the state of the kind in fp32 or, if
  * `is_rounded`, in floatX. */
 static void set_elements(Fsdp *fsdp, const StateReader *from, StateKind kind, const Tensor *t, int64_t first,

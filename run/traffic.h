@@ -228,8 +228,8 @@ static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const
  * all-gather for it, and no gradient of the first block's input. The vocabulary-parallel loss all-gathers 3 floats per
  * token, in slices of --logit-rows tokens.
  * Once per step: gradients of what tp replicates are summed by an all-gather of fp32: the norms' in one call, or with
- * LoRA the unsplit half (rank, C) of each adapter, unit by unit. Muon: the ranks that own a block all-gather each of its
- * 7 matrices. */
+ * LoRA the unsplit half (rank, C) of each adapter, unit by unit. Muon: the ranks that own a block all-gather each of
+ * its 7 matrices. */
 static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Llama3Config *c = l->config;
     int64_t k = l->micro_batches, others = l->tp - 1, V = (c->V + l->tp - 1) / l->tp;

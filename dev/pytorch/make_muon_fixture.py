@@ -121,8 +121,8 @@ def main():
     print(f"largest relative difference of a change from float64: this script in fp32 {single:.1e}; torch.optim.Muon "
           f"{of_bf16:.1e} (bf16); with its iterations in float64, and AdamW, {same:.1e}")
     if not (of_bf16 <= BF16_TOLERANCE and same <= 1e-12):
-        sys.exit(f"error: torch.optim.Muon differs: expected at most {BF16_TOLERANCE:.0e} in bf16 and 1e-12 in float64; "
-                 f"nothing written")
+        sys.exit(f"error: torch.optim.Muon differs: expected at most {BF16_TOLERANCE:.0e} in bf16 and 1e-12 in "
+                 f"float64; nothing written")
 
     tensors = {"scales": torch.tensor(SCALES)}
     for step in range(STEPS):

@@ -152,7 +152,8 @@ prepare() {
 contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard
     dp-replicate pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
-    optimizer muon-momentum out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
+    optimizer muon-momentum
+    out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
     trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
     help version prompts chat"
 
@@ -921,8 +922,8 @@ adapters() {
     bad "adapters on nothing" '--lora-targets q,,v: a block has no linear layer ""' "${lora[@]}" --lora-targets q,,v
     bad "adapters wider than the model" "--lora-rank 33 exceeds the hidden size of trained, 32" "${train[@]}" --model \
         trained --lora-rank 33
-    bad "Muon for adapters" "--optimizer muon trains the matrices of the blocks, which are frozen .*rank 4" "${lora[@]}" \
-        --optimizer muon
+    bad "Muon for adapters" "--optimizer muon trains the matrices of the blocks, which are frozen .*rank 4" \
+        "${lora[@]}" --optimizer muon
     bad "--lora-alpha without adapters" "--lora-alpha has no effect without --lora-rank" "${train[@]}" --lora-alpha 3
     bad "--lora-targets without adapters" "--lora-targets has no effect without --lora-rank" "${train[@]}" \
         --lora-targets q

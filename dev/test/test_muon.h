@@ -74,7 +74,8 @@ static void test_muon_fixture(void) {
         snprintf(name, sizeof name, "step %d: Muon changes square, wide and tall matrices as PyTorch does", step);
         if (sizeof(floatX) == 4) CHECK(name, muon.error <= 1e-5, "worst %.2g <= 1e-5 (%s)", muon.error, muon.name);
         else CHECK(name, muon.error <= 1, "%.2f of 1.5 x PyTorch's error in bf16 (%s)", muon.error, muon.name);
-        snprintf(name, sizeof name, "step %d: with Muon, AdamW changes embedding, head and norms as PyTorch does", step);
+        snprintf(name, sizeof name, "step %d: with Muon, AdamW changes embedding, head and norms as PyTorch does",
+                 step);
         CHECK(name, others.error <= 1e-5, "worst %.2g <= 1e-5 (%s)", others.error, others.name);
         for (int i = 0; i < table->num_tensors; i++) free(before[i]);
     }
@@ -161,7 +162,7 @@ static void test_muon_layouts(void) {
     } layouts[] = {{2, ""},
                    {3, ""},
                    {4, " --sharding shard_grad_op"},
-                   {8, ""}, // more ranks than blocks
+                   {8, ""},                   // more ranks than blocks
                    {4, " --wrap size:30000"}, // units of two blocks, and one of the last block
                    {4, " --dp-replicate 2"},
                    {2, " --sharding no_shard"},
@@ -262,9 +263,9 @@ static void compare_muon_steps(const MuonRun *one, int process, int ranks, int d
     for (int64_t i = 0; i < n; i++) differ += memcmp(&muon_weights[i], &one->weights[i], sizeof(float)) != 0;
     snprintf(name, sizeof name, "Muon, %d ranks over %s,%s: %s of one rank in %d steps, expected = dry run = measured",
              ranks, transport->name, layout, bits ? "the bits" : "losses", MUON_STEPS);
-    CHECK(name, bits ? !differ && off == 0 : off <= bound, "losses off by %.2g <= %.0e, %" PRId64 " of %" PRId64
-          " weights differ, losses %.6f to %.6f",
-          off, bits ? 0 : bound, differ, n, one->losses[0], one->losses[MUON_STEPS - 1]);
+    CHECK(name, bits ? !differ && off == 0 : off <= bound,
+          "losses off by %.2g <= %.0e, %" PRId64 " of %" PRId64 " weights differ, losses %.6f to %.6f", off,
+          bits ? 0 : bound, differ, n, one->losses[0], one->losses[MUON_STEPS - 1]);
 }
 
 #ifdef CUDA_ON_CPU

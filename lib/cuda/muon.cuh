@@ -11,9 +11,8 @@
 #include "vectors.cuh"      // defines: load_some, store_some, filling_grid
 
 template <int W>
-__global__ void __launch_bounds__(BLOCK)
-    muon_momentum_kernel(floatX *update, float *m, const float *g, int64_t count, float momentum, float new_part,
-                         float grad_scale) {
+__global__ void __launch_bounds__(BLOCK) muon_momentum_kernel(floatX *update, float *m, const float *g, int64_t count,
+                                                              float momentum, float new_part, float grad_scale) {
     int64_t i = thread_of_grid() * W, left = count - i;
     float mi[W], gi[W];
     if (left <= 0) return;
