@@ -163,7 +163,7 @@ static void test_muon_layouts(void) {
                    {3, ""},
                    {4, " --sharding shard_grad_op"},
                    {8, ""},                   // more ranks than blocks
-                   {4, " --wrap size:30000"}, // units of two blocks, and one of the last block
+                   {4, " --wrap size:40000"}, // units of 3, 3 and 2 blocks
                    {4, " --dp-replicate 2"},
                    {2, " --sharding no_shard"},
                    {3, " --cp 3 --seq 12"},
@@ -171,7 +171,7 @@ static void test_muon_layouts(void) {
                    {4, " --pp 2 --pp-schedule interleaved --accum 2 --dp-shard 2 --sharding full_shard"},
                    {2, " --tp 2"},
                    {4, " --tp 4 --sharding no_shard"},
-                   {6, " --tp 2 --wrap size:30000"},
+                   {6, " --tp 2 --wrap size:40000"},
                    {16, " --tp 2 --cp 2 --pp 2 --dp-shard 2"},
                    {2, " --offload all --out "}};
     for (int tied = 0; tied < (CUDA_BUILD ? 1 : 2); tied++) {
@@ -299,7 +299,7 @@ static void test_muon_steps(void) {
         int bits;
     } layouts[] = {{2, 2, "", 1},
                    {8, 4, " --pp 2 --dp-shard 2 --dp-replicate 2 --sharding full_shard", 1},
-                   {4, 4, " --wrap size:30000 --sharding shard_grad_op", 1},
+                   {4, 4, " --wrap size:40000 --sharding shard_grad_op", 1},
                    {2, 2, " --sharding no_shard", 1},
                    {4, 2, " --tp 2 --dp-shard 2 --accumulate local", 0},
                    {16, 2, " --tp 2 --cp 2 --pp 2 --dp-shard 2", 0}};
