@@ -282,6 +282,7 @@ static void test_muon_orders(const MuonRun *one) {
     uint64_t before = cuda_on_cpu.seed;
     int devices = cuda_on_cpu.devices;
     for (int i = 0; i < 4; i++) {
+        if (is_short && i % 2) continue;
         cuda_on_cpu.seed = (uint64_t)i;
         cuda_on_cpu.devices = ways[i].ranks;
         compare_muon_steps(one, 0, ways[i].ranks, ways[i].data_ranks, ways[i].layout, ways[i].bits,
@@ -306,7 +307,7 @@ static void test_muon_steps(void) {
     MuonRun one = one_ranks_muon();
     int count = sizeof layouts / sizeof *layouts;
     for (int i = 0; i < count; i++)
-        if (!CUDA_BUILD || i == 0 || i == 4)
+        if (!CUDA_BUILD || i == 4 || (i == 0 && !is_short))
             compare_muon_steps(&one, 0, layouts[i].ranks, layouts[i].data_ranks, layouts[i].layout, layouts[i].bits,
                                &transport_threads);
 #ifdef CUDA_ON_CPU
