@@ -216,7 +216,7 @@ more "a rank shuffles from another seed" run/trainer.h \
     faults "rank 2 shuffles samples"
 
 more "a clipped step of one replica is scaled differently" optimizer.h \
-    's|weight_decay, how->grad_scale, how->step);|weight_decay, how->grad_scale * (o->fsdp->replica ? 1.001f : 1), how->step);|' \
+    's|weight_decay, how->grad_scale,|weight_decay, how->grad_scale * (o->fsdp->replica ? 1.001f : 1),|' \
     replicas "are replicas"
 
 more "the rotation is forgotten when activations are recomputed" train_llama3.cu \
@@ -1003,7 +1003,7 @@ fault "Muon's momentum is without Nesterov's step" lib/cpu/muon.h \
     muon "Muon changes square, wide and tall matrices"
 
 fault "Muon's shards return to the wrong units" optimizer.h \
-    's|muon_shard(&o->muon, first, i) : NULL|muon_shard(\&o->muon, first, pass == PASS_UPDATE ? first + end - 1 - i : i) : NULL|' \
+    's|muon_shard(&o->muon, first, i)|muon_shard(\&o->muon, first, pass ? first + end - 1 - i : i)|' \
     muon "Muon.s updates have one rank.s bits"
 
 more "Newton-Schulz multiplies tall matrices from the left" lib/ops.h \
