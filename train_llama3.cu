@@ -437,7 +437,7 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     return batch;
 }
 
-/* AdamW on this rank's shards, with the clipped mean gradient. */
+/* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
     s->lr = learning_rate_at(&trainer->job->stage->rate, step);
@@ -689,6 +689,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     EventLists *kept = lists ? lists : &own;
     CommEvents recorded = ZERO;
     memset(p, 0, sizeof *p);
+    p->job = j;
     p->mesh = &j->mesh;
     p->reductions_apart = job_reductions_apart(j);
     p->dry_run_kind = kind;

@@ -112,12 +112,13 @@ static inline void device_phase(Device *dev, const char *name, const char *of) {
 // the ledger of ops
 
 /* Estimated seconds of an op: its FLOPs at the rate of the nearest measured size of that op, where distance is the
- * ratio of FLOPs and of intensity; but at least the time its bytes take. An op without measurements only moves
- * bytes. */
+ * ratio of FLOPs and of intensity; but at least the time its bytes take. Muon's matmuls have the rates of a linear
+ * layer's forward. Any other op without measurements only moves bytes. */
 static inline double op_seconds(const OpRates *r, OpKind op, double flops, double bytes) {
     double nearest = INFINITY, rate = INFINITY;
+    OpKind rated = op == OP_MUON_MATMUL ? OP_LINEAR_FORWARD : op;
     for (int i = 0; i < r->count; i++) {
-        if (r->ops[i].op != op) continue;
+        if (r->ops[i].op != rated) continue;
         double distance = hypot(log(flops / r->ops[i].flops), log(flops / bytes / r->ops[i].intensity));
         if (distance >= nearest) continue;
         nearest = distance;

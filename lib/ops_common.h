@@ -14,6 +14,8 @@ enum {
     NORM_ROWS = 32    // rows in one partial sum of RMSNorm's weight gradient
 };
 
+static const float LEAST_NORM = 1e-7f; // a matrix with a smaller Frobenius norm is divided by this (normalize_matrix)
+
 // ---------------------------------------------------------------------------
 // matmul
 

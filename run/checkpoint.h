@@ -35,9 +35,10 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
 static const char *const training_options[] = {
-    "seq",      "doc-mask",       "tail",      "steps",     "lr",         "lr-schedule",  "min-lr", "warmup",
-    "lr-decay", "weight-decay",   "beta1",     "beta2",     "eps",        "clip",         "seed",   "reduce-dtype",
-    "z-loss",   "outlier-window", "outlier-z", "lora-rank", "lora-alpha", "lora-targets", "base"};
+    "optimizer",   "muon-momentum", "seq",          "doc-mask",     "tail",         "steps",          "lr",
+    "lr-schedule", "min-lr",        "warmup",       "lr-decay",     "weight-decay", "beta1",          "beta2",
+    "eps",         "clip",          "seed",         "reduce-dtype", "z-loss",       "outlier-window", "outlier-z",
+    "lora-rank",   "lora-alpha",    "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
 /* Which of them describe the learning-rate curve. */
@@ -74,6 +75,7 @@ static void settings_of_stage(cJSON *settings, const Recipe *r, int stage, const
     for (int i = 0; i < count; i++) {
         const char *option = training_options[i];
         if (stage && !is_stage_option(option) && strcmp(option, "steps")) continue;
+        if (!strcmp(option, "muon-momentum") && !uses_muon(&s->opt)) continue;
         snprintf(name, sizeof name, "--%s", option);
         option_text(&s->opt, option, value, sizeof value);
         if (strcmp(option, "steps")) setting_add(settings, stage, name, value);
@@ -302,6 +304,14 @@ static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, co
     return of_rate && !rate_has_changed(then, now, r, stage ? stage - 1 : 0, step);
 }
 
+/* --allow-changes does not help here: AdamW's moments are not Muon's momentum. */
+__attribute__((noreturn)) static void refuse_other_optimizer(const char *dir, const char *is, const char *was) {
+    user_error("--resume %s: options that affect the training result have changed (--optimizer %s, was %s), and the "
+               "state of one optimizer cannot continue another's: give --optimizer %s, or start a new run from these "
+               "weights with --model %s",
+               dir, is, was, was, dir);
+}
+
 /* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
 static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Recipe *r, const Mesh *mesh,
                              const Dataset *data, uint64_t base) {
@@ -314,6 +324,7 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
     cJSON_ArrayForEach(setting, now) {
         const char *name = setting->string, *is = setting->valuestring, *was = setting_recorded(then, name);
         if (!strcmp(was, is) || is_same_rate(then, now, r, name, step)) continue;
+        if (!strcmp(name, "--optimizer")) refuse_other_optimizer(c->dir, is, was);
         const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
         if (!strcmp(option, "data") || !strcmp(option, "--seq")) c->data_changed = 1;
         if (used < room)
@@ -429,7 +440,7 @@ static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama
     if (!st_open(&c->moments, c->dir, "optimizer"))
         user_error("%s has no optimizer.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
     for (int kind = STATE_EXP_AVG; kind <= STATE_EXP_AVG_SQ; kind++)
-        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, state_suffixes[kind]);
+        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, (StateKind)kind);
 }
 
 /* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
@@ -495,8 +506,9 @@ static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const
                                  int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
     const Checkpoint *c = r->checkpoint;
+    const char *suffix = state_suffix(tensor, kind);
     char name[128], *to = (char *)out;
-    snprintf(name, sizeof name, "%s%s", tensor->name, state_suffixes[kind]);
+    snprintf(name, sizeof name, "%s%s", tensor->name, suffix ? suffix : "");
     const StTensor *t = st_find(kind == STATE_MASTER ? &c->weights : &c->moments, name);
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
     while (at < end) {

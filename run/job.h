@@ -601,6 +601,19 @@ static void job_adapters(Job *j) {
     c->lora_targets = parse_lora_targets(o->lora_targets);
 }
 
+static void job_optimizer(Job *j) {
+    const Options *o = &j->opt;
+    if (option_given(o, "muon-momentum") && !uses_muon(o))
+        user_error("--muon-momentum %g has no effect with --optimizer %s: add --optimizer muon, or remove "
+                   "--muon-momentum",
+                   o->muon_momentum, o->optimizer);
+    if (uses_muon(o) && o->lora_rank)
+        user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
+                   "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
+                   o->lora_rank);
+    j->config.muon = uses_muon(o);
+}
+
 // ---------------------------------------------------------------------------
 // the layout: does the model divide over the mesh?
 
@@ -779,6 +792,7 @@ static void job_model(Job *j) {
     }
     if (o->vocab_size) j->config.V = o->vocab_size;
     job_adapters(j);
+    job_optimizer(j);
 }
 
 /* The shape of a micro-batch. */

@@ -18,14 +18,16 @@ typedef struct {
 } RankClass;
 
 /* Which ranks get a dry run of their own. Coordinates on other axes change only who a rank's peers are. Tensor-parallel
- * ranks differ where a size does not divide, by one row. */
+ * ranks differ where a size does not divide, by one row. With Muon the ranks of an fsdp group differ if they do not own
+ * equally many blocks. */
 typedef enum {
     DRY_RUN_STAGES, // one rank of each pipeline stage: enough to compare layouts
-    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank
+    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank, with Muon of each number of blocks
     DRY_RUN_ALL     // every rank
 } DryRunKind;
 
 typedef struct {
+    const Job *job;
     const Mesh *mesh;
     int reductions_apart; // over NCCL: see job_reductions_apart
     DryRunKind dry_run_kind;
@@ -34,14 +36,32 @@ typedef struct {
     int *class_of; // (world) index into classes
 } Plan;
 
+static UnitSizes unit_sizes_of_rank(const Plan *p, int rank) {
+    RankLayout layout = rank_layout(&p->job->config, p->mesh->world, rank, &p->job->opt);
+    return unit_sizes(&layout);
+}
+
+/* Muon: a rank that makes as many blocks orthogonal as `rank`, of the fsdp group that `first` begins. The units are
+ * dealt out in turn, so the ranks from units % n on have one unit less. */
+static int muon_representative(const Plan *p, int first, int rank) {
+    int own = rank % mesh_stride(p->mesh, AXIS_DP_REPLICATE);
+    UnitSizes mine = unit_sizes_of_rank(p, own);
+    const int tried[] = {0, (int)(mine.block_units % mesh_group_size(p->mesh, AXIS_FSDP))};
+    for (int i = 0; i < 2; i++) {
+        int candidate = mesh_group_member(p->mesh, first, AXIS_FSDP, tried[i]);
+        if (candidate <= own && unit_sizes_of_rank(p, candidate).muon_blocks == mine.muon_blocks) return candidate;
+    }
+    return own;
+}
+
 /* The rank whose dry run stands for `rank`. */
 static int plan_representative(const Plan *p, int rank) {
     const Mesh *m = p->mesh;
     if (p->dry_run_kind == DRY_RUN_ALL) return rank;
     int first = rank - mesh_coordinate(m, rank, AXIS_CP) * mesh_stride(m, AXIS_CP);
     first %= mesh_stride(m, AXIS_DP_SHARD);
-    if (p->dry_run_kind == DRY_RUN_STAGES) first -= mesh_coordinate(m, first, AXIS_TP);
-    return first;
+    if (p->dry_run_kind == DRY_RUN_STAGES) return first - mesh_coordinate(m, first, AXIS_TP);
+    return uses_muon(&p->job->opt) ? muon_representative(p, first, rank) : first;
 }
 
 static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) {

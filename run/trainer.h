@@ -164,7 +164,7 @@ static void trainer_allocate(Trainer *trainer) {
     fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
-        optimizer_open(&trainer->optimizer, &p->fsdp);
+        optimizer_open(&trainer->optimizer, &p->fsdp, (float)o->muon_momentum);
     }
     m->loss_sum = &trainer->sums[SUM_LOSS];
     if (o->z_loss > 0 && m->training) {

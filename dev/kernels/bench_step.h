@@ -56,6 +56,11 @@ static Part part_of(const Device *dev) {
     case OP_ATTENTION_FORWARD: return PART_ATTENTION_FORWARD;
     case OP_ATTENTION_BACKWARD: return PART_ATTENTION_BACKWARD;
     case OP_SQUARED_NORM:
+    case OP_MUON_MOMENTUM:
+    case OP_NORMALIZE_MATRIX:
+    case OP_MUON_MATMUL:
+    case OP_WEIGHTED_SUM:
+    case OP_MUON_UPDATE:
     case OP_ADAMW: return PART_OPTIMIZER;
     default: return PART_MEMORY;
     }

@@ -217,7 +217,7 @@ more "a rank shuffles from another seed" run/job.h \
     faults "rank 2 shuffles samples"
 
 more "a clipped step of one replica is scaled differently" optimizer.h \
-    's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (o->fsdp->replica ? 1.001f : 1), step);|' \
+    's|weight_decay, how->grad_scale,|weight_decay, how->grad_scale * (o->fsdp->replica ? 1.001f : 1),|' \
     replicas "are replicas"
 
 more "the rotation is forgotten when activations are recomputed" train_llama3.cu \
@@ -1048,6 +1048,46 @@ more "RoPE's frequencies are divided by the inverse in GGUF files" run/gguf.h \
 more "an answer is not ended as a message is" run/chat_template.h \
     's|^    chat_turn_end(c, target);|    chat_special(c, c->form->close, target);|' \
     generate "conversation|answer.s tokens"
+
+fault "Muon's momentum is without Nesterov's step" lib/cpu/muon.h \
+    's|vfma(m1 - grad, vsplat(momentum), grad)|m1|' \
+    muon "Muon changes square, wide and tall matrices"
+
+fault "Muon's shards return to the wrong units" optimizer.h \
+    's|muon_shard(&o->muon, first, i)|muon_shard(\&o->muon, first, pass ? first + end - 1 - i : i)|' \
+    muon "Muon.s updates have one rank.s bits"
+
+more "Newton-Schulz multiplies tall matrices from the left" lib/ops.h \
+    's|y, is_tall ? x : s, is_tall ? s : x);|y, s, x);|' \
+    muon "Muon changes square, wide and tall matrices"
+
+more "Newton-Schulz takes the other Gram matrix of square matrices" lib/ops.h \
+    '/static void gram_matrix/,/^}/s|rows > cols|rows >= cols|' \
+    kernels:muon "Newton-Schulz of square, wide and tall"
+
+more "Muon's update is scaled by the rows" optimizer.h \
+    's|max_i64(p->tensor->whole_rows, p->tensor->whole_cols)|p->tensor->whole_rows|' \
+    muon "Muon changes square, wide and tall matrices"
+
+more "gaps between the shards of a smaller unit stay" optimizer.h \
+    's|int has_gaps = m->owners > 1 .. shard < part;|int has_gaps = 0;|' \
+    muon "wrap size:40000: Muon.s updates have one rank.s bits"
+
+more "columns of tp ranks are taken as rows" optimizer.h \
+    's|    int by_columns = t->row->split == SPLIT_COLUMNS;|    int by_columns = 0;|' \
+    muon "tp 2.*: Muon.s updates have one rank.s bits"
+
+more "an all-to-all takes every member's first part" lib/comm_types.h \
+    's/ || r->collective == ALL_TO_ALL;/;/' \
+    muon "Muon.s updates have one rank.s bits"
+
+more "second moments are written where Muon's matrices are" run/sharded_state.h \
+    's|whole + u->state_begin + p.at, state,|whole + u->state_begin + p.adamw_at, state,|' \
+    muon "are 4 steps"
+
+more "the traffic formula forgets the results of Muon" run/traffic.h \
+    's|out\[ALL_TO_ALL\].calls = 2 \* |out[ALL_TO_ALL].calls = |' \
+    muon "figures of the first step differ"
 
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"

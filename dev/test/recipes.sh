@@ -133,6 +133,10 @@ state "and with asynchronous saves, offloading, validation, a timeline and an ex
 same "config.txt has the options that were given" <(grep -v out everything/config.txt | head -n 3) \
     <(printf -- '--model model\n--data data/web.tok\n--val data/code.tok\n')
 
+run muon --recipe ramp.json --data data/web.tok --optimizer muon
+run muon2 --recipe ramp.json --data data/web.tok --optimizer muon --resume muon/step-00000012 --ranks 2
+state "with Muon the ramp has the same bits when it is continued on two ranks" muon muon2 $steps
+
 # ---------------------------------------------------------------- a stable phase is extended, or branched into a decay
 stable='"batch": 8, "seq": 32, "lr": 2e-3, "warmup": 3, "lr_schedule": "constant", "max_epochs": 3'
 echo "{\"stages\": [{\"tokens\": 5120, $stable}]}" >stable20.json

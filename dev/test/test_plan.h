@@ -457,6 +457,8 @@ static void test_rank_classes(void) {
         {"--tp 2 --pp 8 --pp-light-ends --accum 8", 0, 8}, // the first stage has the embedding alone, the last the head
         {"--tp 2 --cp 2 --dp-shard 2 --dp-replicate 2 --sharding no_shard", 1, 2},
         {"--tp 2 --cp 2 --dp-shard 4", 0, 1},
+        {"--tp 2 --dp-shard 8 --optimizer muon", 0, 2}, // 6 blocks for 8 ranks: two of them own none
+        {"--tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --sharding full_shard --optimizer muon", 0, 4},
     };
     for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
         enum { RANKS = 16 };
