@@ -1,22 +1,23 @@
 /* dataloader.h: the sampler that says which rank trains on which sample, and the workers that prefetch.
  *
  * Every epoch shuffles the windows of the data with a permutation that is computed on the fly, so the samples of any
- * step can be found without a table. Each step takes the epoch's next GB samples (GB: the global batch), so layouts of
- * equal GB train on the same samples. A mixture has no epoch as a whole, but each of its sources has.
+ * step can be found without a table. A window is one sample, or several consecutive ones (token_files.h). Each step
+ * takes the epoch's next GB samples (GB: the global batch), so layouts of equal GB train on the same samples. A mixture
+ * has no epoch as a whole, but each of its sources has.
  * A caller may rely on this: neither a step nor the error about a bad sample depends on the number of workers.
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H
 #include "context_parallel.h" // defines: cp_select_halves
 #include "lib/device.h"
-#include "lib/token_files.h" // defines: Dataset, DataSource, dataset_window, document_ids
+#include "lib/token_files.h" // defines: Dataset, DataSource, dataset_sample, document_ids
 
 // ---------------------------------------------------------------------------
 // the sampler. Like PyTorch's DistributedSampler it shuffles each epoch and deals the samples out to the ranks. But
 // it deals out B consecutive samples at a time, where PyTorch's deals out single ones, and it advances the epoch itself
 
 typedef struct {
-    int64_t samples;      // windows in the data set
+    int64_t samples;      // in the data set
     uint64_t seed;        // of the shuffle
     int pad;              // --tail pad: the epoch's last step is filled up with its first samples; 0: it is dropped
     int shards, replicas; // data-parallel ranks: dp_shard × dp_replicate
@@ -25,6 +26,7 @@ typedef struct {
     int local;            // --accumulate local: a rank sums its micro-batches before ranks do
     int64_t start_step, start_epoch, start_sample; // where the run starts or resumes: step, its epoch, samples into it
     const Dataset *mixed; // the data set if it is a mixture, which as a whole has no epochs; NULL otherwise
+    int pieces;           // consecutive samples of a window, which are trained on one after the other
 } Sampler;
 
 static int64_t sampler_global_batch(const Sampler *s) {
@@ -37,7 +39,10 @@ static uint64_t sampler_fingerprint(const Sampler *s) {
                               s->replicas,   s->accumulation,  s->B,           s->local,
                               s->start_step, s->start_epoch,   s->start_sample};
     uint64_t h = hash_bytes(HASH_START, common, sizeof common);
-    return s->mixed ? hash_bytes(h, s->mixed->mixture->source, (size_t)s->mixed->mixture->period) : h;
+    if (!s->mixed) return h;
+    for (int k = 0; k < s->mixed->num_sources; k++)
+        h = hash_bytes(h, &s->mixed->sources[k].used, sizeof s->mixed->sources[k].used);
+    return hash_bytes(h, s->mixed->mixture->source, (size_t)s->mixed->mixture->period);
 }
 
 /* Steps that fit into the last `samples` samples of an epoch. */
@@ -84,14 +89,13 @@ static int64_t permute(int64_t x, int64_t n, uint64_t key) {
     return x;
 }
 
-/* The window of sample n of a mixture. Each source shuffles its own windows, in its own epochs. */
+/* Window n of a mixture. Each source shuffles its own windows, in its own epochs. */
 static int64_t mixture_window(const Sampler *s, int64_t n) {
-    MixtureSample sample = mixture_sample(s->mixed->mixture, n);
-    const DataSource *source = &s->mixed->sources[sample.source];
-    int64_t epoch = sample.index / source->windows;
-    uint64_t seed = mix64(s->seed + (uint64_t)sample.source + 1);
-    return source->first_window +
-           permute(sample.index % source->windows, source->windows, mix64(seed + (uint64_t)epoch + 1));
+    MixtureSample window = mixture_sample(s->mixed->mixture, n);
+    const DataSource *source = &s->mixed->sources[window.source];
+    int64_t index = source->used + window.index, epoch = index / source->windows;
+    uint64_t seed = mix64(s->seed + (uint64_t)source->number + 1);
+    return source->first_window + permute(index % source->windows, source->windows, mix64(seed + (uint64_t)epoch + 1));
 }
 
 /* Whether a step may contain a window twice: --tail pad repeats windows if a step is larger than the data; in a mixture
@@ -100,15 +104,17 @@ static int sampler_may_repeat(const Sampler *s, int64_t step) {
     int64_t epoch, global_batch = sampler_global_batch(s), first = sampler_position(s, step, &epoch);
     if (!s->mixed) return global_batch > s->samples;
     int ends_epoch = 0;
+    int64_t first_window = first / s->pieces, end_window = blocks_of(first + global_batch, s->pieces);
     for (int k = 0; k < s->mixed->num_sources; k++) {
-        int64_t windows = s->mixed->sources[k].windows, before = mixture_count(s->mixed->mixture, k, first);
-        int64_t after = mixture_count(s->mixed->mixture, k, first + global_batch);
+        int64_t windows = s->mixed->sources[k].windows;
+        int64_t before = source_windows_used(s->mixed, k, first_window);
+        int64_t after = source_windows_used(s->mixed, k, end_window);
         ends_epoch |= after > before && before / windows != (after - 1) / windows;
     }
     return ends_epoch;
 }
 
-/* The window that is sample b of this rank's micro-batch m in a step. The micro-batches of all ranks are
+/* Sample b of this rank's micro-batch m in a step, as a number in the data set. The micro-batches of all ranks are
  * numbered by j: number j takes samples [j·B, (j + 1)·B) of the step. Neighbors are summed first: j runs over the shard
  * ranks, then the micro-batches of a rank, then the replicas; with --accumulate local over the micro-batches of a rank,
  * then the shard ranks, then the replicas. */
@@ -116,8 +122,10 @@ static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
     if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
     int64_t epoch, position = sampler_position(s, step, &epoch) + j * s->B + b;
-    if (s->mixed) return mixture_window(s, position);
-    return permute(position % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
+    int64_t window = position / s->pieces, piece = position % s->pieces, windows = s->samples / s->pieces;
+    if (s->mixed) window = mixture_window(s, window);
+    else window = permute(window % windows, windows, mix64(s->seed + (uint64_t)epoch + 1));
+    return window * s->pieces + piece;
 }
 
 // ---------------------------------------------------------------------------
@@ -207,7 +215,7 @@ static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batc
         all_inputs = (int32_t *)(void *)(raw + raw_bytes(T));
         all_targets = all_inputs + T;
     }
-    int num_targets = dataset_window(data, window, all_inputs, all_targets, raw, error, sizeof batch->error);
+    int num_targets = dataset_sample(data, window, all_inputs, all_targets, raw, error, sizeof batch->error);
     uint64_t h = hash_bytes(mix64((uint64_t)i + 1) ^ (uint64_t)window, all_inputs, sizeof(int32_t) * (size_t)T);
     __atomic_fetch_add(&batch->samples_hash, mix64(h), __ATOMIC_RELAXED); // a sum: workers may read in any order
     if (batch->docs) document_ids(batch->docs + i * T, all_inputs, T, data->document_end);

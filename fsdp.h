@@ -2,10 +2,10 @@
  *
  * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
  * rank of the fsdp group keeps an equal shard of each unit, or all of it under no_shard: fp32 master weights, gradient
- * and Adam's moments, 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen unit only
- * the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
- * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the strategy frees
- * full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
+ * and optimizer state, with AdamW 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen
+ * unit only the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients
+ * starts to reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the
+ * strategy frees full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -71,13 +71,14 @@ typedef struct {
     int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
     int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
     int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
+    int64_t adamw_count;                  // room for those of them that AdamW updates; without Muon state_count
     int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
 
     // state, kept from step to step; a frozen unit has sharded_weights only
     float *master;     // (state_count) weights
     float *grad;       // (state_count) of the loss summed over ranks and micro-batches
-    float *exp_avg;    // (state_count) AdamW's first moment
-    float *exp_avg_sq; // (state_count) AdamW's second moment
+    float *exp_avg;    // (state_count) AdamW's first moment, Muon's momentum
+    float *exp_avg_sq; // (adamw_count) AdamW's second moment
     // This rank's part of the weights as it is all-gathered: (state_count) in the compute dtype, in an fp32 build the
     // same memory as master. If the unit is quantized: one int8 shard of quantized.bytes bytes.
     floatX *sharded_weights;
@@ -98,10 +99,15 @@ typedef struct {
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
-/* What AdamW reads and writes of a unit. */
+/* What the optimizer reads and writes of a unit. */
 typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_COPY, STATES } StateKind;
 
-/* (state_count) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
+/* Elements of one kind of state. */
+static int64_t state_elements(const FsdpUnit *u, StateKind kind) {
+    return kind == STATE_EXP_AVG_SQ ? u->adamw_count : u->state_count;
+}
+
+/* (state_elements) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
 static void *state_of(const FsdpUnit *u, StateKind kind) {
     void *copy = (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
     void *const states[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, copy};
@@ -545,7 +551,23 @@ typedef struct {
     const Tensor *tensor;
     int64_t first, count; // elements of this rank's part of the tensor
     int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
+    int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon's, which have none
 } ShardPiece;
+
+/* Has the unit matrices that Muon trains? Their momentum takes the place of exp_avg, and they have no exp_avg_sq. */
+static int unit_has_muon(const Fsdp *fsdp, const FsdpUnit *u) {
+    return fsdp->config->muon && u->table_unit->kind == UNIT_BLOCK;
+}
+
+/* How many of elements [begin, begin + count) of the unit AdamW updates, in its tensors before number `end`. */
+static int64_t adamw_elements(const Fsdp *fsdp, const FsdpUnit *u, int end, int64_t begin, int64_t count) {
+    int64_t first, sum = 0;
+    for (int i = u->table_unit->first_tensor; i < end; i++) {
+        const Tensor *t = &fsdp->table->tensors[i];
+        if (!t->is_muon) sum += tensor_overlap(t, begin, begin + count, &first);
+    }
+    return sum;
+}
 
 /* Is this tensor saved and counted elsewhere? A tensor that tensor parallelism does not split is tp rank 0's; a tied
  * head is counted with the embedding. */
@@ -565,6 +587,9 @@ static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
         piece->tensor = t;
         piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
         piece->at = t->offset + piece->first - u->state_begin;
+        piece->adamw_at = piece->at;
+        if (unit_has_muon(fsdp, u)) piece->adamw_at = adamw_elements(fsdp, u, *i - 1, u->state_begin, u->state_count);
+        if (t->is_muon) piece->adamw_at = -1;
         if (piece->count) return 1;
     }
     return 0;
@@ -651,7 +676,7 @@ static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
     for (int i = 1; i < fsdp->num_partial_sums; i++)
         u->partial_sums[i] = state_alloc(fsdp, MEM_WORKSPACE, "sums of micro-batches", accumulated_size(fsdp, u));
     u->exp_avg = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg", u->state_count);
-    u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->state_count);
+    u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->adamw_count);
 }
 
 static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
@@ -661,6 +686,9 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
+    u->adamw_count = u->state_count;
+    if (unit_has_muon(fsdp, u)) // room for all of the unit's, so that all ranks need equal memory
+        u->adamw_count = min_i64(u->state_count, adamw_elements(fsdp, u, unit->end_tensor, 0, u->padded));
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
     if (unit->frozen) open_frozen_unit(fsdp, u, training);
@@ -681,10 +709,13 @@ static void pools_open(Fsdp *fsdp, int training) {
     int always_in_place = how->micro_batches == 1 || gradients_accumulate_in_place(fsdp);
     int needs_gradient_pool = training && !(gradients_are_made_in_place(fsdp) && always_in_place);
     // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
-    // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters.
+    // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters. A unit
+    // with Muon's matrices is written through a buffer even if it is not sharded: see gather_trained.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
-        int gathers = !needs_gradient_pool && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
+        int spreads = training && fsdp->config->muon && k == UNIT_BLOCK;
+        int is_apart = spreads || (how->strategy->sharded && fsdp->ranks > 1);
+        int gathers = !needs_gradient_pool && how->writes_files && is_apart;
         int needed = frozen ? how->merges_adapters : gathers;
         pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
     }

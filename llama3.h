@@ -38,10 +38,11 @@ typedef struct {
     int lora_rank;         // 0: no adapters
     unsigned lora_targets; // bit i: lora_targets[i] is adapted
     double lora_alpha;
+    int muon; // the blocks' matrices are trained with Muon, everything else with AdamW
 } Llama3Config;
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers" // presets have no adapters
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers" // presets have no adapters and no optimizer
 
 /* From the models' own config.json. */
 // clang-format off
@@ -227,10 +228,12 @@ typedef struct {
     int unit;                       // index into units
     int index;                      // among the whole model's tensors; a tied copy has the embedding's
     int is_tied_copy;               // the head's copy of the embedding: neither saved nor counted
+    int is_frozen;                  // has a gradient, but is not updated in this stage of a recipe
     int64_t rows, cols;             // this rank's part of it
     int64_t first_row, first_col;   // where the part begins in the whole tensor
     int64_t whole_rows, whole_cols; // of the whole tensor
     int64_t offset;                 // first element within the unit
+    int is_muon;                    // trained with Muon
     int is_quantized;               // stored in int8
     int64_t stored_at; // in a quantized unit: first element among its int8 elements, or among its unquantized ones
 } Tensor;
@@ -342,6 +345,7 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     tensor->offset = row->fused ? end : round_up(u->size, TENSOR_ALIGN);
     if (u->offsets[row->kind] < 0) u->offsets[row->kind] = tensor->offset;
     u->size = (row->fused ? u->size : tensor->offset) + room;
+    tensor->is_muon = c->muon && row->unit == UNIT_BLOCK && row->rows != DIM_ONE;
     tensor->is_quantized = is_quantized(c->base, row);
     if (tensor->is_quantized) {
         tensor->stored_at = u->int8_blocks * INT8_BLOCK;

@@ -1,8 +1,9 @@
-/* optimizer.h: AdamW over the shards that a rank owns, the gradient norm for clipping, and the learning rate.
+/* optimizer.h: AdamW and Muon over the shards that a rank owns, the gradient norm for clipping, the learning rate.
  *
- * Every rank updates the state that it keeps of each unit, so no communication is needed here. A caller may rely on:
- * the gradient norm has the same bits for any number of ranks; padding is never updated. With --offload on a GPU, state
- * is in the host's memory: while AdamW updates one unit, the next unit's state is copied in and the previous one's out.
+ * Every rank updates the state that it keeps of each unit. AdamW needs no communication for that; Muon does, because it
+ * works on whole matrices. A caller may rely on: the gradient norm has the same bits for any number of ranks;
+ * padding is never updated. With --offload on a GPU, state is in the host's memory: while one unit is updated, the next
+ * unit's state is copied in and the previous one's out. With Muon that happens twice, for momentum and for weights.
  */
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
@@ -11,18 +12,36 @@
 // ---------------------------------------------------------------------------
 // learning rate and clipping
 
+/* What follows the linear warm-up to the peak: a cosine or a straight line down to the minimum at the last step
+ * (cosine: Llama 3 paper, section 3.4.1); the peak (constant); or the peak and, in the last steps, a straight line down
+ * to the minimum (warmup-stable-decay, Hu et al. 2024, section 4). */
+typedef enum { RATE_COSINE, RATE_LINEAR, RATE_CONSTANT, RATE_WSD, RATE_SHAPES } RateShape;
+static const char *const rate_shape_names[RATE_SHAPES] = {"cosine", "linear", "constant", "wsd"};
+#define RATE_SHAPE_NAMES "cosine|linear|constant|wsd"
+
+static RateShape rate_shape_find(const char *name) {
+    int shape = 0;
+    while (shape < RATE_SHAPES && strcmp(name, rate_shape_names[shape])) shape++;
+    return (RateShape)shape;
+}
+
+/* A learning-rate curve. */
 typedef struct {
+    RateShape shape;
     double peak, minimum;
-    int64_t warmup, steps; // steps of linear warm-up, and of the whole run
+    int64_t warmup, decay;     // steps of linear warm-up; steps of the decay of RATE_WSD
+    int64_t first_step, steps; // the curve begins after this step of the run; its length
 } LearningRate;
 
-/* Linear warm-up to the peak, then a cosine down to the minimum at the last step (Llama 3 paper, section 3.4.1).
- * `step` counts from 1. */
+/* The learning rate of step `step` of the run, which counts from 1. */
 static double learning_rate_at(const LearningRate *l, int64_t step) {
-    if (step <= l->warmup) return l->peak * (double)step / (double)l->warmup;
-    double decay_steps = (double)(l->steps - l->warmup);
-    double progress = decay_steps > 0 ? (double)(step - l->warmup) / decay_steps : 1;
-    return l->minimum + 0.5 * (1 + cos(M_PI * fmin(progress, 1))) * (l->peak - l->minimum);
+    int64_t at = step - l->first_step, falls_after = l->warmup; // where the rate begins to fall
+    if (at <= l->warmup) return l->peak * (double)at / (double)l->warmup;
+    if (l->shape == RATE_WSD) falls_after = max_i64(l->warmup, l->steps - l->decay);
+    if (l->shape == RATE_CONSTANT || at <= falls_after) return l->peak;
+    double progress = fmin(1, (double)(at - falls_after) / (double)max_i64(1, l->steps - falls_after));
+    double left = l->shape == RATE_COSINE ? 0.5 * (1 + cos(M_PI * progress)) : 1 - progress;
+    return l->minimum + left * (l->peak - l->minimum);
 }
 
 /* torch.nn.utils.clip_grad_norm_. max_norm <= 0: no clipping. */
@@ -38,25 +57,201 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
         const FsdpUnit *u = &fsdp->units[i];
         int first = u->table_unit->first_tensor, end = u->table_unit->end_tensor, owns_all = 1;
         if (u->table_unit->frozen) continue;
-        for (int t = first; t < end; t++) owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]);
+        for (int t = first; t < end; t++)
+            owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]) && !fsdp->table->tensors[t].is_frozen;
         if (owns_all) {
             squared_norm(fsdp->dev, sum, replica_gradient(u), u->replica_count);
             continue;
         }
         ShardPiece p;
         for (int t = first; next_unique_piece(fsdp, &t, &p) && p.unit == u;)
-            squared_norm(fsdp->dev, sum, p.unit->grad + p.at, p.count);
+            if (!p.tensor->is_frozen) squared_norm(fsdp->dev, sum, p.unit->grad + p.at, p.count);
     }
 }
 
 // ---------------------------------------------------------------------------
-// AdamW
+// Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982; torch.optim.Muon with match_rms_adamw): the matrices of
+// the blocks are updated by their momentum, made orthogonal by Newton-Schulz iterations on whole matrices.
+//
+// FSDP's shards cut matrices anywhere, so the fsdp ranks own units of blocks in turn. One all-to-all brings each owner
+// the momentum of its unit, a second one returns the shards of the results: for n units 2 (n - 1) shards per rank, in
+// the compute dtype. Under no_shard each rank iterates on all units. Under tensor parallelism an owner's tp ranks
+// all-gather each matrix and all iterate on it: tp times the arithmetic, and the bits of one rank.
+
+/* Newton-Schulz: X' = a X + b (X X^T) X + c (X X^T)^2 X, which moves all singular values towards 1. */
+enum { MUON_ITERATIONS = 5 };
+static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
 
 typedef struct {
-    float lr, beta1, beta2, eps, weight_decay;
+    Fsdp *fsdp;
+    float momentum;
+    int first_unit, num_units; // of blocks; 0: nothing is trained with Muon
+    int owners;                // ranks that divide the units; 1: this rank has whole units
+    int64_t part;              // elements of a unit that one rank has: of the largest unit
+    // while a group of units is updated:
+    size_t mark;     // where MEM_COMM began
+    floatX *shards;  // (owners, part) of each unit of the group: momentum, then the orthogonal matrices
+    floatX *unit;    // (owners, part) this rank's unit; with one owner the same memory as shards
+    Request request; // of the all-to-alls, and of the all-gathers over tp
+} Muon;
+
+static void muon_open(Muon *m, Fsdp *fsdp, float momentum) {
+    const TensorTable *table = fsdp->table;
+    memset(m, 0, sizeof *m);
+    m->fsdp = fsdp;
+    m->momentum = momentum;
+    m->owners = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
+    for (int i = 0; i < table->num_units; i++) {
+        const FsdpUnit *u = &fsdp->units[i];
+        if (!unit_has_muon(fsdp, u)) continue;
+        if (!m->num_units++) m->first_unit = i; // units of blocks follow each other
+        m->part = max_i64(m->part, u->state_count);
+    }
+}
+
+static void muon_close(Muon *m) { request_close(&m->request); }
+
+/* The end of the run of units that are updated together with unit `first`: units that AdamW alone updates, or a group
+ * of as many units of blocks as there are owners. */
+static int muon_group_end(const Muon *m, int first) {
+    int units_end = m->first_unit + m->num_units;
+    if (first < m->first_unit) return m->first_unit;
+    return first < units_end ? (int)min_i64(first + m->owners, units_end) : m->fsdp->table->num_units;
+}
+
+static int muon_has(const Muon *m, int unit) { return unit >= m->first_unit && unit < m->first_unit + m->num_units; }
+
+/* A buffer for a unit. Under full_shard it is one of those into which weights are gathered: they are free now. */
+static floatX *muon_buffer(Muon *m, const FsdpUnit *u) {
+    Fsdp *fsdp = m->fsdp;
+    if (pool_find(&fsdp->pools[POOL_WEIGHTS], UNIT_BLOCK)) return (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
+    return arena_array(floatX, fsdp->dev, MEM_COMM, "a unit that Muon updates", m->owners * m->part);
+}
+
+/* Takes the buffers for a group of units that begins with `unit`. */
+static void muon_begin(Muon *m, int unit) {
+    const FsdpUnit *u = &m->fsdp->units[unit];
+    m->mark = arena_mark(m->fsdp->dev, MEM_COMM);
+    m->shards = muon_buffer(m, u);
+    m->unit = m->owners > 1 ? muon_buffer(m, u) : m->shards;
+}
+
+static void muon_end(Muon *m) {
+    pool_release(m->fsdp, POOL_WEIGHTS, m->shards);
+    if (m->owners > 1) pool_release(m->fsdp, POOL_WEIGHTS, m->unit);
+    arena_release(m->fsdp->dev, MEM_COMM, m->mark);
+}
+
+/* Where the shard of unit `unit` lies, of the group that begins with `first`. */
+static floatX *muon_shard(const Muon *m, int first, int unit) { return m->shards + (unit - first) * m->part; }
+
+/* Replaces x (rows, cols) by the nearest matrix with orthogonal rows or columns, roughly: its singular values become
+ * numbers between about 0.7 and 1.2. The iterations multiply by the smaller Gram matrix: X X^T from the left or, if
+ * there are more rows than columns, X^T X from the right, which equals the iterations on the transposed matrix. */
+static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
+    int64_t m = min_i64(rows, cols), count = rows * cols;
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    floatX *gram = (floatX *)scratch(dev, "Newton-Schulz: Gram matrix", sizeof(floatX) * (size_t)(m * m));
+    float *matmul = (float *)scratch(dev, "Newton-Schulz: matmul", sizeof(float) * (size_t)count); // count >= m * m
+    normalize_matrix(dev, x, count);
+    for (int i = 0; i < MUON_ITERATIONS; i++) {
+        gram_matrix(dev, gram, x, rows, cols);
+        symmetric_matmul(dev, matmul, gram, gram, m, m);
+        weighted_sum(dev, gram, MUON_B, matmul, MUON_C, m * m);
+        symmetric_matmul(dev, matmul, gram, x, rows, cols);
+        weighted_sum(dev, x, MUON_A, matmul, 1, count);
+    }
+    arena_release(dev, MEM_WORKSPACE, mark);
+}
+
+/* Copies a tensor between its whole, (whole_rows, whole_cols), and the part of tp rank `rank`, (rows, cols). */
+enum { MUON_TO_WHOLE, MUON_TO_PART };
+static void copy_tp_part(Device *dev, const Tensor *t, int tp, int rank, floatX *whole, floatX *part, int direction) {
+    int by_columns = t->row->split == SPLIT_COLUMNS;
+    int64_t length = by_columns ? t->whole_cols : t->whole_rows, begin = split_begin(length, tp, rank);
+    int64_t rows = by_columns ? t->whole_rows : split_count(length, tp, rank);
+    int64_t cols = by_columns ? split_count(length, tp, rank) : t->whole_cols;
+    floatX *place = whole + (by_columns ? begin : begin * cols);
+    size_t row = sizeof(floatX) * (size_t)cols, whole_row = sizeof(floatX) * (size_t)t->whole_cols;
+    if (direction == MUON_TO_WHOLE) device_copy_rows(dev, place, whole_row, part, row, row, (int)rows);
+    else device_copy_rows(dev, part, row, place, whole_row, row, (int)rows);
+}
+
+/* Makes this rank's part of a matrix, `mine` (rows, cols), orthogonal together with those of the other tp ranks. */
+static void orthogonalize_matrix(Muon *m, const Tensor *t, floatX *mine) {
+    Fsdp *fsdp = m->fsdp;
+    Device *dev = fsdp->dev;
+    int tp = fsdp->table->part.tp, rank = fsdp->table->part.tp_rank;
+    if (tp == 1) {
+        newton_schulz(dev, mine, t->rows, t->cols);
+        return;
+    }
+    int by_columns = t->row->split == SPLIT_COLUMNS;
+    int64_t whole_size = t->whole_rows * t->whole_cols, length = by_columns ? t->whole_cols : t->whole_rows;
+    int64_t largest = (length + tp - 1) / tp * (whole_size / length); // the unit has room for the largest part
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    floatX *parts = (floatX *)scratch(dev, "parts of a matrix", sizeof(floatX) * (size_t)(tp * largest));
+    floatX *whole = (floatX *)scratch(dev, "a whole matrix", sizeof(floatX) * (size_t)whole_size);
+    all_gather_start(fsdp->comm, &m->request, AXIS_TP, "parts of a matrix", mine, parts, (size_t)largest, FLOATX);
+    comm_wait(fsdp->comm, &m->request);
+    for (int i = 0; i < tp; i++) copy_tp_part(dev, t, tp, i, whole, parts + i * largest, MUON_TO_WHOLE);
+    newton_schulz(dev, whole, t->whole_rows, t->whole_cols);
+    copy_tp_part(dev, t, tp, rank, whole, mine, MUON_TO_PART);
+    arena_release(dev, MEM_WORKSPACE, mark);
+}
+
+/* Sends each owner its unit, or each rank its shards. */
+static void muon_all_to_all(Muon *m, const char *what, const floatX *send, floatX *recv) {
+    if (m->owners == 1) return;
+    all_to_all_start(m->fsdp->comm, &m->request, AXIS_FSDP, what, send, recv, (size_t)m->part, FLOATX);
+    comm_wait(m->fsdp->comm, &m->request);
+}
+
+/* Makes the matrices of this rank's unit orthogonal. The all-to-all has parts as large as the largest unit's, so the
+ * shards of a smaller unit have gaps between them in m->unit. Then the iterations run on a copy without gaps in
+ * m->shards, which is free between the two all-to-alls. */
+static void muon_orthogonalize_unit(Muon *m, const FsdpUnit *u) {
+    const Fsdp *fsdp = m->fsdp;
+    size_t shard = sizeof(floatX) * (size_t)u->state_count, part = sizeof(floatX) * (size_t)m->part;
+    int has_gaps = m->owners > 1 && shard < part;
+    floatX *unit = has_gaps ? m->shards : m->unit;
+    if (has_gaps) device_copy_rows(fsdp->dev, unit, shard, m->unit, part, shard, m->owners);
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
+        const Tensor *t = &fsdp->table->tensors[i];
+        if (t->is_muon && !t->is_frozen) orthogonalize_matrix(m, t, unit + t->offset);
+    }
+    if (has_gaps) device_copy_rows(fsdp->dev, m->unit, part, unit, shard, shard, m->owners);
+}
+
+/* The units [first, end) form a group: from the momentum in their shards to shards of orthogonal matrices. */
+static void muon_orthogonalize(Muon *m, int first, int end) {
+    int own = first + (m->owners > 1 ? m->fsdp->rank : 0);
+    muon_all_to_all(m, "momentum of matrices", m->shards, m->unit);
+    if (own < end) muon_orthogonalize_unit(m, &m->fsdp->units[own]);
+    muon_all_to_all(m, "orthogonal matrices", m->unit, m->shards);
+}
+
+/* Before muon_orthogonalize: adds the gradient to the momentum of a piece of a matrix. `shard`: its unit's. */
+static void muon_add_gradient(Muon *m, const ShardPiece *p, floatX *shard, float *momentum, const float *grad,
+                              float grad_scale) {
+    muon_momentum(m->fsdp->dev, shard + p->at, momentum, grad, p->count, m->momentum, grad_scale);
+}
+
+/* After it: the update has the size of AdamW's, whatever the shape of the matrix (Liu et al. 2025, section 2.2). */
+static void muon_update_piece(Muon *m, const ShardPiece *p, const floatX *shard, float *master, floatX *copy, float lr,
+                              float weight_decay) {
+    float adjust = 0.2f * sqrtf((float)max_i64(p->tensor->whole_rows, p->tensor->whole_cols));
+    muon_update(m->fsdp->dev, master, copy, shard + p->at, p->count, lr, adjust, weight_decay);
+}
+
+// ---------------------------------------------------------------------------
+// the updates of AdamW and Muon
+
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay; // Muon uses lr and weight_decay, too
 } AdamW;
 
-/* How each kind of state is offloaded, and whether AdamW writes it. */
+/* How each kind of state is offloaded, and whether an update writes it. */
 static const struct {
     MemCategory category;
     size_t element_size;
@@ -69,24 +264,27 @@ static const struct {
     {MEM_PARAMS, sizeof(floatX), 1},   // STATE_COPY
 };
 
-/* One unit's state while AdamW updates it. */
+/* One unit's state while it is updated. */
 typedef struct {
-    void *at[STATES];      // (state_count) where AdamW reads and writes; NULL: the unit has no such state
-    void *staging[STATES]; // (largest state_count) for offloaded state; NULL: AdamW works on the state itself
+    void *at[STATES];      // (state_elements) where ops read and write; NULL: the unit has no such state
+    void *staging[STATES]; // (largest state_count) for offloaded state; NULL: ops work on the state itself
     DeviceEvent fetched, stored;
 } UnitState;
 
 typedef struct {
     Fsdp *fsdp;
-    UnitState states[2]; // AdamW updates one unit while the other one's state is copied
+    Muon muon;
+    UnitState states[2]; // one unit is updated while the other one's state is copied
     int offloaded;       // some state is copied to the device and back
 } Optimizer;
 
-static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
+/* `momentum`: Muon's. */
+static void optimizer_open(Optimizer *o, Fsdp *fsdp, float momentum) {
     int64_t largest = 0;
     const FsdpUnit *trained = NULL; // any trained unit: all have the same kinds of state
     memset(o, 0, sizeof *o);
     o->fsdp = fsdp;
+    muon_open(&o->muon, fsdp, momentum);
     for (int i = 0; i < fsdp->table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
         if (u->table_unit->frozen) continue;
@@ -96,13 +294,14 @@ static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
     for (int i = 0; i < 2 && trained && !OFFLOAD_IN_PLACE; i++)
         for (int k = 0; k < STATES; k++) {
             if (!fsdp->dev->arenas[state_kinds[k].category].offloaded || !state_of(trained, (StateKind)k)) continue;
-            o->states[i].staging[k] = arena_alloc(fsdp->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with",
+            o->states[i].staging[k] = arena_alloc(fsdp->dev, MEM_WORKSPACE, "offloaded state that is being updated",
                                                   largest * state_kinds[k].element_size);
             o->offloaded = 1;
         }
 }
 
 static void optimizer_close(Optimizer *o) {
+    muon_close(&o->muon);
     for (int i = 0; i < 2; i++) {
         device_destroy_event(o->states[i].fetched);
         device_destroy_event(o->states[i].stored);
@@ -120,14 +319,14 @@ static void fetch_state(Optimizer *o, const FsdpUnit *u) {
     device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
-        size_t bytes = state_kinds[k].element_size * u->state_count;
+        size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
         s->at[k] = state ? offload_fetch(dev, state_kinds[k].category, state, s->staging[k], bytes) : NULL;
     }
     if (o->offloaded) device_record_event(dev, &s->fetched);
     device_set_stream(dev, before);
 }
 
-/* Starts to copy what AdamW has written back to where the unit's state is kept. */
+/* Starts to copy what an update has written back to where the unit's state is kept. */
 static void store_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
@@ -135,9 +334,9 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     StreamKind before = device_set_stream(dev, STREAM_STORE);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
-        size_t bytes = state_kinds[k].element_size * u->state_count;
+        size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
         if (!state) continue;
-        // No staging: AdamW has written the copy in place. On a CPU, offload_store would only let the system evict it
+        // No staging: the copy was written in place. On a CPU, offload_store would only let the system evict it
         // from memory, but the next all-gather reads it.
         if (k == STATE_COPY && !s->staging[k]) continue;
         offload_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
@@ -146,17 +345,56 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     device_set_stream(dev, before);
 }
 
-/* AdamW (Loshchilov and Hutter 2019) on what this rank keeps of one unit. */
-static void update_unit(Optimizer *o, const FsdpUnit *u, const AdamW *a, float grad_scale, int step) {
+/* What is done with the units of a group: with Muon all of them get their momentum before any is updated. */
+typedef enum { PASS_MOMENTUM, PASS_UPDATE } UpdatePass;
+
+/* One step's update. */
+typedef struct {
+    const AdamW *adamw;
+    float grad_scale; // turns the summed gradient into the clipped mean
+    int step;         // counts updates from 1
+} Update;
+
+/* AdamW (Loshchilov and Hutter 2019), or Muon on the matrices of the blocks, on what this rank keeps of one unit.
+ * `shard`: (state_count) the unit's directions for Muon; NULL: AdamW alone. */
+static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX *shard, const Update *how) {
     const UnitState *s = unit_state(o, u);
+    const AdamW *a = how->adamw;
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
+        if (p.tensor->is_frozen) continue;
         float *master = (float *)s->at[STATE_MASTER] + p.at, *grad = (float *)s->at[STATE_GRAD] + p.at;
-        float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at, *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.at;
+        float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at;
         floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
         float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
-        adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
-              weight_decay, grad_scale, step);
+        if (pass == PASS_MOMENTUM) {
+            if (p.tensor->is_muon) muon_add_gradient(&o->muon, &p, shard, exp_avg, grad, how->grad_scale);
+        } else if (p.tensor->is_muon) {
+            muon_update_piece(&o->muon, &p, shard, master, copy, a->lr, weight_decay);
+        } else {
+            float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
+            adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
+                  weight_decay, how->grad_scale, how->step);
+        }
+    }
+}
+
+/* Does one pass over the units [first, end): the next unit's state is fetched while one is updated. */
+static void update_units(Optimizer *o, int first, int end, UpdatePass pass, const Update *how) {
+    Fsdp *fsdp = o->fsdp;
+    const FsdpUnit *fetched = NULL;
+    for (int i = first; i < end; i++) {
+        const FsdpUnit *u = &fsdp->units[i];
+        if (u->table_unit->frozen) continue;
+        device_pace(fsdp->dev);
+        if (u != fetched) fetch_state(o, u);
+        if (i + 1 < end) {
+            fetched = u + 1;
+            fetch_state(o, fetched);
+        }
+        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
+        update_unit(o, u, pass, muon_has(&o->muon, i) ? muon_shard(&o->muon, first, i) : NULL, how);
+        store_state(o, u);
     }
 }
 
@@ -165,19 +403,17 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, const AdamW *a, float g
 static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int step) {
     Fsdp *fsdp = o->fsdp;
     Device *dev = fsdp->dev;
-    const FsdpUnit *fetched = NULL, *end = fsdp->units + fsdp->table->num_units;
+    const Update how = {a, grad_scale, step};
     device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
-    for (const FsdpUnit *u = fsdp->units; u < end; u++) {
-        if (u->table_unit->frozen) continue;
-        device_pace(dev);
-        if (u != fetched) fetch_state(o, u);
-        if (u + 1 < end) {
-            fetched = u + 1;
-            fetch_state(o, fetched);
+    for (int first = 0, end; first < fsdp->table->num_units; first = end) {
+        end = muon_group_end(&o->muon, first);
+        if (muon_has(&o->muon, first)) {
+            muon_begin(&o->muon, first);
+            update_units(o, first, end, PASS_MOMENTUM, &how);
+            muon_orthogonalize(&o->muon, first, end);
         }
-        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
-        update_unit(o, u, a, grad_scale, step);
-        store_state(o, u);
+        update_units(o, first, end, PASS_UPDATE, &how);
+        if (muon_has(&o->muon, first)) muon_end(&o->muon);
     }
     /* The next step's all-gathers read what was written here. */
     device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);

@@ -163,15 +163,15 @@ static const float *tp_softmax_statistics(TensorParallel *tp, const float *logit
 
 /* As cross_entropy (lib/ops.h), but this rank has only the logits of its slice of the vocabulary: V token ids from
  * first_token_id on. For each row the ranks all-gather three numbers, the largest logit, the sum of exponentials and
- * the target's logit, and so compute the same loss. */
+ * the target's logit, and so compute the same loss and the same z-loss. */
 static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, float *logits /* (rows,V) */,
-                             const int32_t *targets /* (rows) */, int rows, int V, int with_gradient) {
+                             const int32_t *targets /* (rows) */, ZLoss z, int rows, int V, int with_gradient) {
     if (tp->size == 1) {
-        cross_entropy(tp->dev, losses, logits, targets, rows, V, with_gradient);
+        cross_entropy(tp->dev, losses, logits, targets, z, rows, V, with_gradient);
         return;
     }
     const float *all = tp_softmax_statistics(tp, logits, targets, rows, V);
-    cross_entropy_join(tp->dev, losses, logits, all, targets, tp->size, tp->first_token_id, rows, V, with_gradient);
+    cross_entropy_join(tp->dev, losses, logits, all, targets, z, tp->size, tp->first_token_id, rows, V, with_gradient);
 }
 
 #endif

@@ -119,7 +119,7 @@ int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, i
 
 int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type,
                   MPI_Comm comm, MPI_Request *request) {
-    profile(REDUCE_SCATTER, count, type, comm);
+    profile(REDUCE_SCATTER, count, type, comm); // or an all-to-all: MPI does not see the difference
     return PMPI_Ialltoall(send, count, type, recv, recv_count, recv_type, comm, request);
 }
 
@@ -239,7 +239,7 @@ typedef struct {
 static Opened *open_rank(Job *j, int rank) {
     Opened *o = (Opened *)checked_malloc(sizeof *o);
     dry_run_open(&o->dry_run, j, rank, NULL);
-    trainer_open(&o->trainer, &o->dry_run, j, rank);
+    trainer_open(&o->trainer, &o->dry_run, j, rank, NULL);
     return o;
 }
 
@@ -391,7 +391,10 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_checkpoints.h"
 #include "dev/test/test_mixture.h"
 #include "dev/test/test_adapters.h"
+#include "dev/test/test_muon.h"
 #include "dev/test/test_mesh_use.h"
+#include "dev/test/test_z_loss.h"
+#include "dev/test/test_outliers.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #include "dev/test/test_matmul_choices.h"
@@ -415,7 +418,7 @@ static const char *spaced(const char *word) {
 /* `short` runs a group in the build that finds the most with it; all builds together run each group. */
 static const char *left_out_if_short(void) {
     if (CUDA_BUILD && FLOATX == DTYPE_BF16)
-        return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate ";
+        return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate muon ";
     if (CUDA_BUILD) return " documents bits simulate pytorch mesh adapters ";
     if (FLOATX == DTYPE_BF16)
         return " tokenizer data mesh mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
@@ -457,7 +460,10 @@ static const struct {
               {"checkpoints", test_checkpoints, C_BUILD},
               {"mixture", test_mixture, C_BUILD},
               {"checkpoints-all", test_checkpoints_all, IF_NAMED},
+              {"z-loss", test_z_loss, C_BUILD},
+              {"outliers", test_outliers, C_BUILD},
               {"adapters", test_adapters, BOTH_BUILDS},
+              {"muon", test_muon, BOTH_BUILDS},
               {"plan", test_plan, C_BUILD},
               {"simulate", test_simulate, BOTH_BUILDS},
               {"goodput", test_goodput, C_BUILD},
@@ -551,6 +557,7 @@ int main(int argc, char **argv) {
         test_events(process, processes, &transport_mpi);
         test_trace(process, processes, &transport_mpi);
         test_checkpoints_mpi(process, processes);
+        test_muon_mpi(process, processes);
     }
     if (all_of_mpi && processes > 1 && processes <= 4) {
         test_messages(process, processes, &transport_mpi);

@@ -240,19 +240,26 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, accumulates);
 }
 
+/* Adds up the losses of this rank's n tokens: each tp rank has computed those of all N. */
+static void sum_losses(const Model *m, ExactSum *sum, const float *losses /* (N) */) {
+    exact_total(m->dev, sum, losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
+}
+
 /* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
  * in chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
- * before the next one replaces it. */
+ * before the next one replaces it. Evaluation has no z-loss. */
 void head_loss(Model *m, int micro_batch) {
     int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
     const floatX *x = final_norm_forward(m, &w);
     floatX *d_final_norm = tp_partial(m->tp, m->d_norm); // (N, C) under tp: this rank's partial sums
+    const ZLoss z = goes_backward ? m->z_loss : no_z_loss();
     for (int first = 0; first < N; first += m->logit_rows) {
         int count = (int)min_i64(m->logit_rows, N - first);
         linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
-        tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, count, V, goes_backward);
+        tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, z_loss_from(z, first), count, V,
+                         goes_backward);
         if (goes_backward) head_chunk_backward(m, &w, d_final_norm, x, first, count);
     }
     if (goes_backward) {
@@ -260,8 +267,8 @@ void head_loss(Model *m, int micro_batch) {
         rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm, m->tp->tokens,
                          C);
     }
-    // the losses of this rank's n tokens: each tp rank has computed those of all N
-    exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
+    sum_losses(m, m->loss_sum, m->losses);
+    if (z.losses) sum_losses(m, m->z_loss_sum, z.losses);
 }
 
 // ---------------------------------------------------------------------------
@@ -417,8 +424,8 @@ void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
 // ---------------------------------------------------------------------------
 // one training step
 
-/* This rank's samples of the next step. With --out, starts to gather the sample numbers of all ranks, which
- * samples.jsonl records. */
+/* This rank's samples of the next step. Starts to gather the sample numbers of all ranks, if samples.jsonl or a report
+ * of an outlier is to name them. */
 static StepBatch *next_batch(Trainer *trainer, double now) {
     Parallel *p = &trainer->parallel;
     rank_state(p->comm.heartbeat, RANK_READING, now);
@@ -430,15 +437,16 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     return batch;
 }
 
-/* AdamW on this rank's shards, with the clipped mean gradient. */
+/* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
-    const LearningRate rate = {o->lr, o->min_lr, o->warmup, o->steps};
-    s->lr = learning_rate_at(&rate, step);
+    s->lr = learning_rate_at(&trainer->job->stage->rate, step);
+    judge_outliers(trainer, s);
     if (s->skipped) {
         skip_update(trainer, step, s);
         return;
     }
+    if (skip_outlier(trainer, step, s)) return;
     if (!s->targets && !trainer->parallel.dev.dry_run) return; // every target is masked: there is nothing to learn
     AdamW adam = {(float)s->lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     double clip = clip_coefficient(o->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
@@ -456,7 +464,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     int on_host = !is_timed(dev); // without a timeline nobody reads this span: the GPU need not measure it
     Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, on_host);
     StepBatch *batch = next_batch(trainer, start);
-    device_zero(dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    device_zero(dev, trainer->sums, sums_bytes(trainer));
     run_schedule(&trainer->model, &p->pipeline, batch);
     device_record_event(dev, &batch->fed);
     fsdp_finish_gradients(&p->fsdp);
@@ -468,6 +476,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     loader_release(&trainer->loader, dev);
 
     StepStats s = sum_reports(trainer);
+    s.z_loss = mean_z_loss(trainer, s.targets);
     check_reports(trainer, step, first_window);
     update_weights(trainer, step, &s);
     device_phase(dev, NULL, NULL);
@@ -476,6 +485,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     Progress *progress = &trainer->progress;
     progress->step = step;
     progress->samples += s.samples;
+    progress->tokens += s.samples * trainer->job->opt.seq;
     if (!dev->dry_run) {
         int64_t before = sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
         progress->samples_in_epoch = before + s.samples;
@@ -534,7 +544,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *e
     dry_run_once(trainer, j, rank, 0, events);
     if (!j->opt.trace || events) return;
     int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, --choices, a replica check and a save
-    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->opt.steps);
+    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
     trainer_close(trainer);
     dry_run_once(trainer, j, rank, j->task == DO_PLAN ? per_step : of_run, NULL);
 }
@@ -578,7 +588,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     const Options *o = &trainer->job->opt;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    if (!trainer->job->val.num_files || !is_due(step, o->val_every, o->steps)) return;
+    if (!trainer->job->val.num_files || !is_due(step, o->val_every, stage_end_step(trainer->job))) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, o->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
@@ -594,7 +604,7 @@ static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
     const Requests *r = &trainer->job->requests;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    if (!r->count || !is_due(step, o->choices_every, o->steps)) return;
+    if (!r->count || !is_due(step, o->choices_every, stage_end_step(trainer->job))) return;
     score_requests(trainer, r);
     trace_as_one_event(&trainer->parallel.dev, events, "choices", start);
     if (first_bad_score(trainer, r) >= 0)
@@ -608,7 +618,7 @@ static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
  * measured after the first step. Returns what signals asked for. */
 static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
-    int first = step == trainer->job->resume_from.progress.step + 1;
+    int first = step == trainer->job->start.step + 1; // of the run, or of a stage
     StepStats s = train_step(trainer, step);
     s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
     int asked = signals_asked(trainer);
@@ -637,14 +647,15 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
                traced, o->steps, o->trace, trainer->parallel.dev.max_events);
 }
 
-/* Trains up to --steps, or until a signal asks for the end. Returns 1 if --steps was reached. */
+/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
 static int train(Trainer *trainer) {
     const Options *o = &trainer->job->opt;
+    int64_t last = stage_end_step(trainer->job);
     Device *dev = &trainer->parallel.dev;
     Progress *progress = &trainer->progress;
     int64_t traced = 0;
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
-    int ends = progress->step == o->steps;
+    int ends = progress->step == last;
     const Progress before = *progress;
     is_training = 1;                                  // from here on Ctrl-C saves a checkpoint
     timeline_truncate(dev, 0);                        // the timeline begins here
@@ -654,7 +665,7 @@ static int train(Trainer *trainer) {
         int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
         // num_events counts on when the timeline is full: this step is in it entirely
         if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
-        ends = progress->step == o->steps || asked & SIGNAL_END;
+        ends = progress->step == last || asked & SIGNAL_END;
         if (ends) check_learned(&before, progress);
         if (asked && trainer->parallel.rank == 0) {
             printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
@@ -665,7 +676,7 @@ static int train(Trainer *trainer) {
     }
     is_training = 0;
     if (o->trace) write_timeline(trainer, traced);
-    return progress->step == o->steps;
+    return progress->step == last;
 }
 
 // ---------------------------------------------------------------------------
@@ -678,6 +689,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     EventLists *kept = lists ? lists : &own;
     CommEvents recorded = ZERO;
     memset(p, 0, sizeof *p);
+    p->job = j;
     p->mesh = &j->mesh;
     p->reductions_apart = job_reductions_apart(j);
     p->dry_run_kind = kind;
@@ -701,15 +713,28 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     if (!lists) event_lists_close(&own);
 }
 
-/* --plan: memory, FLOPs and traffic of every kind of rank. Step times and comparisons come from plan_llama3. */
+/* --plan: memory, FLOPs and traffic of every kind of rank, in each stage of a recipe. Step times and comparisons come
+ * from plan_llama3. */
 static void plan_main(Job *j) {
-    int64_t tokens = samples_per_step(&j->opt, &j->mesh) * j->opt.seq;
     Plan plan;
+    const Job *planned = NULL; // the stage of `plan`
+    cJSON *stages = j->recipe.path ? cJSON_CreateArray() : NULL;
     job_check_outputs(j);
-    plan_open(&plan, j, DRY_RUN_PARTS, NULL);
-    plan_print(stdout, j, &plan, tokens);
-    if (j->opt.out) plan_write_file(j->opt.out, &plan, tokens, NULL, NULL);
-    plan_close(&plan);
+    for (const Job *s = j; s; s = s->next) {
+        print_stage(s);
+        if (!s->problem) {
+            if (planned) plan_close(&plan);
+            plan_open(&plan, s, DRY_RUN_PARTS, NULL);
+            planned = s;
+            plan_print(stdout, s, &plan, samples_per_step(&s->opt, &s->mesh) * s->opt.seq);
+        }
+        if (stages) cJSON_AddItemToArray(stages, stage_json(s, s->problem ? NULL : &plan, NULL));
+    }
+    if (planned && j->opt.out)
+        plan_write_file(j->opt.out, &plan, samples_per_step(&planned->opt, &planned->mesh) * planned->opt.seq, NULL,
+                        NULL, stages);
+    else cJSON_Delete(stages);
+    if (planned) plan_close(&plan);
 }
 
 static void write_run_files(const Trainer *trainer) {
@@ -722,7 +747,7 @@ static void write_run_files(const Trainer *trainer) {
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
     plan_open(&plan, j, DRY_RUN_PARTS, NULL);
-    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL, NULL);
+    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL, NULL, NULL);
     plan_close(&plan);
 }
 
@@ -734,10 +759,11 @@ static int rank_train(Trainer *trainer) {
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
         print_banner(trainer);
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
-                    &trainer->progress);
+        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
+                    j->resume_from.dir[0] != 0);
         note_cut_contexts(trainer);
-        logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch, j->resume_from.data_changed);
+        logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
+                    begins_later_stage(j) || j->resume_from.data_changed);
         if (j->opt.out) write_run_files(trainer);
     }
     int complete = train(trainer);
@@ -748,19 +774,50 @@ static int rank_train(Trainer *trainer) {
     return complete;
 }
 
+/* Trains the stages of the recipe that follow the one that `trainer` has completed. Each is like a run that resumes at
+ * the end of the stage before it, except that weights and moments stay where they are. Returns the last stage that was
+ * trained, and whether it is complete. */
+static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, int *complete) {
+    Job *j = (Job *)trainer->job;
+    int rank = trainer->parallel.rank;
+    while (*complete && j->next) {
+        j = j->next;
+        if (trainer->job->opt.after_save) wait_for_commands(&trainer->writer);
+        StageResult before = trainer_end_stage(trainer);
+        trainer_close(dry_run);
+        dry_run_open(dry_run, j, rank, NULL);
+        trainer_open(trainer, dry_run, j, rank, &before);
+        *complete = rank_train(trainer);
+    }
+    return j;
+}
+
+/* Refuses a run if a later stage needs more memory than there is. */
+static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
+    for (; j; j = j->next) {
+        dry_run_open(dry_run, j, rank, NULL);
+        check_memory(j, &dry_run->parallel.dev);
+        trainer_close(dry_run);
+    }
+}
+
 static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
+    int checks = rank == 0 || j->host_transport == &transport_threads;
+    if (checks) check_memory_of_stages(dry_run, j->next, rank);
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
     // processes, only rank 0 checks, and only its own host or, with NCCL, its own GPU.
-    if (rank == 0 || j->host_transport == &transport_threads) check_memory(j, &dry_run->parallel.dev);
+    if (checks) check_memory(j, &dry_run->parallel.dev);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
-    trainer_open(trainer, dry_run, j, rank);
+    trainer_open(trainer, dry_run, j, rank, NULL);
     int complete = j->task == DO_EXPORT;
+    Job *first = j;
     if (j->task == DO_TRAIN) complete = rank_train(trainer);
-    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
+    if (j->task == DO_TRAIN) j = train_later_stages(trainer, dry_run, &complete);
+    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&first->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->task == DO_EVAL) print_evaluation(trainer);
     if (j->task == DO_SCORE) print_scores(trainer);
     if (j->task == DO_CHOICES) print_accuracy(trainer);

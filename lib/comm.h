@@ -160,8 +160,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     if (CUDA_BUILD && r->on_device) comm_progress(comm);
 }
 
-/* Prepares a request. `count`: elements of one part: of what a member sends in an all-gather, of the sum that it gets
- * from a reduce-scatter, or of a message. */
+/* Prepares a request. `count`: elements of one part: of what a member sends in an all-gather, or to each member in an
+ * all-to-all, of the sum that it gets from a reduce-scatter, or of a message. */
 static inline void request_set(Comm *comm, Request *r, const char *what, const void *send, void *recv, size_t count,
                                Dtype dtype) {
     if (r->active)
@@ -207,6 +207,14 @@ static inline void reduce_scatter_start(Comm *comm, Request *r, Axis axis, const
                                         void *recv, size_t count, Dtype dtype) {
     request_set(comm, r, what, send, recv, count, dtype);
     collective_start(comm, r, REDUCE_SCATTER, axis);
+}
+
+/* Starts an all-to-all: part p of send (size, count) goes to member p, and part p of recv (size, count) comes from it.
+ */
+static inline void all_to_all_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send, void *recv,
+                                    size_t count, Dtype dtype) {
+    request_set(comm, r, what, send, recv, count, dtype);
+    collective_start(comm, r, ALL_TO_ALL, axis);
 }
 
 /* This rank's end of the messages to or from a member of `axis`. */

@@ -8,10 +8,11 @@
 #define COMM_EVENTS_H
 #include "device.h" // defines: hash_bytes, new_array, run_failure
 
-/* A reduce-scatter delivers the parts of all members side by side, and the caller adds them in its own order. A send
- * and a receive are the two ends of a message. */
-typedef enum { ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE, COLLECTIVES } Collective;
-static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter", "send", "receive"};
+/* A reduce-scatter delivers the parts of all members side by side, as an all-to-all does, and the caller adds them in
+ * its own order. A send and a receive are the two ends of a message. */
+typedef enum { ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND, RECEIVE, COLLECTIVES } Collective;
+static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter", "all_to_all", "send",
+                                                          "receive"};
 
 typedef struct {
     int64_t calls;

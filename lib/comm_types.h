@@ -57,7 +57,7 @@ typedef struct Request {
     Group *group;
     Channel *channel; // of a send or receive; NULL: a collective
     const char *what; // the name of what is communicated
-    const char *send; // all_gather, send: (bytes); reduce_scatter: (size, bytes), part p goes to member p
+    const char *send; // all_gather, send: (bytes); the others: (size, bytes), part p goes to member p
     char *recv;       // (size, bytes), part p is from member p; receive: (bytes)
     size_t bytes;
     Dtype dtype;
@@ -150,6 +150,11 @@ static inline int comm_lane(const Request *r) { return (int)STREAMS + (int)r->gr
 /* Bytes that this rank receives from others in a group of `size` members; of a send, bytes that it sends. */
 static inline int64_t request_traffic(const Request *r, int size) {
     return (int64_t)r->bytes * (r->channel ? 1 : size - 1);
+}
+
+/* Does a member have another part for each member? In an all-gather it has one for all. */
+static inline int sends_parts(const Request *r) {
+    return r->collective == REDUCE_SCATTER || r->collective == ALL_TO_ALL;
 }
 
 /* Counts a request whose group has `size` members. */

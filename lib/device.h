@@ -112,12 +112,13 @@ static inline void device_phase(Device *dev, const char *name, const char *of) {
 // the ledger of ops
 
 /* Estimated seconds of an op: its FLOPs at the rate of the nearest measured size of that op, where distance is the
- * ratio of FLOPs and of intensity; but at least the time its bytes take. An op without measurements only moves
- * bytes. */
+ * ratio of FLOPs and of intensity; but at least the time its bytes take. Muon's matmuls have the rates of a linear
+ * layer's forward. Any other op without measurements only moves bytes. */
 static inline double op_seconds(const OpRates *r, OpKind op, double flops, double bytes) {
     double nearest = INFINITY, rate = INFINITY;
+    OpKind rated = op == OP_MUON_MATMUL ? OP_LINEAR_FORWARD : op;
     for (int i = 0; i < r->count; i++) {
-        if (r->ops[i].op != op) continue;
+        if (r->ops[i].op != rated) continue;
         double distance = hypot(log(flops / r->ops[i].flops), log(flops / bytes / r->ops[i].intensity));
         if (distance >= nearest) continue;
         nearest = distance;
@@ -203,8 +204,22 @@ static inline void device_open_dry_run(Device *dev, int threads, unsigned offloa
     }
 }
 
-/* Opens a real device with the options and the memory of its dry run. Files of offloaded arenas are under `out`. */
-static inline void device_open(Device *dev, const Device *dry_run, const char *out, int rank) {
+/* The arenas of weights and of the optimizer's state, which outlive the device of a recipe's stage. */
+typedef struct {
+    Arena params, optimizer;
+} StateArenas;
+
+/* Takes them from a device that is about to be closed. */
+static inline StateArenas device_take_state(Device *dev) {
+    StateArenas taken = {dev->arenas[MEM_PARAMS], dev->arenas[MEM_OPTIMIZER]};
+    dev->arenas[MEM_PARAMS].base = dev->arenas[MEM_OPTIMIZER].base = NULL;
+    return taken;
+}
+
+/* Opens a real device with the options and the memory of its dry run. Files of offloaded arenas are under `out`.
+ * `state`: arenas that it takes over, whose buffers will lie where they lay before; NULL: none. */
+static inline void device_open_with_state(Device *dev, const Device *dry_run, const char *out, int rank,
+                                          const StateArenas *state) {
     memset(dev, 0, sizeof *dev);
     dev->gpu = dry_run->gpu;
     dev->by_nccl = dry_run->by_nccl;
@@ -218,8 +233,19 @@ static inline void device_open(Device *dev, const Device *dry_run, const char *o
         a->offloaded = dry_run->arenas[c].offloaded;
         a->reserved = (size_t)round_up((int64_t)dry_run->arenas[c].peak, 4096);
         if (!a->reserved) continue;
-        a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(dry_run), out, rank);
+        const Arena *taken = NULL;
+        if (state && c == MEM_PARAMS) taken = &state->params;
+        if (state && c == MEM_OPTIMIZER) taken = &state->optimizer;
+        if (taken && taken->reserved != a->reserved)
+            run_failure("memory: %s of the next stage would have %zu bytes, those of this stage have %zu",
+                        mem_category_names[c], a->reserved, taken->reserved);
+        if (taken) a->base = taken->base;
+        else a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(dry_run), out, rank);
     }
+}
+
+static inline void device_open(Device *dev, const Device *dry_run, const char *out, int rank) {
+    device_open_with_state(dev, dry_run, out, rank, NULL);
 }
 
 /* The host waits for all streams. */

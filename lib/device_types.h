@@ -69,6 +69,11 @@ typedef enum {
     OP_SCALE,
     OP_DEQUANTIZE,
     OP_ADAPTER_MERGE,
+    OP_MUON_MOMENTUM,
+    OP_NORMALIZE_MATRIX,
+    OP_MUON_MATMUL,
+    OP_WEIGHTED_SUM,
+    OP_MUON_UPDATE,
     OP_COUNT
 } OpKind;
 static const char *const op_names[OP_COUNT] = {"embedding_forward",
@@ -95,7 +100,12 @@ static const char *const op_names[OP_COUNT] = {"embedding_forward",
                                                "fingerprint",
                                                "scale",
                                                "dequantize",
-                                               "adapter_merge"};
+                                               "adapter_merge",
+                                               "muon_momentum",
+                                               "normalize_matrix",
+                                               "muon_matmul",
+                                               "weighted_sum",
+                                               "muon_update"};
 
 /* The ledger's entry for one kind of op. */
 typedef struct {

@@ -23,6 +23,7 @@
 #include "cuda/flat_tensors.cuh"  // defines: cuda_tree_sum, cuda_squared_norm, cuda_adamw, …
 #include "cuda/layers.cuh"        // defines: cuda_embedding_*, cuda_rmsnorm_*, cuda_rope, cuda_swiglu_*
 #include "cuda/matmul.cuh"        // defines: cuda_matmul
+#include "cuda/muon.cuh"          // defines: cuda_muon_momentum, cuda_normalize_matrix, …
 #include "cuda/start.cuh"         // defines: cuda_ops_open, cuda_ops_close, cuda_require_head_size
 #define IMPLEMENTATION(op) cuda_##op
 #else
@@ -31,6 +32,7 @@
 #include "cpu/flat_tensors.h"  // defines: cpu_tree_sum, cpu_squared_norm, cpu_adamw, …
 #include "cpu/layers.h"        // defines: cpu_embedding_*, cpu_rmsnorm_*, cpu_rope, cpu_swiglu_*
 #include "cpu/matmul.h"        // defines: cpu_matmul, cpu_ops_open, cpu_ops_close
+#include "cpu/muon.h"          // defines: cpu_muon_momentum, cpu_normalize_matrix, …
 #define IMPLEMENTATION(op) cpu_##op
 #endif
 
@@ -334,19 +336,20 @@ static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, con
 }
 
 // ---------------------------------------------------------------------------
-// cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored)
+// cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored), with z-loss
 
 /* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N). With want_grad
  * the logits' memory then holds the gradient of the sum of losses, softmax(logits) - onehot(target) or, where the
  * target is negative, 0. It is floatX: its rows begin where the rows of fp32 logits began, V * 4 / sizeof(floatX)
- * elements apart. */
-static void cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
+ * elements apart. With a z-loss (lib/ops_common.h), z.losses (N) are the rows' z-losses, and the gradient is that of
+ * the sum of both; `losses` are the same as without. */
+static void cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V,
                           int want_grad) {
-    double bytes = (double)N * V * (F_BYTES + (want_grad ? X_BYTES : 0)) + 2 * F_BYTES * N;
+    double bytes = (double)N * V * (F_BYTES + (want_grad ? X_BYTES : 0)) + (z.losses ? 3 : 2) * F_BYTES * N;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(dev, V));
     if (op_begin(dev, OP_CROSS_ENTROPY, 4.0 * N * V, bytes)) {
-        IMPLEMENTATION(cross_entropy)(dev, losses, logits, targets, N, V, want_grad, workspace);
+        IMPLEMENTATION(cross_entropy)(dev, losses, logits, targets, z, N, V, want_grad, workspace);
         op_end(dev);
     }
     arena_release(dev, MEM_WORKSPACE, mark);
@@ -368,19 +371,20 @@ static void cross_entropy_part(Device *dev, float *parts, const float *logits, c
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
-/* Second half: losses (N) from all ranks' parts (ranks, N, 3), in the order of their slices, with the same bits on
- * every rank. With want_grad this rank's logits (N, V) become their gradient, as in cross_entropy. */
+/* Second half: losses and z-losses (N) from all ranks' parts (ranks, N, 3), in the order of their slices, with the same
+ * bits on every rank. With want_grad this rank's logits (N, V) become their gradient, as in cross_entropy. */
 static void cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets,
-                               int ranks, int first, int N, int V, int want_grad) {
+                               ZLoss z, int ranks, int first, int N, int V, int want_grad) {
     double flops = 4.0 * ranks * N + (want_grad ? 3.0 * N * V : 0);
-    double bytes = (want_grad ? (double)N * V * (F_BYTES + X_BYTES) : 0) + (3.0 * ranks + 2) * F_BYTES * N;
+    double of_row = 3.0 * ranks + (z.losses ? 3 : 2);
+    double bytes = (want_grad ? (double)N * V * (F_BYTES + X_BYTES) : 0) + of_row * F_BYTES * N;
     if (!op_begin(dev, OP_CROSS_ENTROPY, flops, bytes)) return;
-    IMPLEMENTATION(cross_entropy_join)(dev, losses, logits, parts, targets, ranks, first, N, V, want_grad);
+    IMPLEMENTATION(cross_entropy_join)(dev, losses, logits, parts, targets, z, ranks, first, N, V, want_grad);
     op_end(dev);
 }
 
 // ---------------------------------------------------------------------------
-// sums over ranks' pieces, gradient norm, optimizer
+// sums over ranks' pieces, gradient norm, AdamW
 
 /* out (count) = the sum over pieces (n, count) of dtype, or += with `accumulate`. The order is a binary tree over the
  * pieces, ((0+1)+(2+3))+…, in fp32. out may be pieces. The sum of one piece is a copy. */
@@ -427,6 +431,76 @@ static void adamw(Device *dev, float *p, float *m, float *v, const float *g, flo
     IMPLEMENTATION(adamw)(dev, p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay, grad_scale, step);
     op_end(dev);
 }
+
+// ---------------------------------------------------------------------------
+// Muon (Jordan et al. 2024; torch.optim.Muon): momentum, Newton-Schulz iterations on matrices, update of the weights.
+// Matrices are floatX, as they are bf16 in PyTorch
+
+/* Momentum and Nesterov's step, with the gradient s = g * grad_scale:
+ *   m += (1 - momentum) (s - m);  update = s + momentum (m - s), rounded to floatX
+ * m (count) is updated. */
+static void muon_momentum(Device *dev, floatX *update, float *m, const float *g, int64_t count, float momentum,
+                          float grad_scale) {
+    double flops = 7.0 * (double)count, bytes = (double)count * (3 * F_BYTES + X_BYTES);
+    if (!op_begin(dev, OP_MUON_MOMENTUM, flops, bytes)) return;
+    IMPLEMENTATION(muon_momentum)(dev, update, m, g, count, momentum, grad_scale);
+    op_end(dev);
+}
+
+/* x (count) /= its Frobenius norm, or 1e-7 if that is larger (as torch.optim.Muon: norm().clamp(min=eps)). The norm has
+ * the same bits for any number of threads: its squares are summed as in squared_norm. */
+static void normalize_matrix(Device *dev, floatX *x, int64_t count) {
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    void *workspace = op_workspace(dev, "norm of a matrix", IMPLEMENTATION(normalize_matrix_scratch)());
+    if (op_begin(dev, OP_NORMALIZE_MATRIX, 3.0 * (double)count, 3.0 * (double)count * X_BYTES)) {
+        IMPLEMENTATION(normalize_matrix)(dev, x, count, workspace);
+        op_end(dev);
+    }
+    arena_release(dev, MEM_WORKSPACE, mark);
+}
+
+/* g (m, m) = the smaller of x x^T and x^T x, for x (rows, cols): m = min(rows, cols) */
+static void gram_matrix(Device *dev, floatX *g, const floatX *x, int64_t rows, int64_t cols) {
+    int is_tall = rows > cols;
+    int64_t m = is_tall ? cols : rows, length = is_tall ? rows : cols;
+    int64_t along_m = is_tall ? 1 : cols, along_sum = is_tall ? cols : 1; // distance of neighbors in x
+    Matmul p = {.M = m, .N = m, .K = length, .a_row = along_m, .a_col = along_sum, .b_row = along_sum, .b_col = along_m,
+                .c_row = m, .c_float = FLOATX == DTYPE_F32, .accumulate = 0};
+    int64_t depth = length;
+    if (is_tall && FLOATX == DTYPE_F32) depth = DW_TOKENS;
+    linear_matmul(dev, OP_MUON_MATMUL, p, depth, g, x, x);
+}
+
+/* y (rows, cols) = s x, or x s if x (rows, cols) has more rows than columns; s (m, m) is symmetric, with m = min(rows,
+ * cols). y is fp32, so that weighted_sum rounds once, as torch.addmm does. */
+static void symmetric_matmul(Device *dev, float *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols) {
+    int is_tall = rows > cols;
+    int64_t m = is_tall ? cols : rows, depth = m;
+    Matmul p = {.M = rows, .N = cols, .K = m, .a_row = m, .a_col = 1, .b_row = cols, .b_col = 1, .c_row = cols,
+                .c_float = 1, .accumulate = 0};
+    if (FLOATX == DTYPE_F32) depth = DX_DEPTH;
+    linear_matmul(dev, OP_MUON_MATMUL, p, depth, y, is_tall ? x : s, is_tall ? s : x);
+}
+
+/* x (count) = a * x + y (count) * b */
+static void weighted_sum(Device *dev, floatX *x, float a, const float *y, float b, int64_t count) {
+    double bytes = (double)count * (2 * X_BYTES + F_BYTES);
+    if (!op_begin(dev, OP_WEIGHTED_SUM, 3.0 * (double)count, bytes)) return;
+    IMPLEMENTATION(weighted_sum)(dev, x, a, y, b, count);
+    op_end(dev);
+}
+
+/* p (count) = (1 - lr weight_decay) p - lr * adjust * direction (count); copy (count) = p rounded to floatX, or NULL */
+static void muon_update(Device *dev, float *p, floatX *copy, const floatX *direction, int64_t count, float lr,
+                        float adjust, float weight_decay) {
+    double flops = 3.0 * (double)count, bytes = (double)count * (2 * F_BYTES + X_BYTES * (copy ? 2 : 1));
+    if (!op_begin(dev, OP_MUON_UPDATE, flops, bytes)) return;
+    IMPLEMENTATION(muon_update)(dev, p, copy, direction, count, lr, adjust, weight_decay);
+    op_end(dev);
+}
+
+// ---------------------------------------------------------------------------
+// casts and hashes
 
 /* out (count) = in (count), rounded to the nearest bf16, ties to even */
 static void cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {

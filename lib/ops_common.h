@@ -1,7 +1,8 @@
 /* ops_common.h: what the CPU and the CUDA implementation of the ops share.
  *
- * The attention mask, slices of a vocabulary that tensor parallelism splits, the description of a matmul, and the
- * block sizes at which sums are cut. Both implementations call the same functions, so they agree on every rule here.
+ * The attention mask, the z-loss, slices of a vocabulary that tensor parallelism splits, the description of a matmul,
+ * and the block sizes at which sums are cut. Both implementations call the same functions, so they agree on every rule
+ * here.
  */
 #ifndef OPS_COMMON_H
 #define OPS_COMMON_H
@@ -12,6 +13,8 @@ enum {
     NORM_BLOCK = 128, // elements in one partial sum of squares; shards and FSDP units start at multiples of it
     NORM_ROWS = 32    // rows in one partial sum of RMSNorm's weight gradient
 };
+
+static const float LEAST_NORM = 1e-7f; // a matrix with a smaller Frobenius norm is divided by this (normalize_matrix)
 
 // ---------------------------------------------------------------------------
 // matmul
@@ -41,6 +44,29 @@ typedef struct {
     float sum;    // sum of exp(logit - max) over the slice
     float target; // the target token's logit; -INFINITY if another rank has it
 } LossPart;
+
+/* The z-loss of a row is weight · log²Z, where Z is the denominator of its softmax (Chowdhery et al. 2022, section 5).
+ * Together with cross-entropy it has the gradient softmax(logits) · (1 + 2 weight log Z) - onehot(target). */
+typedef struct {
+    float weight;
+    float *losses; // (N) the z-loss of each row, 0 where the target is negative; NULL: there is no z-loss
+} ZLoss;
+
+static inline ZLoss no_z_loss(void) {
+    const ZLoss none = {0, NULL};
+    return none;
+}
+
+/* The z-losses of the rows from `first` on. */
+static inline ZLoss z_loss_from(ZLoss z, int first) {
+    if (z.losses) z.losses += first;
+    return z;
+}
+
+static inline BOTH float z_loss_value(ZLoss z, float log_z) { return z.weight * log_z * log_z; }
+
+/* What the gradient multiplies the row's probabilities by. */
+static inline BOTH float z_loss_factor(ZLoss z, float log_z) { return z.losses ? 1 + 2 * z.weight * log_z : 1; }
 
 /* Combines all ranks' parts of row n, in the order of ranks: every rank gets the same bits. */
 static inline BOTH LossPart join_parts(const float *parts /* (ranks, N, 3) */, int ranks, int64_t N, int64_t n) {

@@ -1,6 +1,7 @@
 /* token_files.h: the files that --data, --val and --eval name, as one data set of samples, and how a sample is read.
  *
- * A sample is a window of T + 1 consecutive tokens: T inputs and, one position later, T targets.
+ * A sample is T + 1 consecutive tokens: T inputs and, one position later, T targets. Samples are shuffled in windows
+ * of `pieces` consecutive samples each: 1, unless a recipe has later stages with longer sequences.
  * A caller may rely on this: every token is below the vocabulary size, and a data set never changes once it is open.
  */
 #ifndef TOKEN_FILES_H
@@ -31,15 +32,17 @@ typedef struct {
     TokenFileHeader header;
     dev_t device; // with `inode`, identifies the file under all its names
     ino_t inode;
-    int64_t windows;      // samples in this file
-    int64_t first_window; // samples in the files before it
+    int64_t windows;      // windows in this file
+    int64_t first_window; // windows in the files before it
 } TokenFile;
 
 /* The files of one entry of --data. */
 typedef struct {
     char *pattern; // a path or a glob
+    int number;    // among the sources of the run, on which the order of its windows depends
     int first_file, num_files;
     int64_t first_window, windows, tokens;
+    int64_t used; // windows that the run has used of it before this mixture
 } DataSource;
 
 typedef struct {
@@ -49,6 +52,7 @@ typedef struct {
     int num_sources;
     Mixture *mixture; // the schedule of the sources; NULL: they have no weights
     int T, vocab_size;
+    int pieces;              // samples in a window
     int64_t windows, tokens; // in all files
     int32_t document_end;    // the token that ends a document; used by --doc-mask only
     uint64_t fingerprint;    // hash of all headers and of the mixture
@@ -104,7 +108,8 @@ static TokenFile token_file_open(const char *path, int T, int vocab_size) {
  * `partial`: the last window of a file may be shorter than T + 1 tokens; evaluation uses it to count every token. */
 static void source_open(Dataset *d, DataSource *source, int partial) {
     glob_t found;
-    int failed = glob(source->pattern, 0, NULL, &found), T = d->T;
+    int failed = glob(source->pattern, 0, NULL, &found);
+    int64_t length = (int64_t)d->T * d->pieces; // of a window
     if (failed == GLOB_NOSPACE) run_failure("out of memory: could not list the files of %s", source->pattern);
     if (failed) user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", source->pattern);
     source->first_file = d->num_files;
@@ -113,9 +118,9 @@ static void source_open(Dataset *d, DataSource *source, int partial) {
     d->files = (TokenFile *)checked_realloc(d->files, sizeof *d->files * (size_t)(d->num_files + source->num_files));
     for (int i = 0; i < source->num_files; i++) {
         TokenFile *f = &d->files[d->num_files++];
-        *f = token_file_open(found.gl_pathv[i], T, d->vocab_size);
+        *f = token_file_open(found.gl_pathv[i], d->T, d->vocab_size);
         int64_t targets = max_i64(0, (int64_t)f->header.count - 1); // every token but the file's first is a target
-        f->windows = partial ? (targets + T - 1) / T : targets / T;
+        f->windows = partial ? blocks_of(targets, length) : targets / length;
         f->first_window = d->windows;
         d->windows += f->windows;
         source->tokens += (int64_t)f->header.count;
@@ -144,7 +149,7 @@ static void dataset_mix(Dataset *d, const DataList *list) {
         if (!d->sources[k].windows)
             user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq, more text, or "
                        "leave it out",
-                       d->sources[k].pattern, d->sources[k].tokens, d->T, d->T + 1);
+                       d->sources[k].pattern, d->sources[k].tokens, d->T * d->pieces, d->T * d->pieces + 1);
     shares_of_weights(list, units);
     d->mixture = new_array(Mixture, 1);
     mixture_open(d->mixture, units, d->num_sources);
@@ -153,15 +158,19 @@ static void dataset_mix(Dataset *d, const DataList *list) {
         d->fingerprint = hash_bytes(d->fingerprint, &d->sources[k].num_files, sizeof d->sources[k].num_files);
 }
 
-/* Opens the files of a list (mixture.h): paths or globs, separated by commas, with weights or without.
- * `partial`: windows may be shorter, as in source_open; weights are refused, because every token counts. */
-static Dataset dataset_open(const char *text, int T, int vocab_size, int partial) {
+/* Opens the files of a list (mixture.h): paths or globs, separated by commas, with weights or without. A window has
+ * `pieces` samples of T tokens.
+ * `partial`: windows may be shorter, as in source_open; weights are refused, because every token counts.
+ * `always_mixes`: a single source with a weight is a mixture, too; otherwise it has epochs as one without a weight. */
+static Dataset dataset_open_windows(const char *text, int T, int pieces, int vocab_size, int partial,
+                                    int always_mixes) {
     Dataset d = ZERO;
     DataList list;
     data_list_parse(&list, text);
     d.num_sources = list.count;
     d.sources = new_array(DataSource, list.count);
     d.T = T;
+    d.pieces = pieces;
     d.vocab_size = vocab_size;
     d.fingerprint = HASH_START;
     if (partial && list.has_weights)
@@ -170,16 +179,24 @@ static Dataset dataset_open(const char *text, int T, int vocab_size, int partial
                    text);
     for (int k = 0; k < list.count; k++) {
         d.sources[k].pattern = checked_strdup(list.entries[k].pattern);
+        d.sources[k].number = k;
         source_open(&d, &d.sources[k], partial);
     }
     sources_check_apart(&d);
     if (!d.windows)
         user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq or more text", text,
-                   d.tokens, T, partial ? 2 : T + 1);
-    if (list.has_weights && list.count > 1) dataset_mix(&d, &list); // one source alone needs no mixture
+                   d.tokens, T * pieces, partial ? 2 : T * pieces + 1);
+    if (list.has_weights && (list.count > 1 || always_mixes)) dataset_mix(&d, &list);
     data_list_close(&list);
     return d;
 }
+
+/* The same with windows of one sample. */
+static Dataset dataset_open(const char *text, int T, int vocab_size, int partial) {
+    return dataset_open_windows(text, T, 1, vocab_size, partial, 0);
+}
+
+static int64_t dataset_samples(const Dataset *d) { return d->windows * d->pieces; }
 
 static void dataset_close(Dataset *d) {
     for (int i = 0; i < d->num_files; i++) {
@@ -191,6 +208,18 @@ static void dataset_close(Dataset *d) {
     free(d->mixture);
     free(d->sources);
     free(d->files);
+}
+
+/* Windows that the run has used of a source after the first n windows of the mixture. */
+static int64_t source_windows_used(const Dataset *d, int source, int64_t n) {
+    return d->sources[source].used + mixture_count(d->mixture, source, n);
+}
+
+/* How many of the first n samples of the mixture come from a source. */
+static int64_t mixture_samples(const Dataset *d, int source, int64_t n) {
+    int64_t windows = n / d->pieces, begun = n % d->pieces; // samples of a window that is not complete
+    int64_t whole = mixture_count(d->mixture, source, windows) * d->pieces;
+    return begun && mixture_sample(d->mixture, windows).source == source ? whole + begun : whole;
 }
 
 static double source_share(const Dataset *d, int source) {
@@ -221,18 +250,20 @@ static uint32_t token_at(const char *raw, int64_t t, int width) {
     return token;
 }
 
-/* Reads window `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the number
- * of targets, or -1 and a message in `error`. A window past the last one is padding: it has no targets. */
-static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error,
+/* Reads sample `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the number
+ * of targets, or -1 and a message in `error`. A sample past the last one is padding: it has no targets. */
+static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error,
                           size_t error_size) {
+    int64_t window = index / d->pieces, piece = index % d->pieces;
     for (int t = 0; t < d->T; t++) {
         inputs[t] = 0;
         targets[t] = IGNORED_TARGET;
     }
-    if (index >= d->windows) return 0;
+    if (window >= d->windows) return 0;
     const TokenFile *f = d->files;
-    while (index >= f->first_window + f->windows) f++;
-    int64_t first = (index - f->first_window) * d->T, n = min_i64(d->T + 1, (int64_t)f->header.count - first);
+    while (window >= f->first_window + f->windows) f++;
+    int64_t first = ((window - f->first_window) * d->pieces + piece) * d->T;
+    int64_t n = min_i64(d->T + 1, (int64_t)f->header.count - first);
     int width = (int)f->header.width, masked = f->header.flags & TOKEN_FILE_MASKED;
     const char *mask = raw + n * width;
     if (!token_file_read(f, first, n, raw)) {

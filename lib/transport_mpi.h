@@ -51,7 +51,8 @@ static inline void mpi_start(Comm *comm, Request *r) {
     const void *send = in_place ? MPI_IN_PLACE : r->send;
     switch (r->collective) {
     case ALL_GATHER: error = MPI_Iallgather(send, n, type, r->recv, n, type, on, &r->mpi); break;
-    case REDUCE_SCATTER: error = MPI_Ialltoall(r->send, n, type, r->recv, n, type, on, &r->mpi); break;
+    case REDUCE_SCATTER:
+    case ALL_TO_ALL: error = MPI_Ialltoall(r->send, n, type, r->recv, n, type, on, &r->mpi); break;
     case SEND: error = MPI_Isend(r->send, n, type, r->channel->peer, 0, on, &r->mpi); break;
     case RECEIVE: error = MPI_Irecv(r->recv, n, type, r->channel->peer, 0, on, &r->mpi); break;
     case COLLECTIVES: break;

@@ -318,7 +318,7 @@ static inline void nccl_channel_open(Comm *comm, Channel *c) {
 // ---------------------------------------------------------------------------
 // collectives and messages
 
-/* Sends a part to each member and receives one from each; the caller adds them in its own order. */
+/* Sends a part to each member and receives one from each. The caller of a reduce-scatter adds them in its own order. */
 static inline ncclResult_t nccl_all_to_all(Request *r, ncclComm_t c, int size, cudaStream_t stream) {
     ncclGroupStart();
     for (int p = 0; p < size; p++) {
@@ -336,7 +336,8 @@ static inline ncclResult_t nccl_reduce_scatter(Request *r, ncclComm_t c, cudaStr
 
 static inline void nccl_start(Comm *comm, Request *r) {
     static const char *const starts[COLLECTIVES] = {"start the all_gather of", "start the reduce_scatter of",
-                                                    "start the send of", "start the receive of"};
+                                                    "start the all_to_all of", "start the send of",
+                                                    "start the receive of"};
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
     int which = nccl_communicator_of(g->axis, r->stream, comm->dev->reductions_apart);
@@ -348,7 +349,7 @@ static inline void nccl_start(Comm *comm, Request *r) {
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, c, stream);
     else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream);
     else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, 0, c, stream);
-    else if (r->summed) result = nccl_reduce_scatter(r, c, stream);
+    else if (r->collective == REDUCE_SCATTER && r->summed) result = nccl_reduce_scatter(r, c, stream);
     else result = nccl_all_to_all(r, c, size, stream);
     nccl_check(comm, c, result, starts[r->collective], r->what);
     traffic_count(comm->traffic_measured, r, size);

@@ -142,7 +142,7 @@ static inline void threads_start(Comm *comm, Request *r) {
 /* Copies what member p, or the sender of a message, has posted for this rank. */
 static inline void threads_copy_part(Comm *comm, Request *r, const ThreadSlot *slot, int p) {
     int me = r->group->rank;
-    const char *from = slot->send + (r->collective == REDUCE_SCATTER ? (size_t)me * r->bytes : 0);
+    const char *from = slot->send + (sends_parts(r) ? (size_t)me * r->bytes : 0);
     char *to = r->recv + (size_t)p * r->bytes;
     if (r->on_device) device_wait_event(comm->dev, slot->ready);
     request_copy(comm, r, to, from);

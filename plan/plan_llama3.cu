@@ -16,8 +16,11 @@
 #include "goodput_plan.h"   // defines: goodput_plan, print_goodput
 #include "search.h"         // defines: search_main
 #include "report.h"         // defines: report_write_file, write_simulated_trace
+#include "stages.h"         // defines: StageTime, print_stage_times
 
-static void plan_one_layout(Job *j, const Cluster *cluster) {
+/* Plans a stage, which is the whole run without --recipe. `stages`: a recipe's stages, to which this one is added;
+ * NULL: there is none. The files under --out describe the last stage that was planned, and plan.json lists all. */
+static StageTime plan_one_layout(Job *j, const Cluster *cluster, cJSON *stages) {
     const Options *o = &j->opt;
     int64_t tokens = samples_per_step(o, &j->mesh) * o->seq;
     Plan plan;
@@ -30,27 +33,47 @@ static void plan_one_layout(Job *j, const Cluster *cluster) {
     plan_open(&plan, j, DRY_RUN_ALL, &events);
     if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (o->trace || o->out), problem, sizeof problem))
         run_failure("the ranks of the plan do not fit together: %s", problem);
+    print_stage(j);
     plan_print(stdout, j, &plan, tokens);
     print_simulation(stdout, &events, &simulation, seconds_now() - start);
     if (cluster) {
         estimate = estimate_of(&plan, &events, cluster, &simulation, j);
         print_estimate(stdout, cluster, &plan, &estimate);
     }
-    print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
+    if (!stages) print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
     if (o->mtbf) {
         GoodputPlan with_failures = goodput_plan(j, cluster, estimate.step_seconds);
         goodput = print_goodput(stdout, &with_failures, o);
     }
+    if (stages) cJSON_AddItemToArray(stages, stage_json(j, &plan, cluster ? estimate_json(&estimate) : NULL));
+    cJSON *listed = stages ? cJSON_Duplicate(stages, 1) : NULL;
     if (o->out) {
         report_write_file(o->out, j, &plan, &simulation, cluster, &estimate, goodput);
-        plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput);
+        plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput, listed);
     } else {
         cJSON_Delete(goodput);
+        cJSON_Delete(listed);
     }
     if (o->trace) write_simulated_trace(j, &simulation);
+    StageTime time = {memory_needed(&plan, cluster), estimate.step_seconds, estimate.mfu,
+                      cluster ? estimate.flops / estimate.step_seconds : 0};
     simulation_close(&simulation);
     event_lists_close(&events);
     plan_close(&plan);
+    return time;
+}
+
+/* All stages of a recipe, and a table of them. */
+static void plan_stages(Job *j, const Cluster *cluster) {
+    StageTime times[MOST_RECIPE_STAGES];
+    cJSON *stages = cJSON_CreateArray();
+    int count = 0;
+    memset(times, 0, sizeof times);
+    for (Job *s = j; s; s = s->next, count++)
+        if (!s->problem) times[count] = plan_one_layout(s, cluster, stages);
+        else cJSON_AddItemToArray(stages, stage_json(s, NULL, NULL));
+    print_stage_times(stdout, j, cluster, times);
+    cJSON_Delete(stages);
 }
 
 /* Refuses options that a plan cannot honour. */
@@ -88,11 +111,16 @@ int main(int argc, char **argv) {
         cluster_open(&cluster, job.opt.cluster, &job.mesh, job.opt.threads, job.opt.transport);
         job.op_rates = &cluster.rates;
     }
+    for (Job *s = &job; s; s = s->next) s->op_rates = job.op_rates;
     if (job.opt.search) {
-        search_main(&job, &cluster);
+        for (Job *s = &job; s; s = s->next) {
+            print_stage(s);
+            search_main(s, &cluster);
+        }
     } else {
         job_check_outputs(&job);
-        plan_one_layout(&job, job.opt.cluster ? &cluster : NULL);
+        if (job.recipe.path) plan_stages(&job, job.opt.cluster ? &cluster : NULL);
+        else plan_one_layout(&job, job.opt.cluster ? &cluster : NULL, NULL);
     }
     if (job.opt.cluster) cluster_close(&cluster);
     finish_results();

@@ -17,8 +17,8 @@ typedef struct {
     double least_compute; // seconds of arithmetic that no layout can avoid; 0: not known yet
 } Search;
 
-/* Memory that a layout cannot do without: weights, gradients and AdamW's moments of this rank's part, 16 bytes per
- * trained parameter, and the copies that its sharding keeps. */
+/* Memory that a layout cannot do without: weights, gradients and optimizer state of this rank's part, 16 bytes per
+ * trained parameter, with Muon at least 12, and the copies that its sharding keeps. */
 static double least_memory(const Job *j, const Options *o) {
     double split = (double)o->tp * o->pp, shards = (double)o->dp_shard * o->cp;
     double trained = (double)j->table.num_trained / split;
@@ -26,7 +26,7 @@ static double least_memory(const Job *j, const Options *o) {
     double bytes_per_frozen = j->config.base >= BASE_INT8 ? 1 : sizeof(floatX);
     double unsharded = strcmp(o->sharding, "full_shard") ? sizeof(floatX) : 0;
     if (!strcmp(o->accumulate, "local") && o->accum > 1) unsharded += 4;
-    return frozen * bytes_per_frozen / shards + trained * (16 / shards + unsharded);
+    return frozen * bytes_per_frozen / shards + trained * ((uses_muon(o) ? 12 : 16) / shards + unsharded);
 }
 
 /* Seconds that a step cannot do without, by the traffic formula: arithmetic and the communication of tp and cp, which
@@ -166,7 +166,7 @@ static void search_run(Search *s, const Job *j, int ranks_per_host) {
     int world = j->mesh.world;
     s->job = *j;
     s->given = &j->opt;
-    s->sequences = (double)samples_per_step(&j->opt, &j->mesh);
+    s->sequences = (double)stage_batch(j->stage, &j->mesh);
     for (o.pp = 1; o.pp <= world && o.pp <= j->config.L + 2; o.pp++)
         for (o.tp = 1; o.tp <= ranks_per_host && o.tp * o.pp <= world; o.tp++)
             for (o.cp = 1; (int64_t)o.tp * o.cp * o.pp <= world && 2 * o.cp <= o.seq; o.cp++)

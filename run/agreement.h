@@ -34,7 +34,7 @@ static uint64_t data_contents(const Dataset *d) {
 
 /* What each rank tells all others at start-up. */
 typedef struct {
-    uint64_t options;  // hash of the options, the checkpoint and the headers of the data
+    uint64_t options;  // hash of the options, the recipe, the checkpoint and the headers of the data
     uint64_t contents; // data_contents of --data and --val
     uint64_t requests; // hash of the file of --score or --choices
     uint64_t program;  // hash of the program's file
@@ -50,7 +50,8 @@ static uint64_t hash_of_options(const Job *j) {
     fclose(f);
     uint64_t h = hash_bytes(HASH_START, text, length);
     free(text);
-    return hash_bytes(h, &j->data.fingerprint, sizeof j->data.fingerprint) ^ j->resume_from.fingerprint;
+    h = hash_bytes(h, &j->data.fingerprint, sizeof j->data.fingerprint);
+    return hash_bytes(h, &j->recipe.fingerprint, sizeof j->recipe.fingerprint) ^ j->resume_from.fingerprint;
 }
 
 static uint64_t hash_of_program(void) {

@@ -16,7 +16,8 @@ typedef struct {
     char name[256]; // as it was given to --data
     int64_t first_window, windows;
     int64_t units;    // its share of the samples, in millionths
-    int64_t before;   // samples consumed before the first step of the file
+    int64_t used;     // samples that the run consumed of it before this mixture began
+    int64_t before;   // samples of the mixture consumed before the first step of the file
     int64_t consumed; // samples consumed since then
     int64_t complete; // epochs since then in which every window was found
 } AuditSource;
@@ -24,14 +25,18 @@ typedef struct {
 typedef struct {
     const char *path;     // OUT/samples.jsonl
     int64_t line;         // number of the current line, from 1
-    int64_t windows;      // in the data; 0 until a line says so
+    char data[20];        // hash of the data
+    int64_t windows;      // samples in the data; 0 until a line says so
+    int64_t seq;          // tokens of a sample
+    int64_t pieces;       // consecutive samples that are shuffled together, and belong to the same source
     int pad;              // --tail pad: the last step of an epoch may repeat windows; 0: the tail is dropped
     int32_t *consumed_by; // (windows) the step of this epoch that consumed each window; 0: none yet
     int num_sources;      // sources of the mixture; 0: the data is not a mixture
     AuditSource sources[MOST_SOURCES];
     int32_t *times;           // (windows) of a mixture: how often each window was consumed
     int64_t epoch;            // the current one; -1 before its first step
-    int64_t consumed;         // samples of the current epoch so far
+    int64_t before;           // samples of the current epoch that were consumed before the first line
+    int64_t consumed;         // samples of the current epoch since then
     int64_t repeated;         // those of them that had been consumed before in this epoch
     int starts_mid_epoch;     // the current epoch began in another file, so its missing windows are no error
     int64_t step_samples;     // samples of the last step
@@ -48,6 +53,7 @@ static void audit_end_epoch(Audit *a) {
                    a->path, a->epoch, a->step, missing, a->windows);
     a->whole_epochs += !a->starts_mid_epoch;
     a->dropped += missing;
+    a->before = 0;
     a->consumed = 0;
     a->repeated = 0;
     a->starts_mid_epoch = 0;
@@ -77,6 +83,7 @@ static void audit_sources(Audit *a, const cJSON *list) {
         source->windows = (int64_t)json_number(row, place, "windows", NAN, 1, INT32_MAX);
         source->units = llround(json_number(row, place, "share", NAN, 0, 1) * (double)SHARE_UNITS);
         source->before = (int64_t)json_number(row, place, "consumed_before", NAN, 0, 1e11);
+        source->used = (int64_t)json_number(row, place, "used_before", 0, 0, 1e11);
         windows += source->windows;
         units += source->units;
     }
@@ -90,8 +97,8 @@ static void audit_sources(Audit *a, const cJSON *list) {
 
 /* Every window of a source must have been consumed in each of its whole epochs. */
 static void audit_whole_epochs(Audit *a, AuditSource *source) {
-    int64_t ended = (source->before + source->consumed) / source->windows;
-    int64_t complete = ended - blocks_of(source->before, source->windows);
+    int64_t first = source->used + source->before; // sample
+    int64_t ended = (first + source->consumed) / source->windows, complete = ended - blocks_of(first, source->windows);
     if (complete <= source->complete) return;
     for (int64_t w = source->first_window; w < source->first_window + source->windows; w++)
         if (a->times[w] < complete)
@@ -106,7 +113,7 @@ static void audit_share(const Audit *a, const AuditSource *source) {
     int64_t all = 0, given = source->before + source->consumed;
     for (int k = 0; k < a->num_sources; k++) all += a->sources[k].before + a->sources[k].consumed;
     int64_t off = llabs(given * SHARE_UNITS - source->units * all); // in millionths of a sample, below 9e18 here
-    if (off >= SHARE_UNITS)
+    if (off >= SHARE_UNITS * a->pieces)
         user_error("%s: after step %" PRId64 ", %" PRId64 " of %" PRId64 " samples came from '%s', but its share is "
                    "%.1f: a rank did not follow the mixture's schedule",
                    a->path, a->step, given, all, source->name,
@@ -127,8 +134,9 @@ static void audit_mixture_step(Audit *a, const cJSON *samples) {
     cJSON_ArrayForEach(sample, samples) {
         int64_t w = (int64_t)sample->valuedouble;
         const AuditSource *source = audit_source_of(a, w);
-        int64_t begun = blocks_of(source->before + source->consumed, source->windows);
-        int64_t most = begun - source->before / source->windows; // epochs that these runs had a part in
+        int64_t first = source->used + source->before; // sample
+        int64_t begun = blocks_of(first + source->consumed, source->windows);
+        int64_t most = begun - first / source->windows; // epochs that these runs had a part in
         if (a->times[w] > most)
             user_error("%s: step %" PRId64 " consumed window %" PRId64 " of '%s' a second time in an epoch", a->path,
                        a->step, w, source->name);
@@ -139,22 +147,81 @@ static void audit_mixture_step(Audit *a, const cJSON *samples) {
 // ---------------------------------------------------------------------------
 // the lines
 
+/* From now on samples are `ratio` times as long. Of each new sample, all old ones must have been consumed equally
+ * often: otherwise the next steps would repeat a part of it, or leave it out. */
+static void audit_join_samples(Audit *a, int64_t ratio) {
+    int32_t *counts = a->num_sources ? a->times : a->consumed_by;
+    for (int64_t w = 0; w < a->windows / ratio; w++) {
+        const int32_t *parts = counts + w * ratio;
+        for (int64_t i = 1; i < ratio; i++) {
+            int differs = a->num_sources ? parts[i] != parts[0] : (parts[i] != 0) != (parts[0] != 0);
+            if (differs)
+                user_error("%s, line %" PRId64 ": samples become %" PRId64 " times as long, and of the new sample "
+                           "%" PRId64 " only a part was consumed before: tokens are repeated or left out",
+                           a->path, a->line, ratio, w);
+        }
+        counts[w] = counts[w * ratio];
+    }
+    a->windows /= ratio;
+    a->before /= ratio;
+    a->consumed /= ratio;
+    a->seq *= ratio;
+    a->pieces /= ratio;
+    for (int k = 0; k < a->num_sources; k++) {
+        AuditSource *source = &a->sources[k];
+        source->first_window /= ratio;
+        source->windows /= ratio;
+        source->used /= ratio;
+        source->before /= ratio;
+        source->consumed /= ratio;
+    }
+}
+
+/* Does the line describe the data of the steps before it, in samples of the same length or of longer ones? Then its
+ * steps must begin where these have ended. */
+static int audit_continues(const Audit *a, const cJSON *line, int64_t windows, int64_t seq, int64_t pieces,
+                           int64_t consumed_before) {
+    const char *data = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "data"));
+    int64_t ended = (a->before + a->consumed) * a->seq; // token of the epoch, or of the mixture
+    if (!a->windows || !data || strcmp(data, a->data) || !a->seq || seq < a->seq || seq % a->seq) return 0;
+    if (a->windows * a->seq != windows * seq || a->pieces * a->seq != pieces * seq || !consumed_before) return 0;
+    if (ended != consumed_before * seq)
+        user_error("%s, line %" PRId64 ": the steps after it begin at token %" PRId64 " of the data, and those before "
+                   "it have ended at token %" PRId64 ": tokens are repeated or left out",
+                   a->path, a->line, consumed_before * seq, ended);
+    return !a->starts_mid_epoch;
+}
+
 /* The line that describes the data of the steps after it. */
 static void audit_data(Audit *a, const cJSON *line) {
     const cJSON *windows = cJSON_GetObjectItemCaseSensitive(line, "windows");
     const cJSON *tail = cJSON_GetObjectItemCaseSensitive(line, "tail");
-    const cJSON *consumed_before = cJSON_GetObjectItemCaseSensitive(line, "consumed_before");
     a->pad = !strcmp(tail->valuestring, "pad");
     if (!(windows->valuedouble >= 1 && windows->valuedouble <= INT32_MAX))
         user_error("%s, line %" PRId64 ": found %g windows, expected 1 to %d: the file is damaged", a->path, a->line,
                    windows->valuedouble, INT32_MAX);
-    a->windows = (int64_t)windows->valuedouble;
+    char place[4200];
+    snprintf(place, sizeof place, "%s, line %" PRId64, a->path, a->line);
+    int64_t seq = (int64_t)json_number(line, place, "seq", 0, 0, INT32_MAX);
+    int64_t pieces = (int64_t)json_number(line, place, "pieces", 1, 1, INT32_MAX);
+    int64_t count = (int64_t)windows->valuedouble;
+    int64_t before = (int64_t)json_number(line, place, "consumed_before", 0, 0, 1e15);
+    const char *data = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "data"));
+    if (audit_continues(a, line, count, seq, pieces, before)) {
+        if (seq > a->seq) audit_join_samples(a, seq / a->seq);
+        return;
+    }
+    snprintf(a->data, sizeof a->data, "%s", data ? data : "");
+    a->seq = seq;
+    a->pieces = pieces;
+    a->windows = count;
     free(a->consumed_by);
     a->consumed_by = new_array(int32_t, a->windows);
     a->epoch = -1;
+    a->before = before;
     a->consumed = 0;
     a->repeated = 0;
-    a->starts_mid_epoch = cJSON_GetNumberValue(consumed_before) > 0;
+    a->starts_mid_epoch = before > 0;
     audit_sources(a, cJSON_GetObjectItemCaseSensitive(line, "sources"));
 }
 

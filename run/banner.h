@@ -36,14 +36,14 @@ static void print_ranks(const Trainer *trainer) {
 static void print_sources(const Trainer *trainer) {
     const Dataset *data = &trainer->job->data;
     const Sampler *sampler = &trainer->loader.sampler;
-    int64_t epoch, end = sampler_position(sampler, trainer->job->opt.steps, &epoch);
+    int64_t epoch, end = sampler_position(sampler, stage_end_step(trainer->job), &epoch) / data->pieces;
     char samples[32];
     for (int k = 0; data->mixture && k < data->num_sources; k++)
-        printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %d\n", 100 * source_share(data, k),
-               data->sources[k].pattern, data->sources[k].num_files, plural(data->sources[k].num_files),
-               with_commas(samples, data->sources[k].windows),
-               (double)mixture_count(data->mixture, k, end) / (double)data->sources[k].windows,
-               trainer->job->opt.steps);
+        printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %" PRId64 "\n",
+               100 * source_share(data, k), data->sources[k].pattern, data->sources[k].num_files,
+               plural(data->sources[k].num_files), with_commas(samples, data->sources[k].windows * data->pieces),
+               (double)source_windows_used(data, k, end) / (double)data->sources[k].windows,
+               stage_end_step(trainer->job));
 }
 
 static void print_data(const Trainer *trainer) {
@@ -52,9 +52,10 @@ static void print_data(const Trainer *trainer) {
     char samples[32];
     printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
            "; %d loader worker%s per rank\n",
-           with_commas(samples, j->data.windows), o->seq, mesh_data_ranks(&j->mesh), plural(mesh_data_ranks(&j->mesh)),
-           o->accum, o->accum == 1 ? "" : "es", o->batch, sampler_global_batch(&trainer->loader.sampler),
-           trainer->loader.num_workers, plural(trainer->loader.num_workers));
+           with_commas(samples, dataset_samples(&j->data)), o->seq, mesh_data_ranks(&j->mesh),
+           plural(mesh_data_ranks(&j->mesh)), o->accum, o->accum == 1 ? "" : "es", o->batch,
+           sampler_global_batch(&trainer->loader.sampler), trainer->loader.num_workers,
+           plural(trainer->loader.num_workers));
     print_sources(trainer);
 }
 
@@ -66,10 +67,27 @@ static void print_resumed(const Checkpoint *from, double seconds) {
     printf("\n");
 }
 
+/* A stage of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */
+static void print_stage(const Job *j) {
+    const Recipe *r = &j->recipe;
+    const RecipeStage *s = j->stage;
+    char tokens[32], frozen[1024];
+    if (!r->path) return;
+    printf("stage %d of %d%s%s%s: steps %" PRId64 " to %" PRId64 ", %s tokens; %" PRId64 " sequences of %d tokens a "
+           "step; lr %s, %g to %g at its end\n",
+           (int)(s - r->stages) + 1, r->count, s->name[0] ? " (" : "", s->name, s->name[0] ? ")" : "",
+           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh), j->opt.seq,
+           j->opt.lr_schedule, learning_rate_at(&s->rate, s->first_step + 1),
+           learning_rate_at(&s->rate, stage_end_step(j)));
+    if (s->num_frozen) printf("frozen: %s\n", stage_frozen(s, frozen, sizeof frozen));
+    if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);
+}
+
 static void print_banner(const Trainer *trainer) {
     const Job *j = trainer->job;
     flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
-    print_model(j);
+    print_stage(j);
+    if (!j->before) print_model(j);
     print_ranks(trainer);
     if (j->task == DO_TRAIN) print_data(trainer);
     if (j->resume_from.dir[0]) print_resumed(&j->resume_from, trainer->load_seconds);

@@ -11,6 +11,8 @@
 #include "options.h"       // defines: Options, option_text
 #include "peft.h"          // defines: adapters_open
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path
+#include "recipe.h"        // defines: Recipe, recipe_stage_after, LearningRate
+#include "outliers.h"      // defines: Outliers, outliers_read, outliers_write
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
 #include <zlib.h>          // defines: crc32
@@ -20,9 +22,10 @@
 
 typedef struct {
     int64_t step, updates, skips;    // finished steps: those that changed the weights, and those that were skipped
-    int64_t samples;                 // consumed by all ranks
-    int64_t epoch, samples_in_epoch; // the current epoch, and how many of its samples were consumed
+    int64_t samples, tokens;         // consumed by all ranks
+    int64_t epoch, samples_in_epoch; // the current epoch, and how many samples of the last step's length it consumed
     const Dataset *data;             // the token files; NULL: none
+    Outliers outliers;               // windows of --outlier-window
 } Progress;
 
 /* Samples that all ranks consume in a step. */
@@ -32,32 +35,76 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
 static const char *const training_options[] = {
-    "seq",   "doc-mask", "tail", "steps", "lr",           "min-lr",    "warmup",     "weight-decay", "beta1",
-    "beta2", "eps",      "clip", "seed",  "reduce-dtype", "lora-rank", "lora-alpha", "lora-targets", "base"};
+    "optimizer",   "muon-momentum", "seq",          "doc-mask",     "tail",         "steps",          "lr",
+    "lr-schedule", "min-lr",        "warmup",       "lr-decay",     "weight-decay", "beta1",          "beta2",
+    "eps",         "clip",          "seed",         "reduce-dtype", "z-loss",       "outlier-window", "outlier-z",
+    "lora-rank",   "lora-alpha",    "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
-/* The settings of this run that must be the same when it is resumed, as text. `base`: fingerprint of the frozen model
- * beneath the adapters. */
-static cJSON *settings_in_force(const Options *o, const Mesh *mesh, const Dataset *data, uint64_t base) {
-    int count = o->lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
-    cJSON *settings = cJSON_CreateObject();
+/* Which of them describe the learning-rate curve. */
+static int is_rate_option(const char *option) {
+    static const char *const names[] = {"steps", "lr", "lr-schedule", "min-lr", "warmup", "lr-decay"};
+    int is_one = 0;
+    for (int i = 0; i < 6; i++) is_one |= !strcmp(option, names[i]);
+    return is_one;
+}
+
+/* How settings of stage i are called: those of the first stage as the option, "--seq"; later ones "stage 2: --seq". */
+static const char *setting_name(char name[64], int stage, const char *text) {
+    if (stage) snprintf(name, 64, "stage %d: %s", stage + 1, text);
+    else snprintf(name, 64, "%s", text);
+    return name;
+}
+
+static void setting_add(cJSON *settings, int stage, const char *text, const char *value) {
+    char name[64];
+    cJSON_AddStringToObject(settings, setting_name(name, stage, text), value);
+}
+
+static void setting_add_integer(cJSON *settings, int stage, const char *text, int64_t value) {
+    char digits[24];
+    snprintf(digits, sizeof digits, "%" PRId64, value);
+    setting_add(settings, stage, text, digits);
+}
+
+/* The settings of a stage. A later stage has only those options that a recipe can change. */
+static void settings_of_stage(cJSON *settings, const Recipe *r, int stage, const Mesh *mesh) {
+    const RecipeStage *s = &r->stages[stage];
+    int count = s->opt.lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
     char name[24], value[1024];
     for (int i = 0; i < count; i++) {
         const char *option = training_options[i];
+        if (stage && !is_stage_option(option) && strcmp(option, "steps")) continue;
+        if (!strcmp(option, "muon-momentum") && !uses_muon(&s->opt)) continue;
         snprintf(name, sizeof name, "--%s", option);
-        option_text(o, option, value, sizeof value);
-        // the number of steps matters only to a learning rate that changes
-        cJSON_AddStringToObject(settings, name, !strcmp(option, "steps") && o->min_lr == o->lr ? "any" : value);
+        option_text(&s->opt, option, value, sizeof value);
+        if (strcmp(option, "steps")) setting_add(settings, stage, name, value);
+        else setting_add_integer(settings, stage, name, s->rate.steps);
     }
+    setting_add_integer(settings, stage, "samples a step", samples_per_step(&s->opt, mesh));
+    if (!r->path) return;
+    setting_add_integer(settings, stage, "first step", s->first_step);
+    setting_add_integer(settings, stage, "first step of the learning-rate curve", s->rate.first_step);
+    setting_add(settings, stage, "--data", s->opt.data ? s->opt.data : "");
+    setting_add(settings, stage, "frozen", stage_frozen(s, value, sizeof value));
+}
+
+/* The settings of the steps up to `step` that must be the same when the run is resumed, as text. `data`: of the stage
+ * that contains `step`; NULL: it is not open. `base`: fingerprint of the frozen model beneath the adapters. */
+static cJSON *settings_in_force(const Recipe *r, int64_t step, const Mesh *mesh, const Dataset *data, uint64_t base) {
+    int last = recipe_stage_after(r, step - 1); // stages that have begun
+    cJSON *settings = cJSON_CreateObject();
+    char value[1024];
+    for (int i = 0; i <= last; i++) settings_of_stage(settings, r, i, mesh);
     snprintf(value, sizeof value, "%016" PRIx64, base);
-    if (o->lora_rank) cJSON_AddStringToObject(settings, "base model", value);
-    snprintf(value, sizeof value, "%" PRId64, samples_per_step(o, mesh));
-    cJSON_AddStringToObject(settings, "samples a step", value);
-    cJSON_AddStringToObject(settings, "precision", PRECISION_NAME);
+    if (r->stages->opt.lora_rank) setting_add(settings, 0, "base model", value);
+    setting_add(settings, 0, "precision", PRECISION_NAME);
+    if (r->path) setting_add_integer(settings, 0, "longest --seq", r->longest);
+    if (!data) return settings;
     dataset_shares(data, value, sizeof value);
-    if (data->mixture) cJSON_AddStringToObject(settings, "shares of --data", value);
+    if (data->mixture) setting_add(settings, last, "shares of --data", value);
     snprintf(value, sizeof value, "%016" PRIx64, data->fingerprint);
-    cJSON_AddStringToObject(settings, "data", value);
+    setting_add(settings, last, "data", value);
     return settings;
 }
 
@@ -104,9 +151,10 @@ static char *trainer_text(const Progress *at, cJSON *settings, const OutputFiles
     FILE *f = text_stream_open(&text, length);
     fprintf(f,
             "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
-            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64
-            ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{",
-            at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch, rows, FILE_CHUNK_BYTES);
+            ",\"tokens\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64,
+            at->step, at->updates, at->skips, at->samples, at->tokens, at->epoch, at->samples_in_epoch);
+    outliers_write(&at->outliers, f);
+    fprintf(f, ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{", rows, FILE_CHUNK_BYTES);
     for (int i = 0; i < files->num_files + companions->count; i++) {
         const OutputFile *file = i < files->num_files ? &files->files[i] : NULL;
         const CompanionFile *small = file ? NULL : &companions->files[i - files->num_files];
@@ -200,20 +248,85 @@ typedef struct {    // the checkpoint that a run resumes from
     char *changes;            // --allow-changes: the settings that differ, as text; NULL: none
 } Checkpoint;
 
+/* The recorded value of a setting. An option that the checkpoint's program did not have had its default. */
+static const char *setting_recorded(const cJSON *then, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
+    const OptionRow *row = strncmp(name, "--", 2) ? NULL : option_find(name + 2);
+    if (cJSON_IsString(item)) return item->valuestring;
+    return row && row->fallback ? row->fallback : "not recorded";
+}
+
+/* The learning-rate curve of a stage in the run that wrote the checkpoint. Settings that are the same as now keep
+ * their exact values, since a text has nine digits. */
+static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int stage, const LearningRate *is) {
+    static const char *const names[] = {"--steps",
+                                        "--lr",
+                                        "--lr-schedule",
+                                        "--min-lr",
+                                        "--warmup",
+                                        "--lr-decay",
+                                        "first step of the learning-rate curve"};
+    LearningRate was = *is;
+    int64_t *const integers[] = {&was.steps, NULL, NULL, NULL, &was.warmup, &was.decay, &was.first_step};
+    double *const reals[] = {NULL, &was.peak, NULL, &was.minimum, NULL, NULL, NULL};
+    char name[64];
+    for (int i = 0; i < 7; i++) {
+        const char *text = setting_recorded(then, setting_name(name, stage, names[i]));
+        const cJSON *same = cJSON_GetObjectItemCaseSensitive(now, name);
+        if (!same || !strcmp(text, same->valuestring)) continue;
+        if (integers[i]) *integers[i] = strtoll(text, NULL, 10);
+        else if (reals[i]) *reals[i] = strtod(text, NULL);
+        else was.shape = rate_shape_find(text);
+    }
+    const char *decay = setting_recorded(then, setting_name(name, stage, "--lr-decay"));
+    if (!strcmp(decay, "0")) was.decay = rate_decay(&was, 0);
+    return was;
+}
+
+/* Was the learning rate of the stage's steps up to `step` another one? Only these steps must be the same: a stage may
+ * be given more or fewer tokens while its rate does not depend on them. */
+static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r, int stage, int64_t step) {
+    const RecipeStage *s = &r->stages[stage];
+    LearningRate was = rate_recorded(then, now, stage, &s->rate);
+    int changed = 0;
+    for (int64_t t = s->first_step + 1; t <= min_i64(step, s->first_step + s->steps) && !changed; t++)
+        changed = learning_rate_at(&was, t) != learning_rate_at(&s->rate, t);
+    return changed;
+}
+
+/* Does a difference in this setting change nothing, because it only describes a learning-rate curve that was the same
+ * up to `step`? */
+static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
+    int stage = 0, used = 0;
+    if (sscanf(name, "stage %d: %n", &stage, &used) == 1 && used) name += used;
+    int of_rate =
+        !strcmp(name, "first step of the learning-rate curve") || (!strncmp(name, "--", 2) && is_rate_option(name + 2));
+    return of_rate && !rate_has_changed(then, now, r, stage ? stage - 1 : 0, step);
+}
+
+/* --allow-changes does not help here: AdamW's moments are not Muon's momentum. */
+__attribute__((noreturn)) static void refuse_other_optimizer(const char *dir, const char *is, const char *was) {
+    user_error("--resume %s: options that affect the training result have changed (--optimizer %s, was %s), and the "
+               "state of one optimizer cannot continue another's: give --optimizer %s, or start a new run from these "
+               "weights with --model %s",
+               dir, is, was, was, dir);
+}
+
 /* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
-static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, const Dataset *data,
-                             uint64_t base) {
-    cJSON *now = settings_in_force(o, mesh, data, base), *setting;
+static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Recipe *r, const Mesh *mesh,
+                             const Dataset *data, uint64_t base) {
+    int64_t step = c->progress.step;
+    int begins_stage = r->stages[recipe_stage_after(r, step)].first_step == step && step; // `data` is the next stage's
+    cJSON *now = settings_in_force(r, step, mesh, begins_stage ? NULL : data, base), *setting;
     char list[2048];
     int used = 0, room = (int)sizeof list;
-    c->settings = cJSON_CreateObject();
+    c->settings = cJSON_Duplicate(then, 1);
     cJSON_ArrayForEach(setting, now) {
-        const char *name = setting->string, *is = setting->valuestring;
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
-        const char *was = cJSON_IsString(item) ? item->valuestring : "not recorded";
-        cJSON_AddStringToObject(c->settings, name, was);
-        if (!strcmp(was, is)) continue;
-        if (!strcmp(name, "data") || !strcmp(name, "--seq")) c->data_changed = 1;
+        const char *name = setting->string, *is = setting->valuestring, *was = setting_recorded(then, name);
+        if (!strcmp(was, is) || is_same_rate(then, now, r, name, step)) continue;
+        if (!strcmp(name, "--optimizer")) refuse_other_optimizer(c->dir, is, was);
+        const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
+        if (!strcmp(option, "data") || !strcmp(option, "--seq")) c->data_changed = 1;
         if (used < room)
             used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", name, is, was);
     }
@@ -295,6 +408,22 @@ static Progress trainer_progress(const cJSON *json, const char *path) {
     p.samples = trainer_integer(json, path, "samples");
     p.epoch = trainer_integer(json, path, "epoch");
     p.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
+    outliers_read(&p.outliers, json, path);
+    // checkpoints without it are of runs of one stage
+    const cJSON *seq = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "settings"), "--seq");
+    if (cJSON_GetObjectItemCaseSensitive(json, "tokens")) p.tokens = trainer_integer(json, path, "tokens");
+    else if (cJSON_IsString(seq)) p.tokens = p.samples * strtoll(seq->valuestring, NULL, 10);
+    return p;
+}
+
+/* The progress of the run that wrote the checkpoint in `dir`. */
+static Progress checkpoint_progress(const char *dir) {
+    char path[4096 + 32];
+    uint64_t fingerprint;
+    snprintf(path, sizeof path, "%s/trainer.json", dir);
+    cJSON *json = trainer_read(path, &fingerprint);
+    Progress p = trainer_progress(json, path);
+    cJSON_Delete(json);
     return p;
 }
 
@@ -311,20 +440,20 @@ static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama
     if (!st_open(&c->moments, c->dir, "optimizer"))
         user_error("%s has no optimizer.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
     for (int kind = STATE_EXP_AVG; kind <= STATE_EXP_AVG_SQ; kind++)
-        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, state_suffixes[kind]);
+        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, (StateKind)kind);
 }
 
 /* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
  * the model, the data and the fingerprint of the base model. */
-static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, const Dataset *data, uint64_t base,
-                            const Llama3Config *config, const TensorTable *table) {
+static void checkpoint_open(Checkpoint *c, const Options *o, const Recipe *r, const Mesh *mesh, const Dataset *data,
+                            uint64_t base, const Llama3Config *config, const TensorTable *table) {
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/trainer.json", c->dir);
     cJSON *json = trainer_read(path, &c->fingerprint);
     const cJSON *files = json_object(json, path, "files");
     c->progress = trainer_progress(json, path);
     companions_check(c->dir, files, path);
-    settings_compare(c, json_object(json, path, "settings"), o, mesh, data, base);
+    settings_compare(c, json_object(json, path, "settings"), o, r, mesh, data, base);
     checkpoint_open_tensors(c, o, config, table);
     StFiles *opened[] = {&c->weights, &c->moments};
     for (int k = 0; k < 2; k++)
@@ -333,9 +462,13 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, c
             file->sums = expected_sums(files, path, file->path, file->bytes);
         }
     cJSON_Delete(json);
-    if (c->progress.step > o->steps)
+    if (c->progress.step > recipe_steps(r) && !r->path)
         user_error("--resume %s has finished step %" PRId64 ", but --steps is %d: use a larger --steps", c->dir,
                    c->progress.step, o->steps);
+    if (c->progress.step > recipe_steps(r))
+        user_error("--resume %s has finished step %" PRId64 ", but the stages of %s end after step %" PRId64
+                   ": give a stage more tokens",
+                   c->dir, c->progress.step, r->path, recipe_steps(r));
 }
 
 static void checkpoint_close(Checkpoint *c) {
@@ -373,8 +506,9 @@ static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const
                                  int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
     const Checkpoint *c = r->checkpoint;
+    const char *suffix = state_suffix(tensor, kind);
     char name[128], *to = (char *)out;
-    snprintf(name, sizeof name, "%s%s", tensor->name, state_suffixes[kind]);
+    snprintf(name, sizeof name, "%s%s", tensor->name, suffix ? suffix : "");
     const StTensor *t = st_find(kind == STATE_MASTER ? &c->weights : &c->moments, name);
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
     while (at < end) {

@@ -20,6 +20,7 @@
 typedef struct CheckpointWriter {
     Fsdp *fsdp;
     const Options *opt;
+    const Recipe *recipe;
     const Checkpoint *resume_from;   // the run resumed from it; dir "": a new run
     uint64_t base_fingerprint;       // of the frozen model beneath the adapters
     const TokenizerFiles *tokenizer; // the files that are written next to the weights
@@ -572,7 +573,8 @@ static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const 
     int same_step = from->dir[0] && from->progress.step == w->progress.step;
     cJSON *settings = same_step
                           ? cJSON_Duplicate(from->settings, 1)
-                          : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data, w->base_fingerprint);
+                          : settings_in_force(w->recipe, w->progress.step, &w->fsdp->comm->mesh, w->progress.data,
+                                              w->base_fingerprint);
     size_t length;
     char *text = trainer_text(&w->progress, settings, w->files, sums, companions, &length);
     write_new_file(w->dir, "trainer.json", text, length);

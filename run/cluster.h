@@ -286,8 +286,10 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
     for (int a = 0; a < AXES; a++) {
         int ranks = mesh_group_size(mesh, (Axis)a), hosts = group_spans(mesh, (Axis)a, c->ranks_per_host);
         if (ranks == 1) continue;
-        for (int o = 0; o < SEND; o++)
+        for (int o = 0; o <= REDUCE_SCATTER; o++)
             cluster_collective(&c->collectives[a][o], root, path, transport, (Collective)o, ranks, hosts);
+        // a reduce-scatter moves its parts as an all-to-all does
+        c->collectives[a][ALL_TO_ALL] = c->collectives[a][REDUCE_SCATTER];
         // a message takes as long as an all-gather of two ranks, in which each receives one part
         cluster_collective(&c->collectives[a][SEND], root, path, transport, ALL_GATHER, 2, (int)min_i64(hosts, 2));
         c->collectives[a][RECEIVE] = c->collectives[a][SEND];

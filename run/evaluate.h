@@ -44,7 +44,7 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
     if (p->dev.dry_run) batches = 1;
     if (max_batches) batches = min_i64(batches, max_batches);
     Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
-    device_zero(&p->dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    device_zero(&p->dev, trainer->sums, sums_bytes(trainer));
     for (int64_t i = 0; i < batches; i++) {
         int64_t first = i * round + (int64_t)mesh_data_rank(&p->mesh, p->rank) * B;
         int64_t n = p->dev.dry_run ? 0 : read_eval_batch(trainer, data, first, &bytes);

@@ -55,6 +55,7 @@ typedef struct {
     double seconds, mfu;  // of the last step
     double total_seconds; // of all steps
     int64_t tokens, skips, saves, resumes, last_save;
+    int64_t outliers;   // of the skipped steps, those with an outlier
     int64_t unreadable; // lines that were left out
 } History;
 
@@ -188,15 +189,20 @@ static void history_add_step(History *h, const cJSON *line, int64_t step) {
 /* Adds a line of metrics.jsonl, or one that is about to be written there. `limit`: the last step that it may have. */
 static void history_add_line(History *h, const cJSON *line, int64_t limit) {
     double number = line_number(line, "step");
-    int is_step = cJSON_GetObjectItemCaseSensitive(line, "loss") != NULL;
+    int is_outlier = cJSON_GetObjectItemCaseSensitive(line, "outlier") != NULL; // the step has a line of its own, too
+    int is_step = !is_outlier && cJSON_GetObjectItemCaseSensitive(line, "loss") != NULL;
     int is_validation = cJSON_GetObjectItemCaseSensitive(line, "val_loss") != NULL;
     int is_accuracy = cJSON_GetObjectItemCaseSensitive(line, "accuracy") != NULL;
     int fits = number >= 1 && number <= (double)limit && number == floor(number);
-    if (!fits || (int64_t)number < h->first_step || !(is_step || is_validation || is_accuracy)) {
+    if (!fits || (int64_t)number < h->first_step || !(is_step || is_validation || is_accuracy || is_outlier)) {
         h->unreadable++;
         return;
     }
     int64_t step = (int64_t)number;
+    if (is_outlier) {
+        h->outliers++;
+        return;
+    }
     if (is_step) history_add_step(h, line, step);
     for (int c = CURVE_VALIDATION; c < CURVE_LOSS && !is_step; c++)
         history_add_value(h, history_bucket(h, step), (Curve)c, line_number(line, curve_keys[c]), step);

@@ -15,6 +15,7 @@
 #include "trace.h"
 #include "logger.h"
 #include "prompts.h"
+#include "recipe_data.h" // defines: recipe_count_used, recipe_check_epochs; includes recipe.h
 #include "requests.h"
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
@@ -23,17 +24,23 @@ typedef enum { DO_TRAIN, DO_EVAL, DO_SCORE, DO_CHOICES, DO_GENERATE, DO_CHAT, DO
 static const char *const task_names[] = {"training", "--eval",   "--score", "--choices",    "--generate",
                                          "--chat",   "--export", "--plan",  "--check-hosts"};
 
-typedef struct {
-    Options opt;
+typedef struct Job {
+    Options opt; // of this stage
     Task task;
-    Llama3Config config;
-    TensorTable table; // all tensors of the model
+    Recipe recipe;
+    const RecipeStage *stage;
+    struct Job *before, *next; // the stages around it that this run trains; NULL: this is the first or last one
+    char *problem;             // why a stage that is planned does not fit the layout; NULL: it fits
+    Progress start;            // where the stage begins, or the run resumes in it
+    Llama3Config model_config; // of --model
+    Llama3Config config;       // of this stage
+    TensorTable table;         // all tensors of the model
     Mesh mesh;
     Dataset data, val; // num_files 0: none
     StFiles weights, adapters;
     BaseKind stored_base;                 // which weights of the model's files are int8
     uint64_t base_fingerprint;            // identifies the frozen model that adapters are trained for
-    Checkpoint resume_from;               // dir "": a new run
+    Checkpoint resume_from;               // dir "": a new run, or a later stage of a run
     int out_lock;                         // descriptor of the lock on --out
     int has_weights;                      // there are files of weights to start from
     int threads_per_rank, cores_per_rank; // compute threads; cores of this host for each of its ranks
@@ -60,6 +67,11 @@ typedef struct {
 } Job;
 
 static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
+static int64_t stage_end_step(const Job *j) { return j->stage->first_step + j->stage->steps; }
+/* Does the run begin this stage, which is not the recipe's first one, at its first step? */
+static int begins_later_stage(const Job *j) {
+    return j->stage > j->recipe.stages && j->start.step == j->stage->first_step;
+}
 /* NCCL communicates only GPU memory, so with it host memory has another transport. */
 static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
 /* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator. */
@@ -95,7 +107,8 @@ static void check_needed_options(const Options *o) {
                  {"step-seconds", {"mtbf"}},
                  {"save-seconds", {"mtbf"}},
                  {"pause-seconds", {"mtbf"}},
-                 {"after-save", {"out"}}};
+                 {"after-save", {"out"}},
+                 {"outlier-z", {"outlier-window"}}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         const char *option = needs[i].option, *first = needs[i].others[0];
         int is_met = 0;
@@ -145,8 +158,15 @@ static Task job_task(const Options *o) {
         user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
                    "given as --model DIR)",
                    o->resume, task_names[task]);
+    int trains = task == DO_TRAIN || task == DO_PLAN || task == DO_CHECK_HOSTS;
+    if ((o->z_loss > 0 || o->outlier_window) && !trains)
+        user_error("--%s has no effect with %s, only on training: remove it",
+                   o->z_loss > 0 ? "z-loss" : "outlier-window", task_names[task]);
     if (o->after_save && task != DO_TRAIN)
         user_error("--after-save runs a command after each save, and %s saves no checkpoint: remove --after-save",
+                   task_names[task]);
+    if (o->recipe && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
+        user_error("--recipe %s describes training, and %s does not train: remove --recipe", o->recipe,
                    task_names[task]);
     if (!o->is_planner) check_planner_options(o);
     if (!o->is_planner && o->trace && task != DO_TRAIN)
@@ -581,6 +601,19 @@ static void job_adapters(Job *j) {
     c->lora_targets = parse_lora_targets(o->lora_targets);
 }
 
+static void job_optimizer(Job *j) {
+    const Options *o = &j->opt;
+    if (option_given(o, "muon-momentum") && !uses_muon(o))
+        user_error("--muon-momentum %g has no effect with --optimizer %s: add --optimizer muon, or remove "
+                   "--muon-momentum",
+                   o->muon_momentum, o->optimizer);
+    if (uses_muon(o) && o->lora_rank)
+        user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
+                   "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
+                   o->lora_rank);
+    j->config.muon = uses_muon(o);
+}
+
 // ---------------------------------------------------------------------------
 // the layout: does the model divide over the mesh?
 
@@ -714,6 +747,29 @@ static int job_layout_fits(const Job *j, char *problem, size_t size) {
 // ---------------------------------------------------------------------------
 // preparing the job
 
+/* The sampler of `rank` in this stage. */
+static Sampler job_sampler(const Job *j, int rank) {
+    const Options *o = &j->opt;
+    const Mesh *mesh = &j->mesh;
+    Sampler s = ZERO;
+    s.samples = dataset_samples(&j->data);
+    s.seed = (uint64_t)o->seed;
+    s.pad = !strcmp(o->tail, "pad");
+    s.shards = mesh->size[AXIS_DP_SHARD];
+    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
+    s.replicas = mesh->size[AXIS_DP_REPLICATE];
+    s.replica = mesh_coordinate(mesh, rank, AXIS_DP_REPLICATE);
+    s.accumulation = o->accum;
+    s.B = o->batch;
+    s.local = !strcmp(o->accumulate, "local");
+    s.start_step = j->start.step;
+    s.start_epoch = j->start.epoch;
+    s.start_sample = j->start.samples_in_epoch;
+    s.mixed = j->data.mixture ? &j->data : NULL;
+    s.pieces = j->data.pieces;
+    return s;
+}
+
 /* Finds the checkpoint of --resume. Unless --model is given, the checkpoint's own config.json describes the model. */
 static void job_find_checkpoint(Job *j) {
     Options *o = &j->opt;
@@ -726,7 +782,7 @@ static void job_find_checkpoint(Job *j) {
     if (!option_given(o, "model")) o->model = j->resume_from.dir;
 }
 
-/* The configuration of the model, and the shape of a micro-batch. */
+/* The configuration of the model. */
 static void job_model(Job *j) {
     Options *o = &j->opt;
     j->config = config_load(o->model);
@@ -736,12 +792,20 @@ static void job_model(Job *j) {
     }
     if (o->vocab_size) j->config.V = o->vocab_size;
     job_adapters(j);
-    if (!o->seq) o->seq = j->config.T;
-    if (!o->batch) o->batch = j->config.B;
+    job_optimizer(j);
+}
+
+/* The shape of a micro-batch. */
+static void check_micro_batch(const Job *j) {
+    const Options *o = &j->opt;
+    enum { MOST_TOKENS = 1 << 30 };
+    if (o->seq > j->config.max_positions && j->recipe.path)
+        user_error("%s: \"seq\" is %d, and %s has %d positions: use a smaller \"seq\", or add "
+                   "\"max_position_embeddings\": %d",
+                   stage_place(&j->recipe, j->stage), o->seq, o->model, j->config.max_positions, o->seq);
     if (o->seq > j->config.max_positions)
         user_error("--seq %d exceeds the %d positions of %s: use a smaller --seq", o->seq, j->config.max_positions,
                    o->model);
-    enum { MOST_TOKENS = 1 << 30 };
     if ((int64_t)o->batch * o->seq > MOST_TOKENS)
         user_error("--batch %d x --seq %d = %" PRId64
                    " tokens per micro-batch, but at most %d are supported: use a smaller --batch and a larger --accum",
@@ -757,18 +821,37 @@ static int job_cores(int ranks_sharing, int local_ranks) {
     return (int)fmax(1, fmin(cores / ranks_sharing, round(allowed_each)));
 }
 
-static void job_layout(Job *j, int world, int local_ranks, int ranks_sharing) {
+static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
     Options *o = &j->opt;
     const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
-    char problem[1024];
     j->mesh = mesh_open(world, asked, j->task == DO_PLAN);
     job_pipeline_options(j);
-    if (!job_layout_fits(j, problem, sizeof problem)) user_error("%s", problem);
     j->local_ranks = local_ranks;
     j->cores_per_rank = job_cores(ranks_sharing, local_ranks);
     j->threads_per_rank = o->threads ? o->threads : j->cores_per_rank;
-    table_open(&j->table, &j->config, number_after_colon(o->wrap, "size"), &WHOLE_MODEL);
-    check_counters(j, world);
+}
+
+/* The options and the configuration of stage i, and whether they fit the mesh. */
+static void job_enter_stage(Job *j, int i) {
+    char problem[1024];
+    j->stage = &j->recipe.stages[i];
+    j->opt = j->stage->opt;
+    j->opt.steps = (int)recipe_steps(&j->recipe);
+    j->config = stage_config(j->config, j->stage);
+    check_micro_batch(j);
+    snprintf(problem, sizeof problem, "%s", j->stage->problem);
+    j->problem = NULL;
+    if (problem[0] || !job_layout_fits(j, problem, sizeof problem)) {
+        if (j->task == DO_PLAN && j->recipe.path) { // other stages can be planned
+            j->problem = checked_strdup(problem);
+            return;
+        }
+        if (j->recipe.path) user_error("%s: %s", stage_place(&j->recipe, j->stage), problem);
+        user_error("%s", problem);
+    }
+    table_open(&j->table, &j->config, number_after_colon(j->opt.wrap, "size"), &WHOLE_MODEL);
+    table_freeze(&j->table, &j->recipe, j->stage);
+    check_counters(j, j->mesh.world);
 }
 
 /* The weights to start from: files of the model, adapters, or random numbers from the seed. */
@@ -793,31 +876,45 @@ static void job_weights(Job *j) {
 /* --tail against the data: a step must fit into an epoch; a mixture has no epoch that a step could end. */
 static void job_check_tail(const Job *j) {
     const Options *o = &j->opt;
-    int64_t per_step = samples_per_step(o, &j->mesh);
+    int64_t per_step = samples_per_step(o, &j->mesh), samples = dataset_samples(&j->data);
     if (j->data.mixture && option_given(o, "tail"))
         user_error("--tail %s has no effect on a mixture, whose sources begin their next epochs within a step: remove "
                    "--tail, or the weights of --data",
                    o->tail);
-    if (!j->data.mixture && !strcmp(o->tail, "drop") && j->data.windows < per_step)
+    if (!j->data.mixture && !strcmp(o->tail, "drop") && samples < per_step)
         user_error("%s holds %" PRId64
                    " samples of --seq %d, but one step takes %d data ranks x batch %d x accum %d = %" PRId64
                    ": reduce one of these, add data, or use --tail pad",
-                   o->data, j->data.windows, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
+                   o->data, samples, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
+}
+
+/* The token files of this stage, and how much of each source earlier stages have used. */
+static void job_training_data(Job *j) {
+    const Options *o = &j->opt;
+    const Recipe *r = &j->recipe;
+    j->data = dataset_open_windows(o->data, o->seq, r->longest / o->seq, j->config.V, 0, r->path != NULL);
+    recipe_number_sources(r, &j->data);
+    recipe_count_used(r, j->stage, &j->data);
+    if (r->path) recipe_check_epochs(r, j->stage, &j->data);
+    job_check_tail(j);
+    check_tokenizer_of(j, &j->data);
+}
+
+/* Opens the checkpoint. At the end of a stage it has that stage's model, and this run starts with the next stage. */
+static void job_checkpoint(Job *j) {
+    const RecipeStage *wrote = &j->recipe.stages[recipe_stage_after(&j->recipe, j->resume_from.progress.step - 1)];
+    Llama3Config config = stage_config(j->model_config, wrote);
+    checkpoint_open(&j->resume_from, &j->opt, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &config, &j->table);
 }
 
 static void job_data(Job *j) {
     const Options *o = &j->opt;
-    job_find_tokenizer(j);
-    if (j->tokenizer_path[0]) // read once: the run must not depend on a file that may change while it trains
+    if (!j->tokenizer_path[0]) job_find_tokenizer(j);
+    if (j->tokenizer_path[0] && !j->tokenizer_text) // read once: the file may change while the run trains
         j->tokenizer_text = tokenizer_read_file(j->tokenizer_path, &j->tokenizer_length);
     if (o->tokenizer) job_open_tokenizer(j);
-    if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) {
-        j->data = dataset_open(o->data, o->seq, j->config.V, 0);
-        job_check_tail(j);
-        check_tokenizer_of(j, &j->data);
-        if (j->resume_from.dir[0])
-            checkpoint_open(&j->resume_from, o, &j->mesh, &j->data, j->base_fingerprint, &j->config, &j->table);
-    }
+    if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) job_training_data(j);
+    if (j->resume_from.dir[0]) job_checkpoint(j);
     if (o->eval || (o->val && (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS)))
         j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
@@ -829,9 +926,56 @@ static void job_data(Job *j) {
     }
     if (j->task == DO_GENERATE) job_prompts(j);
     if (j->task == DO_CHAT) job_chat(j);
-    if (j->val.num_files) job_count_token_bytes(j);
+    if (j->val.num_files && !j->token_bytes) job_count_token_bytes(j);
     if (j->task != DO_CHECK_HOSTS) job_requests(j);
-    job_tokenizer_files(j);
+    if (!j->before) job_tokenizer_files(j);
+}
+
+/* The recipe's place from which the run starts: its beginning, or where the checkpoint was written. */
+static int job_first_stage(Job *j) {
+    if (j->resume_from.dir[0]) j->resume_from.progress = j->start = checkpoint_progress(j->resume_from.dir);
+    return recipe_stage_after(&j->recipe, j->start.step);
+}
+
+/* Where the stage begins in the data, given where the stage before it ended, or where the run resumes. */
+static void job_place_in_data(Job *j) {
+    const RecipeStage *s = j->stage;
+    Progress *at = &j->start;
+    int begins = begins_later_stage(j), before = begins ? s[-1].opt.seq : s->opt.seq;
+    if ((begins && s->begins_data) || j->resume_from.data_changed) at->epoch = at->samples_in_epoch = 0;
+    if (at->samples_in_epoch * before % s->opt.seq)
+        user_error("%s: the stage would begin within a sequence of %d tokens, because an epoch has ended in the stage "
+                   "before: make its \"batch\" a multiple of %d",
+                   stage_place(&j->recipe, s), s->opt.seq, s->opt.seq / before);
+    at->samples_in_epoch = at->samples_in_epoch * before / s->opt.seq;
+    at->data = &j->data;
+}
+
+/* The Job of the stage after `j`. Both share what depends on no stage. */
+static Job *job_of_next_stage(Job *j) {
+    Job *next = new_array(Job, 1);
+    *next = *j;
+    next->before = j;
+    next->next = NULL;
+    next->has_weights = 0;
+    memset(&next->resume_from, 0, sizeof next->resume_from);
+    next->out_lock = 0;
+    memset(&next->data, 0, sizeof next->data);
+    memset(&next->val, 0, sizeof next->val);
+    memset(&next->requests, 0, sizeof next->requests);
+    memset(&next->table, 0, sizeof next->table);
+    memset(&next->thread_world, 0, sizeof next->thread_world);
+    pthread_mutex_init(&next->thread_world.lock, NULL);
+    next->start.step = stage_end_step(j);
+    next->config = j->model_config;
+    job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
+    if (next->task != DO_PLAN) next->opt.trace = NULL; // the timeline is that of the stage in which the run starts
+    if (next->task == DO_PLAN) return next;            // its data may be on other machines
+    Sampler sampler = job_sampler(j, 0);
+    next->start.samples_in_epoch = sampler_position(&sampler, next->start.step, &next->start.epoch);
+    job_data(next);
+    job_place_in_data(next);
+    return next;
 }
 
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */
@@ -844,17 +988,20 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     check_gpus(j, local_ranks);
     job_find_checkpoint(j);
     job_model(j);
-    job_layout(j, world, local_ranks, ranks_sharing);
-    if (j->task == DO_PLAN) return;
-    if (j->task == DO_CHECK_HOSTS) {
-        if (o->data) job_data(j);
-        return;
-    }
+    job_mesh(j, world, local_ranks, ranks_sharing);
+    j->model_config = j->config;
+    j->recipe = recipe_open(o);
+    recipe_schedule(&j->recipe, o, &j->config, &j->mesh);
+    job_enter_stage(j, job_first_stage(j));
     if (j->task == DO_TRAIN && !o->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)");
-    job_weights(j);
-    job_data(j);
+    if (j->task != DO_PLAN && j->task != DO_CHECK_HOSTS) job_weights(j);
+    if (j->task != DO_PLAN && (j->task != DO_CHECK_HOSTS || o->data)) job_data(j);
+    if (!job_trains(j)) return;
+    if (j->task == DO_TRAIN) job_place_in_data(j);
+    for (Job *last = j; stage_end_step(last) < recipe_steps(&j->recipe); last = last->next)
+        last->next = job_of_next_stage(last);
 }
 
 /* Rank 0 checks the outputs last, because checking may create a directory. */
@@ -924,6 +1071,18 @@ static void job_open(Job *j, const LaunchInfo *s) {
 }
 
 static void job_close(Job *j) {
+    for (Job *stage = j->next, *next; stage; stage = next) {
+        next = stage->next;
+        dataset_close(&stage->data);
+        dataset_close(&stage->val);
+        thread_world_close(&stage->thread_world);
+        table_close(&stage->table);
+        free(stage->problem);
+        requests_close(&stage->requests);
+        free(stage);
+    }
+    free(j->recipe.stages);
+    free(j->problem);
     dataset_close(&j->data);
     dataset_close(&j->val);
     st_close(&j->weights);

@@ -12,15 +12,17 @@
 #include "rank_figures.h"  // defines: RankFigures, rank_summary
 #include "run_page.h"      // defines: RunPage, run_page_open, run_page_write
 
-typedef struct { // of one training step
+typedef struct {                    // of one training step
+    double z_scores[OUTLIER_KINDS]; // of loss and grad_norm among the last steps; 0 without --outlier-window
     double loss, grad_norm, lr;
+    double z_loss;                // mean of the targets; 0 without --z-loss
     double seconds;               // on this rank
     double wait_seconds;          // waiting for other ranks
     double data_wait_seconds;     // waiting for samples
     double communication_seconds; // with a collective or message in flight
     double overlap;               // fraction of communication_seconds during which this rank did not wait
     double mfu;                   // FLOP/s relative to the measured rate of a large matmul; 0: not measured yet
-    int skipped;                  // loss or gradient was not finite; the weights were not changed
+    int skipped;                  // loss or gradient was not finite or an outlier; the weights were not changed
     int64_t targets, samples;     // of all ranks
     int64_t target_bytes;         // evaluation: of the targets' text
 } StepStats;
@@ -58,9 +60,9 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
     if (fflush(f) || ferror(f)) logger_failed(l);
 }
 
-/* Opens the files of a run that has come as far as `at`. */
+/* Opens the files of a run that has come as far as `at`. `resumed`: by another process. */
 static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Device *planned,
-                        const Progress *at) {
+                        const Progress *at, int resumed) {
     const char *out = o->out;
     memset(l, 0, sizeof *l);
     l->opt = o;
@@ -68,7 +70,7 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->progress = at;
     l->samples = at->samples;
     l->ranks = new_array(RankFigures, parallel->mesh.world);
-    l->resumed = at->step > 0;
+    l->resumed = resumed;
     run_page_open(&l->page, o, parallel, planned, at->step);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
@@ -82,22 +84,25 @@ static void logger_sources(cJSON *line, const Dataset *data, int64_t consumed_be
     for (int k = 0; k < data->num_sources; k++) {
         cJSON *row = cJSON_CreateObject();
         cJSON_AddStringToObject(row, "data", data->sources[k].pattern);
-        json_add_integer(row, "windows", data->sources[k].windows);
+        json_add_integer(row, "windows", data->sources[k].windows * data->pieces);
         cJSON_AddItemToObject(row, "share", json_real("%.6f", source_share(data, k)));
-        json_add_integer(row, "consumed_before", mixture_count(data->mixture, k, consumed_before));
+        json_add_integer(row, "consumed_before", mixture_samples(data, k, consumed_before));
+        json_add_integer(row, "used_before", data->sources[k].used * data->pieces);
         cJSON_AddItemToArray(list, row);
     }
 }
 
 /* Describes the data of the following lines of samples.jsonl, unless a run with the same data has done so.
  * `consumed_before`: samples of the current epoch that were consumed before the first of these lines. */
-static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before, int data_changed) {
-    if (!l->consumed || (ftell(l->consumed) > 0 && !data_changed)) return;
+static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before, int has_changed) {
+    if (!l->consumed || (ftell(l->consumed) > 0 && !has_changed)) return;
     char fingerprint[20];
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, data->fingerprint);
     cJSON *line = cJSON_CreateObject();
     cJSON_AddStringToObject(line, "data", fingerprint);
-    json_add_integer(line, "windows", data->windows);
+    json_add_integer(line, "windows", dataset_samples(data));
+    json_add_integer(line, "seq", data->T);
+    json_add_integer(line, "pieces", data->pieces);
     cJSON_AddStringToObject(line, "tail", l->opt->tail);
     json_add_integer(line, "consumed_before", consumed_before);
     if (data->mixture) logger_sources(line, data, consumed_before);
@@ -232,8 +237,8 @@ static void json_add_source_epochs(cJSON *line, const Progress *progress) {
     const Dataset *data = progress->data;
     cJSON *list = cJSON_AddArrayToObject(line, "source_epochs");
     for (int k = 0; k < data->num_sources; k++) {
-        int64_t samples = mixture_count(data->mixture, k, progress->samples_in_epoch);
-        cJSON_AddItemToArray(list, json_real("%.6f", (double)samples / (double)data->sources[k].windows));
+        int64_t windows = source_windows_used(data, k, progress->samples_in_epoch / data->pieces);
+        cJSON_AddItemToArray(list, json_real("%.6f", (double)windows / (double)data->sources[k].windows));
     }
 }
 
@@ -245,13 +250,14 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     json_add_integer(line, "step", step);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
     cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
+    if (o->z_loss > 0) cJSON_AddItemToObject(line, "z_loss", json_real("%.9g", s->z_loss));
     if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
     if (l->resumed) cJSON_AddTrueToObject(line, "resumed");
     if (l->saved) json_add_integer(line, "saved", l->saved);
     l->resumed = 0;
     l->saved = 0;
     cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
-    json_add_integer(line, "tokens", l->samples * o->seq);
+    json_add_integer(line, "tokens", l->progress->tokens);
     json_add_integer(line, "samples", l->samples);
     if (l->progress->data && l->progress->data->mixture) json_add_source_epochs(line, l->progress);
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
@@ -269,13 +275,27 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     logger_line(l, l->metrics, line);
 }
 
+/* Records a step whose update is skipped because of an outlier. The step's own line follows. */
+static void logger_outlier(Logger *l, int64_t step, const StepStats *s, OutlierKind kind) {
+    if (!l->metrics) return;
+    cJSON *line = cJSON_CreateObject();
+    json_add_integer(line, "step", step);
+    cJSON_AddStringToObject(line, "outlier", outlier_keys[kind]);
+    cJSON_AddItemToObject(line, "z", json_real("%.9g", s->z_scores[kind]));
+    cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
+    cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
+    history_add_line(l->page.history, line, step);
+    logger_line(l, l->metrics, line);
+}
+
 static void logger_progress(const Logger *l, int64_t step, const StepStats *s, const RankSummary *all) {
     const Options *o = l->opt;
     const Device *dev = &l->parallel->dev;
     double rate = (double)(s->samples * o->seq) / s->seconds; // tokens/s
     flockfile(stdout);                                        // keeps the line whole while other ranks print
-    printf("step %6" PRId64 "/%d | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, o->steps,
-           s->loss, s->grad_norm, s->lr, s->seconds, rate);
+    printf("step %6" PRId64 "/%d | loss %7.4f", step, o->steps, s->loss);
+    if (o->z_loss > 0) printf(" | z-loss %.2e", s->z_loss);
+    printf(" | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", s->grad_norm, s->lr, s->seconds, rate);
     if (s->mfu > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->communication_seconds > 0) printf(" · communication %2.0f %% overlapped", 100 * s->overlap);

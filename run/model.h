@@ -70,6 +70,8 @@ typedef struct {
     int logit_rows;       // tokens in a chunk
     float *losses;        // (n·tp)
     ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
+    ZLoss z_loss;         // its losses: (n·tp), NULL without --z-loss
+    ExactSum *z_loss_sum; // as loss_sum; NULL without --z-loss
     Lora lora;            // buffers of the adapters
     float *cos_sin;       // (num_positions, 2, HD/2) rotary embedding
     int32_t *positions;   // (T; with a cache num_positions) of this rank's tokens in the sequence
@@ -272,6 +274,11 @@ static void head_open(Model *m) {
     m->logit_rows = logit_rows(m);
     m->logits = activation_fp32(m, "logits", (int64_t)m->logit_rows * c->V);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
+    if (m->training && m->opt->z_loss > 0) {
+        m->z_loss.weight = (float)m->opt->z_loss;
+        m->z_loss.losses = activation_fp32(m, "z-losses", all);
+        device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
+    }
     tp_open_loss(m->tp, m->logit_rows, m->opt->score || m->opt->choices);
 }
 

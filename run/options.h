@@ -9,6 +9,8 @@
 #define OPTIONS_H
 #include "../dataloader.h" // defines: LOADER_MAX_WORKERS
 #include "../fsdp.h"       // defines: STRATEGY_NAMES, MAX_SLOTS
+#include "../optimizer.h"  // defines: RATE_SHAPE_NAMES
+#include "outliers.h"      // defines: MAX_OUTLIER_WINDOW
 
 typedef struct { // in the groups of --help; the table below says what each one means
     const char *model, *tokenizer;
@@ -24,8 +26,9 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int slots;
     const char *recompute;
     int logit_rows;
-    int steps, warmup, max_skips;
-    double lr, min_lr, weight_decay, beta1, beta2, eps, clip;
+    const char *recipe, *lr_schedule, *optimizer;
+    int steps, warmup, lr_decay, max_skips, outlier_window;
+    double lr, min_lr, muon_momentum, weight_decay, beta1, beta2, eps, clip, z_loss, outlier_z;
     const char *lora_targets, *base, *adapters;
     int lora_rank;
     double lora_alpha;
@@ -131,7 +134,8 @@ static const OptionRow option_rows[] = {
         "how many blocks may be unsharded at once; 2 prefetches one block ahead"),
     TEXT("reduce-dtype", reduce_dtype, "fp32|bf16", "fp32",
          "dtype in which gradients are sent; they are summed in fp32, except by NCCL, which sums in this dtype"),
-    TEXT("offload", offload, "none|optimizer|all", "none", "keep AdamW's moments, or all sharded state, " OFFLOAD_HELP),
+    TEXT("offload", offload, "none|optimizer|all", "none",
+         "keep the optimizer's state, or all sharded state, " OFFLOAD_HELP),
     GROUP("memory"),
     TEXT("recompute", recompute, "none|selective|full|every:N", "none",
          "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
@@ -140,10 +144,22 @@ static const OptionRow option_rows[] = {
         "tokens whose logits exist at a time; 0: as many as have 4 GB of logits on a GPU and 128 MB on a CPU, at most "
         "8192 and 1024; fewer take less memory and more time"),
     GROUP("optimizer"),
+    TEXT("recipe", recipe, "FILE", NULL,
+         "train in stages that FILE describes, JSON with their tokens, batch, sequence length, learning rate and data "
+         "(examples in dev/recipes)"),
     INT("steps", steps, 1, 1 << 30, "N", "100", "optimizer steps"),
+    TEXT("optimizer", optimizer, "adamw|muon", "adamw",
+         "muon: orthogonalized momentum for the matrices of the blocks, AdamW for everything else, both with --lr; "
+         "keeps 12 instead of 16 bytes per parameter of these matrices"),
+    REAL("muon-momentum", muon_momentum, 0, 0.999999999, "X", "0.95", "with --optimizer muon: its momentum (Nesterov)"),
     REAL("lr", lr, 0, 1e3, "X", "0.0003", "peak learning rate"),
+    TEXT("lr-schedule", lr_schedule, RATE_SHAPE_NAMES, "cosine",
+         "what follows the warm-up: a cosine or a straight line down to --min-lr, --lr until the end (constant), or "
+         "--lr until the --lr-decay last steps, which fall to --min-lr in a straight line (wsd)"),
     REAL("min-lr", min_lr, -1, 1e3, "X", "-1", "learning rate after the last step; -1: a tenth of --lr"),
-    INT("warmup", warmup, 0, 1 << 30, "N", "10", "steps of linear warm-up, before the cosine decay"),
+    INT("warmup", warmup, 0, 1 << 30, "N", "10", "steps of linear warm-up"),
+    INT("lr-decay", lr_decay, 0, 1 << 30, "N", "0",
+        "with --lr-schedule wsd: steps of the decay; 0: a tenth of all steps"),
     REAL("weight-decay", weight_decay, 0, 1e3, "X", "0.1", "AdamW's weight decay; norm weights have none"),
     REAL("beta1", beta1, 0, 0.999999999, "X", "0.9", "AdamW's decay rate of the first moment"),
     REAL("beta2", beta2, 0, 0.999999999, "X", "0.95", "AdamW's decay rate of the second moment"),
@@ -152,6 +168,13 @@ static const OptionRow option_rows[] = {
          "largest global gradient norm; larger gradients are scaled down to it; 0: no clipping"),
     INT("max-skips", max_skips, 0, 1 << 30, "N", "10",
         "how many steps with a gradient norm that is not finite are skipped before the run ends"),
+    REAL("z-loss", z_loss, 0, 1e3, "X", "0",
+         "also minimize X times the square of log Z, where Z is the denominator of each target's softmax; keeps logits "
+         "from drifting; reported apart from the loss; 1e-4 is usual; 0: off"),
+    INT("outlier-window", outlier_window, 0, MAX_OUTLIER_WINDOW, "N", "0",
+        "skip the update of a step whose loss or gradient norm is an outlier among those of the last N steps; 0: off"),
+    REAL("outlier-z", outlier_z, 0, 1e6, "X", "6",
+         "an outlier is more than X standard deviations above the mean of the last steps"),
     GROUP("adapters"),
     INT("lora-rank", lora_rank, 0, 1 << 16, "R", "0",
         "train LoRA adapters of this rank and freeze the model; 0: train the model"),
@@ -313,7 +336,8 @@ static int is_valid_choice(const char *value, const char *choices) {
     return 0;
 }
 
-static void option_set_number(void *field, const OptionRow *row, const char *value) {
+/* `called`: how errors name the option, "--lr" or its place in a recipe. */
+static void option_set_number(void *field, const OptionRow *row, const char *called, const char *value) {
     int takes_auto = strstr(row->values, "auto") != NULL, is_auto = takes_auto && !strcmp(value, "auto");
     char *end = NULL;
     double x = is_auto ? 0 : strtod(value, &end);
@@ -321,14 +345,14 @@ static void option_set_number(void *field, const OptionRow *row, const char *val
     int is_number = !has_other_letters && end != value && end && !*end;
     int is_in_range = x >= row->low && x <= row->high && (row->kind != OPT_INT || x == floor(x));
     if (!is_auto && !(is_number && is_in_range))
-        user_error("--%s %s: expected a %snumber from %.10g to %.10g%s", row->name, value,
+        user_error("%s %s: expected a %snumber from %.10g to %.10g%s", called, value,
                    row->kind == OPT_INT ? "whole " : "", row->low, row->high, takes_auto ? ", or auto" : "");
     if (row->kind == OPT_INT) *(int *)field = (int)x;
     else *(double *)field = x;
 }
 
 /* Sets a flag, or checks and sets a value; NULL: it is missing. */
-static void option_set(Options *o, const OptionRow *row, const char *value) {
+static void option_set(Options *o, const OptionRow *row, const char *called, const char *value) {
     void *field = (char *)o + row->offset;
     if (row->kind == OPT_FLAG) {
         *(int *)field = 1;
@@ -336,14 +360,14 @@ static void option_set(Options *o, const OptionRow *row, const char *value) {
     }
     int may_be_empty = row->offset == FIELD(generate);
     if (!value || (!may_be_empty && !value[0]))
-        user_error("--%s needs a value: expected --%s %s", row->name, row->name, row->values);
+        user_error("%s needs a value: expected %s %s", called, called, row->values);
     if (row->kind != OPT_TEXT) {
-        option_set_number(field, row, value);
+        option_set_number(field, row, called, value);
         return;
     }
     int is_placeholder = row->values[0] >= 'A' && row->values[0] <= 'Z'; // "FILE|GLOB" is no list of choices
     if (strchr(row->values, '|') && !is_placeholder && !is_valid_choice(value, row->values))
-        user_error("--%s %s: expected one of %s", row->name, value, row->values);
+        user_error("%s %s: expected one of %s", called, value, row->values);
     *(const char **)field = value;
 }
 
@@ -362,14 +386,30 @@ static int is_planner_option(const OptionRow *row) {
 
 static int option_given(const Options *o, const char *name) { return o->given[option_find(name) - option_rows]; }
 
+/* Resolves --min-lr -1. `place`: of the options in a recipe, for errors; "": the command line. */
+static void options_check_rate(Options *o, const char *place) {
+    const char *colon = place[0] ? ": " : "";
+    int decays = !strcmp(o->lr_schedule, "wsd"), is_constant = !strcmp(o->lr_schedule, "constant");
+    if (o->min_lr < 0 && o->min_lr != -1)
+        user_error("%s%s--min-lr %g: expected 0 or more, or -1 for a tenth of --lr", place, colon, o->min_lr);
+    if (o->lr_decay && !decays)
+        user_error("%s%s--lr-decay %d has no effect with --lr-schedule %s: use --lr-schedule wsd, or remove --lr-decay",
+                   place, colon, o->lr_decay, o->lr_schedule);
+    if (o->min_lr >= 0 && is_constant)
+        user_error("%s%s--min-lr %g has no effect with --lr-schedule constant: remove --min-lr, or use another "
+                   "schedule",
+                   place, colon, o->min_lr);
+    if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;
+}
+
 /* Reads "--name value", "--name=value" and "--flag". Texts point into argv. */
 static Options options_parse(int argc, char **argv) {
     Options o = ZERO;
     for (int i = 0; i < OPTION_ROWS; i++)
-        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].fallback);
+        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].name, option_rows[i].fallback);
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-        char name[64] = "";
+        char name[64] = "", called[72];
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
         if (!strncmp(word, "--", 2) && length - 2 < sizeof name) memcpy(name, word + 2, length - 2);
         const OptionRow *row = option_find(name);
@@ -377,13 +417,17 @@ static Options options_parse(int argc, char **argv) {
         if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
         if (!value && row->kind != OPT_FLAG && i + 1 < argc) value = argv[++i];
         o.given[row - option_rows] = 1;
-        option_set(&o, row, value);
+        snprintf(called, sizeof called, "--%s", name);
+        option_set(&o, row, called, value);
     }
-    if (o.min_lr < 0 && o.min_lr != -1)
-        user_error("--min-lr %g: expected 0 or more, or -1 for a tenth of --lr", o.min_lr);
-    if (o.min_lr < 0) o.min_lr = o.lr / 10;
+    options_check_rate(&o, "");
+    if (o.outlier_window == 1)
+        user_error("--outlier-window 1: expected 2 or more steps, since one value has no standard deviation, or 0 to "
+                   "skip no outliers");
     return o;
 }
+
+static int uses_muon(const Options *o) { return !strcmp(o->optimizer, "muon"); }
 
 /* An option's value as it would be typed; flags: "on" or "off". Returns whether config.txt lists it. */
 static int option_as_text(const Options *o, const OptionRow *row, char *value, size_t size) {
@@ -402,11 +446,13 @@ static void option_text(const Options *o, const char *name, char *value, size_t 
     option_as_text(o, option_find(name), value, size);
 }
 
-/* config.txt: all options in force, one per line, as they would be typed. Those of the planner never are. */
+/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from stage
+ * to stage, those that were given. Options of the planner are left out. */
 static void options_write(const Options *o, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
+        if (o->recipe && !o->given[i]) continue;
         if (is_planner_option(row) || !option_as_text(o, row, value, sizeof value)) continue;
         if (row->kind == OPT_FLAG) fprintf(f, "--%s\n", row->name);
         else fprintf(f, "--%s %s\n", row->name, value);

@@ -93,7 +93,7 @@ static void adapters_config_write(const Llama3Config *c, FILE *f) {
 static void adapters_open(StFiles *s, const char *dir, const TensorTable *table) {
     if (!st_open(s, dir, adapters_stem))
         user_error("%s has no %s.safetensors: expected a directory with PEFT adapters", dir, adapters_stem);
-    st_require_tensors(s, dir, table, table_first_adapter(table), table->num_tensors, "");
+    st_require_tensors(s, dir, table, table_first_adapter(table), table->num_tensors, STATE_MASTER);
     for (int i = 0; i < s->count; i++)
         if (!table_find(table, s->tensors[i].name))
             user_error("%s: tensor %s does not belong to this model and its adapter_config.json: expected adapters of "

@@ -18,14 +18,16 @@ typedef struct {
 } RankClass;
 
 /* Which ranks get a dry run of their own. Coordinates on other axes change only who a rank's peers are. Tensor-parallel
- * ranks differ where a size does not divide, by one row. */
+ * ranks differ where a size does not divide, by one row. With Muon the ranks of an fsdp group differ if they do not own
+ * equally many blocks. */
 typedef enum {
     DRY_RUN_STAGES, // one rank of each pipeline stage: enough to compare layouts
-    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank
+    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank, with Muon of each number of blocks
     DRY_RUN_ALL     // every rank
 } DryRunKind;
 
 typedef struct {
+    const Job *job;
     const Mesh *mesh;
     int reductions_apart; // over NCCL: see job_reductions_apart
     DryRunKind dry_run_kind;
@@ -34,14 +36,32 @@ typedef struct {
     int *class_of; // (world) index into classes
 } Plan;
 
+static UnitSizes unit_sizes_of_rank(const Plan *p, int rank) {
+    RankLayout layout = rank_layout(&p->job->config, p->mesh->world, rank, &p->job->opt);
+    return unit_sizes(&layout);
+}
+
+/* Muon: a rank that makes as many blocks orthogonal as `rank`, of the fsdp group that `first` begins. The units are
+ * dealt out in turn, so the ranks from units % n on have one unit less. */
+static int muon_representative(const Plan *p, int first, int rank) {
+    int own = rank % mesh_stride(p->mesh, AXIS_DP_REPLICATE);
+    UnitSizes mine = unit_sizes_of_rank(p, own);
+    const int tried[] = {0, (int)(mine.block_units % mesh_group_size(p->mesh, AXIS_FSDP))};
+    for (int i = 0; i < 2; i++) {
+        int candidate = mesh_group_member(p->mesh, first, AXIS_FSDP, tried[i]);
+        if (candidate <= own && unit_sizes_of_rank(p, candidate).muon_blocks == mine.muon_blocks) return candidate;
+    }
+    return own;
+}
+
 /* The rank whose dry run stands for `rank`. */
 static int plan_representative(const Plan *p, int rank) {
     const Mesh *m = p->mesh;
     if (p->dry_run_kind == DRY_RUN_ALL) return rank;
     int first = rank - mesh_coordinate(m, rank, AXIS_CP) * mesh_stride(m, AXIS_CP);
     first %= mesh_stride(m, AXIS_DP_SHARD);
-    if (p->dry_run_kind == DRY_RUN_STAGES) first -= mesh_coordinate(m, first, AXIS_TP);
-    return first;
+    if (p->dry_run_kind == DRY_RUN_STAGES) return first - mesh_coordinate(m, first, AXIS_TP);
+    return uses_muon(&p->job->opt) ? muon_representative(p, first, rank) : first;
 }
 
 static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) {
@@ -214,8 +234,37 @@ static cJSON *class_json(const Plan *p, int class_index) {
     return json;
 }
 
-/* `estimate`, `goodput`: what plan_llama3 simulated, which this function takes over; NULL: null, or left out. */
-static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput) {
+/* What plan.json says of a stage of a recipe. `p` NULL: the stage does not fit the layout. `estimate`: what plan_llama3
+ * simulated, which this function takes over; NULL: left out. */
+static cJSON *stage_json(const Job *j, const Plan *p, cJSON *estimate) {
+    const RecipeStage *s = j->stage;
+    cJSON *json = cJSON_CreateObject();
+    json_add_integer(json, "stage", s - j->recipe.stages + 1);
+    if (s->name[0]) cJSON_AddStringToObject(json, "name", s->name);
+    json_add_integer(json, "first_step", s->first_step + 1);
+    json_add_integer(json, "steps", s->steps);
+    json_add_integer(json, "tokens", s->tokens);
+    json_add_integer(json, "batch", stage_batch(s, &j->mesh));
+    json_add_integer(json, "seq", j->opt.seq);
+    if (j->problem) cJSON_AddStringToObject(json, "problem", j->problem);
+    if (!p) return json;
+    const RankClass *largest = plan_largest(p);
+    json_add_integer(json, "micro_batch", j->opt.batch);
+    json_add_integer(json, "accum", j->opt.accum);
+    cJSON *memory = cJSON_AddObjectToObject(json, "memory");
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        json_add_integer(memory, mem_category_names[i], (int64_t)largest->dry_run->arenas[i].peak);
+    json_add_integer(json, "peak", (int64_t)device_peak(largest->dry_run));
+    json_add_flops_by_op(json, largest->dry_run);
+    json_add_traffic(json, largest->traffic, 2);
+    if (estimate) cJSON_AddItemToObject(json, "estimate", estimate);
+    return json;
+}
+
+/* `estimate`, `goodput`: what plan_llama3 simulated, `stages`: an array of the stages of a recipe. This function takes
+ * them over; NULL: null, or left out. */
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
+                       cJSON *stages) {
     const Mesh *m = p->mesh;
     int *leaders = new_array(int, AXES * m->world), key;
     cJSON *root = cJSON_CreateObject();
@@ -228,14 +277,16 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *e
     json_add_groups(root, m, leaders);
     cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
     if (goodput) cJSON_AddItemToObject(root, "goodput", goodput);
+    if (stages) cJSON_AddItemToObject(root, "stages", stages);
     json_write_line(f, root);
     free(leaders);
 }
 
 /* Writes plan.json into --out. */
-static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput) {
+static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
+                            cJSON *stages) {
     FILE *f = logger_create(out, "plan.json");
-    plan_write(f, p, tokens_per_step, estimate, goodput);
+    plan_write(f, p, tokens_per_step, estimate, goodput, stages);
     if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }
 

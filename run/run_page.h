@@ -452,6 +452,9 @@ static void page_speed_tiles(FILE *f, const RunPage *p) {
     if (!h->skips) return;
     with_commas(value, h->skips);
     snprintf(detail, sizeof detail, "of at most %d", p->opt->max_skips);
+    if (h->outliers)
+        snprintf(detail, sizeof detail, "%s with an outlier; others: at most %d", with_commas(number, h->outliers),
+                 p->opt->max_skips);
     page_tile(f, "Updates skipped", value, detail);
 }
 

@@ -365,13 +365,22 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
     return 1;
 }
 
-/* Refuses the files if one of tensors [first, end) of the table is missing or has another shape. `suffix` follows each
- * tensor's name: "" for weights, ".exp_avg" or ".exp_avg_sq" for their optimizer state. */
+/* What follows a tensor's name in files: "" for weights, otherwise PyTorch's name of the optimizer's state. NULL: the
+ * tensor has no such state. */
+static const char *state_suffix(const Tensor *t, StateKind kind) {
+    static const char *const suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
+    if (t->is_muon && kind == STATE_EXP_AVG) return ".momentum_buffer";
+    return t->is_muon && kind == STATE_EXP_AVG_SQ ? NULL : suffixes[kind];
+}
+
+/* Refuses the files if one kind of state of tensors [first, end) of the table is missing or has another shape. */
 static void st_require_tensors(const StFiles *s, const char *dir, const TensorTable *table, int first, int end,
-                               const char *suffix) {
+                               StateKind kind) {
     for (int i = first; i < end; i++) {
         const Tensor *want = &table->tensors[i];
+        const char *suffix = state_suffix(want, kind);
         char name[128];
+        if (!suffix) continue;
         snprintf(name, sizeof name, "%s%s", want->name, suffix);
         const StTensor *have = st_find(s, name);
         if (!have)
@@ -390,7 +399,7 @@ static void st_require_tensors(const StFiles *s, const char *dir, const TensorTa
  * according to config.json. Returns 0 if there are none. */
 static int model_weights_open(StFiles *s, const char *dir, const TensorTable *table, BaseKind stored) {
     if (!st_open(s, dir, "model")) return 0;
-    st_require_tensors(s, dir, table, 0, table_first_adapter(table), "");
+    st_require_tensors(s, dir, table, 0, table_first_adapter(table), STATE_MASTER);
     for (int i = 0; i < table_first_adapter(table); i++) {
         const Tensor *want = &table->tensors[i];
         if ((st_find(s, want->name)->dtype == ST_I8) != is_quantized(stored, want->row))
@@ -442,8 +451,6 @@ static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, Ba
 #define MAX_FILE_BYTES 5000000000ll // a larger model is split into several files, as transformers does it
 #endif
 enum { MAX_FILES = 100 }; // files become larger rather than many more, since all of them may be open at a time
-
-static const char *const state_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
 
 enum { Q8_0_BLOCK = 32, Q8_0_BLOCK_BYTES = 2 + Q8_0_BLOCK, GGUF_ALIGN = 32 /* bytes: where a tensor may begin */ };
 
@@ -508,12 +515,14 @@ static void output_file_header(OutputFiles *o, OutputFile *file) {
     o->chunks += file->chunks;
 }
 
-/* Appends a tensor, and its scales if it is written as int8. */
+/* Appends one kind of a tensor's state, if it has that, and its scales if it is written as int8. */
 static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind kind) {
     int quantized = is_quantized(o->base, tensor->row);
+    const char *suffix = state_suffix(tensor, kind);
+    if (!suffix) return;
     for (int scales = 0; scales <= quantized; scales++) {
         OutputTensor t = {"", tensor, kind, o->dtype, scales, 0, tensor->rows * tensor->cols, 0, 0};
-        snprintf(t.name, sizeof t.name, "%s%s", tensor->name, scales ? scale_suffix : state_suffixes[kind]);
+        snprintf(t.name, sizeof t.name, "%s%s", tensor->name, scales ? scale_suffix : suffix);
         if (quantized) t.dtype = scales ? ST_F32 : ST_I8;
         if (scales) t.elements = int8_blocks(t.elements);
         t.bytes = t.elements * st_dtype_sizes[t.dtype];

@@ -72,6 +72,12 @@ static void fsdp_refresh_copies(Fsdp *fsdp) {
     device_wait_stream(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
+/* The state of a piece of a tensor; NULL: the tensor has no such state. */
+static float *piece_state(const ShardPiece *p, StateKind kind) {
+    if (kind == STATE_EXP_AVG_SQ) return p->adamw_at < 0 ? NULL : p->unit->exp_avg_sq + p->adamw_at;
+    return (float *)state_of(p->unit, kind) + p->at;
+}
+
 /* Sets elements [first, first + count) of a tensor at `out` (count): the state of the kind in fp32 or, if
  * `is_rounded`, in floatX. */
 static void set_elements(Fsdp *fsdp, const StateReader *from, StateKind kind, const Tensor *t, int64_t first,
@@ -92,8 +98,10 @@ static void set_elements(Fsdp *fsdp, const StateReader *from, StateKind kind, co
 static void fsdp_set_state(Fsdp *fsdp, StateKind kind, StateSource read, void *source) {
     StateReader from = {read, NULL, source, (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE), NULL, NULL};
     ShardPiece p;
-    for (int i = 0; next_state_piece(fsdp, &i, &p) && !fsdp->dev->dry_run;)
-        set_elements(fsdp, &from, kind, p.tensor, p.first, p.count, (float *)state_of(p.unit, kind) + p.at, 0);
+    for (int i = 0; next_state_piece(fsdp, &i, &p) && !fsdp->dev->dry_run;) {
+        float *state = piece_state(&p, kind);
+        if (state) set_elements(fsdp, &from, kind, p.tensor, p.first, p.count, state, 0);
+    }
     free(from.fp32);
     if (kind == STATE_MASTER) fsdp_refresh_copies(fsdp);
 }
@@ -173,17 +181,32 @@ static void fsdp_init_weights(Fsdp *fsdp, uint64_t seed) {
 
 static void fsdp_release_state(Fsdp *fsdp, const float *whole) { pool_release(fsdp, POOL_GRADIENTS, whole); }
 
+/* Copies this rank's second moments of a unit with Muon's matrices, which have none, to where they belong in the whole
+ * unit (padded). */
+static void spread_second_moments(Fsdp *fsdp, FsdpUnit *u, float *whole) {
+    ShardPiece p;
+    for (int i = u->table_unit->first_tensor; next_state_piece(fsdp, &i, &p) && p.unit == u;) {
+        const float *state = piece_state(&p, STATE_EXP_AVG_SQ);
+        if (state) device_copy(fsdp->dev, whole + u->state_begin + p.at, state, sizeof(float) * (size_t)p.count);
+    }
+}
+
 /* All of a trained unit's state of one kind (padded), in the device's memory: either where it is kept, or gathered into
  * a gradient buffer. Only between steps. Valid until fsdp_release_state. A collective of the fsdp group. */
 static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
     float *mine = (float *)state_of(u, kind);
     MemCategory category = kind == STATE_MASTER ? MEM_PARAMS : MEM_OPTIMIZER;
-    if (u->state_count == u->padded) return mine;
+    int is_spread = kind == STATE_EXP_AVG_SQ && unit_has_muon(fsdp, u);
+    if (u->state_count == u->padded && !is_spread) return mine;
     float *whole = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
-    if (fsdp->dev->arenas[category].offloaded && !OFFLOAD_IN_PLACE) {
+    if (is_spread) {
+        spread_second_moments(fsdp, u, whole);
+        mine = whole + u->state_begin;
+    } else if (fsdp->dev->arenas[category].offloaded && !OFFLOAD_IN_PLACE) {
         device_copy(fsdp->dev, whole + u->state_begin, mine, sizeof(float) * (size_t)u->state_count);
         mine = whole + u->state_begin;
     }
+    if (u->state_count == u->padded) return whole;
     all_gather_now(fsdp->comm, AXIS_FSDP, u->table_unit->name, mine, whole, sizeof(float) * (size_t)u->shard_size);
     return whole;
 }

@@ -32,9 +32,13 @@ static void exchange_reports(Trainer *trainer, const StepBatch *batch, double st
     Parallel *p = &trainer->parallel;
     const Options *o = &trainer->job->opt;
     StepReport report = ZERO;
-    ExactSum sums[SUMS] = ZERO;
+    ExactSum sums[SUMS] = ZERO, z_loss = ZERO;
     gradient_squared_norm(&p->fsdp, &trainer->sums[SUM_SQUARED_NORM]);
-    device_read(&p->dev, sums, trainer->sums, sizeof sums);
+    device_read(&p->dev, sums, trainer->sums, sums_bytes(trainer));
+    exact_merge(&z_loss, &sums[SUM_Z_LOSS]);
+    if (trainer->z_losses)
+        all_gather_start(&p->comm, &trainer->z_loss_gather, AXIS_WORLD, "z-losses", &z_loss, trainer->z_losses,
+                         sizeof z_loss, DTYPE_BYTE);
     exact_merge(&report.loss, &sums[SUM_LOSS]);
     exact_merge(&report.squared_norm, &sums[SUM_SQUARED_NORM]);
     report.bad_tensor = report.squared_norm.not_finite ? first_bad_tensor(trainer) : -1;
@@ -50,6 +54,7 @@ static void exchange_reports(Trainer *trainer, const StepBatch *batch, double st
     report.figures.tokens = (int64_t)o->batch * o->seq * o->accum / mesh_stride(&p->mesh, AXIS_DP_SHARD);
     report.figures.memory = (int64_t)device_peak(&p->dev);
     all_gather_now(&p->comm, AXIS_WORLD, "step report", &report, trainer->reports, sizeof report);
+    comm_wait(&p->comm, &trainer->z_loss_gather);
 }
 
 /* Loss and gradient norm of the step: sums over all ranks and micro-batches, divided once by the number of targets. */
@@ -68,6 +73,14 @@ static StepStats sum_reports(const Trainer *trainer) {
     s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
     s.skipped = !isfinite(s.loss) || !isfinite(s.grad_norm);
     return s;
+}
+
+/* The mean z-loss of the step's targets, added up like the loss; 0 without --z-loss. */
+static double mean_z_loss(const Trainer *trainer, int64_t targets) {
+    ExactSum sum = ZERO;
+    if (!trainer->z_losses || trainer->parallel.dev.dry_run) return 0;
+    for (int i = 0; i < trainer->parallel.mesh.world; i++) exact_merge(&sum, &trainer->z_losses[i]);
+    return exact_value(&sum) / (double)max_i64(1, targets);
 }
 
 // ---------------------------------------------------------------------------
@@ -150,6 +163,56 @@ static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
            "finite (%s)\n",
            step, trainer->progress.skips, trainer->job->opt.max_skips, s->loss, s->grad_norm, cause);
     fflush(stdout);
+}
+
+/* Compares loss and gradient norm with those of the last --outlier-window steps, and adds them to these. */
+static void judge_outliers(Trainer *trainer, StepStats *s) {
+    const double values[OUTLIER_KINDS] = {s->loss, s->grad_norm};
+    int size = trainer->job->opt.outlier_window;
+    if (!size || !s->targets) return; // without a target there is no loss
+    for (int k = 0; k < OUTLIER_KINDS; k++) {
+        OutlierWindow *window = &trainer->progress.outliers.windows[k];
+        s->z_scores[k] = outlier_z_score(window, size, values[k]);
+        outlier_window_add(window, size, values[k]);
+    }
+}
+
+/* Names the samples that the ranks trained on: a few of each, of a few ranks. */
+static void say_samples(const Trainer *trainer, Sentence *t) {
+    enum { RANKS = 4, SAMPLES = 8 };
+    const Mesh *mesh = &trainer->parallel.mesh;
+    int64_t count = trainer->loader.samples;
+    int ranks = 0;
+    for (int rank = 0; rank < mesh->world; rank++) {
+        if (!mesh_counts_samples(mesh, rank) || ranks++ >= RANKS) continue;
+        say(t, "%s rank %d", ranks > 1 ? ";" : "", rank);
+        for (int64_t i = 0; i < count && i < SAMPLES; i++)
+            say(t, "%s %" PRId64, i ? "," : ":", trainer->samples[rank * count + i]);
+        if (count > SAMPLES) say(t, " and %" PRId64 " more", count - SAMPLES);
+    }
+    if (ranks > RANKS) say(t, "; and those of %d more ranks", ranks - RANKS);
+}
+
+/* Whether the loss or the gradient norm is an outlier, so that the update is skipped; then the step is reported. The
+ * learning rate goes on, and such steps do not count for --max-skips. All ranks know the same sums and decide alike. */
+static int skip_outlier(Trainer *trainer, int64_t step, StepStats *s) {
+    const Options *o = &trainer->job->opt;
+    const double *z = s->z_scores;
+    OutlierKind kind = z[OUTLIER_LOSS] >= z[OUTLIER_NORM] ? OUTLIER_LOSS : OUTLIER_NORM;
+    char samples[1024] = "";
+    Sentence t = {samples, sizeof samples, 0};
+    if (!(z[kind] > o->outlier_z)) return 0;
+    s->skipped = 1;
+    trainer->progress.outliers.skipped++;
+    if (trainer->parallel.rank) return 1;
+    logger_outlier(&trainer->logger, step, s, kind);
+    say_samples(trainer, &t);
+    printf("step %6" PRId64 " | update skipped (outlier %d): the %s is an outlier; loss %g has the z-score %.1f and "
+           "gradient norm %g the z-score %.1f among the last %d steps, at most %g is allowed; samples of%s\n",
+           step, trainer->progress.outliers.skipped, outlier_names[kind], s->loss, z[OUTLIER_LOSS], s->grad_norm,
+           z[OUTLIER_NORM], o->outlier_window, o->outlier_z, samples);
+    fflush(stdout);
+    return 1;
 }
 
 /* A run that has skipped every update has failed. */

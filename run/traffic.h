@@ -19,7 +19,7 @@ typedef struct {
     const Llama3Config *config; // of the whole model
     const Options *options;
     int64_t tp, cp, pp, fsdp, replicas; // ranks of each axis; fsdp = dp_shard x cp
-    int64_t pp_rank;
+    int64_t pp_rank, fsdp_rank;
     int64_t has_block_0;       // 1 if this rank has the embedding and the first block
     int64_t is_first, is_last; // 1 if this rank's pipeline stages include the embedding, the head; else 0
     int64_t has_adapters;      // 1 with LoRA: the model is frozen, and only adapters have gradients
@@ -38,6 +38,8 @@ typedef struct {          // this rank's FSDP units after the split by tp and pp
     int64_t blocks_shard; // bytes that each rank contributes when all units of blocks are all-gathered once
     int64_t ends_shard;   // the same for embedding and head
     int64_t tied;         // elements of the unit that holds embedding and head together
+    int64_t largest;      // elements of the largest unit of blocks
+    int64_t muon_blocks;  // blocks whose matrices this rank makes orthogonal
 } UnitSizes;
 
 static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const Options *o) {
@@ -54,6 +56,8 @@ static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const 
     l.fsdp = sizes[AXIS_DP_SHARD] * l.cp;
     l.replicas = sizes[AXIS_DP_REPLICATE];
     l.pp_rank = rank / (l.tp * l.cp) % l.pp;
+    int64_t shard_rank = rank / (l.tp * l.cp * l.pp) % sizes[AXIS_DP_SHARD];
+    l.fsdp_rank = shard_rank * l.cp + rank / l.tp % l.cp;
     l.is_first = l.pp_rank == 0;
     l.is_last = l.pp_rank == l.pp - 1;
     l.has_adapters = c->base != BASE_TRAINED;
@@ -111,9 +115,16 @@ static BlockSize block_size(const RankLayout *l) {
     return b;
 }
 
-/* Adds the units of one virtual stage of `count` blocks, `joined` of them to a unit. */
+/* Adds the units of one virtual stage of `count` blocks, `joined` of them to a unit. Muon: the units of all stages go
+ * to the fsdp ranks in turn; under no_shard each rank has all of them. */
 static void add_stage(UnitSizes *u, const RankLayout *l, const BlockSize *b, int64_t count, int64_t joined) {
     int64_t pad = TENSOR_ALIGN * l->fsdp * l->replicas, whole = count / joined, rest = count % joined;
+    for (int64_t i = 0; i < whole + (rest > 0); i++) {
+        int64_t blocks = i < whole ? joined : rest;
+        int is_own = !strcmp(l->options->sharding, "no_shard") || (u->block_units + i) % l->fsdp == l->fsdp_rank;
+        u->largest = max_i64(u->largest, round_up(blocks * b->elements, pad));
+        u->muon_blocks += is_own ? blocks : 0;
+    }
     u->block_units += whole + (rest > 0);
     u->blocks += whole * round_up(joined * b->elements, pad) + round_up(rest * b->elements, pad);
     u->adapters += whole * round_up(joined * b->adapters, pad) + round_up(rest * b->adapters, pad);
@@ -178,7 +189,8 @@ static int64_t gradient_bytes(const RankLayout *l, const UnitSizes *u) {
  * unsharded until its backward, the embedding's backward reads no weights; tied, they are one unit); shard_grad_op
  * all-gathers each unit once per step. Gradients: each unit is reduce-scattered once per micro-batch, or once per step
  * with --accumulate local. no_shard (DDP) gathers no weights; its all-reduce is a reduce-scatter and an all-gather.
- * Units of adapters are gathered together with their block's unit. */
+ * Units of adapters are gathered together with their block's unit. Muon: for each n units of blocks, an all-to-all of
+ * shards of momentum to the ranks that own the units, and one of the orthogonal matrices back. */
 static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Options *o = l->options;
     int64_t k = l->micro_batches, n = l->fsdp, reductions = strcmp(o->accumulate, "local") ? k : 1;
@@ -194,6 +206,9 @@ static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Un
     if (n == 1) return;
     out[ALL_GATHER] = gather;
     out[REDUCE_SCATTER] = reduce;
+    if (!uses_muon(o) || !strcmp(o->sharding, "no_shard")) return;
+    out[ALL_TO_ALL].calls = 2 * ((u->block_units + n - 1) / n);
+    out[ALL_TO_ALL].bytes = out[ALL_TO_ALL].calls * (n - 1) * (u->largest / n) * (int64_t)sizeof(floatX);
 }
 
 /* Hybrid sharding (Zhao et al. 2023, section 3.2.2): once per step, replicas all-reduce their shard of each gradient:
@@ -213,7 +228,8 @@ static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const
  * all-gather for it, and no gradient of the first block's input. The vocabulary-parallel loss all-gathers 3 floats per
  * token, in slices of --logit-rows tokens.
  * Once per step: gradients of what tp replicates are summed by an all-gather of fp32: the norms' in one call, or with
- * LoRA the unsplit half (rank, C) of each adapter, unit by unit. */
+ * LoRA the unsplit half (rank, C) of each adapter, unit by unit. Muon: the ranks that own a block all-gather each of
+ * its 7 matrices. */
 static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Llama3Config *c = l->config;
     int64_t k = l->micro_batches, others = l->tp - 1, V = (c->V + l->tp - 1) / l->tp;
@@ -227,8 +243,11 @@ static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Unit
         l->has_adapters ? targets * l->blocks * c->lora_rank * c->C : (2 * l->blocks + l->is_last) * c->C;
     int64_t replicated_calls = l->has_adapters ? u->block_units : replicated > 0;
     if (l->tp == 1) return;
-    out[ALL_GATHER].calls = k * (gathers + loss_slices) + replicated_calls;
-    out[ALL_GATHER].bytes = others * (k * (gathers * l->activation_bytes + loss_bytes) + 4 * replicated);
+    int64_t muon_blocks = uses_muon(l->options) ? u->muon_blocks : 0, F = (c->F + l->tp - 1) / l->tp;
+    int64_t matrices = (2 * (c->NH + c->NKV) / l->tp * c->HD + 3 * F) * c->C; // elements of a block's
+    out[ALL_GATHER].calls = k * (gathers + loss_slices) + replicated_calls + 7 * muon_blocks;
+    out[ALL_GATHER].bytes = others * (k * (gathers * l->activation_bytes + loss_bytes) + 4 * replicated +
+                                      muon_blocks * matrices * (int64_t)sizeof(floatX));
     out[REDUCE_SCATTER].calls = k * scatters;
     out[REDUCE_SCATTER].bytes = others * k * scatters * l->activation_bytes;
 }
@@ -260,14 +279,15 @@ static void pp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Unit
     out[RECEIVE] = each_way;
 }
 
-/* Once per step every rank tells all others its report (loss, gradient norm, hashes), and with --out also which samples
- * it consumed: 8 bytes each. */
+/* Once per step every rank tells all others its report (loss, gradient norm, hashes), with --out or --outlier-window
+ * also which samples it consumed, 8 bytes each, and with --z-loss the sum of its z-losses. */
 static void world_traffic(Traffic out[COLLECTIVES], const RankLayout *l, int world, int64_t report_bytes) {
     const Options *o = l->options;
-    int64_t samples_bytes = o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0;
+    int64_t samples_bytes = o->out || o->outlier_window ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0;
+    int64_t z_loss_bytes = o->z_loss > 0 ? (int64_t)sizeof(ExactSum) : 0;
     if (world == 1) return;
-    out[ALL_GATHER].calls = o->out ? 2 : 1;
-    out[ALL_GATHER].bytes = (world - 1) * (report_bytes + samples_bytes);
+    out[ALL_GATHER].calls = 1 + (samples_bytes > 0) + (z_loss_bytes > 0);
+    out[ALL_GATHER].bytes = (world - 1) * (report_bytes + samples_bytes + z_loss_bytes);
 }
 
 /* The traffic formula for one step of `rank`. `report_bytes`: the size of the report that ends a step. */

@@ -38,7 +38,14 @@ typedef struct {
     int64_t surprises; // of these, how many are not the most probable ones
 } RequestScore;
 
-enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
+enum { SUM_LOSS, SUM_SQUARED_NORM, SUM_Z_LOSS, SUMS };
+
+/* What a stage of a recipe hands to the next one. */
+typedef struct {
+    StateArenas state; // weights and moments
+    Progress progress;
+    int save_signals_seen, noted_lost_lines;
+} StageResult;
 
 typedef struct Trainer {
     const Job *job;                // options, configuration and data, which all ranks of a process share
@@ -55,10 +62,12 @@ typedef struct Trainer {
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
     // a step
-    ExactSum *sums;         // (SUMS) of the step so far, in device memory
+    ExactSum *sums;         // (SUMS, without --z-loss one fewer) of the step so far, in device memory
     StepReport *reports;    // (world) of all ranks
     RankFigures *figures;   // (world) the figures in the reports
-    int64_t *samples;       // (world, accumulation, B) the samples of all ranks; NULL without --out
+    ExactSum *z_losses;     // (world) sums of all ranks' z-losses; NULL without --z-loss
+    Request z_loss_gather;  // the all-gather of z_losses
+    int64_t *samples;       // (world, accumulation, B) the samples of all ranks; NULL: nothing names them
     Request samples_gather; // the all-gather of `samples`, in flight during the step
     int save_signals_seen;  // signals that asked for a checkpoint and were obeyed
     int is_writing;         // some rank's part of a checkpoint is not on the disk yet
@@ -78,6 +87,10 @@ typedef struct Trainer {
 // ---------------------------------------------------------------------------
 // allocation
 
+static size_t sums_bytes(const Trainer *trainer) {
+    return sizeof(ExactSum) * (trainer->job->opt.z_loss > 0 ? SUMS : SUM_Z_LOSS);
+}
+
 static void timeline_open(Device *dev, const Job *j) {
     if (!dev->max_events) return;
     if (j->task == DO_PLAN) { // not part of the planned memory
@@ -92,6 +105,7 @@ static void checkpoints_open(Trainer *trainer) {
     const Job *j = trainer->job;
     CheckpointWriter *w = &trainer->writer;
     checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->table, &j->opt);
+    w->recipe = &j->recipe;
     w->tokenizer = &j->tokenizer_files;
     w->base_fingerprint = j->base_fingerprint;
     if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
@@ -101,38 +115,21 @@ static void checkpoints_open(Trainer *trainer) {
     checkpoint_writer_allocate(w);
 }
 
-/* The data loader continues where the checkpoint ended; with other data it begins a new epoch. */
+/* The data loader begins where the stage begins, or where the checkpoint ended. */
 static void data_open(Trainer *trainer) {
     const Job *j = trainer->job;
     const Options *o = &j->opt;
     const Mesh *mesh = &trainer->parallel.mesh;
-    Progress *progress = &trainer->progress;
-    int rank = trainer->parallel.rank;
-    *progress = j->resume_from.progress;
-    progress->data = &j->data;
-    if (j->resume_from.data_changed) progress->epoch = progress->samples_in_epoch = 0;
-    Sampler s = ZERO;
-    s.samples = j->data.windows;
-    s.seed = (uint64_t)o->seed;
-    s.pad = !strcmp(o->tail, "pad");
-    s.shards = mesh->size[AXIS_DP_SHARD];
-    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
-    s.replicas = mesh->size[AXIS_DP_REPLICATE];
-    s.replica = mesh_coordinate(mesh, rank, AXIS_DP_REPLICATE);
-    s.accumulation = o->accum;
-    s.B = o->batch;
-    s.local = trainer->parallel.fsdp.sharding.accumulate_locally;
-    s.start_step = progress->step;
-    s.start_epoch = progress->epoch;
-    s.start_sample = progress->samples_in_epoch;
-    s.mixed = j->data.mixture ? &j->data : NULL;
+    Sampler s = job_sampler(j, trainer->parallel.rank);
     LoaderOptions options = ZERO;
+    trainer->progress = j->start;
+    outliers_continue(&trainer->progress.outliers, o->outlier_window);
     options.T = o->seq;
     options.document_ids = o->doc_mask;
     options.cp = mesh->size[AXIS_CP];
-    options.cp_rank = mesh_coordinate(mesh, rank, AXIS_CP);
-    options.first_step = progress->step;
-    options.end_step = o->steps;
+    options.cp_rank = mesh_coordinate(mesh, trainer->parallel.rank, AXIS_CP);
+    options.first_step = j->start.step;
+    options.end_step = stage_end_step(j);
     options.workers = o->workers;
     options.cores = j->cores_per_rank;
     loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
@@ -160,16 +157,20 @@ static void trainer_allocate(Trainer *trainer) {
     Device *dev = &p->dev;
     int world = j->mesh.world;
     timeline_open(dev, j);
-    trainer->sums = arena_array(ExactSum, dev, MEM_WORKSPACE, "sums of the step", SUMS);
+    trainer->sums = (ExactSum *)arena_alloc(dev, MEM_WORKSPACE, "sums of the step", sums_bytes(trainer));
     trainer->reports = arena_array(StepReport, dev, MEM_HOST, "step reports", world);
     trainer->figures = arena_array(RankFigures, dev, MEM_HOST, "figures of all ranks", world);
     Sharding sharding = sharding_of(o);
     fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
-        optimizer_open(&trainer->optimizer, &p->fsdp);
+        optimizer_open(&trainer->optimizer, &p->fsdp, (float)o->muon_momentum);
     }
     m->loss_sum = &trainer->sums[SUM_LOSS];
+    if (o->z_loss > 0 && m->training) {
+        m->z_loss_sum = &trainer->sums[SUM_Z_LOSS];
+        trainer->z_losses = arena_array(ExactSum, dev, MEM_HOST, "z-losses of all ranks", world);
+    }
     if (j->task != DO_EXPORT) {
         model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->cached_positions);
         pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
@@ -181,7 +182,8 @@ static void trainer_allocate(Trainer *trainer) {
     checkpoints_open(trainer);
     if (!m->training) return;
     int64_t samples = (int64_t)o->accum * o->batch * world;
-    if (o->out) trainer->samples = arena_array(int64_t, dev, MEM_HOST, "samples of all ranks", samples);
+    if (o->out || o->outlier_window)
+        trainer->samples = arena_array(int64_t, dev, MEM_HOST, "samples of all ranks", samples);
     data_open(trainer);
 }
 
@@ -223,6 +225,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
                       j->config.tied && (j->mesh.size[AXIS_PP] > 1 || o->deterministic)};
     schedule_open(&p->pipeline.schedule, part.pp, part.pp_rank, part.virtual_stages, o->accum);
     table_open(&m->table, &j->config, number_after_colon(o->wrap, "size"), &part);
+    table_freeze(&m->table, &j->recipe, j->stage);
     m->config = config_of_part(&j->config, &part);
     m->whole_config = &j->config;
     m->opt = o;
@@ -283,14 +286,39 @@ static void check_first_step(const Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // start
 
-/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. */
-static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank) {
+/* Takes over what the stage before has left. */
+static void trainer_continue(Trainer *trainer, const StageResult *before) {
+    fsdp_refresh_copies(&trainer->parallel.fsdp);
+    trainer->progress.updates = before->progress.updates;
+    trainer->progress.skips = before->progress.skips;
+    trainer->progress.samples = before->progress.samples;
+    trainer->progress.tokens = before->progress.tokens;
+    trainer->progress.outliers = before->progress.outliers;
+    trainer->save_signals_seen = before->save_signals_seen;
+    trainer->noted_lost_lines = before->noted_lost_lines;
+}
+
+/* Ends a stage, but for what the next one continues with. */
+static StageResult trainer_end_stage(Trainer *trainer) {
+    StageResult result = ZERO;
+    device_synchronize_all(&trainer->parallel.dev);
+    result.state = device_take_state(&trainer->parallel.dev);
+    result.progress = trainer->progress;
+    result.save_signals_seen = trainer->save_signals_seen;
+    result.noted_lost_lines = trainer->noted_lost_lines;
+    trainer_close(trainer);
+    return result;
+}
+
+/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. `before`: the stage
+ * whose weights and moments it continues with; NULL: none. */
+static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank, const StageResult *before) {
     const Options *o = &j->opt;
     Parallel *p = &trainer->parallel;
     trainer_bind(trainer, j, rank);
     trainer->dry_run = dry_run;
     if (OFFLOAD_IN_PLACE && offloaded(o)) make_directories(o->out); // by each rank: hosts may not share the directory
-    device_open(&p->dev, &dry_run->parallel.dev, o->out, rank);
+    device_open_with_state(&p->dev, &dry_run->parallel.dev, o->out, rank, before ? &before->state : NULL);
     ops_open(&p->dev, rank == 0);
     comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
     if (o->out) comm_set_flight_directory(&p->comm, o->out);
@@ -303,7 +331,9 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     trainer_allocate(trainer);
     p->fsdp.seed = (uint64_t)o->seed;
     double start = seconds_now();
-    weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
+    if (before) trainer_continue(trainer, before);
+    else
+        weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
     comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
     trainer->load_seconds = seconds_now() - start;
     comm_phase(&p->comm, PHASE_STEP);

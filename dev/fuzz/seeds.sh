@@ -282,6 +282,9 @@ trainer "$progress" "${listed/$config_sum/1}" | seed trainer/another-sum
 trainer "$progress" "${listed/$config_sum/-1e300}" | seed trainer/a-sum-beyond-all
 trainer "$progress" "${listed/model/optimizer}" | seed trainer/a-file-missing
 trainer "${progress/96/9e15}" "$listed" | seed trainer/many-samples
+outliers='"outliers":{"skipped":1,"loss":[2.5,2.25,0.1],"grad_norm":[1e-3,7,-0.0]}'
+trainer "$progress,$outliers" "$listed" | seed trainer/outliers
+trainer "$progress,${outliers/2.5/1e999}" "$listed" | seed trainer/an-infinite-outlier
 { printf f; trainer "$progress" "$listed" | tail -c +2; } | seed trainer/no-sum
 
 # ---------------------------------------------------------------- adapters

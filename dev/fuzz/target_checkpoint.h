@@ -36,6 +36,12 @@ static void check_trainer_written(const Progress *p, const cJSON *settings) {
     companions_check(path_of("saved"), json_object(again, path, "files"), path);
     held.promise = NULL;
     EXPECT(!memcmp(&read, p, offsetof(Progress, data)), "other progress was written");
+    EXPECT(read.outliers.skipped == p->outliers.skipped, "another number of outliers was written");
+    for (int k = 0; k < OUTLIER_KINDS; k++) {
+        const OutlierWindow *was = &p->outliers.windows[k], *is = &read.outliers.windows[k];
+        EXPECT(is->count == was->count && !memcmp(is->values, was->values, sizeof *is->values * (size_t)is->count),
+               "another window of outliers was written");
+    }
     cJSON_Delete(again);
 }
 
@@ -71,6 +77,7 @@ static const char *const trainer_words[] = {"\"format\":1",
                                             "\"samples\":96",
                                             "\"epoch\":0",
                                             "\"samples_of_epoch\":96",
+                                            "\"outliers\":{\"skipped\":1,\"loss\":[1.5],\"grad_norm\":[]}",
                                             "\"settings\":{\"--seq\":\"16\"}",
                                             "\"chunk_bytes\":4194304",
                                             "\"files\":{}",

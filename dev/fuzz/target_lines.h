@@ -270,7 +270,7 @@ static void check_mixture(const Dataset *d, int period) {
     const Mixture *m = d->mixture;
     int64_t counts[MOST_SOURCES] = {0};
     EXPECT(m->period == period && m->num_sources == d->num_sources, "a period of %d, expected %d", m->period, period);
-    Sampler s = {d->windows, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, d};
+    Sampler s = {d->windows, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, d, 1};
     for (int64_t n = 0; n < period + 3; n++) {
         MixtureSample sample = mixture_sample(m, n);
         EXPECT(sample.index == counts[sample.source]++, "sample %d is number %d of source %d", (int)n,

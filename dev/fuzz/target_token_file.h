@@ -35,7 +35,7 @@ static uint32_t witness_token(const Witness *w, int64_t i) {
 
 static int witness_counts(const Witness *w, int64_t i) { return !w->masked || w->bytes[64 + w->count * w->width + i]; }
 
-/* Window `index` of the file against what dataset_window says of it. */
+/* Window `index` of the file against what dataset_sample says of it. */
 static void check_window(const Dataset *d, const Witness *w, int64_t index, int found, const int32_t *inputs,
                          const int32_t *targets, const char *error) {
     int64_t first = index * d->T;
@@ -70,14 +70,14 @@ static void check_windows(const Dataset *d, const Witness *files, int num_files)
     for (int f = 0; f < num_files; before += files[f].windows, tokens += files[f++].count)
         for (int64_t i = 0; i < files[f].windows;
              i += i == 20 && files[f].windows > 40 ? files[f].windows - 40 : 1) { // of many, the first and the last
-            int found = dataset_window(d, before + i, inputs, targets, raw, error, sizeof error);
+            int found = dataset_sample(d, before + i, inputs, targets, raw, error, sizeof error);
             check_window(d, &files[f], i, found, inputs, targets, error);
             refused |= found < 0;
         }
     EXPECT(d->windows == before && d->tokens == tokens,
            "%" PRId64 " windows of %" PRId64 " tokens, expected %" PRId64 " of %" PRId64, d->windows, d->tokens, before,
            tokens);
-    EXPECT(dataset_window(d, d->windows, inputs, targets, raw, error, sizeof error) == 0 &&
+    EXPECT(dataset_sample(d, d->windows, inputs, targets, raw, error, sizeof error) == 0 &&
                targets[0] == IGNORED_TARGET,
            "the window behind the last has targets");
     free(inputs);
@@ -90,6 +90,7 @@ static void check_windows(const Dataset *d, const Witness *files, int num_files)
 static void check_epoch(const Dataset *d, int shape, int pad) {
     Sampler s = ZERO;
     s.samples = d->windows;
+    s.pieces = 1;
     s.seed = (uint64_t)shape;
     s.pad = pad;
     s.replicas = 1;

@@ -267,7 +267,7 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     for (int i = 0; i < SETS; i++) logits[i] = take_floats(b, rows * V, -1, 1);
     memory_op(
         b, worst, OP_CROSS_ENTROPY, s->name,
-        [&](int i) { cross_entropy(dev, losses, logits[i], ids, rows, s->V, 1); }, // overwrites the logits
+        [&](int i) { cross_entropy(dev, losses, logits[i], ids, no_z_loss(), rows, s->V, 1); }, // overwrites the logits
         [&](int i) {
             KERNEL(dev, random_kernel, grid_of(blocks_of(halves, 256)), 256, 0, (floatX *)logits[i], halves,
                    (uint64_t)i << 40, -1.0f, 1.0f);

@@ -56,6 +56,11 @@ static Part part_of(const Device *dev) {
     case OP_ATTENTION_FORWARD: return PART_ATTENTION_FORWARD;
     case OP_ATTENTION_BACKWARD: return PART_ATTENTION_BACKWARD;
     case OP_SQUARED_NORM:
+    case OP_MUON_MOMENTUM:
+    case OP_NORMALIZE_MATRIX:
+    case OP_MUON_MATMUL:
+    case OP_WEIGHTED_SUM:
+    case OP_MUON_UPDATE:
     case OP_ADAMW: return PART_OPTIMIZER;
     default: return PART_MEMORY;
     }
@@ -143,7 +148,7 @@ static void train_answers(int argc, char **argv) {
     check_memory(j, &dry_run->parallel.dev);
     double free_before = device_memory(0), planned = (double)device_need(&dry_run->parallel.dev), rate = 0,
            flops = device_flops(&dry_run->parallel.dev, 0);
-    trainer_open(trainer, dry_run, j, 0);
+    trainer_open(trainer, dry_run, j, 0, NULL);
     unlink(path);
     printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n",
            T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);

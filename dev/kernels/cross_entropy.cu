@@ -6,6 +6,10 @@
  * gradient are zero. The largest logit is subtracted first, so that no exponential overflows; this does not change the
  * softmax.
  *
+ * The z-loss, weight · log²Z with Z the sum of exp(logit), keeps the softmax's denominator near 1 (Chowdhery et al.
+ * 2022, section 5). Its gradient is 2 weight log Z · softmax(logits): the row's probabilities get one more factor, and
+ * its cost is that of a few numbers per row.
+ *
  * With tensor parallelism each rank has a slice of the vocabulary. It computes three numbers per row (largest logit,
  * sum of exponentials, target's logit), all ranks exchange them, and each combines them (Shoeybi et al. 2019).
  */
@@ -13,6 +17,8 @@
                   // its random values. F(name), I(name): its data in float or int32_t. D(name), R(name): the
                   // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
                   // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vexp, …
+
+static const float Z_WEIGHT = 1.0f / 128; // of the z-loss; a bf16 number
 
 static void loss_case(Case *c) { // size: N, V
     int64_t N = c->size[0], V = c->size[1];
@@ -25,6 +31,18 @@ static void loss_case(Case *c) { // size: N, V
     c->restore = 1; // the gradient has overwritten the logits
     c->flops = 4.0 * (double)(N * V);
     c->slots = (EXP_SLOTS + 3) * (double)(N * V); // minus the largest logit; the sum; times the sum's inverse
+}
+
+static void z_loss_case(Case *c) {
+    loss_case(c);
+    writes(c, "z_losses", IN_FLOAT, c->size[0], 1);
+}
+
+/* The z-loss of the case: none in those of cross-entropy alone. */
+static ZLoss z_loss_of(Case *c) {
+    ZLoss z = {Z_WEIGHT, NULL};
+    if (page_find(c, "z_losses")) z.losses = F("z_losses");
+    return z;
 }
 
 static int ignored(int64_t n) { return n % 8 == 3; }
@@ -47,13 +65,19 @@ static void loss_definition(Case *c) {
         int64_t target = (int64_t)D("targets")[n];
         for (int64_t i = 0; i < V; i++) max = fmax(max, logits[i]);
         for (int64_t i = 0; i < V; i++) sum += exp(logits[i] - max);
-        for (int64_t i = 0; i < V; i++) gradient[i] = target < 0 ? 0 : exp(logits[i] - max) / sum - (i == target);
+        double log_z = max + log(sum), factor = 1; // of the probabilities
+        if (page_find(c, "z_losses")) {
+            factor += 2 * (double)Z_WEIGHT * log_z;
+            R("z_losses")[n] = target < 0 ? 0 : (double)Z_WEIGHT * log_z * log_z;
+        }
+        for (int64_t i = 0; i < V; i++)
+            gradient[i] = target < 0 ? 0 : exp(logits[i] - max) / sum * factor - (i == target);
         R("losses")[n] = target < 0 ? 0 : max - logits[target] + log(sum);
     }
 }
 
 static void loss_in_use(Case *c) {
-    cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), (int)c->size[0], (int)c->size[1], 1);
+    cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), z_loss_of(c), (int)c->size[0], (int)c->size[1], 1);
 }
 static void loss_in_slices(Case *c) { // all by one rank: their logits are copied apart, and the gradients together
     int64_t N = c->size[0], V = c->size[1], row = V * (int64_t)sizeof(float), XS = (int64_t)sizeof(floatX),
@@ -69,8 +93,8 @@ static void loss_in_slices(Case *c) { // all by one rank: their logits are copie
     }
     for (int r = 0; r < slices; r++) {
         int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
-        cross_entropy_join(c->dev, F("losses"), apart + N * first, parts, I("targets"), (int)slices, (int)first, (int)N,
-                           (int)width, 1);
+        cross_entropy_join(c->dev, F("losses"), apart + N * first, parts, I("targets"), z_loss_of(c), (int)slices,
+                           (int)first, (int)N, (int)width, 1);
         device_copy_rows(c->dev, (char *)F("logits") + first * XS, (size_t)row, apart + N * first, (size_t)width * 4,
                          (size_t)(width * XS), (int)N);
     }
@@ -100,6 +124,25 @@ static void loss_double(Case *c) {
         F("losses")[n] = (float)(log(sum) + max - (double)logits[target]);
         for (int64_t i = 0; i < V; i++)
             gradient[i] = from_float((float)(exp((double)logits[i] - max) / sum - (i == target)));
+    }
+}
+
+static void z_loss_double(Case *c) {
+    int64_t N = c->size[0], V = c->size[1];
+    for (int64_t n = 0; n < N; n++) {
+        float *logits = row_of(c, n);
+        F("z_losses")[n] = 0;
+        if (!logits) continue;
+        floatX *gradient = (floatX *)(void *)logits;
+        int32_t target = I("targets")[n];
+        double max = -INFINITY, sum = 0;
+        for (int64_t i = 0; i < V; i++) max = fmax(max, (double)logits[i]);
+        for (int64_t i = 0; i < V; i++) sum += exp((double)logits[i] - max);
+        double log_z = log(sum) + max, factor = 1 + 2 * (double)Z_WEIGHT * log_z;
+        F("losses")[n] = (float)(log_z - (double)logits[target]);
+        F("z_losses")[n] = (float)((double)Z_WEIGHT * log_z * log_z);
+        for (int64_t i = 0; i < V; i++)
+            gradient[i] = from_float((float)(factor * exp((double)logits[i] - max) / sum - (i == target)));
     }
 }
 
@@ -227,10 +270,20 @@ static const Version op_versions[] = {
      "second time for the gradient, and its exponentials recomputed.",
      loss_in_slices},
     END_OF_VERSIONS};
+
+static const Version z_loss_versions[] = {
+    {"1 libm, double", "The formula: as for the loss alone, with a factor for the row's probabilities.", z_loss_double},
+    {"in use: threads", "The same op as without z-loss. The factor multiplies the inverse of the row's sum.",
+     loss_in_use},
+    {"in use: 4 slices",
+     "What four ranks compute that share the vocabulary, and the copies it takes here: each has log Z from the three "
+     "numbers per row that all ranks know.",
+     loss_in_slices},
+    END_OF_VERSIONS};
 #endif
 
 #ifdef USE_CUDA
-#include "cross_entropy.cuh" // defines: op_versions
+#include "cross_entropy.cuh" // defines: op_versions, z_loss_versions
 #endif
 
 static const Op op = {
@@ -243,4 +296,13 @@ static const Op op = {
      FOR_CPU({"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
          FOR_GPU({"even", {24, 2048}}, {"chunk, small vocabulary", {2048, 32000}}, {"1B chunk", {2048, 128256}})}};
 
-PAGE(&op)
+static const Op z_loss = {"z_loss",
+                          z_loss_case,
+                          loss_prepare,
+                          loss_definition,
+                          z_loss_versions,
+                          {{"odd", {37, 1003}},
+                           FOR_CPU({"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
+                               FOR_GPU({"even", {24, 2048}}, {"1B chunk", {2048, 128256}})}};
+
+PAGE(&op, &z_loss)

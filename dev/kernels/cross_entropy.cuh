@@ -50,6 +50,30 @@ static __global__ void __launch_bounds__(256)
             logf(total) + (max - row[target]); // read before gradient_of's first barrier, so it is not overwritten yet
     gradient_of<1>(row, target, V, max, 1 / total);
 }
+/* The same with z-loss. */
+static __global__ void __launch_bounds__(256)
+    z_loss_kernel1(float *losses, float *z_losses, float *logits, const int32_t *targets, int64_t V, float weight) {
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
+    float *row = logits + blockIdx.x * V, largest = -INFINITY, sum = 0;
+    int32_t target = targets[blockIdx.x];
+    if (threadIdx.x == 0) z_losses[blockIdx.x] = 0;
+    if (ignored_row(losses, row, target, V)) return;
+    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) largest = fmaxf(largest, row[i]);
+    float max = block_largest(largest, maxima);
+    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) sum += expf(row[i] - max);
+    float total = block_sum(sum, sums), log_z = logf(total) + max;
+    if (threadIdx.x == 0) {
+        losses[blockIdx.x] = logf(total) + (max - row[target]);
+        z_losses[blockIdx.x] = weight * log_z * log_z;
+    }
+    gradient_of<1>(row, target, V, max, (1 + 2 * weight * log_z) / total);
+}
+static void z_loss_three_passes(Case *c) {
+    KERNEL(c->dev, z_loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("z_losses"), F("logits"), I("targets"),
+           c->size[1], Z_WEIGHT);
+}
+
 static void loss_three_passes(Case *c) {
     KERNEL(c->dev, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("logits"), I("targets"), c->size[1]);
 }
@@ -95,5 +119,14 @@ static const Version op_versions[] = {
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "
      "second time for the gradient.",
+     loss_in_slices},
+    END_OF_VERSIONS};
+
+static const Version z_loss_versions[] = {
+    {"1 three passes", "As for the loss alone, with a factor for the row's probabilities.", z_loss_three_passes},
+    {"in use", "The same op as without z-loss. The factor multiplies the inverse of the row's sum.", loss_in_use},
+    {"in use: 4 slices",
+     "What four ranks compute that share the vocabulary, and the copies it takes here: each has log Z from the three "
+     "numbers per row that all ranks know.",
      loss_in_slices},
     END_OF_VERSIONS};

@@ -16,7 +16,7 @@ static OneRank *one_rank_open(int argc, char **argv) {
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     dry_run_open(&o->dry_run, j, 0, NULL);
-    trainer_open(&o->trainer, &o->dry_run, j, 0);
+    trainer_open(&o->trainer, &o->dry_run, j, 0, NULL);
     return o;
 }
 

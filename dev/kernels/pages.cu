@@ -39,6 +39,9 @@ namespace squared_norm_page {
 namespace adamw_page {
 #include "adamw.cu"
 }
+namespace muon_page {
+#include "muon.cu"
+}
 namespace cast_page {
 #include "cast.cu"
 }
@@ -66,6 +69,7 @@ int main(int argc, char **argv) {
                  {"tree_sum", tree_sum_page::ops},
                  {"squared_norm", squared_norm_page::ops},
                  {"adamw", adamw_page::ops},
+                 {"muon", muon_page::ops},
                  {"cast", cast_page::ops},
                  {"dequantize", dequantize_page::ops},
                  {"scale", scale_page::ops},

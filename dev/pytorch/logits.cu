@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
     j->prompts.longest = T;
     j->cached_positions = T + j->opt.max_tokens;
     dry_run_open(dry_run, j, 0, NULL);
-    trainer_open(trainer, dry_run, j, 0);
+    trainer_open(trainer, dry_run, j, 0, NULL);
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
         next_token_logits(trainer, (int32_t *)(ids + at), T, 0);
         all_logits(&trainer->model, T, stdout);

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from reference import IGNORE, Config, Llama, adamw, hidden_keys, load, loss_sum
+from reference import IGNORE, Config, Llama, adamw, hidden_keys, load, loss_sum, z_loss_sum
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from transformers import LlamaForCausalLM  # noqa: E402  (after the environment: nothing is fetched)
@@ -59,6 +59,8 @@ CASES = {
     "headdim128": dict(C=16, FF=24, L=1, NH=2, NKV=1, HD=128, V=64, B=2, T=77, std=0.15),
     "documents": dict(C=16, FF=24, L=2, NH=4, NKV=2, HD=8, V=48, B=4, T=37, std=0.25, document_end=2,
                       teeth=dict(document_end=None)),
+    "z_loss": dict(C=16, FF=24, L=1, NH=2, NKV=1, V=77, B=2, T=24, ignored=0.25, std=0.2, z_loss=0.05,
+                   teeth=dict(z_loss=0.0)),
 }
 
 
@@ -129,27 +131,41 @@ def mask_of(theirs, ids):
     return torch.zeros((), dtype=theirs.dtype).masked_fill(hidden, torch.finfo(theirs.dtype).min)
 
 
+def z_weight(model):
+    return model.config.z_loss if isinstance(model, Llama) else model.z_loss
+
+
+def objective(model, logits, targets):
+    """What is minimized, the mean loss alone, and the mean z-loss."""
+    total, count = loss_sum(logits, targets)
+    if not z_weight(model):
+        return total / count, total / count, torch.zeros_like(total)
+    z_loss = z_weight(model) * z_loss_sum(logits, targets)
+    return (total + z_loss) / count, total / count, z_loss / count
+
+
 def gradients(model, ids, targets):
-    """logits (B, T, V), mean loss (), and {name: its gradient}."""
+    """logits (B, T, V), mean loss () without z-loss, and {name: its gradient}, with z-loss."""
     model.zero_grad()
     logits = logits_of(model, ids)
-    total, count = loss_sum(logits, targets)
-    (total / count).backward()
-    return logits.detach(), (total / count).detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+    minimized, loss, _ = objective(model, logits, targets)
+    minimized.backward()
+    return logits.detach(), loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
 def train(model, ids, targets):
-    """STEPS steps of AdamW on one batch: losses before each update, gradient norms before clipping, final weights."""
+    """STEPS steps of AdamW on one batch: losses and z-losses (2, STEPS) before each update, gradient norms before
+    clipping, final weights."""
     model = copy.deepcopy(model)
     optimizer, losses, norms = adamw(model), [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        total, count = loss_sum(logits_of(model, ids), targets)
-        (total / count).backward()
+        minimized, *both = objective(model, logits_of(model, ids), targets)
+        minimized.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).detach())
-        losses.append((total / count).detach())
+        losses.append(torch.stack(both).detach())
         optimizer.step()
-    return torch.stack(losses), torch.stack(norms), {n: p.detach() for n, p in model.named_parameters()}
+    return torch.stack(losses, 1), torch.stack(norms), {n: p.detach() for n, p in model.named_parameters()}
 
 
 def error(x, reference):
@@ -173,7 +189,9 @@ def expected(model, ids, targets, keep_final):
     logits, loss, grads = gradients(model, ids, targets)
     losses, norms, final = train(model, ids, targets)
     out = {"input_ids": ids.int(), "targets": targets.int(), "logits": logits, "loss": loss.reshape(1),
-           "step_losses": losses, "step_norms": norms}
+           "step_losses": losses[0].clone(), "step_norms": norms}
+    if z_weight(model):
+        out |= {"z_loss": torch.tensor([z_weight(model)]), "step_z_losses": losses[1].clone()}
     out |= {f"grad.{n}": g for n, g in grads.items()}
     if keep_final:
         out |= {f"final.{n}": w for n, w in final.items()}
@@ -224,6 +242,7 @@ def make_case(name, c, seed, directory):
         theirs.config.save_pretrained(directory)  # `ours` reads this spelling, so the comparison covers it
     ours = load(directory)
     ours.config.document_end = theirs.document_end = c.get("document_end")
+    ours.config.z_loss = theirs.z_loss = c.get("z_loss", 0.0)
 
     # reference against transformers
     logits, loss, grads = gradients(ours, ids, targets)

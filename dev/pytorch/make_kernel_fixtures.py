@@ -163,6 +163,27 @@ def adamw():
             m, v = state["exp_avg"].clone(), state["exp_avg_sq"].clone()
 
 
+def muon():
+    def lerp(a, b, weight):
+        return a + weight * (b - a)
+
+    mu, lr, adjust, decay, scale = map(eps32, (0.95, 3e-4, 5.5, 0.1, 0.37))
+    for count in 33, 1:
+        m, g = draw(count, 1), draw(count, 1)
+        after = lerp(m, g * scale, 1 - mu)
+        update = lerp(g * scale, after, mu)
+        yield "muon_momentum", (count,), {"update": update, "m": m, "m.out": after, "g": g}
+
+        x, y = draw(1, count), draw(1, count)
+        yield "normalize_matrix", (count,), {"x": x, "x.out": x / x.norm().clamp(min=1e-7)}
+        total = torch.add(eps32(3.4445) * x, y, alpha=eps32(-1.25))
+        yield "weighted_sum", (count,), {"x": x, "x.out": total, "y": y}
+
+        p, direction = draw(count, 1), draw(count, 1)
+        after = (p * (1 - lr * decay)).add(direction, alpha=-lr * adjust)
+        yield "muon_update", (count,), {"p": p, "p.out": after, "copy": after, "direction": direction}
+
+
 def tree_sum():
     for n, count, accumulate in (1, 5, 1), (2, 33, 0), (7, 33, 1), (12, 17, 0):
         pieces, out = draw(n, count), draw(count, 1)
@@ -271,6 +292,27 @@ def cross_entropy():
         )
 
 
+def z_loss():
+    weight = 1 / 128
+    for N, V in (3, 37), (1, 1), (2, 16):
+        logits, targets = draw(N, V, scale=4).requires_grad_(), torch.randint(V, (N,))
+        targets[1:2] = -100
+        losses = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="none")
+        z_losses = weight * torch.logsumexp(logits, 1).square() * (targets >= 0)
+        (d,) = grads(losses.sum() + z_losses.sum(), None, logits)
+        yield (
+            "z_loss",
+            (N, V),
+            {
+                "logits": logits,
+                "logits.out": d,
+                "targets": targets[:, None].double(),
+                "losses": losses[:, None],
+                "z_losses": z_losses[:, None],
+            },
+        )
+
+
 MAKERS = {
     f.__name__: f
     for f in (
@@ -280,6 +322,7 @@ MAKERS = {
         rope,
         squared_norm,
         adamw,
+        muon,
         tree_sum,
         cast,
         dequantize,
@@ -288,6 +331,7 @@ MAKERS = {
         linear,
         attention,
         cross_entropy,
+        z_loss,
     )
 }
 

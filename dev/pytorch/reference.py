@@ -34,6 +34,7 @@ class Config:
     rope_scaling: dict | None  # Llama 3.1's frequency scaling, None for plain RoPE
     tie_word_embeddings: bool
     document_end: int | None = None  # document mask: attention stays within documents that end with this token
+    z_loss: float = 0.0              # weight of the z-loss, which is no part of the loss that is reported
 
     @staticmethod
     def from_json(path):
@@ -196,6 +197,11 @@ def loss_sum(logits, targets):
     Sums can be added over micro-batches and ranks and divided once; averages cannot."""
     total = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
     return total, (targets != IGNORE).sum()
+
+
+def z_loss_sum(logits, targets):
+    """The sum of log^2 Z over all targets, Z the denominator of the softmax (PaLM, arXiv 2204.02311, section 5)."""
+    return torch.logsumexp(wide(logits), -1).square()[targets != IGNORE].sum()
 
 
 def load(directory, dtype=torch.float32):

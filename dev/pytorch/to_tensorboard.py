@@ -5,10 +5,10 @@
     tensorboard --logdir runs
 
 Each argument is the --out directory of a run, or a metrics.jsonl, and becomes a run of the same name under --logdir.
-Every number of a line becomes a scalar: loss, val_loss, memory/params, bytes/fsdp, wait_axis_s/tp and so on. A value
-that is null, such as a loss that is not finite, is left out. A line that is not a JSON object with a step, such as a
-torn last one, is left out too, and a note says how many there were. A run that is converted again replaces its earlier
-event files.
+Every number of a line becomes a scalar: loss, val_loss, memory/params, bytes/fsdp, wait_axis_s/tp and so on. A line
+about a step with an outlier becomes outlier_z. A value that is null, such as a loss that is not finite, is left out. A
+line that is not a JSON object with a step, such as a torn last one, is left out too, and a note says how many there
+were. A run that is converted again replaces its earlier event files.
 """
 
 import argparse
@@ -51,6 +51,8 @@ def convert(path, folder):
         except (ValueError, KeyError, TypeError):
             left_out += 1
             continue
+        if "outlier" in line:  # the step has a line of its own, too
+            line = {"outlier_z": line.get("z")}
         values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(line)]
         writer.add_event(Event(wall_time=wall_time, step=step, summary=Summary(value=values)))
         steps += "loss" in line

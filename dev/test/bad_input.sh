@@ -152,9 +152,10 @@ prepare() {
 contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard
     dp-replicate pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
+    optimizer muon-momentum
     out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
     trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
-    help version prompts chat"
+    help version prompts chat recipe lr-schedule lr-decay z-loss outlier-window outlier-z"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
 lists_options() {
@@ -570,6 +571,11 @@ tasks() {
         all
     bad "--offload in an evaluation" "--offload has no effect with --eval" --model trained --eval good/val.tok \
         --offload all
+    bad "an optimizer that is none" "--optimizer sgd: expected one of adamw\|muon" "${train[@]}" --optimizer sgd
+    everywhere "--muon-momentum without Muon" "--muon-momentum 0.9 has no effect with --optimizer adamw" "${train[@]}" \
+        --muon-momentum 0.9
+    bad "a momentum that never forgets" "--muon-momentum 1: expected a number from 0 to 0.999999999" "${train[@]}" \
+        --optimizer muon --muon-momentum 1
     bad "--save-every without --out" "--save-every has no effect without --out" "${train[@]}" --save-every 5
     bad "--keep without --out" "--keep has no effect without --out" "${train[@]}" --keep 2
     bad "--after-save without --out" "--after-save has no effect without --out" "${train[@]}" --after-save true
@@ -593,6 +599,9 @@ tasks() {
     bad "--resume with another learning rate" \
         "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" \
         "${train[@]}" --steps 1 --resume saved --lr 0.1
+    bad "--resume with another optimizer" \
+        "--resume saved/step-00000001: .*--optimizer muon, was adamw.*: give --optimizer adamw, or start a new run" \
+        "${train[@]}" --steps 1 --resume saved --optimizer muon --allow-changes
     bad "--resume with --doc-mask, which the run before had not" \
         "--resume saved/step-00000001: .*--doc-mask on, was off.*--allow-changes" "${train[@]}" --steps 1 --resume \
         saved --doc-mask
@@ -913,6 +922,8 @@ adapters() {
     bad "adapters on nothing" '--lora-targets q,,v: a block has no linear layer ""' "${lora[@]}" --lora-targets q,,v
     bad "adapters wider than the model" "--lora-rank 33 exceeds the hidden size of trained, 32" "${train[@]}" --model \
         trained --lora-rank 33
+    bad "Muon for adapters" "--optimizer muon trains the matrices of the blocks, which are frozen .*rank 4" \
+        "${lora[@]}" --optimizer muon
     bad "--lora-alpha without adapters" "--lora-alpha has no effect without --lora-rank" "${train[@]}" --lora-alpha 3
     bad "--lora-targets without adapters" "--lora-targets has no effect without --lora-rank" "${train[@]}" \
         --lora-targets q
@@ -920,6 +931,12 @@ adapters() {
         --model trained --eval good/val.tok --seq 16 --lora-rank 4
     bad "--merge without adapters" "--merge adds adapters to the model.s weights, and there are no adapters" --model \
         trained --export merged --merge
+    bad "--outlier-z without --outlier-window" "--outlier-z has no effect without --outlier-window" "${train[@]}" \
+        --outlier-z 4
+    bad "a window of one step" "--outlier-window 1: expected 2 or more steps" "${train[@]}" --outlier-window 1
+    bad "--outlier-window in an evaluation" "--outlier-window has no effect with --eval" --model trained --eval \
+        good/val.tok --outlier-window 5
+    bad "--z-loss in an evaluation" "--z-loss has no effect with --eval" --model trained --eval good/val.tok --z-loss 1
     bad "--merge without --export" "--merge has no effect without --export" "${lora[@]}" --merge
     bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" \
         --model trained --adapters adapters --export copied

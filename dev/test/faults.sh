@@ -26,7 +26,8 @@ anchors() {
 
 # fault NAME FILE SED GROUP EXPECTED: after SED on FILE, a failing check of GROUP must match EXPECTED. As many faults as
 # there are cores run at a time.
-# GROUP: of test_llama3, `mpi waiting` for that test on two processes, or `checkpoints GROUP` of checkpoints.sh
+# GROUP: of test_llama3, `mpi waiting` for that test on two processes, `checkpoints GROUP` of checkpoints.sh, or
+# `recipes all`, recipes.sh
 fault() {
     if [ -n "$only" ] && [[ ! $1 =~ $only ]]; then return; fi
     if [ "$all" = anchors ]; then anchors "$@"; return; fi
@@ -65,7 +66,7 @@ choose_test() {
         test=(mpirun --oversubscribe --bind-to none -np 2 ./test mpi waiting)
     elif [ "${2%% *}" != "$2" ]; then
         built=train_llama3.cu
-        test=("$PWD/dev/test/checkpoints.sh" "$1/test" "${2#* }")
+        test=("$PWD/dev/test/${2%% *}.sh" "$1/test" "${2#* }")
     fi
 }
 
@@ -211,12 +212,12 @@ edit+='    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_RE
 fault "replicas are flattened into one group that shards" lib/mesh.h "$edit" \
     faults "expected, dry-run and measured"
 
-more "a rank shuffles from another seed" run/trainer.h \
+more "a rank shuffles from another seed" run/job.h \
     's|    s.seed = (uint64_t)o->seed;|    s.seed = (uint64_t)o->seed + (uint64_t)(rank == 2);|' \
     faults "rank 2 shuffles samples"
 
 more "a clipped step of one replica is scaled differently" optimizer.h \
-    's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (o->fsdp->replica ? 1.001f : 1), step);|' \
+    's|weight_decay, how->grad_scale,|weight_decay, how->grad_scale * (o->fsdp->replica ? 1.001f : 1),|' \
     replicas "are replicas"
 
 more "the rotation is forgotten when activations are recomputed" train_llama3.cu \
@@ -431,8 +432,8 @@ more "a run that a signal ends exports" train_llama3.cu \
     's/ && complete) model_export/ \&\& complete + 1) model_export/' \
     "checkpoints signals" "is not exported"
 
-more "a resumed run begins its epoch anew" run/trainer.h \
-    's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' \
+more "a resumed run begins its epoch anew" run/job.h \
+    's|    s.start_epoch = j->start.epoch;||; s|    s.start_sample = j->start.samples_in_epoch;||' \
     checkpoints "are 4 steps"
 
 more "the second chunk's queries follow the first's directly" lib/ops_common.h \
@@ -446,6 +447,32 @@ more "a slice of the vocabulary takes its neighbour's first token" lib/ops_commo
 more "sums of slices are not brought to one largest logit" lib/ops_common.h \
     's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' \
     kernels "cross_entropy in slices"
+
+fault "the factor 2 is missing in the gradient of the z-loss" lib/ops_common.h \
+    's/1 + 2 \* z.weight \* log_z/1 + z.weight * log_z/' \
+    kernels "cross_entropy gradient"
+
+more "masked targets have a z-loss" lib/cpu/cross_entropy.h \
+    's/z.losses\[n\] = targets\[n\] < 0 ? 0 : z_loss_value/z.losses[n] = z_loss_value/' \
+    kernels "z-losses in slices"
+
+more "every tp rank adds up the z-losses of all tokens" train_llama3.cu \
+    's/sum_losses(m, m->z_loss_sum, z.losses);/exact_total(m->dev, m->z_loss_sum, z.losses, N);/' \
+    z-loss "tp 2: losses and z-losses"
+
+edit='s|^        s->z_scores\[k\] = outlier_z_score(window, size, values\[k\]);||; '
+edit+='s|^        outlier_window_add(window, size, values\[k\]);|&\n'
+edit+='        s->z_scores[k] = outlier_z_score(window, size, values[k]);|'
+fault "a window includes the step that is judged" run/step_report.h "$edit" \
+    outliers "a step with random tokens is skipped"
+
+more "checkpoints do not hold the windows of outliers" run/checkpoint.h \
+    's|^    outliers_write(&at->outliers, f);||' \
+    outliers "finds the outlier"
+
+more "the update of an outlier is made" train_llama3.cu \
+    's|if (skip_outlier(trainer, step, s)) return;|skip_outlier(trainer, step, s);|' \
+    outliers "neither weights nor moments"
 
 fault "gradients of norms are not summed over tp" run/shared_gradients.h \
     's|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||' \
@@ -494,13 +521,13 @@ more "the answer's header is left out of a generation prompt" run/chat_template.
     tokenizer "chat template: a message and what the answer follows"
 
 fault "the loss is counted on every tp rank" train_llama3.cu \
-    's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' \
+    's|sum_losses(m, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' \
     mesh-faults "tp 2 .*losses 1"
 
 edit='s|    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);|'
 edit+='    s.shard = (mesh_coordinate(mesh, rank, AXIS_DP_SHARD) '
 edit+='+ mesh_coordinate(mesh, rank, AXIS_TP)) % s.shards;|'
-more "a tp peer takes other samples" run/trainer.h "$edit" \
+more "a tp peer takes other samples" run/job.h "$edit" \
     mesh-faults \
     "hold parts of the same replica of the model, but they train on different samples|train on the same samples .both"
 
@@ -641,7 +668,7 @@ more "checksums come in the order of ranks" run/checkpoint_writer.h \
     checkpoints "same bytes"
 
 more "a resumed run counts its updates anew" run/trainer.h \
-    's|    \*progress = j->resume_from.progress;|&\n    progress->updates = 0;|' \
+    's|    trainer->progress = j->start;|&\n    trainer->progress.updates = 0;|' \
     checkpoints "are 4 steps"
 
 more "the schedule of a mixture ignores deadlines" lib/mixture.h \
@@ -665,15 +692,39 @@ fault "a mixture begins again when a run resumes" dataloader.h \
     mixture "and 2 more on"
 
 fault "a rank reads another source than the schedule says" dataloader.h \
-    's/^    MixtureSample sample = mixture_sample(.*/&\n    if (s->shard == 1) sample.source = 0;/' \
+    's/^    MixtureSample window = mixture_sample(.*/&\n    if (s->shard == 1) window.source = 0;/' \
     mixture "(--audit of a mixture|in one rank)"
 
 more "other weights are not found at a resume" lib/token_files.h \
     's/^    d->fingerprint = hash_bytes(d->fingerprint, d->mixture->quota, .*//' \
     mixture "other weights"
 
+fault "longer sequences begin elsewhere in the data" run/job.h \
+    's|    at->samples_in_epoch = at->samples_in_epoch \* before / s->opt.seq;||' \
+    "recipes all" "batch and sequence grow: every window is consumed once"
+
+fault "a stage loses the moments of the stage before" run/trainer.h \
+    's|^    fsdp_refresh_copies(.*|&\n    memset(trainer->parallel.fsdp.units->exp_avg, 0, 64);|' \
+    "recipes all" "continued from every checkpoint"
+
+more "each stage begins a learning-rate curve" run/recipe.h \
+    's|&& !end->begins_rate) end++|\&\& 0) end++|' \
+    "recipes all" "one learning-rate curve spans the stages"
+
+more "sources begin their epochs again in another mixture" run/recipe_data.h \
+    's|d->sources\[own\].used += mixture_count|(void)mixture_count|' \
+    "recipes all" "no window is used twice more"
+
+more "another learning rate of the past is accepted" run/checkpoint.h \
+    's|    return of_rate && !rate_has_changed(.*|    return of_rate;|' \
+    "recipes all" "what has happened may not change: the rate"
+
+more "a rank trains frozen tensors" run/trainer.h \
+    's|^    table_freeze(&m->table, &j->recipe, j->stage);||' \
+    "recipes all" "frozen tensors stay"
+
 more "a rank with other weights is not found" dataloader.h \
-    's/return s->mixed ? hash_bytes(h, .*/return h;/' \
+    's/    if (!s->mixed) return h;/    return h;/' \
     mixture "a sampler of them too"
 
 more "a file may belong to two sources" lib/token_files.h \
@@ -997,6 +1048,46 @@ more "RoPE's frequencies are divided by the inverse in GGUF files" run/gguf.h \
 more "an answer is not ended as a message is" run/chat_template.h \
     's|^    chat_turn_end(c, target);|    chat_special(c, c->form->close, target);|' \
     generate "conversation|answer.s tokens"
+
+fault "Muon's momentum is without Nesterov's step" lib/cpu/muon.h \
+    's|vfma(m1 - grad, vsplat(momentum), grad)|m1|' \
+    muon "Muon changes square, wide and tall matrices"
+
+fault "Muon's shards return to the wrong units" optimizer.h \
+    's|muon_shard(&o->muon, first, i)|muon_shard(\&o->muon, first, pass ? first + end - 1 - i : i)|' \
+    muon "Muon.s updates have one rank.s bits"
+
+more "Newton-Schulz multiplies tall matrices from the left" lib/ops.h \
+    's|y, is_tall ? x : s, is_tall ? s : x);|y, s, x);|' \
+    muon "Muon changes square, wide and tall matrices"
+
+more "Newton-Schulz takes the other Gram matrix of square matrices" lib/ops.h \
+    '/static void gram_matrix/,/^}/s|rows > cols|rows >= cols|' \
+    kernels:muon "Newton-Schulz of square, wide and tall"
+
+more "Muon's update is scaled by the rows" optimizer.h \
+    's|max_i64(p->tensor->whole_rows, p->tensor->whole_cols)|p->tensor->whole_rows|' \
+    muon "Muon changes square, wide and tall matrices"
+
+more "gaps between the shards of a smaller unit stay" optimizer.h \
+    's|int has_gaps = m->owners > 1 .. shard < part;|int has_gaps = 0;|' \
+    muon "wrap size:40000: Muon.s updates have one rank.s bits"
+
+more "columns of tp ranks are taken as rows" optimizer.h \
+    's|    int by_columns = t->row->split == SPLIT_COLUMNS;|    int by_columns = 0;|' \
+    muon "tp 2.*: Muon.s updates have one rank.s bits"
+
+more "an all-to-all takes every member's first part" lib/comm_types.h \
+    's/ || r->collective == ALL_TO_ALL;/;/' \
+    muon "Muon.s updates have one rank.s bits"
+
+more "second moments are written where Muon's matrices are" run/sharded_state.h \
+    's|whole + u->state_begin + p.at, state,|whole + u->state_begin + p.adamw_at, state,|' \
+    muon "are 4 steps"
+
+more "the traffic formula forgets the results of Muon" run/traffic.h \
+    's|out\[ALL_TO_ALL\].calls = 2 \* |out[ALL_TO_ALL].calls = |' \
+    muon "figures of the first step differ"
 
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"

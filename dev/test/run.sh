@@ -150,6 +150,7 @@ run_test() {
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
+    beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" dev/test/tokenize.sh
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
@@ -187,6 +188,7 @@ run_all() {
     if dev/test/pages.sh --possible; then beside "pages in a browser" dev/test/pages.sh
     else echo "chromium is not here: run.html and plan.html are not opened in a browser"; fi
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
+    beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3

@@ -1,19 +1,25 @@
-/* test_cross_entropy.h: the loss and its gradient against their definition, over all logits and over slices of the
- * vocabulary. Part of test_llama3.cu. */
+/* test_cross_entropy.h: the loss, the z-loss and their gradient against their definition, over all logits and over
+ * slices of the vocabulary. Part of test_llama3.cu. */
 
-/* The gradient of the logits, (N, V): probabilities, minus 1 at the target; and the losses, (N), unless they are NULL.
- * Ignored rows have 0. */
-static double *cross_entropy_reference(KernelTest *t, const float *logits, const int32_t *targets, int N, int V,
-                                       double *losses) {
+/* The gradient of the logits, (N, V): probabilities, minus 1 at the target, and with the z-loss z_weight · log²Z also
+ * 2 z_weight log Z times the probabilities. `losses`: (2, N) losses and z-losses. Ignored rows have 0. */
+static double *cross_entropy_reference(KernelTest *t, const float *logits, const int32_t *targets, double z_weight,
+                                       int N, int V, double *losses) {
     double *gradient = test_doubles(t, N * V);
+    memset(losses, 0, sizeof *losses * 2 * (size_t)N);
     for (int n = 0; n < N; n++) {
         const float *row = logits + n * V;
         double max = -1e300, sum = 0;
         if (targets[n] < 0) continue;
         for (int v = 0; v < V; v++) max = fmax(max, row[v]);
         for (int v = 0; v < V; v++) sum += exp(row[v] - max);
-        for (int v = 0; v < V; v++) gradient[n * V + v] = exp(row[v] - max) / sum - (v == targets[n]);
-        if (losses) losses[n] = log(sum) + max - row[targets[n]];
+        double log_z = log(sum) + max;
+        for (int v = 0; v < V; v++) {
+            double probability = exp(row[v] - max) / sum;
+            gradient[n * V + v] = probability - (v == targets[n]) + 2 * z_weight * log_z * probability;
+        }
+        losses[n] = log_z - row[targets[n]];
+        losses[N + n] = z_weight * log_z * log_z;
     }
     return gradient;
 }
@@ -29,18 +35,29 @@ static double compare_losses(KernelTest *t, const float *losses, const double *e
     return worst;
 }
 
+static const float z_weights[] = {0, 0.02f}; // 0: no z-loss
+// With z-loss a few elements, each off by half of bf16's last place, may be most of a gradient.
+static const double LOSS_ROUNDING = sizeof(floatX) == 2 ? 4e-3 : 2e-6;
+
+/* The z-loss of weight z_weights[i], with its losses (N) after the others; these are 0 if there is none. */
+static ZLoss z_loss_after(float *losses /* (2, N) */, int N, int i) {
+    ZLoss z = {z_weights[i], i ? losses + N : NULL};
+    if (!i) memset(losses + N, 0, sizeof *losses * (size_t)N);
+    return z;
+}
+
 static void test_cross_entropy(KernelTest *t) {
-    test_bounds(t, ROUNDING, ROUNDING_ROW);
+    test_bounds(t, LOSS_ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1},    {3, 5},    {65, 17},   {20, 257},  {5, 1300},
                             {7, 4096}, {2, 5001}, {2, 70000}, {1, 130001}};
-    const int cases = 3 * (int)(sizeof sizes / sizeof *sizes);
+    const int cases = 6 * (int)(sizeof sizes / sizeof *sizes);
     const double scales[] = {1, 30, 5000}; // to logits of +-1e4
-    double worst_loss = 0;
+    double worst_loss = 0, worst_z = 0;
     int changed = 0, same_losses = 0;
     t->row_floor = 0.1; // a probability minus 1
     for (int i = 0; i < cases; i++, t->cases++) {
-        int N = sizes[i / 3][0], V = sizes[i / 3][1], XS = (int)sizeof(floatX), stride = V * 4 / XS;
-        test_shape(t, "cross_entropy (N %d, V %d, logits to %g)", N, V, scales[i % 3]);
+        int N = sizes[i / 6][0], V = sizes[i / 6][1], XS = (int)sizeof(floatX), stride = V * 4 / XS;
+        test_shape(t, "cross_entropy (N %d, V %d, logits to %g, z-loss %g)", N, V, scales[i % 3], z_weights[i / 3 % 2]);
         float *logits = test_floats(t, N * V, scales[i % 3]), *first_losses = NULL, *first = NULL;
         int32_t *targets = (int32_t *)test_alloc(t, N * 4);
         for (int n = 0; n < N; n++) targets[n] = n % 3 == 2 ? -1 - n : (int32_t)(fabs(test_random(t)) * V);
@@ -49,11 +66,11 @@ static void test_cross_entropy(KernelTest *t) {
             targets[0] = V - 1;
         }
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
-            float *losses = test_floats(t, N, 1), *kept = test_floats(t, N, 1),
+            float *losses = test_floats(t, 2 * N, 1), *kept = test_floats(t, N, 1),
                   *d = (float *)test_copy(t, logits, N * V * 4);
-            cross_entropy(&t->dev[threads], kept, d, targets, N, V, 0);
+            cross_entropy(&t->dev[threads], kept, d, targets, no_z_loss(), N, V, 0);
             changed += memcmp(d, logits, (size_t)(N * V * 4)) != 0;
-            cross_entropy(&t->dev[threads], losses, d, targets, N, V, 1);
+            cross_entropy(&t->dev[threads], losses, d, targets, z_loss_after(losses, N, i / 3 % 2), N, V, 1);
             same_losses += memcmp(losses, kept, (size_t)N * 4) == 0;
             if (!first) {
                 first = d;
@@ -61,15 +78,20 @@ static void test_cross_entropy(KernelTest *t) {
             }
             for (int n = 0; n < N; n++)
                 test_same(t, (floatX *)(void *)d + n * stride, (floatX *)(void *)first + n * stride, V * XS);
-            test_same(t, losses, first_losses, N * 4);
+            test_same(t, losses, first_losses, 2 * N * 4);
         }
-        double *losses = test_doubles(t, N), *ref = cross_entropy_reference(t, logits, targets, N, V, losses);
+        double *losses = test_doubles(t, 2 * N),
+               *ref = cross_entropy_reference(t, logits, targets, z_weights[i / 3 % 2], N, V, losses);
         worst_loss = worst_of(worst_loss, compare_losses(t, first_losses, losses, N, 2e-6));
+        worst_z = worst_of(worst_z, compare_losses(t, first_losses + N, losses + N, N, 4e-6));
         if (V > 1) test_compare(t, first, 1, stride, ref, N, V);
+        test_free_all(t);
     }
-    CHECK("cross_entropy without gradient leaves the logits and gives the same losses",
+    CHECK("cross_entropy without gradient leaves the logits and, with z-loss or without, gives the same losses",
           !changed && same_losses == cases * TEST_THREADS, "%d changed, %d of %d equal", changed, same_losses,
           cases * TEST_THREADS);
+    CHECK("z-losses follow their definition, logits to +-1e4, 0 where the target is masked", worst_z <= 4e-6,
+          "error %.2g <= 4e-6%s", worst_z, test_where(t));
     CHECK("cross_entropy losses follow their definition, logits to +-1e4", worst_loss <= 2e-6, "error %.2g <= 2e-6%s",
           worst_loss, test_where(t));
     test_report(t, "cross_entropy gradient follows its definition");
@@ -81,11 +103,13 @@ typedef struct { // logits of N rows, cut into slices of the vocabulary
     int N, V, ranks, cut[MOST_SLICES + 1];
     float *logits;    // (N, V)
     int32_t *targets; // (N)
+    int z;            // of z_weights
 } SliceCase;
 
-static SliceCase slice_case(KernelTest *t, int N, int V, int ranks, double scale) {
-    SliceCase c = {N, V, ranks, {0}, NULL, NULL};
-    test_shape(t, "cross_entropy in slices (N %d, V %d, ranks %d, logits to %g)", N, V, ranks, scale);
+static SliceCase slice_case(KernelTest *t, int N, int V, int ranks, double scale, int z) {
+    SliceCase c = {N, V, ranks, {0}, NULL, NULL, z};
+    test_shape(t, "cross_entropy in slices (N %d, V %d, ranks %d, logits to %g, z-loss %g)", N, V, ranks, scale,
+               z_weights[z]);
     for (int r = 0; r <= ranks; r++)
         c.cut[r] = (int)max_i64(r, (int64_t)r * r * V / (ranks * ranks)); // no two of one width, if there is room
     c.logits = test_floats(t, N * V, scale);
@@ -102,8 +126,8 @@ static SliceCase slice_case(KernelTest *t, int N, int V, int ranks, double scale
     return c;
 }
 
-/* Each slice on its own, as the rank that holds it has it. Returns the losses of one of them; how many slices changed
- * where no gradient is wanted is added to `changed`. */
+/* Each slice on its own, as the rank that holds it has it. Returns the losses and z-losses (2, N) of one of them; how
+ * many slices changed where no gradient is wanted is added to `changed`. */
 static float *slice_losses(KernelTest *t, Device *dev, const SliceCase *c, const double *ref, int *changed) {
     const int N = c->N, V = c->V, XS = (int)sizeof(floatX);
     float *parts = test_floats(t, c->ranks * N * 3, 1), *slices[MOST_SLICES], *first = NULL;
@@ -115,15 +139,16 @@ static float *slice_losses(KernelTest *t, Device *dev, const SliceCase *c, const
     }
     for (int r = 0; r < c->ranks; r++) {
         int width = c->cut[r + 1] - c->cut[r];
-        float *kept = test_floats(t, N, 1), *losses = test_floats(t, N, 1),
+        float *kept = test_floats(t, N, 1), *losses = test_floats(t, 2 * N, 1),
               *before = (float *)test_copy(t, slices[r], N * width * 4);
         double *slice_ref = test_doubles(t, N * width);
-        cross_entropy_join(dev, kept, slices[r], parts, c->targets, c->ranks, c->cut[r], N, width, 0);
+        ZLoss z = z_loss_after(losses, N, c->z);
+        cross_entropy_join(dev, kept, slices[r], parts, c->targets, no_z_loss(), c->ranks, c->cut[r], N, width, 0);
         *changed += memcmp(slices[r], before, (size_t)(N * width) * 4) != 0;
-        cross_entropy_join(dev, losses, slices[r], parts, c->targets, c->ranks, c->cut[r], N, width, 1);
+        cross_entropy_join(dev, losses, slices[r], parts, c->targets, z, c->ranks, c->cut[r], N, width, 1);
         if (!first) first = losses;
         test_same(t, kept, first, N * 4);
-        test_same(t, losses, first, N * 4);
+        test_same(t, losses, first, 2 * N * 4);
         for (int n = 0; n < N; n++) memcpy(slice_ref + n * width, ref + n * V + c->cut[r], (size_t)width * 8);
         if (V > 1) test_compare(t, slices[r], 1, width * 4 / XS, slice_ref, N, width);
     }
@@ -131,28 +156,34 @@ static float *slice_losses(KernelTest *t, Device *dev, const SliceCase *c, const
 }
 
 static void test_cross_entropy_slices(KernelTest *t) {
-    test_bounds(t, ROUNDING, ROUNDING_ROW);
+    test_bounds(t, LOSS_ROUNDING, ROUNDING_ROW);
     const int sizes[][3] = {{2, 1, 1}, {3, 5, 2},    {20, 17, 5},  {20, 257, 3},
                             {9, 8, 8}, {5, 1300, 4}, {3, 5001, 8}, {2, 70000, 2}}; // N, V, ranks
     const double scales[] = {1, 30, 5000};                                         // to logits of +-1e4
-    double worst_loss = 0;
+    double worst_loss = 0, worst_z = 0;
     int changed = 0;
     t->row_floor = 0.1; // a probability minus 1
-    for (int i = 0; i < 24; i++, t->cases++) {
-        SliceCase c = slice_case(t, sizes[i / 3][0], sizes[i / 3][1], sizes[i / 3][2], scales[i % 3]);
+    for (int i = 0; i < 48; i++, t->cases++) {
+        const int *size = sizes[i / 6];
+        SliceCase c = slice_case(t, size[0], size[1], size[2], scales[i % 3], i / 3 % 2);
         const int N = c.N, V = c.V;
-        float *whole = test_floats(t, N, 1), *first = NULL;
-        cross_entropy(&t->dev[1], whole, (float *)test_copy(t, c.logits, N * V * 4), c.targets, N, V, 0);
-        double *expected = test_doubles(t, N), *ref = cross_entropy_reference(t, c.logits, c.targets, N, V, NULL);
-        for (int n = 0; n < N; n++) expected[n] = whole[n];
+        float *whole = test_floats(t, 2 * N, 1), *first = NULL;
+        cross_entropy(&t->dev[1], whole, (float *)test_copy(t, c.logits, N * V * 4), c.targets,
+                      z_loss_after(whole, N, c.z), N, V, 0);
+        double *expected = test_doubles(t, 2 * N),
+               *ref = cross_entropy_reference(t, c.logits, c.targets, z_weights[c.z], N, V, expected);
+        for (int n = 0; n < 2 * N; n++) expected[n] = whole[n];
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
             float *losses = slice_losses(t, &t->dev[threads], &c, ref, &changed);
             if (!first) first = losses;
-            test_same(t, losses, first, N * 4);
+            test_same(t, losses, first, 2 * N * 4);
         }
         worst_loss = worst_of(worst_loss, compare_losses(t, first, expected, N, 1e-6));
+        worst_z = worst_of(worst_z, compare_losses(t, first + N, expected + N, N, 2e-6));
         test_free_all(t);
     }
+    CHECK("z-losses in slices are those of the whole, 0 where the target is masked", worst_z <= 2e-6,
+          "error %.2g <= 2e-6%s", worst_z, test_where(t));
     CHECK("cross_entropy in slices gives the losses of the whole, and leaves the logits where no gradient is wanted",
           worst_loss <= 1e-6 && !changed, "error %.2g <= 1e-6, %d changed%s", worst_loss, changed, test_where(t));
     test_report(t, "cross_entropy in slices: the same bits on every rank, the gradient of the whole");

@@ -7,11 +7,11 @@
 static void test_sampler(void) {
     static const Sampler layouts[] = {
         // samples, seed, pad, shards, replicas, shard, replica, accumulation, B, local
-        {103, 9, 0, 3, 1, 0, 0, 2, 2, 0, 0, 0, 0, NULL}, {103, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0, NULL},
-        {103, 9, 0, 3, 2, 0, 0, 3, 1, 0, 0, 0, 0, NULL}, {96, 9, 0, 1, 4, 0, 0, 2, 3, 0, 0, 0, 0, NULL},
-        {96, 9, 0, 2, 2, 0, 0, 3, 1, 0, 0, 0, 0, NULL},  {5, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0, NULL}};
+        {103, 9, 0, 3, 1, 0, 0, 2, 2, 0, 0, 0, 0, NULL, 1}, {103, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0, NULL, 1},
+        {103, 9, 0, 3, 2, 0, 0, 3, 1, 0, 0, 0, 0, NULL, 1}, {96, 9, 0, 1, 4, 0, 0, 2, 3, 0, 0, 0, 0, NULL, 1},
+        {96, 9, 0, 2, 2, 0, 0, 3, 1, 0, 0, 0, 0, NULL, 1},  {5, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0, NULL, 1}};
     for (size_t i = 0; i < 4 * sizeof layouts / sizeof *layouts; i++) {
-        Sampler s = layouts[i / 4], one = {s.samples, s.seed, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL};
+        Sampler s = layouts[i / 4], one = {s.samples, s.seed, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL, 1};
         s.pad = i % 2;
         s.local = i / 2 % 2;
         int64_t gb = sampler_global_batch(&s), steps = s.pad ? (s.samples + gb - 1) / gb : s.samples / gb, wrong = 0,
@@ -49,8 +49,8 @@ static void test_sampler(void) {
 /* 30 steps of 3 samples, then steps of 4 (--allow-changes): the epoch goes on where it was, and the next one begins as
  * any. */
 static void test_sampler_goes_on(void) {
-    Sampler before = {103, 9, 0, 1, 1, 0, 0, 3, 1, 0, 0, 0, 0, NULL},
-            after = {103, 9, 0, 1, 1, 0, 0, 4, 1, 0, 30, 0, 90, NULL};
+    Sampler before = {103, 9, 0, 1, 1, 0, 0, 3, 1, 0, 0, 0, 0, NULL, 1},
+            after = {103, 9, 0, 1, 1, 0, 0, 4, 1, 0, 30, 0, 90, NULL, 1};
     for (int pad = 0; pad < 2; pad++) {
         int counts[2][103] = {{0}, {0}}, more = 0, missing[2] = {0, 0};
         int64_t first = pad ? 4 : 3, epoch,
@@ -99,17 +99,17 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
     int64_t different = 0, count = 0;
     for (int i = 0; i < s->accumulation * s->B; i++) {
         count +=
-            dataset_window(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, raw, error, sizeof error);
+            dataset_sample(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, raw, error, sizeof error);
         for (int t = 0; t < d->T; t++)
             different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
     }
     return different + (batch->num_targets != count) + (batch->windows[0] != sampler_window(s, step, 0, 0));
 }
 
-static const Sampler loader_samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL},
-                                          {211, 9, 1, 3, 1, 2, 0, 2, 1, 0, 0, 0, 0, NULL},
-                                          {211, 9, 1, 2, 2, 1, 1, 2, 2, 1, 0, 0, 0, NULL},
-                                          {211, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL}};
+static const Sampler loader_samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL, 1},
+                                          {211, 9, 1, 3, 1, 2, 0, 2, 1, 0, 0, 0, 0, NULL, 1},
+                                          {211, 9, 1, 2, 2, 1, 1, 2, 2, 1, 0, 0, 0, NULL, 1},
+                                          {211, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL, 1}};
 
 static void test_loader_batches(Dataset *d) {
     static const int workers[] = {1, 2, 3, 7};
@@ -258,7 +258,7 @@ static void test_loader_memory(void) {
         launch(j, 0, workers_body);
         end_job(j);
     }
-    static const Sampler s = {100, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL};
+    static const Sampler s = {100, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL, 1};
     int few, four, given;
     size_t small = dry_run_loader(&s, 0, 1, &few), large = dry_run_loader(&s, 0, 64, &four),
            seven = dry_run_loader(&s, 7, 1, &given);
@@ -290,8 +290,8 @@ static void test_epochs(void) {
         int pad = kind % 2, local = kind / 2;
         enum { SAMPLES = 103, RANKS = 3, ACCUM = 2, BATCH = 2 };
         int counts[SAMPLES] = {0}, repeated = 0, once = 0, same = 0;
-        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH, local, 0, 0, 0, NULL},
-                reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL};
+        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH, local, 0, 0, 0, NULL, 1},
+                reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, NULL, 1};
         int64_t steps = sampler_steps_per_epoch(&s);
         for (int64_t step = 0; step < steps; step++)
             for (s.shard = 0; s.shard < RANKS; s.shard++)
@@ -332,7 +332,7 @@ static void test_windows(void) {
     Dataset d = dataset_open(make_token_file("windows.tok", 100, 64, 5), 16, 64, 1);
     int next_token = 0, masked = 0, total = 0;
     for (int64_t w = 0; w < d.windows; w++) {
-        int n = dataset_window(&d, w, inputs, targets, raw, error, sizeof error);
+        int n = dataset_sample(&d, w, inputs, targets, raw, error, sizeof error);
         total += n;
         for (int t = 0; t < 16; t++) {
             next_token += t < 15 && targets[t] >= 0 && targets[t] != inputs[t + 1] && w * 16 + t + 1 < 99;

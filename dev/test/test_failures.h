@@ -102,7 +102,7 @@ static void bad_gradient(Job *j, int rank) {
     for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
         if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj"))
             set_float(&trainer->parallel.dev, p.unit->grad + p.at + p.count / 2, INFINITY);
-    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    device_zero(&trainer->parallel.dev, trainer->sums, sums_bytes(trainer));
     exchange_reports(trainer, &trainer->loader.ring[0], 0);
     StepStats s = sum_reports(trainer);
     if (s.skipped) skip_update(trainer, 2, &s);
@@ -168,7 +168,7 @@ static void bad_token(void *arguments) {
 }
 
 /* Tokens of 4 of 6 samples of the first step, and all of the second, are outside the vocabulary: 4000 + sample. */
-static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL};
+static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL, 1};
 
 static int64_t spoiled_token(int sample) {
     return sampler_window(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7;

@@ -1,7 +1,30 @@
 /* test_family.h: the presets have the published sizes; initial weights and the learning rate follow their definition.
  * Part of test_llama3.cu. */
 
+/* Every shape of the learning-rate curve against PyTorch's schedulers (dev/pytorch/make_schedule_fixture.py). */
+static void test_rate_shapes(void) {
+    char path[256], shape[16], name[128];
+    LearningRate rate = ZERO;
+    snprintf(path, sizeof path, "%s/learning_rates.txt", fixture_dir);
+    FILE *f = fopen(path, "r");
+    while (f && fscanf(f, "%15s %lf %lf %" SCNd64 " %" SCNd64 " %" SCNd64, shape, &rate.peak, &rate.minimum,
+                       &rate.warmup, &rate.decay, &rate.steps) == 6) {
+        double worst = 0, wanted;
+        int64_t step = 0;
+        rate.shape = rate_shape_find(shape);
+        rate.first_step = rate.steps; // a curve that does not begin at the run's first step
+        while (step < rate.steps && fscanf(f, "%lf", &wanted) == 1)
+            worst = worst_of(worst, fabs(learning_rate_at(&rate, rate.first_step + ++step) - wanted) / rate.peak);
+        snprintf(name, sizeof name, "learning rate as PyTorch's schedulers: %s, warm-up %" PRId64 ", %" PRId64 " steps",
+                 shape, rate.warmup, rate.steps);
+        CHECK(name, step == rate.steps && worst < 1e-7, "%.1e of the peak, bound 1e-7", worst);
+    }
+    CHECK("learning rate: the fixture has been read", f && feof(f), "%s", path);
+    if (f) fclose(f);
+}
+
 static void test_family(void) {
+    test_rate_shapes();
     static const struct {
         const char *name;
         int64_t parameters;
@@ -44,7 +67,7 @@ static void test_family(void) {
           fabs(sum / 4096) < 1e-3 && fabs(sqrt(square / 4096) - 0.02) < 1e-3, "mean %.2g, deviation %.4f", sum / 4096,
           sqrt(square / 4096));
     table_close(&t);
-    const LearningRate rate = {1, 0.1, 10, 110};
+    const LearningRate rate = {RATE_COSINE, 1, 0.1, 10, 0, 0, 110};
     const double at[4] = {learning_rate_at(&rate, 5), learning_rate_at(&rate, 10), learning_rate_at(&rate, 60),
                           learning_rate_at(&rate, 110)};
     CHECK("learning rate: warm-up, peak, half-way, end",

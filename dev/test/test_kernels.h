@@ -7,6 +7,7 @@
 #include "test_cross_entropy.h"
 #include "test_attention.h"
 #include "test_flat.h"
+#include "test_muon_ops.h"
 
 /* Every op once. */
 static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
@@ -38,9 +39,9 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     attention_backward(dev, x + 4 * D, x + 5 * D, x + 6 * D, x + 7 * D, x, f, x + D, x + 2 * D, x + 3 * D, &s);
     swiglu_forward(dev, x, x + D, N, C);
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
-    cross_entropy(dev, f, f + D, ids, N, V, 1);
+    cross_entropy(dev, f, f + D, ids, no_z_loss(), N, V, 1);
     cross_entropy_part(dev, f + 2 * D, f + D, ids, 5, N, V);
-    cross_entropy_join(dev, f, f + D, f + 2 * D, ids, 1, 5, N, V, 1);
+    cross_entropy_join(dev, f, f + D, f + 2 * D, ids, no_z_loss(), 1, 5, N, V, 1);
     tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
     sum_pieces(dev, x, x + D, 3, 500);
     squared_norm(dev, (ExactSum *)(void *)f, f + 1000, 1000);
@@ -53,6 +54,12 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     scale(dev, x, 0.5f, 500);
     dequantize(dev, x, (int8_t *)(void *)(x + D), f, 500);
     adapter_merge(dev, f, f + D, f + 2 * D, 0.5f, 3, 20, 30);
+    muon_momentum(dev, x, f, f + D, 500, 0.95f, 1);
+    normalize_matrix(dev, x, 500);
+    gram_matrix(dev, x, x + D, 20, 30);
+    symmetric_matmul(dev, f, x + D, x + 2 * D, 30, 20);
+    weighted_sum(dev, x, 2, f, 3, 500);
+    muon_update(dev, f, x, x + D, 500, 1e-3f, 1, 0.1f);
 }
 
 static void test_dry_run(KernelTest *t) {
@@ -137,6 +144,7 @@ static const struct {
                     {"flat", test_flat},
                     {"sum-pieces", test_sum_pieces},
                     {"adamw", test_adamw},
+                    {"muon", test_muon_ops},
                     {"dry-run", test_dry_run}};
 enum { KERNEL_TESTS = sizeof kernel_tests / sizeof kernel_tests[0] };
 

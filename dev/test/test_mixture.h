@@ -183,10 +183,10 @@ static void check_source_epochs(const Dataset *d, const Sampler *s, int source, 
 
 /* Layouts deal out the samples of one rank. */
 static void check_mixture_layouts(const Dataset *d, const Sampler *one) {
-    static const Sampler layouts[] = {{25, 9, 0, 3, 1, 0, 0, 2, 2, 0, 0, 0, 0, NULL},
-                                      {25, 9, 0, 2, 2, 0, 0, 2, 2, 1, 0, 0, 0, NULL},
-                                      {25, 9, 0, 3, 2, 0, 0, 3, 1, 0, 5, 0, 90, NULL},
-                                      {25, 9, 0, 1, 4, 0, 0, 1, 3, 1, 0, 0, 0, NULL}};
+    static const Sampler layouts[] = {{25, 9, 0, 3, 1, 0, 0, 2, 2, 0, 0, 0, 0, NULL, 1},
+                                      {25, 9, 0, 2, 2, 0, 0, 2, 2, 1, 0, 0, 0, NULL, 1},
+                                      {25, 9, 0, 3, 2, 0, 0, 3, 1, 0, 5, 0, 90, NULL, 1},
+                                      {25, 9, 0, 1, 4, 0, 0, 1, 3, 1, 0, 0, 0, NULL, 1}};
     int wrong = 0, repeats = 0, unsaid = 0;
     for (int i = 0; i < 4; i++) {
         Sampler s = layouts[i];
@@ -216,7 +216,7 @@ static void check_mixture_layouts(const Dataset *d, const Sampler *one) {
 
 static void test_mixture_sampler(void) {
     Dataset d = dataset_open(in_scratch("@/web-*.tok:0.7,@/code.tok:0.3"), 16, 64, 0);
-    Sampler one = {25, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, &d};
+    Sampler one = {25, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, &d, 1};
     for (int k = 0; k < 2; k++) check_source_epochs(&d, &one, k, 300);
     check_mixture_layouts(&d, &one);
     Dataset other = dataset_open(in_scratch("@/web-*.tok:0.6,@/code.tok:0.4"), 16, 64, 0);

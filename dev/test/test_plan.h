@@ -281,7 +281,7 @@ static void trace_body(Job *j, int rank) {
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
     if (rank == 0) logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
-                    &trainer->progress);
+                    &trainer->progress, 0);
     train(trainer);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
@@ -432,7 +432,7 @@ static int differs_from_every_rank(Job *j, Plan *plan, int ranks) {
 
 static cJSON *plan_as_json(Plan *plan) {
     FILE *f = fopen(scratch_path("classes.json"), "w");
-    plan_write(f, plan, 1, NULL, NULL);
+    plan_write(f, plan, 1, NULL, NULL, NULL);
     fclose(f);
     char *text = read_text_file(scratch_path("classes.json"));
     cJSON *json = cJSON_Parse(text);
@@ -457,6 +457,8 @@ static void test_rank_classes(void) {
         {"--tp 2 --pp 8 --pp-light-ends --accum 8", 0, 8}, // the first stage has the embedding alone, the last the head
         {"--tp 2 --cp 2 --dp-shard 2 --dp-replicate 2 --sharding no_shard", 1, 2},
         {"--tp 2 --cp 2 --dp-shard 4", 0, 1},
+        {"--tp 2 --dp-shard 8 --optimizer muon", 0, 2}, // 6 blocks for 8 ranks: two of them own none
+        {"--tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --sharding full_shard --optimizer muon", 0, 4},
     };
     for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
         enum { RANKS = 16 };

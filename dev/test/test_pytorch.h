@@ -96,24 +96,29 @@ static double compare_final_weights(Trainer *trainer, const StFiles *s, int *com
 }
 
 static void compare_steps(Trainer *trainer, const StFiles *s, const char *fixture) {
-    double loss_error = 0, norm_error = 0;
+    double loss_error = 0, norm_error = 0, z_error = 0;
     float *losses = fixture_tensor(s, "step_losses", NULL), *norms = fixture_tensor(s, "step_norms", NULL);
+    float *z_losses = st_find(s, "z_loss") ? fixture_tensor(s, "step_z_losses", NULL) : NULL;
     for (int step = 1; step <= 10; step++) {
         StepStats stats = train_step(trainer, step);
         loss_error = worst_of(loss_error, fabs(stats.loss - losses[step - 1]) / fmax(1, fabs(losses[step - 1])));
         norm_error = worst_of(norm_error, fabs(stats.grad_norm / norms[step - 1] - 1));
+        if (z_losses) z_error = worst_of(z_error, fabs(stats.z_loss / z_losses[step - 1] - 1));
     }
     char name[128];
     snprintf(name, sizeof name, "%s: losses of ten AdamW steps equal PyTorch's", fixture);
     CHECK(name, loss_error <= 1e-5, "error %.2g <= 1e-5", loss_error);
     snprintf(name, sizeof name, "%s: gradient norms of ten steps equal PyTorch's", fixture);
     CHECK(name, norm_error <= 1e-4, "error %.2g <= 1e-4", norm_error);
+    snprintf(name, sizeof name, "%s: z-losses of ten steps equal PyTorch's", fixture);
+    if (z_losses) CHECK(name, z_error <= 1e-5, "error %.2g <= 1e-5, the last %.7g", z_error, z_losses[9]);
     int compared;
     double error = compare_final_weights(trainer, s, &compared);
     snprintf(name, sizeof name, "%s: weights after ten steps equal PyTorch's", fixture);
     if (compared) CHECK(name, error <= 1e-5, "worst of %d tensors %.2g <= 1e-5", compared, error);
     free(losses);
     free(norms);
+    free(z_losses);
 }
 
 /* A job whose model, batch and hyperparameters are the fixture's. `base`: the fixture's model, if the fixture has
@@ -129,12 +134,15 @@ static Job *fixture_job(const StFiles *expected, const char *fixture, const char
              masked ? make_document_file("small.tok", 3000, 40, 7) : make_token_file("small.tok", 3000, 64, 0),
              (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
     if (base) snprintf(arguments + strlen(arguments), 300, " --adapters %s/%s", fixture_dir, fixture);
+    float *z_loss = st_find(expected, "z_loss") ? fixture_tensor(expected, "z_loss", NULL) : NULL;
+    if (z_loss) snprintf(arguments + strlen(arguments), 100, " --z-loss %.9g", z_loss[0]);
+    free(z_loss);
     return make_job(arguments, 1, &transport_threads);
 }
 
 /* Returns the mean loss of the batch, and leaves its logits. */
 static double fixture_loss(Trainer *trainer, const StepBatch *b) {
-    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    device_zero(&trainer->parallel.dev, trainer->sums, sums_bytes(trainer));
     model_forward(&trainer->model, &trainer->parallel.pipeline, b);
     head_loss(&trainer->model, NO_GRADIENTS);
     ExactSum sum = ZERO, unsettled;
@@ -210,9 +218,9 @@ static void test_fixture(const char *fixture, const char *base) {
 }
 
 static void test_pytorch(void) {
-    static const char *const fixtures[] = {"base",    "tied", "llama31",   "llama31_short",
-                                           "llama32", "odd",  "one_token", "one_head",
-                                           "headdim", "eps",  "longer",    "headdim128"};
+    static const char *const fixtures[] = {"base",   "tied",       "llama31",  "llama31_short", "llama32",
+                                           "odd",    "one_token",  "one_head", "headdim",       "eps",
+                                           "longer", "headdim128", "z_loss"};
     for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) test_fixture(fixtures[i], NULL);
     test_fixture("lora_odd", "odd");
     test_fixture("lora_tied", "tied");

@@ -97,10 +97,16 @@ static void test_odd_histories(void) {
     feed_step(h, 2, "null", ",\"skipped\":true");
     feed_step(h, 3, "1e400", ",\"skipped\":true");
     feed_step(h, 4, "3.5", "");
+    cJSON *outlier = cJSON_Parse("{\"step\":5,\"outlier\":\"loss\",\"z\":9,\"loss\":77,\"grad_norm\":1}");
+    history_add_line(h, outlier, 5);
+    cJSON_Delete(outlier);
+    int64_t outliers = h->outliers, unreadable = h->unreadable;
     char *odd = page_of_history(h, j, &length);
     CHECK("losses that are not finite are gaps, and skipped updates are counted",
           data_has(odd, "loss", "3.25,null,null,3.5]") && strstr(odd, "update skipped (2)") && !strstr(odd, "nan") &&
               !strstr(odd, "inf"), "%" PRId64 " skips, lowest loss %g", h->skips, h->best[CURVE_LOSS]);
+    CHECK("the line of an outlier is no step: the step's own line follows it", outliers == 1 && !unreadable,
+          "%" PRId64 " outliers, %" PRId64 " lines left out, last step %" PRId64, outliers, unreadable, h->last_step);
     free(one);
     free(odd);
     free(h);

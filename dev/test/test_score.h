@@ -233,7 +233,7 @@ static void test_bits_per_byte(void) {
         char raw[128], error[256];
         int64_t bytes = 0;
         for (int64_t w = 0; w < j->val.windows; w++) {
-            dataset_window(&j->val, w, inputs, targets, raw, error, sizeof error);
+            dataset_sample(&j->val, w, inputs, targets, raw, error, sizeof error);
             for (int t = 0; t < 16; t++) bytes += targets[t] == 0 || targets[t] == 1;
         }
         launch(j, 0, bytes_body);

@@ -6,7 +6,7 @@
 #ifndef CPU_CROSS_ENTROPY_H
 #define CPU_CROSS_ENTROPY_H
 #include "../device.h"     // defines: Device
-#include "../ops_common.h" // defines: LossPart, join_parts, slice_row
+#include "../ops_common.h" // defines: LossPart, ZLoss, join_parts, slice_row
 #include "vectors.h"       // defines: vfloat, load_float, store_x, vexp
 #include <omp.h>
 
@@ -65,20 +65,23 @@ static float exponentials_sum(const float *logits, float *kept, int64_t V, float
     return vsum(totals);
 }
 
-/* One row. The gradient in floatX overwrites the exponentials from the front; since floatX is no wider than fp32, it
+/* Row n. The gradient in floatX overwrites the exponentials from the front; since floatX is no wider than fp32, it
  * never overwrites one that is still to be read. */
-static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors) {
+static float cross_entropy_row(float *logits, int32_t target, ZLoss z, int64_t n, int64_t V, int want_grad,
+                               float *factors) {
     floatX *dlogits = (floatX *)(void *)logits;
+    if (z.losses) z.losses[n] = 0;
     if (target < 0) {
         if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
         return 0.0f;
     }
     float target_logit = logits[target], max;
     float total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors);
-    float loss = (max - target_logit) + logf(total);
+    float loss = (max - target_logit) + logf(total), log_z = max + logf(total);
+    if (z.losses) z.losses[n] = z_loss_value(z, log_z);
     if (!want_grad) return loss;
 
-    float inverse = 1.0f / total;
+    float inverse = z_loss_factor(z, log_z) / total;
     float at_target = logits[target] * (factors[target / LOSS_BLOCK] * inverse) - 1.0f;
     for (int64_t begin = 0; begin < V; begin += LOSS_BLOCK) {
         int64_t end = min_i64(V, begin + LOSS_BLOCK);
@@ -90,11 +93,12 @@ static float cross_entropy_row(float *logits, int32_t target, int64_t V, int wan
     return loss;
 }
 
-static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
+static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V,
                               int want_grad, void *workspace) {
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // adjacent rows: the hardware prefetches them
     for (int n = 0; n < N; n++) {
-        losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, loss_factors(workspace, V));
+        float *row = logits + (int64_t)n * V;
+        losses[n] = cross_entropy_row(row, targets[n], z, n, V, want_grad, loss_factors(workspace, V));
     }
 }
 
@@ -114,15 +118,16 @@ static void cpu_cross_entropy_part(Device *dev, float *parts, const float *logit
 }
 
 static void cpu_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts,
-                                   const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+                                   const int32_t *targets, ZLoss z, int ranks, int first, int N, int V, int want_grad) {
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
     for (int n = 0; n < N; n++) {
         float *row = logits + (int64_t)n * V;
         floatX *dlogits = (floatX *)(void *)row;
         int at = slice_row(targets[n], first, V);
         LossPart all = join_parts(parts, ranks, N, n);
-        float inverse = 1.0f / all.sum;
+        float log_z = all.max + logf(all.sum), inverse = z_loss_factor(z, log_z) / all.sum;
         losses[n] = targets[n] < 0 ? 0 : (all.max - all.target) + logf(all.sum);
+        if (z.losses) z.losses[n] = targets[n] < 0 ? 0 : z_loss_value(z, log_z);
         if (want_grad && targets[n] < 0) memset(dlogits, 0, (size_t)V * sizeof(floatX));
         if (!want_grad || targets[n] < 0) continue;
         float at_target = at < 0 ? 0 : exp_float(row[at] - all.max) * inverse - 1.0f;

@@ -5,7 +5,7 @@
  */
 #ifndef CUDA_CROSS_ENTROPY_CUH
 #define CUDA_CROSS_ENTROPY_CUH
-#include "../ops_common.h" // defines: LossPart, join_parts, slice_row
+#include "../ops_common.h" // defines: LossPart, ZLoss, join_parts, slice_row
 #include "vectors.cuh"     // defines: load, store, warp_max, warp_sum, KERNEL_BY_WIDTH
 
 static constexpr int LOSS_TILE = 4; // vectors of logits that a thread loads before it uses the first
@@ -57,7 +57,8 @@ DEVICE void exponentials_sum(const float *row, int V, float *tail, int held, flo
     *total = warp_sum(lane < warps ? scaled(sums[lane], of_warp, max) : 0.0f);
 }
 
-/* Overwrites a row of logits with its gradient; `target` is the target's index in the row, -1 if another rank has it.
+/* Overwrites a row of logits with its gradient. `inverse` is what exp(logit - max) is multiplied by; `target` is the
+ * target's index in the row, -1 if another rank has it.
  * In bf16, gradient i occupies half of logit i / 2's memory: the gradients of a tile overwrite logits up to the middle
  * of what has been read by then. So a barrier is needed only where a tile ends beyond twice what all threads had read
  * at the last one: at tiles 0, 2, 6, 14, … Between barriers, warps load while others write. In fp32 a thread overwrites
@@ -95,20 +96,24 @@ template <int W> DEVICE void no_gradient(float *row, int V) {
  * of the row in shared memory and read the beginning last, so that it is still in the L2 cache: 4 V bytes come from
  * memory, once, and V * sizeof(floatX) return. */
 template <int W>
-__global__ void __launch_bounds__(MAX_BLOCK)
-    cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
+__global__ void __launch_bounds__(MAX_BLOCK, 2)
+    cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, ZLoss z, int V, int want_grad,
+                         int held) {
     DYN_SHARED(float, tail); // (held): logits V - held … V - 1
     float *row = logits + (int64_t)blockIdx.x * V, max, sum;
     int target = targets[blockIdx.x];
     if (target < 0) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (threadIdx.x == 0 && z.losses) z.losses[blockIdx.x] = 0;
         if (want_grad) no_gradient<W>(row, V);
         return;
     }
     float target_logit = row[target]; // every thread reads it before the first barrier
     exponentials_sum<W>(row, V, tail, held, &max, &sum);
+    float log_z = max + logf(sum);
     if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
-    if (want_grad) loss_gradient<W>(row, V, target, max, 1.0f / sum, tail, held);
+    if (threadIdx.x == 0 && z.losses) z.losses[blockIdx.x] = z_loss_value(z, log_z);
+    if (want_grad) loss_gradient<W>(row, V, target, max, z_loss_factor(z, log_z) / sum, tail, held);
 }
 
 static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) {
@@ -119,13 +124,13 @@ static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) {
 /* Dynamic shared memory; 1 KiB is left for the kernel's static arrays. */
 static int loss_shared_bytes(const Device *dev) { return dev->shared_limit - 1024; }
 
-static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
+static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V,
                                int want_grad, void *workspace) {
     (void)workspace;
     int held = want_grad ? (int)min_i64(V, loss_shared_bytes(dev) / 16 * 4) : 0; // floats, whole vectors of 16 bytes
     if (N)
         KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_kernel, (unsigned)N,
-                        threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float), losses, logits, targets, V,
+                        threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float), losses, logits, targets, z, V,
                         want_grad, held);
 }
 
@@ -154,24 +159,30 @@ static void cuda_cross_entropy_part(Device *dev, float *parts, const float *logi
 }
 template <int W>
 __global__ void __launch_bounds__(BLOCK, 6)
-    cross_entropy_join_kernel(float *losses, float *logits, const float *parts, const int32_t *targets, int ranks,
-                              int first, int V, int want_grad) {
+    cross_entropy_join_kernel(float *losses, float *logits, const float *parts, const int32_t *targets, ZLoss z,
+                              int ranks, int first, int V, int want_grad) {
     float *row = logits + (int64_t)blockIdx.x * V;
     if (targets[blockIdx.x] < 0) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (threadIdx.x == 0 && z.losses) z.losses[blockIdx.x] = 0;
         if (want_grad) no_gradient<W>(row, V);
         return;
     }
     LossPart all = join_parts(parts, ranks, gridDim.x, blockIdx.x);
+    float log_z = all.max + logf(all.sum);
     if (threadIdx.x == 0) losses[blockIdx.x] = (all.max - all.target) + logf(all.sum);
-    if (want_grad) loss_gradient<W>(row, V, slice_row(targets[blockIdx.x], first, V), all.max, 1.0f / all.sum, NULL, 0);
+    if (threadIdx.x == 0 && z.losses) z.losses[blockIdx.x] = z_loss_value(z, log_z);
+    if (want_grad)
+        loss_gradient<W>(row, V, slice_row(targets[blockIdx.x], first, V), all.max, z_loss_factor(z, log_z) / all.sum,
+                         NULL, 0);
 }
 static void cuda_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts,
-                                    const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+                                    const int32_t *targets, ZLoss z, int ranks, int first, int N, int V,
+                                    int want_grad) {
     if (N)
         KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_join_kernel, (unsigned)N,
-                        threads_for(want_grad ? blocks_of(V, W) : 1, BLOCK), 0, losses, logits, parts, targets, ranks,
-                        first, V, want_grad);
+                        threads_for(want_grad ? blocks_of(V, W) : 1, BLOCK), 0, losses, logits, parts, targets, z,
+                        ranks, first, V, want_grad);
 }
 
 #endif

@@ -115,8 +115,8 @@ static void cuda_exact_total(Device *dev, ExactSum *total, const float *x, int64
 
 /* A warp takes WARP blocks of NORM_BLOCK elements at a time. Each lane has 4 elements of every block; when a block's
  * sum of squares is complete, lane k keeps the sum of block k and adds it to its exact sum. */
-template <int W>
-__global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
+template <int W, class T>
+DEVICE void squared_norm_of(ExactSum *total, const T *x, int64_t count) {
     static_assert(NORM_BLOCK == 4 * WARP, "a lane has 4 elements");
     int lane = (int)threadIdx.x % WARP;
     int64_t warp = thread_of_grid() / WARP, warps = (int64_t)gridDim.x * BLOCK / WARP;
@@ -129,13 +129,17 @@ __global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, co
             float v[4];
             load_some<true>(v, x + i, W == 4 || i + 4 > count ? count - i : 0);
             if (W == 1 && i + 4 <= count)
-                for (int j = 0; j < 4; j++) v[j] = x[i + j];
+                for (int j = 0; j < 4; j++) v[j] = widen(x[i + j]);
             float squares = warp_sum(fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], __fmul_rn(v[0], v[0])))));
             mine = k == lane ? squares : mine;
         }
         exact_add_to(&s, mine);
     }
     exact_add_all(total, &s);
+}
+template <int W>
+__global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
+    squared_norm_of<W>(total, x, count);
 }
 static void cuda_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
     if (count)
