@@ -35,9 +35,9 @@ static int64_t sampler_global_batch(const Sampler *s) {
 
 /* Hash of everything that all ranks must agree on. A rank with another shuffle would train on other ranks' samples. */
 static uint64_t sampler_fingerprint(const Sampler *s) {
-    const int64_t common[] = {s->samples,    (int64_t)s->seed, s->pad,         s->shards,
-                              s->replicas,   s->accumulation,  s->B,           s->local,
-                              s->start_step, s->start_epoch,   s->start_sample};
+    const int64_t common[] = {
+        s->samples, (int64_t)s->seed, s->pad,        s->shards,      s->replicas,     s->accumulation,
+        s->B,       s->local,         s->start_step, s->start_epoch, s->start_sample, s->pieces};
     uint64_t h = hash_bytes(HASH_START, common, sizeof common);
     if (!s->mixed) return h;
     for (int k = 0; k < s->mixed->num_sources; k++)

@@ -73,10 +73,11 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
 // Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982; torch.optim.Muon with match_rms_adamw): the matrices of
 // the blocks are updated by their momentum, made orthogonal by Newton-Schulz iterations on whole matrices.
 //
-// FSDP's shards cut matrices anywhere, so the fsdp ranks own units of blocks in turn. One all-to-all brings each owner
-// the momentum of its unit, a second one returns the shards of the results: for n units 2 (n - 1) shards per rank, in
-// the compute dtype. Under no_shard each rank iterates on all units. Under tensor parallelism an owner's tp ranks
-// all-gather each matrix and all iterate on it: tp times the arithmetic, and the bits of one rank.
+// A shard may begin in the middle of a matrix. So of every n consecutive units of blocks, each of the n fsdp ranks owns
+// one. One all-to-all sends each rank the whole momentum of its unit, and a second one returns the results to the
+// shards: a rank receives 2 (n - 1) shards in the compute dtype. Under no_shard each rank iterates on all units. Under
+// tensor parallelism the owner's tp group all-gathers each matrix, and all of its ranks compute the same iterations:
+// tp times the arithmetic; the result has the same bits as with tp 1.
 
 /* Newton-Schulz: X' = a X + b (X X^T) X + c (X X^T)^2 X, which moves all singular values towards 1. */
 enum { MUON_ITERATIONS = 5 };
@@ -104,15 +105,16 @@ static void muon_open(Muon *m, Fsdp *fsdp, float momentum) {
     for (int i = 0; i < table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
         if (!unit_has_muon(fsdp, u)) continue;
-        if (!m->num_units++) m->first_unit = i; // units of blocks follow each other
+        if (!m->num_units) m->first_unit = i; // units of blocks follow each other
+        m->num_units++;
         m->part = max_i64(m->part, u->state_count);
     }
 }
 
 static void muon_close(Muon *m) { request_close(&m->request); }
 
-/* The end of the run of units that are updated together with unit `first`: units that AdamW alone updates, or a group
- * of as many units of blocks as there are owners. */
+/* The first unit after those that are updated together with unit `first`: units that AdamW alone updates, or a group of
+ * as many units of blocks as there are owners. */
 static int muon_group_end(const Muon *m, int first) {
     int units_end = m->first_unit + m->num_units;
     if (first < m->first_unit) return m->first_unit;
@@ -121,7 +123,8 @@ static int muon_group_end(const Muon *m, int first) {
 
 static int muon_has(const Muon *m, int unit) { return unit >= m->first_unit && unit < m->first_unit + m->num_units; }
 
-/* A buffer for a unit. Under full_shard it is one of those into which weights are gathered: they are free now. */
+/* A buffer for a unit. With full_shard it comes from the pool of gathered weights: during the update all blocks are
+ * resharded. */
 static floatX *muon_buffer(Muon *m, const FsdpUnit *u) {
     Fsdp *fsdp = m->fsdp;
     if (pool_find(&fsdp->pools[POOL_WEIGHTS], UNIT_BLOCK)) return (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
@@ -142,11 +145,11 @@ static void muon_end(Muon *m) {
     arena_release(m->fsdp->dev, MEM_COMM, m->mark);
 }
 
-/* Where the shard of unit `unit` lies, of the group that begins with `first`. */
+/* The address of unit `unit`'s shard in m->shards. `first`: the first unit of its group. */
 static floatX *muon_shard(const Muon *m, int first, int unit) { return m->shards + (unit - first) * m->part; }
 
-/* Replaces x (rows, cols) by the nearest matrix with orthogonal rows or columns, roughly: its singular values become
- * numbers between about 0.7 and 1.2. The iterations multiply by the smaller Gram matrix: X X^T from the left or, if
+/* Approximates U V^T of x = U S V^T, (rows, cols): five iterations bring the singular values to about 0.7 to 1.2
+ * (Jordan et al. 2024). The iterations multiply by the smaller Gram matrix: X X^T from the left or, if
  * there are more rows than columns, X^T X from the right, which equals the iterations on the transposed matrix. */
 static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
     int64_t m = min_i64(rows, cols), count = rows * cols;
@@ -164,7 +167,7 @@ static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
-/* Copies a tensor between its whole, (whole_rows, whole_cols), and the part of tp rank `rank`, (rows, cols). */
+/* Copies between a whole tensor, (whole_rows, whole_cols), and the slice of tp rank `rank`, (rows, cols). */
 enum { MUON_TO_WHOLE, MUON_TO_PART };
 static void copy_tp_part(Device *dev, const Tensor *t, int tp, int rank, floatX *whole, floatX *part, int direction) {
     int by_columns = t->row->split == SPLIT_COLUMNS;
@@ -177,7 +180,7 @@ static void copy_tp_part(Device *dev, const Tensor *t, int tp, int rank, floatX 
     else device_copy_rows(dev, part, row, place, whole_row, row, (int)rows);
 }
 
-/* Makes this rank's part of a matrix, `mine` (rows, cols), orthogonal together with those of the other tp ranks. */
+/* Makes a matrix orthogonal, of which this tp rank has the slice `mine` (rows, cols). */
 static void orthogonalize_matrix(Muon *m, const Tensor *t, floatX *mine) {
     Fsdp *fsdp = m->fsdp;
     Device *dev = fsdp->dev;
@@ -200,7 +203,7 @@ static void orthogonalize_matrix(Muon *m, const Tensor *t, floatX *mine) {
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
-/* Sends each owner its unit, or each rank its shards. */
+/* All-to-all between the shards of a group's units and whole units; it is its own inverse. */
 static void muon_all_to_all(Muon *m, const char *what, const floatX *send, floatX *recv) {
     if (m->owners == 1) return;
     all_to_all_start(m->fsdp->comm, &m->request, AXIS_FSDP, what, send, recv, (size_t)m->part, FLOATX);
@@ -218,12 +221,12 @@ static void muon_orthogonalize_unit(Muon *m, const FsdpUnit *u) {
     if (has_gaps) device_copy_rows(fsdp->dev, unit, shard, m->unit, part, shard, m->owners);
     for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
-        if (t->is_muon && !t->is_frozen) orthogonalize_matrix(m, t, unit + t->offset);
+        if (t->is_muon) orthogonalize_matrix(m, t, unit + t->offset);
     }
     if (has_gaps) device_copy_rows(fsdp->dev, m->unit, part, unit, shard, shard, m->owners);
 }
 
-/* The units [first, end) form a group: from the momentum in their shards to shards of orthogonal matrices. */
+/* Replaces the momentum in m->shards by the orthogonal updates of units [first, end), which form a group. */
 static void muon_orthogonalize(Muon *m, int first, int end) {
     int own = first + (m->owners > 1 ? m->fsdp->rank : 0);
     muon_all_to_all(m, "momentum of matrices", m->shards, m->unit);
@@ -231,13 +234,15 @@ static void muon_orthogonalize(Muon *m, int first, int end) {
     muon_all_to_all(m, "orthogonal matrices", m->unit, m->shards);
 }
 
-/* Before muon_orthogonalize: adds the gradient to the momentum of a piece of a matrix. `shard`: its unit's. */
+/* Updates the momentum of a piece of a matrix with its gradient, and writes Nesterov's update to the unit's shard.
+ * Called before muon_orthogonalize. */
 static void muon_add_gradient(Muon *m, const ShardPiece *p, floatX *shard, float *momentum, const float *grad,
                               float grad_scale) {
     muon_momentum(m->fsdp->dev, shard + p->at, momentum, grad, p->count, m->momentum, grad_scale);
 }
 
-/* After it: the update has the size of AdamW's, whatever the shape of the matrix (Liu et al. 2025, section 2.2). */
+/* Applies the orthogonal update, scaled by 0.2 sqrt(max(rows, cols)), which gives it the root mean square of AdamW's
+ * updates (Liu et al. 2025, section 2.2). Called after muon_orthogonalize. */
 static void muon_update_piece(Muon *m, const ShardPiece *p, const floatX *shard, float *master, floatX *copy, float lr,
                               float weight_decay) {
     float adjust = 0.2f * sqrtf((float)max_i64(p->tensor->whole_rows, p->tensor->whole_cols));
@@ -362,7 +367,12 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
     const AdamW *a = how->adamw;
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
-        if (p.tensor->is_frozen) continue;
+        if (p.tensor->is_frozen) {
+            // its place in the unit takes part in the all-to-alls and in the iterations
+            if (pass == PASS_MOMENTUM && p.tensor->is_muon)
+                device_zero(o->fsdp->dev, shard + p.at, sizeof(floatX) * (size_t)p.count);
+            continue;
+        }
         float *master = (float *)s->at[STATE_MASTER] + p.at, *grad = (float *)s->at[STATE_GRAD] + p.at;
         float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at;
         floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;

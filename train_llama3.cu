@@ -619,11 +619,12 @@ static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
  * measured after the first step. Returns what signals asked for. */
 static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
     int first = step == trainer->job->start.step + 1; // of the run, or of a stage
+    int64_t updates = trainer->progress.updates;
     StepStats s = train_step(trainer, step);
     s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
     int asked = signals_asked(trainer);
     if (first) *rate = matmul_rate(&trainer->parallel.dev);
-    if (first) check_first_step(trainer);
+    if (!trainer->is_checked && trainer->progress.updates > updates) check_first_step(trainer);
     if (trainer->parallel.rank == 0) {
         logger_step(&trainer->logger, step, &s, trainer->figures);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples);
@@ -641,10 +642,11 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
     const Options *o = &trainer->job->opt;
     trace_write(&trainer->parallel.comm, o->trace);
     if (trainer->parallel.rank) return;
-    if (traced == o->steps) printf("timeline of all steps: %s\n", o->trace);
+    if (traced == stage_end_step(trainer->job)) printf("timeline of all steps: %s\n", o->trace);
     else
-        printf("timeline of the first %" PRId64 " of %d steps: %s (it has room for %" PRId64 " events per rank)\n",
-               traced, o->steps, o->trace, trainer->parallel.dev.max_events);
+        printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
+               " events per rank)\n",
+               traced, stage_end_step(trainer->job), o->trace, trainer->parallel.dev.max_events);
 }
 
 /* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
@@ -655,7 +657,7 @@ static int train(Trainer *trainer) {
     Progress *progress = &trainer->progress;
     int64_t traced = 0;
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
-    int ends = progress->step == last;
+    int ends = progress->step == last, asked_to_end = 0;
     const Progress before = *progress;
     is_training = 1;                                  // from here on Ctrl-C saves a checkpoint
     timeline_truncate(dev, 0);                        // the timeline begins here
@@ -665,7 +667,8 @@ static int train(Trainer *trainer) {
         int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
         // num_events counts on when the timeline is full: this step is in it entirely
         if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
-        ends = progress->step == last || asked & SIGNAL_END;
+        asked_to_end |= asked & SIGNAL_END;
+        ends = progress->step == last || asked_to_end;
         if (ends) check_learned(&before, progress);
         if (asked && trainer->parallel.rank == 0) {
             printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
@@ -676,7 +679,8 @@ static int train(Trainer *trainer) {
     }
     is_training = 0;
     if (o->trace) write_timeline(trainer, traced);
-    return progress->step == last;
+    int is_stopped = ends && asked_to_end && trainer->job->next; // before the recipe's next stage
+    return progress->step == last && !is_stopped;
 }
 
 // ---------------------------------------------------------------------------
@@ -760,7 +764,7 @@ static int rank_train(Trainer *trainer) {
     if (speaks) {
         print_banner(trainer);
         logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
-                    j->resume_from.dir[0] != 0);
+                    j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
         note_cut_contexts(trainer);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
                     begins_later_stage(j) || j->resume_from.data_changed);
@@ -769,7 +773,7 @@ static int rank_train(Trainer *trainer) {
     int complete = train(trainer);
     loader_close(&trainer->loader, &trainer->parallel.dev);
     if (speaks) logger_loader(&trainer->loader);
-    if (speaks) logger_close(&trainer->logger);
+    if (speaks) logger_close(&trainer->logger, !complete || !j->next);
     if (speaks) note_lost_progress(&trainer->noted_lost_lines);
     return complete;
 }
@@ -783,6 +787,7 @@ static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, int *complete
     while (*complete && j->next) {
         j = j->next;
         if (trainer->job->opt.after_save) wait_for_commands(&trainer->writer);
+        comm_phase(&trainer->parallel.comm, PHASE_START); // the next stage opens everything again
         StageResult before = trainer_end_stage(trainer);
         trainer_close(dry_run);
         dry_run_open(dry_run, j, rank, NULL);
@@ -849,7 +854,7 @@ int main(int argc, char **argv) {
     job.opt = options_parse(argc, argv);
     device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
     if (task_without_ranks(&job.opt, process == 0, 0)) return 0;
-    int trains = job.opt.data && !job.opt.plan && !job.opt.check_hosts;
+    int trains = options_train(&job.opt) && !job.opt.plan && !job.opt.check_hosts;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);
     if (trains) signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
     if (job.opt.check_hosts) check_hosts_limits(&job.opt);

@@ -131,7 +131,8 @@ static double axis_bytes(const Plan *p, int axis) {
     double most = 0;
     for (int k = 0; k < p->count; k++) {
         const Traffic *t = p->classes[k].traffic[DRY_RUN][axis];
-        most = fmax(most, (double)(t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[RECEIVE].bytes));
+        int64_t received = t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[ALL_TO_ALL].bytes + t[RECEIVE].bytes;
+        most = fmax(most, (double)received);
     }
     return most;
 }

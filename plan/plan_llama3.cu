@@ -47,6 +47,7 @@ static StageTime plan_one_layout(Job *j, const Cluster *cluster, cJSON *stages) 
     }
     if (stages) cJSON_AddItemToArray(stages, stage_json(j, &plan, cluster ? estimate_json(&estimate) : NULL));
     cJSON *listed = stages ? cJSON_Duplicate(stages, 1) : NULL;
+    for (const Job *s = j->next; s && s->problem; s = s->next) cJSON_AddItemToArray(listed, stage_json(s, NULL, NULL));
     if (o->out) {
         report_write_file(o->out, j, &plan, &simulation, cluster, &estimate, goodput);
         plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput, listed);

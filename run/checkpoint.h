@@ -49,7 +49,7 @@ static int is_rate_option(const char *option) {
     return is_one;
 }
 
-/* How settings of stage i are called: those of the first stage as the option, "--seq"; later ones "stage 2: --seq". */
+/* The key of a setting: "--seq" in the first stage, "stage 2: --seq" in later ones. */
 static const char *setting_name(char name[64], int stage, const char *text) {
     if (stage) snprintf(name, 64, "stage %d: %s", stage + 1, text);
     else snprintf(name, 64, "%s", text);
@@ -85,11 +85,10 @@ static void settings_of_stage(cJSON *settings, const Recipe *r, int stage, const
     if (!r->path) return;
     setting_add_integer(settings, stage, "first step", s->first_step);
     setting_add_integer(settings, stage, "first step of the learning-rate curve", s->rate.first_step);
-    setting_add(settings, stage, "--data", s->opt.data ? s->opt.data : "");
     setting_add(settings, stage, "frozen", stage_frozen(s, value, sizeof value));
 }
 
-/* The settings of the steps up to `step` that must be the same when the run is resumed, as text. `data`: of the stage
+/* The settings of all steps up to `step`, as text, which must be the same when the run is resumed. `data`: of the stage
  * that contains `step`; NULL: it is not open. `base`: fingerprint of the frozen model beneath the adapters. */
 static cJSON *settings_in_force(const Recipe *r, int64_t step, const Mesh *mesh, const Dataset *data, uint64_t base) {
     int last = recipe_stage_after(r, step - 1); // stages that have begun
@@ -251,7 +250,8 @@ typedef struct {    // the checkpoint that a run resumes from
 /* The recorded value of a setting. An option that the checkpoint's program did not have had its default. */
 static const char *setting_recorded(const cJSON *then, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
-    const OptionRow *row = strncmp(name, "--", 2) ? NULL : option_find(name + 2);
+    const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
+    const OptionRow *row = strncmp(option, "--", 2) ? NULL : option_find(option + 2);
     if (cJSON_IsString(item)) return item->valuestring;
     return row && row->fallback ? row->fallback : "not recorded";
 }
@@ -283,8 +283,8 @@ static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int stage
     return was;
 }
 
-/* Was the learning rate of the stage's steps up to `step` another one? Only these steps must be the same: a stage may
- * be given more or fewer tokens while its rate does not depend on them. */
+/* Does the learning rate of a finished step of this stage differ? Only finished steps are compared: a stage may be
+ * given more or fewer tokens while their rates do not depend on that. */
 static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r, int stage, int64_t step) {
     const RecipeStage *s = &r->stages[stage];
     LearningRate was = rate_recorded(then, now, stage, &s->rate);
@@ -294,8 +294,7 @@ static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r
     return changed;
 }
 
-/* Does a difference in this setting change nothing, because it only describes a learning-rate curve that was the same
- * up to `step`? */
+/* Is this a setting of a learning-rate curve whose finished steps, up to `step`, have unchanged rates? */
 static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
     int stage = 0, used = 0;
     if (sscanf(name, "stage %d: %n", &stage, &used) == 1 && used) name += used;
@@ -312,12 +311,21 @@ __attribute__((noreturn)) static void refuse_other_optimizer(const char *dir, co
                dir, is, was, was, dir);
 }
 
+/* May a recorded setting be missing in this run? `begins_data`: the data of the checkpoint is not open. */
+static int setting_means_nothing(const char *name, const char *was, int begins_data) {
+    const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
+    const OptionRow *row = strncmp(option, "--", 2) ? NULL : option_find(option + 2);
+    int is_default = !colon && (!was[0] || !strcmp(was, "0") || (row && row->fallback && !strcmp(row->fallback, was)));
+    return is_default || (begins_data && (!strcmp(option, "data") || !strcmp(option, "shares of --data")));
+}
+
 /* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
 static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Recipe *r, const Mesh *mesh,
                              const Dataset *data, uint64_t base) {
     int64_t step = c->progress.step;
-    int begins_stage = r->stages[recipe_stage_after(r, step)].first_step == step && step; // `data` is the next stage's
-    cJSON *now = settings_in_force(r, step, mesh, begins_stage ? NULL : data, base), *setting;
+    const RecipeStage *next = &r->stages[recipe_stage_after(r, step)];
+    int begins_data = step && next->first_step == step && next->begins_data; // `data` is other data than that of `step`
+    cJSON *now = settings_in_force(r, step, mesh, begins_data ? NULL : data, base), *setting;
     char list[2048];
     int used = 0, room = (int)sizeof list;
     c->settings = cJSON_Duplicate(then, 1);
@@ -326,9 +334,18 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
         if (!strcmp(was, is) || is_same_rate(then, now, r, name, step)) continue;
         if (!strcmp(name, "--optimizer")) refuse_other_optimizer(c->dir, is, was);
         const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
-        if (!strcmp(option, "data") || !strcmp(option, "--seq")) c->data_changed = 1;
+        if (!strcmp(option, "data") || !strcmp(option, "--seq") || !strcmp(option, "longest --seq"))
+            c->data_changed = 1;
         if (used < room)
             used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", name, is, was);
+    }
+    cJSON_ArrayForEach(setting, then) {
+        const char *name = setting->string, *was = cJSON_GetStringValue(setting);
+        if (!was || cJSON_GetObjectItemCaseSensitive(now, name) || setting_means_nothing(name, was, begins_data))
+            continue;
+        c->data_changed |= !strcmp(name, "longest --seq");
+        if (used < room)
+            used += snprintf(list + used, (size_t)(room - used), "%s%s not given, was %s", used ? "; " : "", name, was);
     }
     cJSON_Delete(now);
     if (used && !o->allow_changes)

@@ -587,7 +587,8 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     const char *out = w->opt->out;
     char path[4096];
     Companions companions;
-    double start = seconds_now(), state_bytes = 3.0 * sizeof(float); // of a parameter: master weight and both moments
+    double start = seconds_now(), bytes = 0;
+    for (int i = 0; i < w->files->num_files; i++) bytes += (double)w->files->files[i].bytes;
     write_companions(w, &companions);
     write_trainer_json(w, sums, &companions);
     sync_directory(w->dir);
@@ -601,7 +602,7 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     remove_old_checkpoints(out, w->opt->keep, after_save_step(&w->after_save));
     w->paused += seconds_now() - start;
     printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path,
-           1e-6 * state_bytes * (double)w->whole->num_trained, seconds_now() - w->start);
+           1e-6 * bytes, seconds_now() - w->start);
     if (!strcmp(w->opt->save_mode, "async")) printf("; training paused for %.2f s", w->paused);
     printf("\n");
     fflush(stdout);

@@ -68,7 +68,7 @@ typedef struct Job {
 
 static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
 static int64_t stage_end_step(const Job *j) { return j->stage->first_step + j->stage->steps; }
-/* Does the run begin this stage, which is not the recipe's first one, at its first step? */
+/* Does the run enter this stage at its first step, coming from an earlier stage? */
 static int begins_later_stage(const Job *j) {
     return j->stage > j->recipe.stages && j->start.step == j->stage->first_step;
 }
@@ -131,15 +131,16 @@ static void check_planner_options(const Options *o) {
 /* The one task that the options ask for. Options that would have no effect on it are refused. */
 static Task job_task(const Options *o) {
     Task task = DO_TRAIN;
-    if (o->export_dir && !o->data) task = DO_EXPORT;
+    if (o->export_dir && !options_train(o)) task = DO_EXPORT;
     if (o->chat) task = DO_CHAT;
     if (o->generate || o->prompts) task = DO_GENERATE;
     if (o->eval) task = DO_EVAL;
     if (o->score) task = DO_SCORE;
-    if (o->choices && !o->data) task = DO_CHOICES;
+    if (o->choices && !options_train(o)) task = DO_CHOICES;
     if (o->plan) task = DO_PLAN;
     if (o->check_hosts) task = DO_CHECK_HOSTS;
-    int evaluates = !!o->eval + !!o->score + (o->choices && !o->data), writes = (o->generate || o->prompts) + o->chat;
+    int evaluates = !!o->eval + !!o->score + (o->choices && !options_train(o));
+    int writes = (o->generate || o->prompts) + o->chat;
     if (!!o->plan + evaluates + writes + !!o->export_dir + o->check_hosts > 1)
         user_error("%s cannot be combined with another of --plan, --eval, --score, --choices, --generate, --chat, "
                    "--export and --check-hosts: give only one",
@@ -900,7 +901,8 @@ static void job_training_data(Job *j) {
     check_tokenizer_of(j, &j->data);
 }
 
-/* Opens the checkpoint. At the end of a stage it has that stage's model, and this run starts with the next stage. */
+/* Opens the checkpoint. One that was written at the end of a stage has the configuration of that stage, although the
+ * run starts with the next one. */
 static void job_checkpoint(Job *j) {
     const RecipeStage *wrote = &j->recipe.stages[recipe_stage_after(&j->recipe, j->resume_from.progress.step - 1)];
     Llama3Config config = stage_config(j->model_config, wrote);
@@ -937,7 +939,21 @@ static int job_first_stage(Job *j) {
     return recipe_stage_after(&j->recipe, j->start.step);
 }
 
-/* Where the stage begins in the data, given where the stage before it ended, or where the run resumes. */
+/* Refuses what a recipe cannot change or does not mean. */
+static void check_recipe_options(const Job *j) {
+    const Options *o = &j->opt;
+    if (!o->recipe) return;
+    if (o->mtbf)
+        user_error("--mtbf simulates a run of equal steps, and the stages of --recipe %s differ: plan a stage with its "
+                   "own options, without --recipe",
+                   o->recipe);
+    for (int i = 0; i < j->recipe.count && o->lora_rank; i++)
+        if (j->recipe.stages[i].num_frozen)
+            user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
+                       stage_place(&j->recipe, &j->recipe.stages[i]), o->lora_rank);
+}
+
+/* Sets the position in the data at which the stage begins, from where the stage before it ended or the run resumes. */
 static void job_place_in_data(Job *j) {
     const RecipeStage *s = j->stage;
     Progress *at = &j->start;
@@ -951,7 +967,7 @@ static void job_place_in_data(Job *j) {
     at->data = &j->data;
 }
 
-/* The Job of the stage after `j`. Both share what depends on no stage. */
+/* The Job of the stage after `j`. It shares everything that is the same in all stages. */
 static Job *job_of_next_stage(Job *j) {
     Job *next = new_array(Job, 1);
     *next = *j;
@@ -971,8 +987,11 @@ static Job *job_of_next_stage(Job *j) {
     job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
     if (next->task != DO_PLAN) next->opt.trace = NULL; // the timeline is that of the stage in which the run starts
     if (next->task == DO_PLAN) return next;            // its data may be on other machines
-    Sampler sampler = job_sampler(j, 0);
-    next->start.samples_in_epoch = sampler_position(&sampler, next->start.step, &next->start.epoch);
+    if (stage_end_step(j) > j->start.step) { // the position that a checkpoint of the last step has
+        Sampler sampler = job_sampler(j, 0);
+        int64_t before = sampler_position(&sampler, stage_end_step(j) - 1, &next->start.epoch);
+        next->start.samples_in_epoch = before + sampler_global_batch(&sampler);
+    }
     job_data(next);
     job_place_in_data(next);
     return next;
@@ -991,11 +1010,13 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_mesh(j, world, local_ranks, ranks_sharing);
     j->model_config = j->config;
     j->recipe = recipe_open(o);
+    check_recipe_options(j);
     recipe_schedule(&j->recipe, o, &j->config, &j->mesh);
     job_enter_stage(j, job_first_stage(j));
     if (j->task == DO_TRAIN && !o->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
-                   "options)");
+                   "options)%s",
+                   j->recipe.path ? ", or give the recipe's first stage \"data\"" : "");
     if (j->task != DO_PLAN && j->task != DO_CHECK_HOSTS) job_weights(j);
     if (j->task != DO_PLAN && (j->task != DO_CHECK_HOSTS || o->data)) job_data(j);
     if (!job_trains(j)) return;

@@ -60,9 +60,10 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
     if (fflush(f) || ferror(f)) logger_failed(l);
 }
 
-/* Opens the files of a run that has come as far as `at`. `resumed`: by another process. */
+/* Opens the files of a run that has come as far as `at`. `resumed`: from a checkpoint; `saved`: the step of a checkpoint
+ * that no line of metrics.jsonl has named yet; 0: none. */
 static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Device *planned,
-                        const Progress *at, int resumed) {
+                        const Progress *at, int resumed, int64_t saved) {
     const char *out = o->out;
     memset(l, 0, sizeof *l);
     l->opt = o;
@@ -71,6 +72,7 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->samples = at->samples;
     l->ranks = new_array(RankFigures, parallel->mesh.world);
     l->resumed = resumed;
+    l->saved = saved;
     run_page_open(&l->page, o, parallel, planned, at->step);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
@@ -171,9 +173,10 @@ static void logger_page(Logger *l) {
     run_page_write(&l->page);
 }
 
-static void logger_close(Logger *l) {
+/* `run_ends`: this was the last stage. */
+static void logger_close(Logger *l, int run_ends) {
     if (l->parallel->mesh.world > 1 && l->steps) logger_ranks(l);
-    l->page.has_ended = 1;
+    l->page.has_ended = run_ends;
     logger_page(l);
     if (l->metrics && (fclose(l->metrics) || fclose(l->consumed))) logger_failed(l);
 }

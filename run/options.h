@@ -384,6 +384,9 @@ static int is_planner_option(const OptionRow *row) {
     return !strcmp(row->name, PLANNER_OPTIONS);
 }
 
+/* Is there anything to train on? */
+static int options_train(const Options *o) { return o->data || o->recipe; }
+
 static int option_given(const Options *o, const char *name) { return o->given[option_find(name) - option_rows]; }
 
 /* Resolves --min-lr -1. `place`: of the options in a recipe, for errors; "": the command line. */
@@ -446,8 +449,8 @@ static void option_text(const Options *o, const char *name, char *value, size_t 
     option_as_text(o, option_find(name), value, size);
 }
 
-/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from stage
- * to stage, those that were given. Options of the planner are left out. */
+/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from
+ * stage to stage, those that were given. Options of the planner are left out. */
 static void options_write(const Options *o, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {

@@ -222,21 +222,25 @@ static void remove_old_checkpoints(const char *out, int keep, int64_t used) {
     }
 }
 
-/* Cuts a file of JSON lines, {"step":N,…}, off after step `step`, together with an incomplete last line. */
+/* Cuts a file of JSON lines, {"step":N,…}, off after step `step`, together with an incomplete last line. Lines without a
+ * step, which describe the steps after them, are kept only if such a step is. */
 static void truncate_after_step(const char *out, const char *name, int64_t step) {
     char path[4096], *line = NULL;
     size_t room = 0;
     ssize_t length;
-    int64_t kept = 0; // bytes
+    int64_t kept = 0, described = 0; // bytes up to the last step; and with the descriptions after it
+    int is_cut = 0;
     snprintf(path, sizeof path, "%s/%s", out, name);
     FILE *f = fopen(path, "r");
     if (!f) return; // the run crashed before its first step
     for (length = getline(&line, &room, f); length > 0; length = getline(&line, &room, f)) {
         const char *number = strstr(line, "\"step\":");
         if (line[length - 1] != '\n' || (number && strtoll(number + 7, NULL, 10) > step)) break;
-        kept += length;
+        described += length;
+        if (number) kept = described;
     }
-    if (length > 0 && truncate(path, kept))
+    if (kept < described || length > 0) is_cut = 1;
+    if (is_cut && truncate(path, kept))
         user_error("cannot truncate %s after step %" PRId64 ": %s", path, step, strerror(errno));
     fclose(f);
     free(line);

@@ -41,16 +41,21 @@ static void outlier_window_add(OutlierWindow *w, int size, double value) {
 /* How many standard deviations `value` is above the mean of a window of `size` values. 0 while the window is not full
  * or if all its values are equal, and for a value that is not finite. */
 static double outlier_z_score(const OutlierWindow *w, int size, double value) {
-    double sum = 0, squares = 0;
+    double sum = 0, squares = 0, least = INFINITY, most = -INFINITY;
     if (w->count < size || !isfinite(value)) return 0;
-    for (int i = 0; i < size; i++) sum += w->values[i];
+    for (int i = 0; i < size; i++) {
+        sum += w->values[i];
+        least = fmin(least, w->values[i]);
+        most = fmax(most, w->values[i]);
+    }
+    if (least == most) return 0; // rounding would leave a tiny deviation
     double mean = sum / size;
     for (int i = 0; i < size; i++) squares += (w->values[i] - mean) * (w->values[i] - mean);
     double deviation = sqrt(squares / size);
-    return deviation > 0 ? (value - mean) / deviation : 0;
+    return (value - mean) / deviation;
 }
 
-/* The windows of a run with --outlier-window `size`, which resumes with those of a checkpoint; 0: without windows. */
+/* Keeps the newest `size` values of windows that come from a checkpoint; size 0 clears them. */
 static void outliers_continue(Outliers *o, int size) {
     for (int k = 0; k < OUTLIER_KINDS; k++) outlier_window_trim(&o->windows[k], size);
     if (!size) o->skipped = 0;

@@ -48,7 +48,8 @@ typedef struct {
     uint64_t fingerprint; // hash of the file
 } Recipe;
 
-/* How errors name a stage: "recipe.json, stage 2 (long context)"; of the options alone: "". */
+/* Names a stage in errors: "recipe.json, stage 2 (long context)"; without --recipe "the options". Valid until the
+ * thread's next call. */
 static const char *stage_place(const Recipe *r, const RecipeStage *s) {
     static __thread char place[4300];
     if (!r->path) return "the options";
@@ -128,8 +129,8 @@ static void stage_check_given(const Options *given, const char *option, const ch
         user_error("--%s is also given by %s, in \"%s\": remove one of the two", option, place, field);
 }
 
-/* The options among the fields. A curve that begins in this stage has the defaults of what it does not give: the
- * command line's in the first stage; later no warm-up. */
+/* Reads the fields that are options. What a new curve does not give is the command line's value in the first stage, and
+ * later the program's default, without a warm-up. */
 static void stage_read_options(RecipeStage *s, const Options *given, const cJSON *json, const char *place,
                                int is_first) {
     const cJSON *lr = cJSON_GetObjectItemCaseSensitive(json, "lr");
@@ -236,7 +237,7 @@ static void stage_read(Recipe *r, RecipeStage *s, const Options *given, const cJ
     s->begins_data |= !before || strcmp(before, s->opt.data);
 }
 
-/* Replaces // comments with blanks; a // within a text is none. */
+/* Replaces // comments with blanks; // inside a string is not a comment. */
 static void blank_comments(char *text) {
     int in_text = 0;
     for (char *c = text; *c; c++) {
@@ -279,6 +280,10 @@ static Recipe recipe_open(const Options *o) {
     }
     cJSON_Delete(json);
     free(text);
+    for (int i = 1; i < r.count; i++)
+        if (r.stages[i].opt.data && !r.stages->opt.data)
+            user_error("%s: \"data\" is missing, and stage %d has it: the first stage needs \"data\", too",
+                       stage_place(&r, r.stages), i + 1);
     return r;
 }
 
@@ -342,12 +347,12 @@ static int64_t stage_batch(const RecipeStage *s, const Mesh *mesh) {
 
 static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
-/* The number of steps. A stage ends where a sequence of the next one can begin, or, before other data, a window. */
+/* Sets the number of steps. Every stage but the last ends on a whole window of the recipe's longest sequence, so that
+ * the next one can begin with a sequence of any length, or with other data. */
 static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
     const RecipeStage *next = s < &r->stages[r->count - 1] ? s + 1 : NULL;
     int64_t per_step = stage_batch(s, mesh) * s->opt.seq;
-    int64_t ends_at = 1; // a multiple of so many tokens
-    if (next) ends_at = next->begins_data ? r->longest : next->opt.seq;
+    int64_t ends_at = next ? r->longest : 1; // the stage's tokens are a multiple of this
     s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->opt.steps;
     if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
     if (s > r->stages) {
@@ -375,7 +380,7 @@ static int64_t rate_decay(const LearningRate *rate, int64_t asked) {
     return asked ? asked : max_i64(1, rate->steps / 10);
 }
 
-/* The learning-rate curve that begins in stage s, of all stages that it spans. */
+/* Sets the learning-rate curve that begins in stage s, in every stage that it spans. */
 static void stage_rates(Recipe *r, RecipeStage *s) {
     const Options *o = &s->opt;
     RecipeStage *end = s + 1;

@@ -9,7 +9,7 @@
 #include "../lib/token_files.h" // defines: Dataset, mixture_count
 #include "recipe.h"             // defines: Recipe, RecipeStage
 
-/* The windows that the stages from `first` on use of one order of data, which ends before stage `end`. */
+/* How many windows the stages [first, end) use, which share one order of the data. */
 static int64_t windows_of_stages(const Recipe *r, const RecipeStage *first, const RecipeStage *end) {
     int64_t tokens = 0;
     for (const RecipeStage *s = first; s < end; s++) tokens += s->tokens;
@@ -46,7 +46,7 @@ static void recipe_number_sources(const Recipe *r, Dataset *d) {
     for (int n = 0; n < count; n++) free((void *)(uintptr_t)seen[n]);
 }
 
-/* Adds what one order of data, with `windows` windows in all, uses of each source of `d`. */
+/* Adds to d->sources[].used what the first `windows` windows of the mixture `text` use. */
 static void add_used(const char *text, int64_t windows, Dataset *d) {
     DataList list;
     Mixture mixture;
@@ -62,7 +62,7 @@ static void add_used(const char *text, int64_t windows, Dataset *d) {
     data_list_close(&list);
 }
 
-/* Counts how far the stages before the data of stage `s` began have used the sources of `d`. */
+/* Sets d->sources[].used: how many windows of each source earlier orders of the data have used. */
 static void recipe_count_used(const Recipe *r, const RecipeStage *s, Dataset *d) {
     if (!d->mixture || !r->path) return;
     for (const RecipeStage *first = r->stages; end_of_data(r, first) <= s; first = end_of_data(r, first))

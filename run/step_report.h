@@ -15,13 +15,15 @@ static int64_t first_bad_tensor(Trainer *trainer) {
     float *values = new_array(float, CHUNK);
     ShardPiece p;
     int64_t bad = -1;
-    for (int i = 0; bad < 0 && next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
+    for (int i = 0; bad < 0 && next_unique_piece(&trainer->parallel.fsdp, &i, &p);) {
+        if (p.tensor->is_frozen) continue; // the gradient norm leaves it out
         for (int64_t done = 0; done < p.count && bad < 0; done += CHUNK) {
             int64_t n = min_i64(CHUNK, p.count - done);
             device_read(&trainer->parallel.dev, values, p.unit->grad + p.at + done, sizeof(float) * n);
             for (int64_t e = 0; e < n; e++)
                 if (!isfinite(values[e])) bad = p.tensor->index;
         }
+    }
     free(values);
     return bad;
 }
@@ -165,7 +167,8 @@ static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
     fflush(stdout);
 }
 
-/* Compares loss and gradient norm with those of the last --outlier-window steps, and adds them to these. */
+/* Computes the z-scores of this step's loss and gradient norm among the last --outlier-window steps, and then appends
+ * both to their windows. */
 static void judge_outliers(Trainer *trainer, StepStats *s) {
     const double values[OUTLIER_KINDS] = {s->loss, s->grad_norm};
     int size = trainer->job->opt.outlier_window;
@@ -177,14 +180,16 @@ static void judge_outliers(Trainer *trainer, StepStats *s) {
     }
 }
 
-/* Names the samples that the ranks trained on: a few of each, of a few ranks. */
+/* Lists up to 8 samples of each of up to 4 data-parallel ranks. */
 static void say_samples(const Trainer *trainer, Sentence *t) {
     enum { RANKS = 4, SAMPLES = 8 };
     const Mesh *mesh = &trainer->parallel.mesh;
     int64_t count = trainer->loader.samples;
     int ranks = 0;
     for (int rank = 0; rank < mesh->world; rank++) {
-        if (!mesh_counts_samples(mesh, rank) || ranks++ >= RANKS) continue;
+        if (!mesh_counts_samples(mesh, rank)) continue;
+        ranks++;
+        if (ranks > RANKS) continue;
         say(t, "%s rank %d", ranks > 1 ? ";" : "", rank);
         for (int64_t i = 0; i < count && i < SAMPLES; i++)
             say(t, "%s %" PRId64, i ? "," : ":", trainer->samples[rank * count + i]);
@@ -193,8 +198,9 @@ static void say_samples(const Trainer *trainer, Sentence *t) {
     if (ranks > RANKS) say(t, "; and those of %d more ranks", ranks - RANKS);
 }
 
-/* Whether the loss or the gradient norm is an outlier, so that the update is skipped; then the step is reported. The
- * learning rate goes on, and such steps do not count for --max-skips. All ranks know the same sums and decide alike. */
+/* Returns 1 and reports the step if its loss or its gradient norm is an outlier. The caller then skips the update. The
+ * learning-rate schedule still advances, and such steps do not count for --max-skips. All ranks know the same sums and
+ * decide alike. */
 static int skip_outlier(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
     const double *z = s->z_scores;
@@ -207,21 +213,23 @@ static int skip_outlier(Trainer *trainer, int64_t step, StepStats *s) {
     if (trainer->parallel.rank) return 1;
     logger_outlier(&trainer->logger, step, s, kind);
     say_samples(trainer, &t);
-    printf("step %6" PRId64 " | update skipped (outlier %d): the %s is an outlier; loss %g has the z-score %.1f and "
-           "gradient norm %g the z-score %.1f among the last %d steps, at most %g is allowed; samples of%s\n",
-           step, trainer->progress.outliers.skipped, outlier_names[kind], s->loss, z[OUTLIER_LOSS], s->grad_norm,
-           z[OUTLIER_NORM], o->outlier_window, o->outlier_z, samples);
+    printf("step %6" PRId64 " | update skipped (outlier %d): loss %g is %.1f and gradient norm %g is %.1f standard "
+           "deviations above the mean of the last %d steps (limit: --outlier-z %g); inspect the samples of%s\n",
+           step, trainer->progress.outliers.skipped, s->loss, z[OUTLIER_LOSS], s->grad_norm, z[OUTLIER_NORM],
+           o->outlier_window, o->outlier_z, samples);
     fflush(stdout);
     return 1;
 }
 
-/* A run that has skipped every update has failed. */
+/* A run that has skipped every update has failed, unless all of these steps were outliers. */
 static void check_learned(const Progress *before, const Progress *now) {
-    int64_t skips = now->skips - before->skips;
+    int64_t skips = now->skips - before->skips, outliers = now->outliers.skipped - before->outliers.skipped;
     if (skips && now->updates == before->updates)
-        run_failure("the updates of all %" PRId64 " steps were skipped, because no loss or gradient norm was finite: "
-                    "nothing was learned and nothing is saved; lower --lr, lengthen --warmup, or check the data",
-                    skips);
+        run_failure(
+            "the updates of all %" PRId64 " steps were skipped: the loss or the gradient norm was not finite in "
+            "%" PRId64 " of them and an outlier in %" PRId64 "; nothing was learned and nothing is saved; lower "
+            "--lr, lengthen --warmup, or check the data",
+            skips + outliers, skips, outliers);
 }
 
 /* What signals ask for and has not been done yet: SIGNAL_SAVE, SIGNAL_END. Processes receive a signal that mpirun

@@ -45,6 +45,7 @@ typedef struct {
     StateArenas state; // weights and moments
     Progress progress;
     int save_signals_seen, noted_lost_lines;
+    int64_t saved; // see logger_open
 } StageResult;
 
 typedef struct Trainer {
@@ -62,15 +63,17 @@ typedef struct Trainer {
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
     // a step
-    ExactSum *sums;         // (SUMS, without --z-loss one fewer) of the step so far, in device memory
-    StepReport *reports;    // (world) of all ranks
-    RankFigures *figures;   // (world) the figures in the reports
-    ExactSum *z_losses;     // (world) sums of all ranks' z-losses; NULL without --z-loss
-    Request z_loss_gather;  // the all-gather of z_losses
-    int64_t *samples;       // (world, accumulation, B) the samples of all ranks; NULL: nothing names them
-    Request samples_gather; // the all-gather of `samples`, in flight during the step
-    int save_signals_seen;  // signals that asked for a checkpoint and were obeyed
-    int is_writing;         // some rank's part of a checkpoint is not on the disk yet
+    ExactSum *sums;                // (SUMS, without --z-loss one fewer) of the step so far, in device memory
+    StepReport *reports;           // (world) of all ranks
+    RankFigures *figures;          // (world) the figures in the reports
+    ExactSum *z_losses;            // (world) sums of all ranks' z-losses; NULL without --z-loss
+    Request z_loss_gather;         // the all-gather of z_losses
+    int64_t *samples;              // (world, accumulation, B) the samples of all ranks; NULL: nothing names them
+    Request samples_gather;        // the all-gather of `samples`, in flight during the step
+    int save_signals_seen;         // signals that asked for a checkpoint and were obeyed
+    int is_writing;                // some rank's part of a checkpoint is not on the disk yet
+    int64_t saved_by_stage_before; // see logger_open
+    int is_checked;                // traffic and memory of a step were compared with those of the dry run
 
     // evaluation
     StepBatch eval_batch; // one micro-batch
@@ -262,9 +265,9 @@ static void check_memory(const Job *j, const Device *dry_run) {
                    pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", have / 1e9);
 }
 
-/* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step of every rank.
- */
-static void check_first_step(const Trainer *trainer) {
+/* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step that has
+ * updated the weights: the update of Muon communicates, too. */
+static void check_first_step(Trainer *trainer) {
     const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
     const Options *o = &trainer->job->opt;
     Ledger l = ZERO;
@@ -281,6 +284,7 @@ static void check_first_step(const Trainer *trainer) {
         fclose(f);
     }
     ledger_check(&l, p->rank);
+    trainer->is_checked = 1;
 }
 
 // ---------------------------------------------------------------------------
@@ -296,6 +300,7 @@ static void trainer_continue(Trainer *trainer, const StageResult *before) {
     trainer->progress.outliers = before->progress.outliers;
     trainer->save_signals_seen = before->save_signals_seen;
     trainer->noted_lost_lines = before->noted_lost_lines;
+    trainer->saved_by_stage_before = before->saved;
 }
 
 /* Ends a stage, but for what the next one continues with. */
@@ -306,6 +311,7 @@ static StageResult trainer_end_stage(Trainer *trainer) {
     result.progress = trainer->progress;
     result.save_signals_seen = trainer->save_signals_seen;
     result.noted_lost_lines = trainer->noted_lost_lines;
+    result.saved = trainer->logger.saved;
     trainer_close(trainer);
     return result;
 }

@@ -224,6 +224,37 @@ run changed --recipe edited.json --resume mixture/step-00000036
 grep -q '^step *68/68' changed.said && pass "stages that have not begun may change" "$(tail -n 1 changed.said)" ||
     fail "stages that have not begun may change" "$(tail -n 1 changed.said)"
 
+run with_export --recipe mixture.json --export mixture_model
+[ -s mixture_model/model.safetensors ] && pass "--export with the recipe's own data" "mixture_model" ||
+    fail "--export with the recipe's own data" "$(tail -n 1 with_export.said)"
+
+# ---------------------------------------------------------------- boundaries of stages
+cat >uneven.json <<'END_RECIPE'
+{"stages": [{"tokens": 32, "batch": 1, "seq": 32}, {"tokens": 128, "batch": 4},
+            {"tokens": 512, "batch": 4, "seq": 128}]}
+END_RECIPE
+timeout 60 "$program" --model model --threads 1 --recipe uneven.json --data data/web.tok --out uneven >said 2>&1
+audited "stages that begin at different places of a window" uneven
+cat >tail.json <<'END_RECIPE'
+{"stages": [{"tokens": 2560, "batch": 40, "seq": 32, "max_epochs": 3}, {"tokens": 512, "batch": 4}]}
+END_RECIPE
+run tail --recipe tail.json --data data/math.tok
+run resumed_tail --recipe tail.json --data data/math.tok --resume tail/step-00000002
+state "an epoch whose rest is smaller than a step: resumed at the stage's end" tail resumed_tail 6
+cp data/web.tok replaced.tok
+run replaced --recipe ramp.json --data replaced.tok --ranks 2
+cut_tokens replaced.tok 0 19000
+cp text/tokenizer.model .
+bad "resumed at a stage's beginning with another file" "changed .stage 3: data " \
+    "$program" "${common[@]}" --recipe ramp.json --data replaced.tok --resume replaced/step-00000020 --out other
+bad "a recipe's checkpoint without the recipe" "changed .longest --seq not given, was 128" "$program" "${common[@]}" \
+    --data data/web.tok --seq 32 --accum 4 --lr 3e-3 --min-lr 3e-4 --warmup 4 --steps 24 --resume ramp/step-00000004 \
+    --out other
+run same_out --recipe branch.json --data data/web.tok
+rm -r same_out/step-00000028 same_out/step-00000024
+run same_out --recipe stable40.json --data data/web.tok --resume auto
+audited "a phase that is extended in its own directory" same_out
+
 # ---------------------------------------------------------------- what is frozen, RoPE, and longer positions
 cat >freeze.json <<'END_RECIPE'
 {"stages": [
@@ -328,6 +359,10 @@ refused "a decay without wsd" "stage 1: --lr-decay 9 has no effect" \
     '{"stages": [{"tokens": 512, "lr_decay": 9}]}' "${web[@]}"
 refused "an unknown tensor" "\"frozen\": no tensor is called 'model.embed'" \
     '{"stages": [{"tokens": 512, "frozen": ["model.embed"]}]}' "${web[@]}"
+refused "frozen tensors with LoRA" "\"frozen\" with --lora-rank 4" \
+    '{"stages": [{"tokens": 512, "frozen": ["model.norm.weight"]}]}' "${web[@]}" --lora-rank 4
+refused "data in a later stage alone" "stage 1: \"data\" is missing, and stage 2 has it" \
+    '{"stages": [{"tokens": 512}, {"tokens": 512, "data": {"data/web.tok": 1}}]}'
 refused "everything frozen" "names every tensor" '{"stages": [{"tokens": 512, "frozen": ["*"]}]}' "${web[@]}"
 refused "a layout that a later stage does not fit" "stage 2: --pp-schedule interleaved needs --accum to be a multiple" \
     '{"stages": [{"tokens": 480, "batch": 4, "seq": 32}, {"tokens": 480, "batch": 3}]}' "${web[@]}" --ranks 2 --pp 2 \
