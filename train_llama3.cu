@@ -850,7 +850,7 @@ int main(int argc, char **argv) {
     int process = rank_of_launcher();
     process_end.process = process;
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
-    Job job = ZERO;
+    static Job job; // large for a small stack
     job.opt = options_parse(argc, argv);
     device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
     if (task_without_ranks(&job.opt, process == 0, 0)) return 0;

@@ -97,7 +97,7 @@ static void check_plan_options(const Options *o) {
 }
 
 int main(int argc, char **argv) {
-    Job job = ZERO;
+    static Job job; // large for a small stack
     Cluster cluster;
     output_prepare();
     job.opt = options_parse(argc, argv);

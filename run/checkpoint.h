@@ -429,7 +429,11 @@ static Progress trainer_progress(const cJSON *json, const char *path) {
     // checkpoints without it are of runs of one stage
     const cJSON *seq = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "settings"), "--seq");
     if (cJSON_GetObjectItemCaseSensitive(json, "tokens")) p.tokens = trainer_integer(json, path, "tokens");
-    else if (cJSON_IsString(seq)) p.tokens = p.samples * strtoll(seq->valuestring, NULL, 10);
+    else if (cJSON_IsString(seq)) p.tokens = product_or_most(p.samples, max_i64(0, atoi(seq->valuestring)));
+    if (p.tokens < 0 || p.tokens > (int64_t)9e15)
+        user_error("%s: \"tokens\" is %" PRId64 ", expected 0 to 9e15: the file is damaged; resume from another "
+                   "checkpoint",
+                   path, p.tokens);
     return p;
 }
 

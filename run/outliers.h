@@ -8,7 +8,7 @@
 #define OUTLIERS_H
 #include "../lib/json.h" // defines: cJSON, json_object, json_integer
 
-enum { MAX_OUTLIER_WINDOW = 1000 };
+enum { MAX_OUTLIER_WINDOW = 256 };
 typedef enum { OUTLIER_LOSS, OUTLIER_NORM, OUTLIER_KINDS } OutlierKind;
 static const char *const outlier_keys[OUTLIER_KINDS] = {"loss", "grad_norm"}; // in trainer.json and metrics.jsonl
 static const char *const outlier_names[OUTLIER_KINDS] = {"loss", "gradient norm"};

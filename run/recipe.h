@@ -41,7 +41,6 @@ typedef struct {
 
 typedef struct {
     const char *path; // NULL: the options alone
-    Options given;    // of the command line
     RecipeStage *stages;
     int count;
     int longest;          // tokens of the longest sequence
@@ -251,7 +250,7 @@ static void blank_comments(char *text) {
 
 /* The recipe of the options: one stage, or the stages of --recipe. */
 static Recipe recipe_open(const Options *o) {
-    Recipe r = {o->recipe, *o, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0, 0};
+    Recipe r = {o->recipe, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0, 0};
     r.stages->opt = *o;
     r.stages->begins_rate = r.stages->begins_data = 1;
     r.stages->max_epochs = o->recipe ? 1 : INFINITY;
@@ -345,25 +344,31 @@ static int64_t stage_batch(const RecipeStage *s, const Mesh *mesh) {
     return s->batch ? s->batch : (int64_t)mesh_data_ranks(mesh) * s->opt.batch * s->opt.accum;
 }
 
+/* a · b, or MOST_TOKENS_OF_RUN if that is less: check_counters (job.h) refuses steps that are too large for counters. */
+#define MOST_TOKENS_OF_RUN ((int64_t)1 << 61)
+static int64_t product_or_most(int64_t a, int64_t b) {
+    return (double)a * (double)b < (double)MOST_TOKENS_OF_RUN ? a * b : MOST_TOKENS_OF_RUN;
+}
+
 static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
 /* Sets the number of steps. Every stage but the last ends on a whole window of the recipe's longest sequence, so that
  * the next one can begin with a sequence of any length, or with other data. */
 static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
     const RecipeStage *next = s < &r->stages[r->count - 1] ? s + 1 : NULL;
-    int64_t per_step = stage_batch(s, mesh) * s->opt.seq;
+    int64_t per_step = product_or_most(stage_batch(s, mesh), s->opt.seq);
     int64_t ends_at = next ? r->longest : 1; // the stage's tokens are a multiple of this
     s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->opt.steps;
     if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
     if (s > r->stages) {
         s->first_step = s[-1].first_step + s[-1].steps;
-        s->first_token = s[-1].first_token + s[-1].tokens;
+        s->first_token = min_i64(MOST_TOKENS_OF_RUN, s[-1].first_token + s[-1].tokens);
     }
     if (s->first_step + s->steps > 1 << 30)
         user_error("%s: the run would have %" PRId64 " steps, but at most %d are supported: use fewer tokens or a "
                    "larger batch",
                    stage_place(r, s), s->first_step + s->steps, 1 << 30);
-    s->tokens = s->steps * per_step;
+    s->tokens = product_or_most(s->steps, per_step);
 }
 
 /* The patterns of frozen tensors as one text, separated by blanks. */
