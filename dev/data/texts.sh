@@ -62,3 +62,5 @@ code() {
 "$here/text.sh" "$out/novels" "$out/novels/text"
 "$here/text.sh" "$out/code" "$out/code/text"
 "$here/kjv.sh" "$out/bible"
+grep -q bible "$out/packages" ||
+    dpkg-query -W --showformat='${Package} ${Version}\n' bible-kjv bible-kjv-text >>"$out/packages"

@@ -3,7 +3,7 @@
     dev/data/texts.sh data/texts                         # three texts out of Debian's packages
     make PRECISION=fp32 && make PRECISION=bf16
     python dev/pytorch/learn.py compare                  # the same run in transformers and litgpt, step by step
-    python dev/pytorch/learn.py chaos                    # a rate at which training is chaotic: five seeds, fp32 and bf16
+    python dev/pytorch/learn.py chaos                    # a rate at which training is chaotic; fp32 and bf16
     python dev/pytorch/learn.py nanogpt --nanogpt DIR    # nanoGPT's small task; DIR: a clone of karpathy/nanoGPT
     python dev/pytorch/learn.py scaling                  # five widths, three texts
     python dev/pytorch/learn.py muon                     # AdamW and Muon, if the program has --optimizer
@@ -80,7 +80,8 @@ class Report:
         if self.rows:
             self.table(["what", "measured", "bound", "met"], self.rows)
         makers = sorted({r["made_by"] for r in runs.made})
-        self.parts.insert(0, f"`{command_line()}`; {processor()}, {args.threads} thread each; {'; '.join(makers)}.")
+        threads = f"{args.threads} thread{'s' if args.threads > 1 else ''}"
+        self.parts.insert(0, f"`{command_line()}`; {processor()}, {threads} each; {'; '.join(makers)}.")
         section = dict(title=self.title, parts=self.parts, panels=self.panels)
         folder = args.work / "sections"
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,8 +94,9 @@ class Report:
 
 
 def command_line():
+    """As it was typed, without --out and with the last part of each path."""
     kept = [a for i, a in enumerate(sys.argv[1:], 1) if not (a.startswith("--out") or sys.argv[i - 1] == "--out")]
-    return " ".join(["python dev/pytorch/learn.py", *kept])
+    return " ".join(["python dev/pytorch/learn.py", *(Path(a).name if "/" in a else a for a in kept)])
 
 
 def processor():
@@ -141,7 +143,14 @@ def curve(label, color, ys, **more):
 def compare(args, runs):
     report = Report("The same run in PyTorch, step by step")
     setting = Setting(
-        args.texts / "bible", TINY, args.steps or 1000, args.seeds[0], lr=3e-4, min_lr=3e-5, batch=args.batch, seq=args.seq
+        args.texts / "bible",
+        TINY,
+        args.steps or 1000,
+        args.seeds[0],
+        lr=3e-4,
+        min_lr=3e-5,
+        batch=args.batch,
+        seq=args.seq,
     )
     wanted = args.only or ["transformers", *(["litgpt"] if importlib.util.find_spec("litgpt") else [])]
     program, layout = ours(runs, setting), ours(runs, setting, ranks=2)
@@ -154,8 +163,12 @@ def compare(args, runs):
         what = f"{name}: largest difference of a step's loss in {setting.steps:,} steps"
         report.add(what, f"{worst:.1e}", f"<= {STEP_BOUND:.0e}", worst <= STEP_BOUND)
         worst = abs(program["val"][-1][1] - other["val"][-1][1])
-        report.add(f"{name}: difference of the held-out loss at the end", f"{worst:.1e}", f"<= {STEP_BOUND:.0e}",
-                   worst <= STEP_BOUND)
+        report.add(
+            f"{name}: difference of the held-out loss at the end",
+            f"{worst:.1e}",
+            f"<= {STEP_BOUND:.0e}",
+            worst <= STEP_BOUND,
+        )
     report.add("2 ranks instead of 1: largest difference of a step's loss", f"{max(differences(program, layout)):.1e}")
     if len(others) == 2:
         a, b = others.values()
@@ -164,13 +177,15 @@ def compare(args, runs):
         noticed(report, runs, setting, program)
     table = [["this program, 1 rank", program], ["this program, 2 ranks", layout], *others.items()]
     report.text(
-        f"The preset `tiny` ({parameters(TINY)[0]:,} parameters) on the King James text, fp32: {setting.steps:,} steps of "
-        f"{setting.batch} windows of {setting.seq} tokens, {shape_of_schedule(setting)}."
+        f"The preset `tiny` ({parameters(TINY)[0]:,} parameters) on the King James text, fp32: {setting.steps:,} steps "
+        f"of {setting.batch} windows of {setting.seq} tokens, {shape_of_schedule(setting)}."
     )
     report.table(
         ["", "loss, first step", f"mean of the last {LAST} steps", "held-out loss", "s / step"],
-        [[name, f"{r['losses'][0]:.6f}", f"{last_mean(r):.6f}", f"{r['val'][-1][1]:.6f}", f"{r['step_seconds']:.3f}"]
-         for name, r in table],
+        [
+            [name, f"{r['losses'][0]:.6f}", f"{last_mean(r):.6f}", f"{r['val'][-1][1]:.6f}", f"{r['step_seconds']:.3f}"]
+            for name, r in table
+        ],
     )
     report.panels += compare_panels(program, layout, others)
     report.finish(args, runs)
@@ -185,8 +200,8 @@ def last_mean(result):
 
 def shape_of_schedule(s):
     return (
-        f"AdamW at {s.lr:g} (warm-up of {s.warmup} steps, cosine to {s.min_lr:g}), betas 0.9 and {s.beta2:g}, weight decay "
-        f"{s.weight_decay:g} except on norms, clipping at {s.clip:g}"
+        f"AdamW at {s.lr:g} (warm-up of {s.warmup} steps, cosine to {s.min_lr:g}), betas 0.9 and {s.beta2:g}, weight "
+        f"decay {s.weight_decay:g} except on norms, clipping at {s.clip:g}"
     )
 
 
@@ -205,12 +220,20 @@ def compare_panels(program, layout, others):
     losses += [curve(name, name, r["losses"], dash=dash) for (name, r), dash in zip(others.items(), ("", "5 4"))]
     apart = [curve(f"to {name}", name, differences(program, r), pick=max) for name, r in others.items()]
     apart.append(curve("between 1 and 2 ranks", "second", differences(program, layout), pick=max))
-    apart.append(dict(label="bound", color=COLORS["bound"], xs=[1, len(program["losses"])], ys=[STEP_BOUND] * 2, dash="2 3"))
+    apart.append(
+        dict(label="bound", color=COLORS["bound"], xs=[1, len(program["losses"])], ys=[STEP_BOUND] * 2, dash="2 3")
+    )
     x = "step"
     return [
         dict(title="Training loss, learning rate 3e-4", x=x, y="loss", series=losses),
-        dict(title="Difference of a step's loss from this program", x=x, y="difference", log_y=1, series=apart,
-             legend="below"),
+        dict(
+            title="Difference of a step's loss from this program",
+            x=x,
+            y="difference",
+            log_y=1,
+            series=apart,
+            legend="below",
+        ),
     ]
 
 
@@ -221,7 +244,9 @@ def compare_panels(program, layout, others):
 def chaos(args, runs):
     report = Report("At a rate at which training is chaotic")
     precisions = [p for p in ("fp32", "bf16") if not args.only or p in args.only]
-    setting = Setting(args.texts / "bible", TINY, args.steps or 300, lr=2e-3, min_lr=2e-4, batch=args.batch, seq=args.seq)
+    setting = Setting(
+        args.texts / "bible", TINY, args.steps or 300, lr=2e-3, min_lr=2e-4, batch=args.batch, seq=args.seq
+    )
     report.text(
         f"The same model and text at the rate of `make demo`: {setting.steps} steps of {setting.batch} windows of "
         f"{setting.seq} tokens, {shape_of_schedule(setting)}; seeds {', '.join(map(str, args.seeds))}, which determine "
@@ -255,8 +280,12 @@ def chaos_figures(report, precision, results):
     report.add(f"{precision}: distance between PyTorch's step in 1 and in 2 micro-batches", f"{torch_own:.4f}")
     bound = RATIO_BOUND * (layouts if precision == "fp32" else max(layouts, torch_own))
     floor = "that between ranks" if precision == "fp32" else "the larger of these two"
-    report.add(f"{precision}: distance between 1 rank and PyTorch, relative to {floor}", f"{across * RATIO_BOUND / bound:.2f}",
-               f"<= {RATIO_BOUND}", across <= bound)
+    report.add(
+        f"{precision}: distance between 1 rank and PyTorch, relative to {floor}",
+        f"{across * RATIO_BOUND / bound:.2f}",
+        f"<= {RATIO_BOUND}",
+        across <= bound,
+    )
     for what, of in (("held-out loss", lambda r: r["val"][-1][1]), (f"mean loss of the last {LAST} steps", last_mean)):
         pairs = [of(r["first"]) - of(r["whole"]) for r in results.values()]
         mean, error = statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
@@ -264,7 +293,9 @@ def chaos_figures(report, precision, results):
         report.add(
             f"{precision}: {what}, this program {averages[0]:.5f}, PyTorch {averages[1]:.5f}; mean difference "
             f"{mean:+.5f}, in standard errors of the paired difference ({error:.5f})",
-            f"{mean / error:+.2f}", f"within ±{ERRORS_BOUND}", abs(mean) <= ERRORS_BOUND * error,
+            f"{mean / error:+.2f}",
+            f"within ±{ERRORS_BOUND}",
+            abs(mean) <= ERRORS_BOUND * error,
         )
 
 
@@ -273,7 +304,10 @@ def chaos_panel(precision, results):
         return numpy.mean([differences(r[a], r[b]) for r in results], axis=0).tolist()
 
     return dict(
-        title=f"Learning rate 2e-3, {precision}: mean difference of {len(results)} seeds", x="step", y="difference", log_y=1,
+        title=f"Learning rate 2e-3, {precision}: mean difference of {len(results)} seeds",
+        x="step",
+        y="difference",
+        log_y=1,
         legend="below",
         series=[
             curve("1 rank and 2 ranks", "second", mean_difference("first", "second")),
@@ -286,49 +320,89 @@ def chaos_panel(precision, results):
 # ---------------------------------------------------------------------------
 # nanogpt: a public task with a public figure
 
-NANOGPT = dict(block_size=64, batch_size=12, n_layer=4, n_head=4, n_embd=128, max_iters=2000, lr_decay_iters=2000,
-               dropout=0.0, eval_iters=20, eval_interval=2000)  # the README's run on a CPU
+NANOGPT = dict(
+    block_size=64,
+    batch_size=12,
+    n_layer=4,
+    n_head=4,
+    n_embd=128,
+    max_iters=2000,
+    lr_decay_iters=2000,
+    dropout=0.0,
+    eval_iters=20,
+    eval_interval=2000,
+)  # the README's run on a CPU
 NANOGPT_README = 1.88  # the loss that nanoGPT's README reports for it
 
 
 def nanogpt(args, runs):
     report = Report("nanoGPT's small task")
     if not args.nanogpt or not (args.nanogpt / "train.py").is_file():
-        sys.exit(f"error: --nanogpt {args.nanogpt}: expected a clone of nanoGPT, with train.py: "
-                 "git clone https://github.com/karpathy/nanoGPT")
+        sys.exit(
+            f"error: --nanogpt {args.nanogpt}: expected a clone of nanoGPT, with train.py: "
+            "git clone https://github.com/karpathy/nanoGPT"
+        )
     folder, vocabulary, what = characters(args)
     steps = args.steps or NANOGPT["max_iters"]
     # As many parameters in a block as GPT-2's: 4 C² of attention, 3 C F = 8 C² of the MLP; F is 341 rounded down.
     model = llama(C=128, L=4, NH=4, NKV=4, FF=340, V=vocabulary, theta=10000.0, tied=True, positions=64)
-    setting = Setting(folder, model, steps, lr=1e-3, min_lr=1e-4, warmup=100, batch=12, seq=64, beta2=0.99, val_batches=0)
+    setting = Setting(
+        folder, model, steps, lr=1e-3, min_lr=1e-4, warmup=100, batch=12, seq=64, beta2=0.99, val_batches=0
+    )
     theirs = runs.get("nanogpt", setting, lambda: train_nanogpt(args, runs, folder, steps))
     results = [ours(runs, dataclasses.replace(setting, seed=seed)) for seed in args.seeds]
     losses = [r["val"][-1][1] for r in results]
     report.text(
         f"Characters of {what}: {vocabulary} different ones; the first 90 % for training, the rest held out. nanoGPT "
-        f"by its README's command for a CPU (4 layers, 4 heads, 128 wide, windows of 64 characters, 12 a step, {steps:,} steps, "
-        "no dropout), unchanged. This program has Llama's architecture with the same width, heads, layers, batch and "
+        "by its README's command for a CPU (4 layers, 4 heads, 128 wide, windows of 64 characters, 12 a step, "
+        f"{steps:,} steps, no dropout), unchanged. This program has Llama's architecture with the same width, heads, layers, batch and "
         f"schedule, and {parameters(model)[0]:,} parameters. The loss is that of all held-out text in windows of 64."
     )
     report.table(
         ["", "parameters", "held-out loss", "training loss, last 50 steps", "seconds of training steps"],
-        [["nanoGPT", f"{theirs['parameters']:,}", f"{theirs['val'][-1][1]:.4f}", f"{last_mean(theirs):.4f}",
-          f"{theirs['step_seconds'] * steps:.0f}"],
-         *[[f"this program, seed {seed}", f"{parameters(model)[0]:,}", f"{r['val'][-1][1]:.4f}", f"{last_mean(r):.4f}",
-            f"{r['step_seconds'] * steps:.0f}"] for seed, r in zip(args.seeds, results)]],
+        [
+            [
+                "nanoGPT",
+                f"{theirs['parameters']:,}",
+                f"{theirs['val'][-1][1]:.4f}",
+                f"{last_mean(theirs):.4f}",
+                f"{theirs['step_seconds'] * steps:.0f}",
+            ],
+            *[
+                [
+                    f"this program, seed {seed}",
+                    f"{parameters(model)[0]:,}",
+                    f"{r['val'][-1][1]:.4f}",
+                    f"{last_mean(r):.4f}",
+                    f"{r['step_seconds'] * steps:.0f}",
+                ]
+                for seed, r in zip(args.seeds, results)
+            ],
+        ],
     )
-    report.add("nanoGPT's own estimate of its held-out loss, of 240 random windows; its README says 1.88 on Shakespeare",
-               f"{theirs['own_estimate']:.2f}")
-    report.add(f"largest held-out loss of {len(losses)} seeds, next to nanoGPT's", f"{max(losses):.4f}",
-               f"<= {theirs['val'][-1][1]:.4f}", max(losses) <= theirs["val"][-1][1])
+    report.add(
+        "nanoGPT's own estimate of its held-out loss, of 240 random windows; its README says 1.88 on Shakespeare",
+        f"{theirs['own_estimate']:.2f}",
+    )
+    report.add(
+        f"largest held-out loss of {len(losses)} seeds, next to nanoGPT's",
+        f"{max(losses):.4f}",
+        f"<= {theirs['val'][-1][1]:.4f}",
+        max(losses) <= theirs["val"][-1][1],
+    )
     if args.shakespeare and steps == NANOGPT["max_iters"]:
-        report.add("the same, next to the README's figure", f"{max(losses):.4f}", f"<= {NANOGPT_README}",
-                   max(losses) <= NANOGPT_README)
+        report.add(
+            "the same, next to the README's figure",
+            f"{max(losses):.4f}",
+            f"<= {NANOGPT_README}",
+            max(losses) <= NANOGPT_README,
+        )
     report.finish(args, runs)
 
 
 def characters(args):
-    """Writes the text's characters as nanoGPT's files and as token files; returns the folder and the vocabulary's size."""
+    """Writes the text's characters as nanoGPT's files and as token files. Returns the folder, the size of the
+    vocabulary, and what the text is."""
     if args.shakespeare:
         text, what, name = args.shakespeare.read_text(), "nanoGPT's own text, Shakespeare's plays", "shakespeare"
     else:
@@ -351,9 +425,18 @@ def characters(args):
 def train_nanogpt(args, runs, folder, steps):
     out = (args.work / "out" / "nanogpt").resolve()
     settings = NANOGPT | dict(max_iters=steps, lr_decay_iters=steps, eval_interval=steps)
-    command = [sys.executable, "train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False",
-               "--log_interval=1", "--always_save_checkpoint=True", f"--dataset={folder}", f"--out_dir={out}",
-               *[f"--{k}={v}" for k, v in settings.items()]]
+    command = [
+        sys.executable,
+        "train.py",
+        "config/train_shakespeare_char.py",
+        "--device=cpu",
+        "--compile=False",
+        "--log_interval=1",
+        "--always_save_checkpoint=True",
+        f"--dataset={folder}",
+        f"--out_dir={out}",
+        *[f"--{k}={v}" for k, v in settings.items()],
+    ]
     log = args.work / "logs" / "nanogpt"
     threads = str(runs.threads)
     run(command, log, cwd=args.nanogpt, env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONDONTWRITEBYTECODE": "1"})
@@ -418,8 +501,8 @@ def scaling(args, runs):
     report.text(
         f"Bytes as tokens; 4 blocks of five widths, {steps} steps of 8 windows of {args.seq} bytes "
         f"({steps * 8 * args.seq:,} bytes for each), {shape_of_schedule(setting)}. PyTorch is transformers' Llama from "
-        f"the same weights on the same windows; it ran for {' and '.join(args.pytorch_texts)}. Bits per byte are those of "
-        f"{setting.val_batches * 8} held-out windows; parameters are those without embedding and head."
+        f"the same weights on the same windows; it ran for {' and '.join(args.pytorch_texts)}. Bits per byte are those "
+        f"of {setting.val_batches * 8} held-out windows; parameters are those without embedding and head."
     )
     report.table(
         ["text", "width", "parameters", "bits per byte", "PyTorch"],
@@ -427,7 +510,10 @@ def scaling(args, runs):
     )
     report.table(
         ["text", "", "fitted line", "largest residual"],
-        [[name, who, f"{c:.3f} · parameters^{e:.4f}", f"{100 * residual:.1f} %"] for (name, who), (c, e, residual) in fits.items()],
+        [
+            [name, who, f"{c:.3f} · parameters^{e:.4f}", f"{100 * residual:.1f} %"]
+            for (name, who), (c, e, residual) in fits.items()
+        ],
     )
     for name in names:
         values = [r[3] for r in rows if r[0] == name]
@@ -436,11 +522,19 @@ def scaling(args, runs):
         if (name, "PyTorch") not in fits:
             continue
         worst = max(abs(r[3] - r[4]) / r[4] for r in rows if r[0] == name)
-        report.add(f"{name}: bits per byte, largest relative difference from PyTorch", f"{worst:.1e}",
-                   f"<= {SCALING_BOUND}", worst <= SCALING_BOUND)
+        report.add(
+            f"{name}: bits per byte, largest relative difference from PyTorch",
+            f"{worst:.1e}",
+            f"<= {SCALING_BOUND}",
+            worst <= SCALING_BOUND,
+        )
         a, b = fits[name, "this program"][1], fits[name, "PyTorch"][1]
-        report.add(f"{name}: exponent {a:.4f}, PyTorch {b:.4f}; relative difference", f"{abs(a / b - 1):.1e}", "<= 0.05",
-                   abs(a / b - 1) <= 0.05)
+        report.add(
+            f"{name}: exponent {a:.4f}, PyTorch {b:.4f}; relative difference",
+            f"{abs(a / b - 1):.1e}",
+            "<= 0.05",
+            abs(a / b - 1) <= 0.05,
+        )
     report.panels.append(scaling_panel(rows, fits, steps))
     report.finish(args, runs)
 
@@ -449,8 +543,11 @@ def byte_tokens(args, name):
     """A text as bytes: its tokenizer has no more tokens than the bytes and the special ones."""
     folder = args.work / "bytes" / name
     log = args.work / "logs" / f"bytes-{name}"
-    run([TOP / "dev" / "data" / "text.sh", folder, args.texts / name / "text"], log,
-        env=os.environ | {"VOCAB_SIZE": str(SPECIAL + 256)})
+    run(
+        [TOP / "dev" / "data" / "text.sh", folder, args.texts / name / "text"],
+        log,
+        env=os.environ | {"VOCAB_SIZE": str(SPECIAL + 256)},
+    )
     return folder
 
 
@@ -476,8 +573,14 @@ def scaling_panel(rows, fits, steps):
         color = COLORS[colors[name] if mine else "transformers"]
         series.append(dict(label=f"{name}, {who}", color=color, xs=xs, ys=[b for _, b in points], dots=1))
         series.append(dict(label="", color=color, xs=xs, ys=[c * x**e for x in xs], dash="" if mine else "5 4"))
-    return dict(title=f"Held-out text after {steps} steps", x="parameters without embedding and head", y="bits per byte",
-                log_x=1, log_y=1, series=series)
+    return dict(
+        title=f"Held-out text after {steps} steps",
+        x="parameters without embedding and head",
+        y="bits per byte",
+        log_x=1,
+        log_y=1,
+        series=series,
+    )
 
 
 # ---------------------------------------------------------------------------
@@ -497,13 +600,24 @@ def muon(args, runs):
         curves = {}
         for optimizer in ("adamw", "muon"):
             for lr in RATES:
-                setting = Setting(args.texts / name, TINY, steps, args.seeds[0], lr=lr, min_lr=lr / 10, batch=args.batch,
-                                  seq=args.seq, val_every=10)
+                setting = Setting(
+                    args.texts / name,
+                    TINY,
+                    steps,
+                    args.seeds[0],
+                    lr=lr,
+                    min_lr=lr / 10,
+                    batch=args.batch,
+                    seq=args.seq,
+                    val_every=10,
+                )
                 curves[optimizer, lr] = ours(runs, setting, optimizer=optimizer)["val"]
         rows += [[name, optimizer, f"{lr:g}", f"{val[-1][1]:.4f}"] for (optimizer, lr), val in curves.items()]
         steps_to_same_loss(report, name, curves)
-    report.text(f"The preset `tiny`, {steps} steps of {args.batch} windows of {args.seq} tokens, one rate for all parameters, "
-                f"validation every 10 steps. Each optimizer has the best of {len(RATES)} rates.")
+    report.text(
+        f"The preset `tiny`, {steps} steps of {args.batch} windows of {args.seq} tokens, one rate for all parameters, "
+        f"validation every 10 steps. Each optimizer has the best of {len(RATES)} rates."
+    )
     report.table(["text", "optimizer", "rate", "held-out loss"], rows)
     report.finish(args, runs)
 
@@ -516,8 +630,12 @@ def steps_to_same_loss(report, name, curves):
     target = adamw[-1][1]
     reached = next((step for step, loss in other if loss <= target), None)
     share = f"{reached / adamw[-1][0]:.2f} of its steps" if reached else "not reached"
-    report.add(f"{name}: Muon reaches AdamW's best loss of {target:.4f} after", share, "less than 1 of its steps",
-               bool(reached) and reached < adamw[-1][0])
+    report.add(
+        f"{name}: Muon reaches AdamW's best loss of {target:.4f} after",
+        share,
+        "less than 1 of its steps",
+        bool(reached) and reached < adamw[-1][0],
+    )
 
 
 # ---------------------------------------------------------------------------
@@ -533,12 +651,18 @@ def main():
     parser.add_argument("--out", type=Path, help="write all sections so far here (Markdown), and the picture (SVG)")
     parser.add_argument("--steps", type=int, default=0, help="steps of each run; 0: the command's own")
     parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[], help="such as 1,2,3")
-    parser.add_argument("--only", type=lambda s: s.split(","), default=[],
-                        help="compare: contestants; chaos: precisions; scaling, muon: texts")
+    parser.add_argument(
+        "--only",
+        type=lambda s: s.split(","),
+        default=[],
+        help="compare: contestants; chaos: precisions; scaling, muon: texts",
+    )
     parser.add_argument("--batch", type=int, default=4, help="windows a step")
     parser.add_argument("--seq", type=int, default=128, help="tokens a window")
     parser.add_argument("--threads", type=int, default=1, help="of each contestant")
-    parser.add_argument("--pytorch-texts", type=lambda s: s.split(","), default=["bible"], help="scaling: PyTorch's texts")
+    parser.add_argument(
+        "--pytorch-texts", type=lambda s: s.split(","), default=["bible"], help="scaling: PyTorch's texts"
+    )
     parser.add_argument("--nanogpt", type=Path, help="nanogpt: a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--shakespeare", type=Path, help="nanogpt: its input.txt, instead of novels")
     args = parser.parse_args()

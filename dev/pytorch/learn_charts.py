@@ -57,7 +57,8 @@ class Axis:
 
 
 def text(x, y, words, size=11, anchor="start", more=""):
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="#222"{more}>{escape(words)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {place} fill="#222"{more}>{escape(words)}</text>'
 
 
 def line(x1, y1, x2, y2, color="#dddddd", more=""):
@@ -91,8 +92,9 @@ def draw_legend(series, x, y):
 def draw_panel(panel, left, top):
     series = panel["series"]
     x_axis = Axis([x for s in series for x in s["xs"]], panel.get("log_x"), left + LEFT, WIDTH - LEFT - RIGHT)
-    y_axis = Axis([y for s in series for y in s["ys"]], panel.get("log_y"), top + HEIGHT - BOTTOM,
-                  TOP + BOTTOM - HEIGHT)
+    y_axis = Axis(
+        [y for s in series for y in s["ys"]], panel.get("log_y"), top + HEIGHT - BOTTOM, TOP + BOTTOM - HEIGHT
+    )
     bottom, right = top + HEIGHT - BOTTOM, left + WIDTH - RIGHT
     parts = [text(left + LEFT, top + 18, panel["title"], 13)]
     for value in ticks(x_axis.low, x_axis.high, x_axis.log):
@@ -116,8 +118,10 @@ def draw_panel(panel, left, top):
 def draw(panels, path):
     rows = (len(panels) + 1) // 2
     width, height = (2 if len(panels) > 1 else 1) * WIDTH, rows * HEIGHT
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
-             f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
     for i, panel in enumerate(panels):
         parts += draw_panel(panel, i % 2 * WIDTH, i // 2 * HEIGHT)
     path.write_text("\n".join(parts) + "\n</svg>\n", encoding="utf-8")

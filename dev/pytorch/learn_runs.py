@@ -182,7 +182,9 @@ def held_out(setting):
     batches = (len(ids) - 1) // setting.seq // setting.batch
     batches = min(batches, setting.val_batches or batches)
     if not batches:
-        sys.exit(f"error: {setting.text}/val.tok has {len(ids)} tokens, fewer than one batch of {setting.batch} windows")
+        sys.exit(
+            f"error: {setting.text}/val.tok has {len(ids)} tokens, fewer than one batch of {setting.batch} windows"
+        )
     windows = windows_of(ids, range(batches * setting.batch), setting.seq)
     return windows.view(batches, setting.batch, -1)
 
@@ -374,7 +376,10 @@ def changed_start(runs, start, change):
 
 def adamw(model, setting, change):
     optimizer = reference.adamw(
-        model, lr=setting.lr, betas=(0.9, change.get("beta2", setting.beta2)), eps=1e-8,
+        model,
+        lr=setting.lr,
+        betas=(0.9, change.get("beta2", setting.beta2)),
+        eps=1e-8,
         weight_decay=change.get("weight_decay", setting.weight_decay),
     )
     if change.get("decay_norms"):
@@ -423,7 +428,11 @@ def train_pytorch(runs, setting, samples, how):
         if step == setting.steps or (setting.val_every and step % setting.val_every == 0):
             val.append([step, validate(model, logits_of, setting, cast)])
     return dict(
-        losses=losses, norms=norms, lrs=lrs, val=val, step_seconds=median(seconds[5:]),
+        losses=losses,
+        norms=norms,
+        lrs=lrs,
+        val=val,
+        step_seconds=median(seconds[5:]),
         made_by=made_by(how.library),
     )
 
