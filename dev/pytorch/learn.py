@@ -355,8 +355,8 @@ def nanogpt(args, runs):
     report.text(
         f"Characters of {what}: {vocabulary} different ones; the first 90 % for training, the rest held out. nanoGPT "
         "by its README's command for a CPU (4 layers, 4 heads, 128 wide, windows of 64 characters, 12 a step, "
-        f"{steps:,} steps, no dropout), unchanged. This program has Llama's architecture with the same width, heads, layers, batch and "
-        f"schedule, and {parameters(model)[0]:,} parameters. The loss is that of all held-out text in windows of 64."
+        f"{steps:,} steps, no dropout), unchanged. This program has Llama's architecture with the same width, heads, "
+        f"layers, batch and schedule, and {parameters(model)[0]:,} parameters. The loss is that of all held-out text in windows of 64."
     )
     report.table(
         ["", "parameters", "held-out loss", "training loss, last 50 steps", "seconds of training steps"],
@@ -455,7 +455,7 @@ def train_nanogpt(args, runs, folder, steps):
         step_seconds=float(numpy.median([float(ms) / 1e3 for _, ms in iterations[5:]])),
         val=[[steps, nanogpt_loss(model.eval(), tokens(folder / "val.tok"))]],
         own_estimate=own,
-        parameters=model.get_num_params(),
+        parameters=sum(p.numel() for p in model.parameters()),
         made_by=f"nanoGPT {commit.stdout.strip() or 'without a commit'}, torch {importlib.metadata.version('torch')}",
     )
 
