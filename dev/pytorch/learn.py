@@ -356,8 +356,8 @@ def nanogpt(args, runs):
         f"Characters of {what}: {vocabulary} different ones; the first 90 % for training, the rest held out. nanoGPT "
         "by its README's command for a CPU (4 layers, 4 heads, 128 wide, windows of 64 characters, 12 a step, "
         f"{steps:,} steps, no dropout), unchanged. This program has Llama's architecture with the same width, heads, "
-        f"layers, batch and schedule, and {parameters(model)[0]:,} parameters. The loss is that of all held-out text, in "
-        "windows of 64."
+        f"layers, batch and schedule, and {parameters(model)[0]:,} parameters. The loss is that of all "
+        "held-out text, in windows of 64."
     )
     report.table(
         ["", "parameters", "held-out loss", "training loss, last 50 steps", "seconds of training steps"],
