@@ -76,11 +76,13 @@ def draw_series(s, x_axis, y_axis):
 
 
 def draw_legend(series, x, y):
-    parts = []
-    for i, s in enumerate(entry for entry in series if entry["label"]):
-        mark = dict(s, xs=[0], ys=[0])
+    named = [s for s in series if s["label"]]
+    width = 36 + 6 * max(len(s["label"]) for s in named)
+    back = f'x="{x - 4:.1f}" y="{y - 13:.1f}" width="{width}" height="{16 * len(named) + 3}"'
+    parts = [f'<rect {back} fill="#ffffff" fill-opacity="0.8"/>']
+    for i, s in enumerate(named):
         at = y + 16 * i
-        dash = f' stroke-dasharray="{mark["dash"]}"' if mark.get("dash") else ""
+        dash = f' stroke-dasharray="{s["dash"]}"' if s.get("dash") else ""
         if s.get("dots"):
             parts.append(f'<circle cx="{x + 11:.1f}" cy="{at - 4:.1f}" r="3.5" fill="none" stroke="{s["color"]}"/>')
         else:

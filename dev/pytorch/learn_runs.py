@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import struct
@@ -90,8 +91,10 @@ def wait_while_paused():
 
 
 def run(command, log, cwd=TOP, env=None):
-    """Runs a command, which stands still while the pause file exists. Its output goes to the file `log`."""
+    """Runs a command, which stands still while the pause file exists. Its output goes to the file `log`. Returns the
+    CPU time that it used, in seconds."""
     command = [str(c) for c in command]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, env=env)
@@ -112,10 +115,8 @@ def run(command, log, cwd=TOP, env=None):
     if process.returncode:
         end = " ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
         sys.exit(f"error: '{' '.join(command)}' ended with exit code {process.returncode}: {end}")
-
-
-def median(values):
-    return float(numpy.median(values)) if len(values) else math.nan
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 # ---------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def train_ours(runs, setting, program, name, ranks, optimizer):
     batches = len(held_out(s)) if s.val_batches else 0
     command += ["--val", s.text / "val.tok", "--val-batches", batches, "--val-every", s.val_every]
     command += ["--optimizer", optimizer] if optimizer else []
-    run(command, runs.work / "logs" / name)
+    cpu_seconds = run(command, runs.work / "logs" / name)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     vals = [line for line in lines if "val_loss" in line]
@@ -256,7 +257,7 @@ def train_ours(runs, setting, program, name, ranks, optimizer):
         norms=[line["grad_norm"] for line in steps],
         lrs=[line["lr"] for line in steps],
         val=[[line["step"], line["val_loss"]] for line in vals],
-        step_seconds=median([line["seconds"] for line in steps[5:]]),
+        cpu_seconds=cpu_seconds,
         samples=[line["samples"] for line in samples if "samples" in line],
         made_by=commit_of(program),
     )
@@ -403,11 +404,10 @@ def train_pytorch(runs, setting, samples, how):
     if "swap" in modified:
         i = modified["swap"]
         samples[i], samples[i + 1] = samples[i + 1], samples[i]
-    losses, norms, lrs, seconds, val = [], [], [], [], []
+    losses, norms, lrs, val = [], [], [], []
     cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=how.autocast)
     for step in range(1, how.steps + 1):
         wait_while_paused()
-        started = time.perf_counter()
         lr = learning_rate(setting, max(1, step - modified.get("late", 0)))
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -424,7 +424,6 @@ def train_pytorch(runs, setting, samples, how):
         losses.append(total)
         norms.append(norm.item())
         lrs.append(lr)
-        seconds.append(time.perf_counter() - started)
         if step == setting.steps or (setting.val_every and step % setting.val_every == 0):
             val.append([step, validate(model, logits_of, setting, cast)])
     return dict(
@@ -432,7 +431,6 @@ def train_pytorch(runs, setting, samples, how):
         norms=norms,
         lrs=lrs,
         val=val,
-        step_seconds=median(seconds[5:]),
         made_by=made_by(how.library),
     )
 
