@@ -9,7 +9,14 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 500, 330  # of a panel, in pixels
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 46
-COLORS = {"ours": "#c0392b", "second": "#e08e0b", "transformers": "#2471a3", "litgpt": "#1e8449", "bound": "#555555"}
+COLORS = {
+    "ours": "#c0392b",
+    "second": "#e08e0b",
+    "transformers": "#2471a3",
+    "litgpt": "#1e8449",
+    "apart": "#7d3c98",
+    "bound": "#555555",
+}
 
 
 def binned(xs, ys, count=220, pick=None):

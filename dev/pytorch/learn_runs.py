@@ -308,12 +308,13 @@ def open_litgpt(start):
     return model.train(), model
 
 
-def open_reference(start):
-    model = reference.load(start)
+def open_exact(start):
+    """reference.py in double precision, next to which the rounding errors of all others are seen."""
+    model = reference.load(start, torch.float64)
     return model.train(), model
 
 
-LIBRARIES = {"transformers": open_transformers, "litgpt": open_litgpt, "reference": open_reference}
+LIBRARIES = {"transformers": open_transformers, "litgpt": open_litgpt, "exact": open_exact}
 
 
 def learning_rate(setting, step):
@@ -344,7 +345,9 @@ def pytorch(runs, setting, library, samples, autocast=False, parts=1, change=Non
     details = {}
     if change:
         name += "-changed"
-        details = {"change": change, "changes": CHANGES[change], "stop": stop}
+        details = {"change": change, "changes": CHANGES[change]}
+    if stop:
+        details["stop"] = stop
     how = PyTorchRun(library, autocast, parts, change, stop or setting.steps)
     return runs.get(name, setting, lambda: train_pytorch(runs, setting, samples, how), **details)
 
@@ -389,7 +392,7 @@ def adamw(model, setting, change):
 
 
 def mean_loss(logits, targets):
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    return F.cross_entropy(reference.wide(logits).flatten(0, 1), targets.flatten())
 
 
 def train_pytorch(runs, setting, samples, how):
@@ -436,7 +439,7 @@ def train_pytorch(runs, setting, samples, how):
 
 
 def made_by(library):
-    names = ["torch"] + ([library] if library != "reference" else [])
+    names = ["torch"] + ([library] if library != "exact" else [])
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
