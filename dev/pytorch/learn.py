@@ -166,7 +166,9 @@ def compare(args, runs):
         what = f"{name}: largest difference of a step's loss in {setting.steps:,} steps"
         report.add(what, f"{worst:.1e}", f"<= {STEP_BOUND:.0e}", worst <= STEP_BOUND)
         report.add(f"{name}: the first step that is farther apart than this", first_above(differences(program, other)))
-    report.add("2 ranks instead of 1: the same", f"{max(differences(program, layout)):.1e}")
+    report.add("this program on 1 and on 2 ranks: the same", f"{max(differences(program, layout)):.1e}")
+    if "transformers" in others:
+        compare_norms(report, runs, setting, program, others["transformers"])
     if len(others) == 2:
         compare_apart(report, program, *others.values())
     if "transformers" in others:
@@ -218,6 +220,22 @@ def compare_rounding(report, runs, setting, program, others):
         mine = error(program)
         what = f"this program: the same; the bound is {RATIO_BOUND} times the larger of PyTorch's"
         report.add(what, f"{mine:.1e}", f"<= {bound:.1e}", mine <= bound)
+
+
+def compare_norms(report, runs, setting, program, transformers):
+    """The clipping that everyone uses sums squares in fp32. What this alone changes."""
+    plain = pytorch(runs, setting, "transformers", program["samples"], fp32_norm=True)
+    error = abs(plain["norms"][0] / program["norms"][0] - 1)
+    report.add("clip_grad_norm_, which sums in fp32: relative error of the first norm", f"{error:.1e}")
+    worst = max(differences(transformers, plain))
+    report.add("transformers with this norm and with an exact one: largest difference of a step's loss", f"{worst:.1e}")
+    worst = abs(transformers["norms"][0] / program["norms"][0] - 1)
+    report.add(
+        "transformers' first norm, summed in double precision: relative difference",
+        f"{worst:.1e}",
+        "<= 1e-7",
+        worst <= 1e-7,
+    )
 
 
 def compare_apart(report, program, transformers, litgpt):

@@ -338,17 +338,18 @@ CHANGES = {
 }
 
 
-def pytorch(runs, setting, library, samples, autocast=False, parts=1, change=None, stop=None):
+def pytorch(runs, setting, library, samples, autocast=False, parts=1, change=None, stop=None, fp32_norm=False):
     """Trains with PyTorch on the windows `samples` of each step. autocast: in bf16; parts: micro-batches; change: one
-    of CHANGES; stop: end after so many steps of the setting's."""
+    of CHANGES; stop: end after so many steps of the setting's; fp32_norm: clips by clip_grad_norm_ alone."""
     name = library + ("-bf16" if autocast else "") + (f"-parts{parts}" if parts > 1 else "")
+    name += "-fp32-norm" if fp32_norm else ""
     details = {}
     if change:
         name += "-changed"
         details = {"change": change, "changes": CHANGES[change]}
     if stop:
         details["stop"] = stop
-    how = PyTorchRun(library, autocast, parts, change, stop or setting.steps)
+    how = PyTorchRun(library, autocast, parts, change, stop or setting.steps, fp32_norm)
     return runs.get(name, setting, lambda: train_pytorch(runs, setting, samples, how), **details)
 
 
@@ -359,6 +360,7 @@ class PyTorchRun:
     parts: int  # micro-batches
     change: str | None
     steps: int
+    fp32_norm: bool
 
 
 def changed_start(runs, start, change):
@@ -395,6 +397,17 @@ def mean_loss(logits, targets):
     return F.cross_entropy(reference.wide(logits).flatten(0, 1), targets.flatten())
 
 
+def clip(model, largest, fp32_norm):
+    """clip_grad_norm_, but with squares summed in double precision: on a CPU it sums in fp32, and the norm of tiny's
+    first gradient comes out as 7.570123 instead of 7.570171, and every later step depends on it."""
+    if fp32_norm:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
+    norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in model.parameters()]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
+    return norm
+
+
 def train_pytorch(runs, setting, samples, how):
     torch.set_num_threads(runs.threads)
     start = start_weights(runs, setting, find_program("fp32"))
@@ -422,7 +435,7 @@ def train_pytorch(runs, setting, samples, how):
                 loss = mean_loss(logits_of(part[:, :-1]), part[:, 1:]) * (len(part) / len(windows))
             loss.backward()
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), modified.get("clip", setting.clip))
+        norm = clip(model, modified.get("clip", setting.clip), how.fp32_norm)
         optimizer.step()
         losses.append(total)
         norms.append(norm.item())
