@@ -165,18 +165,26 @@ def compare(args, runs):
         worst = max(differences(program, other))
         what = f"{name}: largest difference of a step's loss in {setting.steps:,} steps"
         report.add(what, f"{worst:.1e}", f"<= {STEP_BOUND:.0e}", worst <= STEP_BOUND)
-        report.add(f"{name}: the first step that is farther apart than this", first_above(differences(program, other)))
-    report.add("this program on 1 and on 2 ranks: the same", f"{max(differences(program, layout)):.1e}")
+        report.add(f"{name}: the first step that is farther apart", first_above(differences(program, other)))
+    worst = max(differences(program, layout))
+    report.add("this program on 1 and on 2 ranks: largest difference of a step's loss", f"{worst:.1e}")
+    report.add(
+        "this program on 1 and on 2 ranks: the first step that is farther apart",
+        first_above(differences(program, layout)),
+    )
     if "transformers" in others:
         compare_norms(report, runs, setting, program, others["transformers"])
-    if len(others) == 2:
-        compare_apart(report, program, *others.values())
+    compare_apart(report, program, layout, others)
     if "transformers" in others:
         noticed(report, runs, setting, program, others["transformers"])
     table = [["this program, 1 rank", program], ["this program, 2 ranks", layout], *others.items()]
     report.text(
         f"The preset `tiny` ({parameters(TINY)[0]:,} parameters) on the King James text, fp32: {setting.steps:,} steps "
-        f"of {setting.batch} windows of {setting.seq} tokens, {shape_of_schedule(setting)}."
+        f"of {setting.batch} windows of {setting.seq} tokens, {shape_of_schedule(setting)}. "
+        "Losses of two programs can agree only until their rounding errors have grown. The two layouts of this program "
+        "show when that happens without any difference between programs, and double precision shows whose errors "
+        "are larger before. On PyTorch's side the squares of the gradient norm are summed in double precision; the "
+        "rows about `clip_grad_norm_` say why."
     )
     report.table(
         ["", "loss, first step", f"mean of the last {LAST} steps", "held-out loss"],
@@ -238,17 +246,17 @@ def compare_norms(report, runs, setting, program, transformers):
     )
 
 
-def compare_apart(report, program, transformers, litgpt):
-    """Over all steps: the program must not be farther from PyTorch than two programs in PyTorch are from each other."""
-    apart = statistics.fmean(differences(transformers, litgpt))
-    across = statistics.fmean(differences(program, transformers))
-    worst = max(differences(transformers, litgpt))
-    report.add("transformers and litgpt: largest difference of a step's loss", f"{worst:.1e}")
-    first = first_above(differences(transformers, litgpt))
-    report.add("transformers and litgpt: the first step that is farther apart than the bound", first)
-    report.add("transformers and litgpt: mean difference of a step's loss", f"{apart:.1e}")
-    what = "this program and transformers: mean difference, relative to that"
-    report.add(what, f"{across / apart:.2f}", f"<= {RATIO_BOUND}", across <= RATIO_BOUND * apart)
+def compare_apart(report, program, layout, others):
+    """Over all steps: the program must not be much farther from PyTorch than from itself on another layout."""
+    own = statistics.fmean(differences(program, layout))
+    report.add("this program on 1 and on 2 ranks: mean difference of a step's loss", f"{own:.1e}")
+    for name, other in others.items():
+        across = statistics.fmean(differences(program, other))
+        what = f"{name}: mean difference of a step's loss, relative to that"
+        report.add(what, f"{across / own:.2f}", f"<= {RATIO_BOUND}", across <= RATIO_BOUND * own)
+    if len(others) == 2:
+        worst = max(differences(*others.values()))
+        report.add("transformers and litgpt, which compute with the same kernels: largest difference", f"{worst:.1e}")
 
 
 def noticed(report, runs, setting, program, unchanged):
