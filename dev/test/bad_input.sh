@@ -1042,6 +1042,7 @@ results() {
 
 # ---------------------------------------------------------------- text without text
 corpora() {
+    local name
     mkdir -p none
     : >blank.txt
     refused "text.sh with a folder without files" "none" "$top/dev/data/text.sh" tokens none
@@ -1050,6 +1051,16 @@ corpora() {
         nothing.txt
     refused "text.sh without a text" "expected an output folder and at least one text" "$top/dev/data/text.sh" tokens
     refused "text.sh into a file" "file" "$top/dev/data/text.sh" file sample/00.txt
+    refused "texts.sh without a folder" "given 0 arguments, expected one" "$top/dev/data/texts.sh"
+    refused "texts.sh into a file" "file cannot be created" "$top/dev/data/texts.sh" file
+    mkdir -p few-texts
+    for name in bash dirname mkdir mktemp rm grep; do ln -sf "$(type -P "$name")" few-texts/; done
+    refused "texts.sh without Debian's programs" "there is no apt-get here" \
+        env PATH="$PWD/few-texts" "$top/dev/data/texts.sh" texts
+    command -v python3 >/dev/null || return
+    printf 'not R' >not-r.rdx
+    refused "r_strings.py with a file that is not R's" "not-r.rdx: .*expected the data of an R package" \
+        python3 "$top/dev/data/r_strings.py" not-r.rdx texts-out
 }
 
 # ---------------------------------------------------------------- building without the libraries
