@@ -285,6 +285,14 @@ grep -q 'theta \[500000.*, 2000000.*\] positions \[256, 512\]' said && \
     pass "config.json is that of its stage" "$(cat said)" ||
     fail "config.json is that of its stage" "$(cat said)"
 run freeze2 --recipe freeze.json --data data/web.tok --ranks 2 --tp 2
+for ranks in 1 2; do
+    run freeze_muon$ranks --recipe freeze.json --data data/web.tok --optimizer muon --ranks $ranks
+done
+state "frozen tensors with Muon, on 2 ranks" freeze_muon1 freeze_muon2 8
+run freeze_muon_tp --recipe freeze.json --data data/web.tok --optimizer muon --ranks 4 --tp 2
+grep -q '^step *8/8 ' freeze_muon_tp.said &&
+    pass "frozen tensors with Muon and tensor parallelism: traffic as expected" "8 steps" ||
+    fail "frozen tensors with Muon and tensor parallelism: traffic as expected" "$(tail -n 1 freeze_muon_tp.said)"
 run freeze3 --recipe freeze.json --data data/web.tok --ranks 2 --resume freeze/step-00000004
 state "frozen tensors: resumed at the stage's beginning, on 2 ranks" freeze freeze3 8
 
