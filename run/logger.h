@@ -60,8 +60,8 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
     if (fflush(f) || ferror(f)) logger_failed(l);
 }
 
-/* Opens the files of a run that has come as far as `at`. `resumed`: from a checkpoint; `saved`: the step of a checkpoint
- * that no line of metrics.jsonl has named yet; 0: none. */
+/* Opens the files of a run that has come as far as `at`. `resumed`: from a checkpoint; `saved`: the step of a
+ * checkpoint that no line of metrics.jsonl has named yet; 0: none. */
 static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Device *planned,
                         const Progress *at, int resumed, int64_t saved) {
     const char *out = o->out;

@@ -222,8 +222,8 @@ static void remove_old_checkpoints(const char *out, int keep, int64_t used) {
     }
 }
 
-/* Cuts a file of JSON lines, {"step":N,…}, off after step `step`, together with an incomplete last line. Lines without a
- * step, which describe the steps after them, are kept only if such a step is. */
+/* Cuts a file of JSON lines, {"step":N,…}, off after step `step`, together with an incomplete last line. Lines without
+ * a step, which describe the steps after them, are kept only if such a step is. */
 static void truncate_after_step(const char *out, const char *name, int64_t step) {
     char path[4096], *line = NULL;
     size_t room = 0;

@@ -344,7 +344,7 @@ static int64_t stage_batch(const RecipeStage *s, const Mesh *mesh) {
     return s->batch ? s->batch : (int64_t)mesh_data_ranks(mesh) * s->opt.batch * s->opt.accum;
 }
 
-/* a · b, or MOST_TOKENS_OF_RUN if that is less: check_counters (job.h) refuses steps that are too large for counters. */
+/* a · b, but at most MOST_TOKENS_OF_RUN. check_counters (job.h) refuses steps that are too large for counters. */
 #define MOST_TOKENS_OF_RUN ((int64_t)1 << 61)
 static int64_t product_or_most(int64_t a, int64_t b) {
     return (double)a * (double)b < (double)MOST_TOKENS_OF_RUN ? a * b : MOST_TOKENS_OF_RUN;

@@ -703,7 +703,7 @@ fault "longer sequences begin elsewhere in the data" run/job.h \
     's|    at->samples_in_epoch = at->samples_in_epoch \* before / s->opt.seq;||' \
     "recipes all" "batch and sequence grow: every window is consumed once"
 
-fault "a stage loses the moments of the stage before" run/trainer.h \
+more "a stage loses the moments of the stage before" run/trainer.h \
     's|^    fsdp_refresh_copies(.*|&\n    memset(trainer->parallel.fsdp.units->exp_avg, 0, 64);|' \
     "recipes all" "continued from every checkpoint"
 
