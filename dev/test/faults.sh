@@ -448,7 +448,7 @@ more "sums of slices are not brought to one largest logit" lib/ops_common.h \
     's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' \
     kernels "cross_entropy in slices"
 
-fault "the factor 2 is missing in the gradient of the z-loss" lib/ops_common.h \
+more "the factor 2 is missing in the gradient of the z-loss" lib/ops_common.h \
     's/1 + 2 \* z.weight \* log_z/1 + z.weight * log_z/' \
     kernels "cross_entropy gradient"
 
