@@ -71,7 +71,7 @@ typedef struct {
     int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
     int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
     int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
-    int64_t adamw_count;                  // room for those of them that AdamW updates; without Muon state_count
+    int64_t adamw_count;                  // elements of exp_avg_sq, which Muon's matrices do not have
     int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
 
     // state, kept from step to step; a frozen unit has sharded_weights only
@@ -551,15 +551,16 @@ typedef struct {
     const Tensor *tensor;
     int64_t first, count; // elements of this rank's part of the tensor
     int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
-    int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon's, which have none
+    int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon trains the tensor, and they have no exp_avg_sq
 } ShardPiece;
 
-/* Has the unit matrices that Muon trains? Their momentum takes the place of exp_avg, and they have no exp_avg_sq. */
+/* Does Muon train the matrices of this unit? Then exp_avg holds their momentum, and they have no exp_avg_sq. */
 static int unit_has_muon(const Fsdp *fsdp, const FsdpUnit *u) {
     return fsdp->config->muon && u->table_unit->kind == UNIT_BLOCK;
 }
 
-/* How many of elements [begin, begin + count) of the unit AdamW updates, in its tensors before number `end`. */
+/* Among elements [begin, begin + count) of the unit: how many belong to tensors that AdamW trains, counting only the
+ * tensors before number `end`. */
 static int64_t adamw_elements(const Fsdp *fsdp, const FsdpUnit *u, int end, int64_t begin, int64_t count) {
     int64_t first, sum = 0;
     for (int i = u->table_unit->first_tensor; i < end; i++) {
@@ -687,7 +688,7 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
     u->adamw_count = u->state_count;
-    if (unit_has_muon(fsdp, u)) // room for all of the unit's, so that all ranks need equal memory
+    if (unit_has_muon(fsdp, u)) // as if one rank owned all of the unit's, so that all ranks need equal memory
         u->adamw_count = min_i64(u->state_count, adamw_elements(fsdp, u, unit->end_tensor, 0, u->padded));
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
@@ -713,9 +714,9 @@ static void pools_open(Fsdp *fsdp, int training) {
     // with Muon's matrices is written through a buffer even if it is not sharded: see gather_trained.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
-        int spreads = training && fsdp->config->muon && k == UNIT_BLOCK;
-        int is_apart = spreads || (how->strategy->sharded && fsdp->ranks > 1);
-        int gathers = !needs_gradient_pool && how->writes_files && is_apart;
+        int has_muon = training && fsdp->config->muon && k == UNIT_BLOCK;
+        int is_assembled = has_muon || (how->strategy->sharded && fsdp->ranks > 1);
+        int gathers = !needs_gradient_pool && how->writes_files && is_assembled;
         int needed = frozen ? how->merges_adapters : gathers;
         pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
     }

@@ -88,7 +88,7 @@ typedef struct {
     float momentum;
     int first_unit, num_units; // of blocks; 0: nothing is trained with Muon
     int owners;                // ranks that divide the units; 1: this rank has whole units
-    int64_t part;              // elements of a unit that one rank has: of the largest unit
+    int64_t part;              // elements that one rank has of the largest unit
     // while a group of units is updated:
     size_t mark;     // where MEM_COMM began
     floatX *shards;  // (owners, part) of each unit of the group: momentum, then the orthogonal matrices
@@ -149,8 +149,8 @@ static void muon_end(Muon *m) {
 static floatX *muon_shard(const Muon *m, int first, int unit) { return m->shards + (unit - first) * m->part; }
 
 /* Approximates U V^T of x = U S V^T, (rows, cols): five iterations bring the singular values to about 0.7 to 1.2
- * (Jordan et al. 2024). The iterations multiply by the smaller Gram matrix: X X^T from the left or, if
- * there are more rows than columns, X^T X from the right, which equals the iterations on the transposed matrix. */
+ * (Jordan et al. 2024). The iterations multiply by the smaller Gram matrix: X X^T from the left or, if there are more
+ * rows than columns, X^T X from the right, which equals the iterations on the transposed matrix. */
 static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
     int64_t m = min_i64(rows, cols), count = rows * cols;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
@@ -361,7 +361,7 @@ typedef struct {
 } Update;
 
 /* AdamW (Loshchilov and Hutter 2019), or Muon on the matrices of the blocks, on what this rank keeps of one unit.
- * `shard`: (state_count) the unit's directions for Muon; NULL: AdamW alone. */
+ * `shard`: (state_count) Muon's updates, from PASS_MOMENTUM to PASS_UPDATE; NULL: AdamW trains the whole unit. */
 static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX *shard, const Update *how) {
     const UnitState *s = unit_state(o, u);
     const AdamW *a = how->adamw;

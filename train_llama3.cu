@@ -26,8 +26,8 @@
 #include "run/model.h"             // defines: Model, BlockActivations: what forward and backward compute in
 #include "run/weights.h"           // defines: BlockWeights, block_weights, head_weights, blocks_prefetch
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
-#include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
-#include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_learned, signals_asked
+#include "run/trainer.h"           // defines: Trainer, trainer_allocate, trainer_open, trainer_end_stage, …
+#include "run/step_report.h"       // defines: exchange_reports, sum_reports, judge_outliers, mean_z_loss, …
 #include "run/evaluate.h"          // defines: evaluate, print_evaluation
 #include "run/score.h"             // defines: score_requests, accuracy_of_scores, first_bad_score, print_scores, …
 #include "run/generate.h"          // defines: generate
@@ -37,11 +37,11 @@
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
 #include "run/spinning.h"          // defines: limit_spinning
 #include "run/export.h"            // defines: model_export
-#include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file
+#include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file, stage_json
 #include "run/matmul_rate.h"       // defines: matmul_rate
 #include "run/matmul_choices.h"    // defines: matmul_choices_reserve
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
-#include "run/banner.h"            // defines: print_banner; includes run/layout.h
+#include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
 #include "run/launch.h"            // defines: launch
 #include "run/without_ranks.h"     // defines: task_without_ranks; includes run/audit.h and run/encode.h
@@ -679,7 +679,7 @@ static int train(Trainer *trainer) {
     }
     is_training = 0;
     if (o->trace) write_timeline(trainer, traced);
-    int is_stopped = ends && asked_to_end && trainer->job->next; // before the recipe's next stage
+    int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
     return progress->step == last && !is_stopped;
 }
 
@@ -778,11 +778,10 @@ static int rank_train(Trainer *trainer) {
     return complete;
 }
 
-/* Trains the stages of the recipe that follow the one that `trainer` has completed. Each is like a run that resumes at
+/* Trains the stages of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
  * the end of the stage before it, except that weights and moments stay where they are. Returns the last stage that was
  * trained, and whether it is complete. */
-static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, int *complete) {
-    Job *j = (Job *)trainer->job;
+static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
     int rank = trainer->parallel.rank;
     while (*complete && j->next) {
         j = j->next;
@@ -821,7 +820,7 @@ static void rank_main(Job *j, int rank) {
     int complete = j->task == DO_EXPORT;
     Job *first = j;
     if (j->task == DO_TRAIN) complete = rank_train(trainer);
-    if (j->task == DO_TRAIN) j = train_later_stages(trainer, dry_run, &complete);
+    if (j->task == DO_TRAIN) j = train_later_stages(trainer, dry_run, j, &complete);
     if (j->task == DO_TRAIN && !complete) __atomic_store_n(&first->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->task == DO_EVAL) print_evaluation(trainer);
     if (j->task == DO_SCORE) print_scores(trainer);
@@ -850,7 +849,7 @@ int main(int argc, char **argv) {
     int process = rank_of_launcher();
     process_end.process = process;
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
-    static Job job; // large for a small stack
+    static Job job;        // large for a small stack
     job.opt = options_parse(argc, argv);
     device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
     if (task_without_ranks(&job.opt, process == 0, 0)) return 0;

@@ -126,7 +126,7 @@ struct Comm {
     double comm_seconds;              // in which a collective was in flight; of a GPU: their durations in their streams
     double wait_seconds[WAIT_CAUSES]; // in which this rank, or the compute stream of its GPU, waited, by cause
     double poll_seconds;              // in which this rank moved bytes between ops
-    double in_flight_since; // seconds
+    double in_flight_since;           // seconds
 
     WorldNews news;     // what is known of all ranks, once a wait has timed out
     int question;       // the number of this rank's last question to the other hosts
@@ -152,7 +152,7 @@ static inline int64_t request_traffic(const Request *r, int size) {
     return (int64_t)r->bytes * (r->channel ? 1 : size - 1);
 }
 
-/* Does a member have another part for each member? In an all-gather it has one for all. */
+/* Does a member send different bytes to each member? In an all-gather all members get the same bytes from it. */
 static inline int sends_parts(const Request *r) {
     return r->collective == REDUCE_SCATTER || r->collective == ALL_TO_ALL;
 }

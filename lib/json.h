@@ -89,10 +89,15 @@ static double json_number(const cJSON *json, const char *path, const char *key, 
     return x;
 }
 
-static int json_integer(const cJSON *json, const char *path, const char *key, double fallback, int low, int high) {
+static int64_t json_whole_number(const cJSON *json, const char *path, const char *key, double fallback, double low,
+                                 double high) {
     double x = json_number(json, path, key, fallback, low, high);
     if (x != floor(x)) user_error("%s: \"%s\" is %g, expected a whole number", path, key, x);
-    return (int)x;
+    return (int64_t)x;
+}
+
+static int json_integer(const cJSON *json, const char *path, const char *key, double fallback, int low, int high) {
+    return (int)json_whole_number(json, path, key, fallback, low, high);
 }
 
 /* NULL: the key is absent or null. */

@@ -434,7 +434,7 @@ static void adamw(Device *dev, float *p, float *m, float *v, const float *g, flo
 
 // ---------------------------------------------------------------------------
 // Muon (Jordan et al. 2024; torch.optim.Muon): momentum, Newton-Schulz iterations on matrices, update of the weights.
-// Matrices are floatX, as they are bf16 in PyTorch
+// The iterations run in floatX; PyTorch always runs them in bf16.
 
 /* Momentum and Nesterov's step, with the gradient s = g * grad_scale:
  *   m += (1 - momentum) (s - m);  update = s + momentum (m - s), rounded to floatX

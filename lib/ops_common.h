@@ -45,8 +45,8 @@ typedef struct {
     float target; // the target token's logit; -INFINITY if another rank has it
 } LossPart;
 
-/* The z-loss of a row is weight · log²Z, where Z is the denominator of its softmax (Chowdhery et al. 2022, section 5).
- * Together with cross-entropy it has the gradient softmax(logits) · (1 + 2 weight log Z) - onehot(target). */
+/* The z-loss of a row is weight · log²Z, where Z is the denominator of its softmax (Chowdhery et al. 2022, section
+ * 5). Together with cross-entropy it has the gradient softmax(logits) · (1 + 2 weight log Z) - onehot(target). */
 typedef struct {
     float weight;
     float *losses; // (N) the z-loss of each row, 0 where the target is negative; NULL: there is no z-loss
@@ -65,7 +65,7 @@ static inline ZLoss z_loss_from(ZLoss z, int first) {
 
 static inline BOTH float z_loss_value(ZLoss z, float log_z) { return z.weight * log_z * log_z; }
 
-/* What the gradient multiplies the row's probabilities by. */
+/* The factor on softmax(logits) in the gradient. */
 static inline BOTH float z_loss_factor(ZLoss z, float log_z) { return z.losses ? 1 + 2 * z.weight * log_z : 1; }
 
 /* Combines all ranks' parts of row n, in the order of ranks: every rank gets the same bits. */

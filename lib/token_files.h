@@ -250,8 +250,8 @@ static uint32_t token_at(const char *raw, int64_t t, int width) {
     return token;
 }
 
-/* Reads sample `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the number
- * of targets, or -1 and a message in `error`. A sample past the last one is padding: it has no targets. */
+/* Reads sample `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the
+ * number of targets, or -1 and a message in `error`. A sample past the last one is padding: it has no targets. */
 static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error,
                           size_t error_size) {
     int64_t window = index / d->pieces, piece = index % d->pieces;

@@ -4,17 +4,17 @@
 #include "../run/cluster.h" // defines: Cluster
 #include "program.h"        // defines: Job, RecipeStage, samples_per_step, with_commas
 
-/* What was planned of a stage. */
+/* The plan of one stage. */
 typedef struct {
     double memory;       // bytes of the rank that needs the most
     double step_seconds; // 0: no cluster was given
     double mfu, flops;   // model FLOP/s per rank
 } StageTime;
 
-/* `times`: of the stages from j's on. */
+/* Prints the stages from j's on; `times` has one element for each of them. */
 static void print_stage_times(FILE *f, const Job *j, const Cluster *c, const StageTime *times) {
     double days = 0, tokens = 0;
-    int is_whole = 1;
+    int all_fit = 1;
     fprintf(f, "%-6s %-20s %10s %12s %8s %8s %10s", "stage", "name", "steps", "tokens", "batch", "seq", "memory");
     if (c) fprintf(f, " %6s %10s %8s %8s %9s", "fits", "step", "MFU", "TFLOP/s", "days");
     fprintf(f, "\n");
@@ -31,10 +31,10 @@ static void print_stage_times(FILE *f, const Job *j, const Cluster *c, const Sta
             fprintf(f, " %6s %8.4g s %6.1f %% %8.0f %9.2f", times->memory <= c->memory ? "yes" : "NO",
                     times->step_seconds, 100 * times->mfu, times->flops / 1e12, stage_days);
         fprintf(f, "\n");
-        is_whole &= !j->problem;
+        all_fit &= !j->problem;
     }
     fprintf(f, "in all %.4g tokens", tokens);
-    if (c) fprintf(f, ", %.2f days on %s%s", days, c->name, is_whole ? "" : ", without the stages that do not fit");
+    if (c) fprintf(f, ", %.2f days on %s%s", days, c->name, all_fit ? "" : ", without the stages that do not fit");
     fprintf(f, "\n");
 }
 

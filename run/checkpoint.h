@@ -56,6 +56,15 @@ static const char *setting_name(char name[64], int stage, const char *text) {
     return name;
 }
 
+/* The inverse of setting_name. */
+static const char *setting_without_stage(const char *name, int *stage) {
+    int used = 0;
+    *stage = 1;
+    if (sscanf(name, "stage %d: %n", stage, &used) == 1 && used) name += used;
+    --*stage;
+    return name;
+}
+
 static void setting_add(cJSON *settings, int stage, const char *text, const char *value) {
     char name[64];
     cJSON_AddStringToObject(settings, setting_name(name, stage, text), value);
@@ -250,9 +259,10 @@ typedef struct {    // the checkpoint that a run resumes from
 /* The recorded value of a setting. An option that the checkpoint's program did not have had its default. */
 static const char *setting_recorded(const cJSON *then, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
-    const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
-    const OptionRow *row = strncmp(option, "--", 2) ? NULL : option_find(option + 2);
     if (cJSON_IsString(item)) return item->valuestring;
+    int stage;
+    const char *option = setting_without_stage(name, &stage);
+    const OptionRow *row = strncmp(option, "--", 2) ? NULL : option_find(option + 2);
     return row && row->fallback ? row->fallback : "not recorded";
 }
 
@@ -296,11 +306,11 @@ static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r
 
 /* Is this a setting of a learning-rate curve whose finished steps, up to `step`, have unchanged rates? */
 static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
-    int stage = 0, used = 0;
-    if (sscanf(name, "stage %d: %n", &stage, &used) == 1 && used) name += used;
+    int stage;
+    const char *text = setting_without_stage(name, &stage);
     int of_rate =
-        !strcmp(name, "first step of the learning-rate curve") || (!strncmp(name, "--", 2) && is_rate_option(name + 2));
-    return of_rate && !rate_has_changed(then, now, r, stage ? stage - 1 : 0, step);
+        !strcmp(text, "first step of the learning-rate curve") || (!strncmp(text, "--", 2) && is_rate_option(text + 2));
+    return of_rate && !rate_has_changed(then, now, r, stage, step);
 }
 
 /* --allow-changes does not help here: AdamW's moments are not Muon's momentum. */
@@ -313,9 +323,10 @@ __attribute__((noreturn)) static void refuse_other_optimizer(const char *dir, co
 
 /* May a recorded setting be missing in this run? `begins_data`: the data of the checkpoint is not open. */
 static int setting_means_nothing(const char *name, const char *was, int begins_data) {
-    const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
+    int stage;
+    const char *option = setting_without_stage(name, &stage);
     const OptionRow *row = strncmp(option, "--", 2) ? NULL : option_find(option + 2);
-    int is_default = !colon && (!was[0] || !strcmp(was, "0") || (row && row->fallback && !strcmp(row->fallback, was)));
+    int is_default = !stage && (!was[0] || !strcmp(was, "0") || (row && row->fallback && !strcmp(row->fallback, was)));
     return is_default || (begins_data && (!strcmp(option, "data") || !strcmp(option, "shares of --data")));
 }
 
@@ -333,7 +344,8 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
         const char *name = setting->string, *is = setting->valuestring, *was = setting_recorded(then, name);
         if (!strcmp(was, is) || is_same_rate(then, now, r, name, step)) continue;
         if (!strcmp(name, "--optimizer")) refuse_other_optimizer(c->dir, is, was);
-        const char *colon = strstr(name, ": "), *option = colon ? colon + 2 : name;
+        int stage;
+        const char *option = setting_without_stage(name, &stage);
         if (!strcmp(option, "data") || !strcmp(option, "--seq") || !strcmp(option, "longest --seq"))
             c->data_changed = 1;
         if (used < room)

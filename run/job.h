@@ -985,8 +985,8 @@ static Job *job_of_next_stage(Job *j) {
     next->start.step = stage_end_step(j);
     next->config = j->model_config;
     job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
-    if (next->task != DO_PLAN) next->opt.trace = NULL; // the timeline is that of the stage in which the run starts
-    if (next->task == DO_PLAN) return next;            // its data may be on other machines
+    if (next->task == DO_PLAN) return next;  // its data may be on other machines
+    next->opt.trace = NULL;                  // the timeline is that of the stage in which the run starts
     if (stage_end_step(j) > j->start.step) { // the position that a checkpoint of the last step has
         Sampler sampler = job_sampler(j, 0);
         int64_t before = sampler_position(&sampler, stage_end_step(j) - 1, &next->start.epoch);

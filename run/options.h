@@ -391,17 +391,19 @@ static int option_given(const Options *o, const char *name) { return o->given[op
 
 /* Resolves --min-lr -1. `place`: of the options in a recipe, for errors; "": the command line. */
 static void options_check_rate(Options *o, const char *place) {
-    const char *colon = place[0] ? ": " : "";
     int decays = !strcmp(o->lr_schedule, "wsd"), is_constant = !strcmp(o->lr_schedule, "constant");
+    int is_field = place[0] != 0;
+    const char *colon = is_field ? ": " : "", *minimum = is_field ? "\"min_lr\"" : "--min-lr",
+               *decay = is_field ? "\"lr_decay\"" : "--lr-decay",
+               *schedule = is_field ? "\"lr_schedule\"" : "--lr-schedule";
     if (o->min_lr < 0 && o->min_lr != -1)
-        user_error("%s%s--min-lr %g: expected 0 or more, or -1 for a tenth of --lr", place, colon, o->min_lr);
+        user_error("%s%s%s %g: expected 0 or more, or -1 for a tenth of the peak", place, colon, minimum, o->min_lr);
     if (o->lr_decay && !decays)
-        user_error("%s%s--lr-decay %d has no effect with --lr-schedule %s: use --lr-schedule wsd, or remove --lr-decay",
-                   place, colon, o->lr_decay, o->lr_schedule);
+        user_error("%s%s%s %d has no effect with %s %s: use %s wsd, or remove %s", place, colon, decay, o->lr_decay,
+                   schedule, o->lr_schedule, schedule, decay);
     if (o->min_lr >= 0 && is_constant)
-        user_error("%s%s--min-lr %g has no effect with --lr-schedule constant: remove --min-lr, or use another "
-                   "schedule",
-                   place, colon, o->min_lr);
+        user_error("%s%s%s %g has no effect with %s constant: remove %s, or use another schedule", place, colon,
+                   minimum, o->min_lr, schedule, minimum);
     if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;
 }
 

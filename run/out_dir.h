@@ -222,14 +222,13 @@ static void remove_old_checkpoints(const char *out, int keep, int64_t used) {
     }
 }
 
-/* Cuts a file of JSON lines, {"step":N,…}, off after step `step`, together with an incomplete last line. Lines without
- * a step, which describe the steps after them, are kept only if such a step is. */
+/* Cuts a file of JSON lines, {"step":N,…}, off after step `step`, together with an incomplete last line. Lines
+ * without a step, which describe the steps after them, are kept only if such a step is. */
 static void truncate_after_step(const char *out, const char *name, int64_t step) {
     char path[4096], *line = NULL;
     size_t room = 0;
     ssize_t length;
     int64_t kept = 0, described = 0; // bytes up to the last step; and with the descriptions after it
-    int is_cut = 0;
     snprintf(path, sizeof path, "%s/%s", out, name);
     FILE *f = fopen(path, "r");
     if (!f) return; // the run crashed before its first step
@@ -239,8 +238,8 @@ static void truncate_after_step(const char *out, const char *name, int64_t step)
         described += length;
         if (number) kept = described;
     }
-    if (kept < described || length > 0) is_cut = 1;
-    if (is_cut && truncate(path, kept))
+    int is_to_cut = kept < described || length > 0;
+    if (is_to_cut && truncate(path, kept))
         user_error("cannot truncate %s after step %" PRId64 ": %s", path, step, strerror(errno));
     fclose(f);
     free(line);

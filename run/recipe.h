@@ -33,10 +33,10 @@ typedef struct {
     int num_frozen;
 
     // set by recipe_schedule
-    char problem[1024];          // why the batch does not divide over the ranks; "": it does
-    int64_t first_step, steps;   // the stage begins after this step of the run
-    int64_t first_token, tokens; // tokens of all ranks before the stage, and in it
-    LearningRate rate;           // its curve, which may span several stages
+    char problem[1024];        // why the batch does not divide over the ranks; "": it does
+    int64_t first_step, steps; // the stage begins after this step of the run
+    int64_t tokens;            // of all ranks, in the stage
+    LearningRate rate;         // its curve, which may span several stages
 } RecipeStage;
 
 typedef struct {
@@ -200,8 +200,13 @@ static void stage_read_frozen(RecipeStage *s, const cJSON *list, const char *pla
 static void stage_read_model(RecipeStage *s, const cJSON *json, const char *place) {
     const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
     const cJSON *frozen = cJSON_GetObjectItemCaseSensitive(json, "frozen");
-    s->rope_theta = json_number(json, place, "rope_theta", s->rope_theta, 0, 1e12);
-    s->max_positions = json_integer(json, place, "max_position_embeddings", s->max_positions, 0, 1 << 30);
+    if (cJSON_GetObjectItemCaseSensitive(json, "rope_theta"))
+        s->rope_theta = json_number(json, place, "rope_theta", NAN, 1, 1e12);
+    if (cJSON_GetObjectItemCaseSensitive(json, "max_position_embeddings"))
+        s->max_positions = json_integer(json, place, "max_position_embeddings", NAN, 1, 1 << 30);
+    if (cJSON_GetObjectItemCaseSensitive(scaling, "rope_theta"))
+        user_error("%s: \"rope_theta\" within \"rope_scaling\": move it out of there, to be a field of the stage",
+                   place);
     if (scaling) {
         s->has_rope_scaling = 1;
         config_read_rope(&s->rope, json, place);
@@ -220,10 +225,10 @@ static void stage_read(Recipe *r, RecipeStage *s, const Options *given, const cJ
     else if (name) user_error("%s: \"name\" must be a text", stage_place(r, s));
     const char *place = stage_place(r, s);
     stage_check_fields(json, place);
-    s->wanted_tokens = (int64_t)json_number(json, place, "tokens", NAN, 1, 1e18);
+    s->wanted_tokens = json_whole_number(json, place, "tokens", NAN, 1, 1e18);
     if (cJSON_GetObjectItemCaseSensitive(json, "batch")) {
         stage_check_given(given, "accum", place, "batch");
-        s->batch = (int64_t)json_number(json, place, "batch", NAN, 1, 1e12);
+        s->batch = json_whole_number(json, place, "batch", NAN, 1, 1e12);
     }
     s->max_epochs = json_number(json, place, "max_epochs", s->max_epochs, 1e-6, 1e12);
     stage_read_options(s, given, json, place, is_first);
@@ -262,10 +267,12 @@ static Recipe recipe_open(const Options *o) {
     blank_comments(text);
     cJSON *json = json_parse_object(text, length, o->recipe, "a recipe, {\"stages\": [{\"tokens\": …}, …]}");
     json_refuse_duplicates(json, o->recipe);
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "stages"), *stage;
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "stages"), *field, *stage;
     int count = cJSON_GetArraySize(list);
-    cJSON_ArrayForEach(stage, json) if (strcmp(stage->string, "stages"))
-        user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", o->recipe, stage->string);
+    cJSON_ArrayForEach(field, json) {
+        if (strcmp(field->string, "stages"))
+            user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", o->recipe, field->string);
+    }
     if (!cJSON_IsArray(list) || count < 1 || count > MOST_RECIPE_STAGES)
         user_error("%s: \"stages\" must be an array of 1 to %d stages", o->recipe, MOST_RECIPE_STAGES);
     if (option_given(o, "steps"))
@@ -305,8 +312,8 @@ static void stage_sequence(const Recipe *r, RecipeStage *s, const Llama3Config *
     int before = s > r->stages ? s[-1].opt.seq : 1;
     if (!s->opt.seq) s->opt.seq = c->T;
     if (s->opt.seq < before)
-        user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use a longer one",
-                   stage_place(r, s), s->opt.seq, before);
+        user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
+                   stage_place(r, s), s->opt.seq, before, before);
 }
 
 /* Divides the batch over the ranks: "batch" = data ranks x --batch x --accum. Without --batch a micro-batch has at most
@@ -333,8 +340,7 @@ static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *
     }
     if (each / o->batch > 1 << 16)
         user_error("%s: \"batch\" %" PRId64 " takes %" PRId64
-                   " micro-batches a step, but at most %d are supported: use "
-                   "more ranks or a larger --batch",
+                   " micro-batches a step, but at most %d are supported: use more ranks or a larger --batch",
                    stage_place(r, s), s->batch, each / o->batch, 1 << 16);
     o->accum = (int)max_i64(1, each / o->batch);
 }
@@ -360,10 +366,7 @@ static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
     int64_t ends_at = next ? r->longest : 1; // the stage's tokens are a multiple of this
     s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->opt.steps;
     if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
-    if (s > r->stages) {
-        s->first_step = s[-1].first_step + s[-1].steps;
-        s->first_token = min_i64(MOST_TOKENS_OF_RUN, s[-1].first_token + s[-1].tokens);
-    }
+    if (s > r->stages) s->first_step = s[-1].first_step + s[-1].steps;
     if (s->first_step + s->steps > 1 << 30)
         user_error("%s: the run would have %" PRId64 " steps, but at most %d are supported: use fewer tokens or a "
                    "larger batch",
@@ -412,8 +415,7 @@ static void recipe_schedule(Recipe *r, const Options *given, const Llama3Config 
     for (int i = 0; i < r->count; i++) {
         RecipeStage *s = &r->stages[i];
         if (r->longest % s->opt.seq)
-            user_error("%s: \"seq\" %d does not divide the recipe's longest sequence, %d, of which shorter stages read "
-                       "pieces: use a divisor of %d",
+            user_error("%s: \"seq\" %d does not divide %d, the longest sequence of the recipe: use a divisor of %d",
                        stage_place(r, s), s->opt.seq, r->longest, r->longest);
         stage_micro_batches(r, s, given, c, mesh);
     }

@@ -1,7 +1,7 @@
 /* recipe_data.h: how far the stages of a recipe have used each source of their data.
  *
  * Stages with the same "data" continue one order of its windows. Other data begins a new order, but each source
- * continues its own epochs: a caller may rely on this: over all stages, no window of a source is used twice before
+ * continues its own epochs. A caller may rely on this: over all stages, no window of a source is used twice before
  * every other window of the source was used once.
  */
 #ifndef RECIPE_DATA_H
@@ -26,7 +26,7 @@ static const RecipeStage *end_of_data(const Recipe *r, const RecipeStage *first)
 /* Numbers the sources of `d` in the order in which the stages name them, so that a source has the same order of windows
  * in every stage. */
 static void recipe_number_sources(const Recipe *r, Dataset *d) {
-    const char *seen[MOST_RECIPE_STAGES * 4];
+    char *seen[MOST_RECIPE_STAGES * 4];
     int count = 0;
     for (int i = 0; i < r->count && r->path && r->stages[i].opt.data; i++) {
         DataList list;
@@ -43,7 +43,7 @@ static void recipe_number_sources(const Recipe *r, Dataset *d) {
         }
         data_list_close(&list);
     }
-    for (int n = 0; n < count; n++) free((void *)(uintptr_t)seen[n]);
+    for (int n = 0; n < count; n++) free(seen[n]);
 }
 
 /* Adds to d->sources[].used what the first `windows` windows of the mixture `text` use. */

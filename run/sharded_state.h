@@ -181,8 +181,8 @@ static void fsdp_init_weights(Fsdp *fsdp, uint64_t seed) {
 
 static void fsdp_release_state(Fsdp *fsdp, const float *whole) { pool_release(fsdp, POOL_GRADIENTS, whole); }
 
-/* Copies this rank's second moments of a unit with Muon's matrices, which have none, to where they belong in the whole
- * unit (padded). */
+/* Muon's matrices have no second moments, so a rank keeps those of the unit's other tensors without gaps. Copies them
+ * to their places in the whole unit (padded). */
 static void spread_second_moments(Fsdp *fsdp, FsdpUnit *u, float *whole) {
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(fsdp, &i, &p) && p.unit == u;) {

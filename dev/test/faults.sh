@@ -1053,6 +1053,10 @@ fault "Muon's momentum is without Nesterov's step" lib/cpu/muon.h \
     's|vfma(m1 - grad, vsplat(momentum), grad)|m1|' \
     muon "Muon changes square, wide and tall matrices"
 
+fault "--muon-momentum has no effect" run/trainer.h \
+    's|(float)o->muon_momentum|0.95f|' \
+    muon "muon-momentum 0: the momentum is the last gradient"
+
 fault "Muon's shards return to the wrong units" optimizer.h \
     's|muon_shard(&o->muon, first, i)|muon_shard(\&o->muon, first, pass ? first + end - 1 - i : i)|' \
     muon "Muon.s updates have one rank.s bits"

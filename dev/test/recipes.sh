@@ -322,6 +322,20 @@ refused "another field" "a recipe has no field \"stage\"" '{"stage": []}' "${web
 refused "a stage's unknown field" "stage 1: a stage has no field \"token\": expected some of" \
     '{"stages": [{"token": 5}]}' "${web[@]}"
 refused "no tokens" "stage 1: \"tokens\" is missing" '{"stages": [{"batch": 5}]}' "${web[@]}"
+refused "tokens that are no whole number" "stage 1: \"tokens\" is 512.5, expected a whole number" \
+    '{"stages": [{"tokens": 512.5}]}' "${web[@]}"
+refused "a batch that is no whole number" "stage 1: \"batch\" is 2.5, expected a whole number" \
+    '{"stages": [{"tokens": 512, "batch": 2.5}]}' "${web[@]}"
+refused "a theta of 0" "stage 1: \"rope_theta\" is 0, expected 1 to" \
+    '{"stages": [{"tokens": 512, "rope_theta": 0}]}' "${web[@]}"
+refused "no positions" "stage 1: \"max_position_embeddings\" is 0, expected 1 to" \
+    '{"stages": [{"tokens": 512, "max_position_embeddings": 0}]}' "${web[@]}"
+refused "a theta within the scaling" "stage 1: \"rope_theta\" within \"rope_scaling\"" \
+    '{"stages": [{"tokens": 512, "rope_scaling": {"rope_type": "default", "rope_theta": 5000}}]}' "${web[@]}"
+refused "a negative minimum" "stage 1: \"min_lr\" -0.5: expected 0 or more" \
+    '{"stages": [{"tokens": 512, "min_lr": -0.5}]}' "${web[@]}"
+refused "a minimum of a constant rate" "stage 1: \"min_lr\" 0.1 has no effect with \"lr_schedule\" constant" \
+    '{"stages": [{"tokens": 512, "lr_schedule": "constant", "min_lr": 0.1}]}' "${web[@]}"
 refused "a stage that is not an object" "stage 2 must be a JSON object" '{"stages": [{"tokens": 5}, 5]}' "${web[@]}"
 refused "a batch that does not divide" "stage 1: \"batch\" is 10 sequences, which 4 data ranks.*use 12" \
     '{"stages": [{"tokens": 512, "batch": 10, "seq": 32}]}' "${web[@]}" --ranks 4
@@ -330,7 +344,7 @@ refused "a batch that --batch does not divide" "\"batch\" is 8 sequences, which 
 refused "a shrinking sequence" "stage 2 .late.: \"seq\" is 32, and the stage before has 64: sequences may only grow" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 64}, {"name": "late", "tokens": 512, "seq": 32}]}' "${web[@]}"
 refused "a sequence that is no divisor of the longest" \
-    "stage 1: \"seq\" 48 does not divide the recipe's longest sequence, 64" \
+    "stage 1: \"seq\" 48 does not divide 64, the longest sequence of the recipe" \
     '{"stages": [{"tokens": 512, "batch": 8, "seq": 48}, {"tokens": 512, "seq": 64}]}' "${web[@]}"
 refused "a sequence beyond the positions" \
     "stage 2: \"seq\" is 512, and model has 256 positions.*\"max_position_embeddings\": 512" \
@@ -363,7 +377,7 @@ refused "an unknown schedule" "stage 1: \"lr_schedule\": step: expected one of c
     '{"stages": [{"tokens": 512, "lr_schedule": "step"}]}' "${web[@]}"
 refused "a decay that does not fit" "a warm-up of 10 steps and a decay of 90 steps do not fit" \
     '{"stages": [{"tokens": 5120, "batch": 8, "seq": 32, "lr_schedule": "wsd", "lr_decay": 90}]}' "${web[@]}"
-refused "a decay without wsd" "stage 1: --lr-decay 9 has no effect" \
+refused "a decay without wsd" "stage 1: \"lr_decay\" 9 has no effect with \"lr_schedule\" cosine" \
     '{"stages": [{"tokens": 512, "lr_decay": 9}]}' "${web[@]}"
 refused "an unknown tensor" "\"frozen\": no tensor is called 'model.embed'" \
     '{"stages": [{"tokens": 512, "frozen": ["model.embed"]}]}' "${web[@]}"

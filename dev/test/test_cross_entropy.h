@@ -36,66 +36,87 @@ static double compare_losses(KernelTest *t, const float *losses, const double *e
 }
 
 static const float z_weights[] = {0, 0.02f}; // 0: no z-loss
-// With z-loss a few elements, each off by half of bf16's last place, may be most of a gradient.
-static const double LOSS_ROUNDING = sizeof(floatX) == 2 ? 4e-3 : 2e-6;
 
-/* The z-loss of weight z_weights[i], with its losses (N) after the others; these are 0 if there is none. */
-static ZLoss z_loss_after(float *losses /* (2, N) */, int N, int i) {
-    ZLoss z = {z_weights[i], i ? losses + N : NULL};
-    if (!i) memset(losses + N, 0, sizeof *losses * (size_t)N);
-    return z;
+/* The bounds of gradients with the z-loss z_weights[z]. In bf16, a few elements may be most of a gradient with z-loss,
+ * and each is off by up to half of bf16's last place, 0.0039. */
+static void loss_bounds(KernelTest *t, int z) {
+    test_bounds(t, z && sizeof(floatX) == 2 ? 4e-3 : ROUNDING, ROUNDING_ROW);
+    t->row_floor = 0.1; // a probability minus 1
+}
+
+/* Reports the gradients with the z-loss z_weights[z]. */
+static void loss_report(KernelTest *t, int z, const char *name) {
+    char full[160];
+    snprintf(full, sizeof full, "%s%s", name, z ? ", with z-loss" : "");
+    test_report(t, full);
+    t->row_floor = 0;
+}
+
+/* The z-loss of weight z_weights[z], with its losses (N) after the others; these are 0 if there is none. */
+static ZLoss z_loss_after(float *losses /* (2, N) */, int N, int z) {
+    ZLoss z_loss = {z_weights[z], z ? losses + N : NULL};
+    if (!z) memset(losses + N, 0, sizeof *losses * (size_t)N);
+    return z_loss;
+}
+
+typedef struct {
+    double loss, z_loss; // the largest errors
+    int changed;         // gradients that were written though none was wanted
+    int same;            // losses that were the same with z-loss and gradient as without
+} LossErrors;
+
+static void cross_entropy_case(KernelTest *t, int N, int V, double scale, int z, LossErrors *e) {
+    int XS = (int)sizeof(floatX), stride = V * 4 / XS;
+    test_shape(t, "cross_entropy (N %d, V %d, logits to %g, z-loss %g)", N, V, scale, z_weights[z]);
+    float *logits = test_floats(t, N * V, scale), *first_losses = NULL, *first = NULL;
+    int32_t *targets = (int32_t *)test_alloc(t, N * 4);
+    for (int n = 0; n < N; n++) targets[n] = n % 3 == 2 ? -1 - n : (int32_t)(fabs(test_random(t)) * V);
+    for (int v = 0; v < 512 && V > 512; v++) { // row 0: probability 0 for a whole LOSS_BLOCK of the CPU's op
+        logits[v] = -INFINITY;
+        targets[0] = V - 1;
+    }
+    for (int threads = 1; threads <= TEST_THREADS; threads++) {
+        float *losses = test_floats(t, 2 * N, 1), *kept = test_floats(t, N, 1),
+              *d = (float *)test_copy(t, logits, N * V * 4);
+        cross_entropy(&t->dev[threads], kept, d, targets, no_z_loss(), N, V, 0);
+        e->changed += memcmp(d, logits, (size_t)(N * V * 4)) != 0;
+        cross_entropy(&t->dev[threads], losses, d, targets, z_loss_after(losses, N, z), N, V, 1);
+        e->same += memcmp(losses, kept, (size_t)N * 4) == 0;
+        if (!first) {
+            first = d;
+            first_losses = losses;
+        }
+        for (int n = 0; n < N; n++)
+            test_same(t, (floatX *)(void *)d + n * stride, (floatX *)(void *)first + n * stride, V * XS);
+        test_same(t, losses, first_losses, 2 * N * 4);
+    }
+    double *losses = test_doubles(t, 2 * N),
+           *ref = cross_entropy_reference(t, logits, targets, z_weights[z], N, V, losses);
+    e->loss = worst_of(e->loss, compare_losses(t, first_losses, losses, N, 2e-6));
+    e->z_loss = worst_of(e->z_loss, compare_losses(t, first_losses + N, losses + N, N, 4e-6));
+    if (V > 1) test_compare(t, first, 1, stride, ref, N, V);
+    test_free_all(t);
+    t->cases++;
 }
 
 static void test_cross_entropy(KernelTest *t) {
-    test_bounds(t, LOSS_ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1},    {3, 5},    {65, 17},   {20, 257},  {5, 1300},
                             {7, 4096}, {2, 5001}, {2, 70000}, {1, 130001}};
-    const int cases = 6 * (int)(sizeof sizes / sizeof *sizes);
+    const int cases = 3 * (int)(sizeof sizes / sizeof *sizes);
     const double scales[] = {1, 30, 5000}; // to logits of +-1e4
-    double worst_loss = 0, worst_z = 0;
-    int changed = 0, same_losses = 0;
-    t->row_floor = 0.1; // a probability minus 1
-    for (int i = 0; i < cases; i++, t->cases++) {
-        int N = sizes[i / 6][0], V = sizes[i / 6][1], XS = (int)sizeof(floatX), stride = V * 4 / XS;
-        test_shape(t, "cross_entropy (N %d, V %d, logits to %g, z-loss %g)", N, V, scales[i % 3], z_weights[i / 3 % 2]);
-        float *logits = test_floats(t, N * V, scales[i % 3]), *first_losses = NULL, *first = NULL;
-        int32_t *targets = (int32_t *)test_alloc(t, N * 4);
-        for (int n = 0; n < N; n++) targets[n] = n % 3 == 2 ? -1 - n : (int32_t)(fabs(test_random(t)) * V);
-        for (int v = 0; v < 512 && V > 512; v++) { // row 0: probability 0 for a whole LOSS_BLOCK of the CPU's op
-            logits[v] = -INFINITY;
-            targets[0] = V - 1;
-        }
-        for (int threads = 1; threads <= TEST_THREADS; threads++) {
-            float *losses = test_floats(t, 2 * N, 1), *kept = test_floats(t, N, 1),
-                  *d = (float *)test_copy(t, logits, N * V * 4);
-            cross_entropy(&t->dev[threads], kept, d, targets, no_z_loss(), N, V, 0);
-            changed += memcmp(d, logits, (size_t)(N * V * 4)) != 0;
-            cross_entropy(&t->dev[threads], losses, d, targets, z_loss_after(losses, N, i / 3 % 2), N, V, 1);
-            same_losses += memcmp(losses, kept, (size_t)N * 4) == 0;
-            if (!first) {
-                first = d;
-                first_losses = losses;
-            }
-            for (int n = 0; n < N; n++)
-                test_same(t, (floatX *)(void *)d + n * stride, (floatX *)(void *)first + n * stride, V * XS);
-            test_same(t, losses, first_losses, 2 * N * 4);
-        }
-        double *losses = test_doubles(t, 2 * N),
-               *ref = cross_entropy_reference(t, logits, targets, z_weights[i / 3 % 2], N, V, losses);
-        worst_loss = worst_of(worst_loss, compare_losses(t, first_losses, losses, N, 2e-6));
-        worst_z = worst_of(worst_z, compare_losses(t, first_losses + N, losses + N, N, 4e-6));
-        if (V > 1) test_compare(t, first, 1, stride, ref, N, V);
-        test_free_all(t);
+    LossErrors e = ZERO;
+    for (int z = 0; z < 2; z++) {
+        loss_bounds(t, z);
+        for (int i = 0; i < cases; i++) cross_entropy_case(t, sizes[i / 3][0], sizes[i / 3][1], scales[i % 3], z, &e);
+        loss_report(t, z, "cross_entropy gradient follows its definition");
     }
     CHECK("cross_entropy without gradient leaves the logits and, with z-loss or without, gives the same losses",
-          !changed && same_losses == cases * TEST_THREADS, "%d changed, %d of %d equal", changed, same_losses,
-          cases * TEST_THREADS);
-    CHECK("z-losses follow their definition, logits to +-1e4, 0 where the target is masked", worst_z <= 4e-6,
-          "error %.2g <= 4e-6%s", worst_z, test_where(t));
-    CHECK("cross_entropy losses follow their definition, logits to +-1e4", worst_loss <= 2e-6, "error %.2g <= 2e-6%s",
-          worst_loss, test_where(t));
-    test_report(t, "cross_entropy gradient follows its definition");
-    t->row_floor = 0;
+          !e.changed && e.same == 2 * cases * TEST_THREADS, "%d changed, %d of %d equal", e.changed, e.same,
+          2 * cases * TEST_THREADS);
+    CHECK("z-losses follow their definition, logits to +-1e4, 0 where the target is masked", e.z_loss <= 4e-6,
+          "error %.2g <= 4e-6%s", e.z_loss, test_where(t));
+    CHECK("cross_entropy losses follow their definition, logits to +-1e4", e.loss <= 2e-6, "error %.2g <= 2e-6%s",
+          e.loss, test_where(t));
 }
 
 enum { MOST_SLICES = 8 };
@@ -155,37 +176,38 @@ static float *slice_losses(KernelTest *t, Device *dev, const SliceCase *c, const
     return first;
 }
 
+static void cross_entropy_slices_case(KernelTest *t, const int size[3], double scale, int z, LossErrors *e) {
+    SliceCase c = slice_case(t, size[0], size[1], size[2], scale, z);
+    const int N = c.N, V = c.V;
+    float *whole = test_floats(t, 2 * N, 1), *first = NULL;
+    cross_entropy(&t->dev[1], whole, (float *)test_copy(t, c.logits, N * V * 4), c.targets, z_loss_after(whole, N, c.z),
+                  N, V, 0);
+    double *expected = test_doubles(t, 2 * N),
+           *ref = cross_entropy_reference(t, c.logits, c.targets, z_weights[c.z], N, V, expected);
+    for (int n = 0; n < 2 * N; n++) expected[n] = whole[n];
+    for (int threads = 1; threads <= TEST_THREADS; threads++) {
+        float *losses = slice_losses(t, &t->dev[threads], &c, ref, &e->changed);
+        if (!first) first = losses;
+        test_same(t, losses, first, 2 * N * 4);
+    }
+    e->loss = worst_of(e->loss, compare_losses(t, first, expected, N, 1e-6));
+    e->z_loss = worst_of(e->z_loss, compare_losses(t, first + N, expected + N, N, 2e-6));
+    test_free_all(t);
+    t->cases++;
+}
+
 static void test_cross_entropy_slices(KernelTest *t) {
-    test_bounds(t, LOSS_ROUNDING, ROUNDING_ROW);
     const int sizes[][3] = {{2, 1, 1}, {3, 5, 2},    {20, 17, 5},  {20, 257, 3},
                             {9, 8, 8}, {5, 1300, 4}, {3, 5001, 8}, {2, 70000, 2}}; // N, V, ranks
     const double scales[] = {1, 30, 5000};                                         // to logits of +-1e4
-    double worst_loss = 0, worst_z = 0;
-    int changed = 0;
-    t->row_floor = 0.1; // a probability minus 1
-    for (int i = 0; i < 48; i++, t->cases++) {
-        const int *size = sizes[i / 6];
-        SliceCase c = slice_case(t, size[0], size[1], size[2], scales[i % 3], i / 3 % 2);
-        const int N = c.N, V = c.V;
-        float *whole = test_floats(t, 2 * N, 1), *first = NULL;
-        cross_entropy(&t->dev[1], whole, (float *)test_copy(t, c.logits, N * V * 4), c.targets,
-                      z_loss_after(whole, N, c.z), N, V, 0);
-        double *expected = test_doubles(t, 2 * N),
-               *ref = cross_entropy_reference(t, c.logits, c.targets, z_weights[c.z], N, V, expected);
-        for (int n = 0; n < 2 * N; n++) expected[n] = whole[n];
-        for (int threads = 1; threads <= TEST_THREADS; threads++) {
-            float *losses = slice_losses(t, &t->dev[threads], &c, ref, &changed);
-            if (!first) first = losses;
-            test_same(t, losses, first, 2 * N * 4);
-        }
-        worst_loss = worst_of(worst_loss, compare_losses(t, first, expected, N, 1e-6));
-        worst_z = worst_of(worst_z, compare_losses(t, first + N, expected + N, N, 2e-6));
-        test_free_all(t);
+    LossErrors e = ZERO;
+    for (int z = 0; z < 2; z++) {
+        loss_bounds(t, z);
+        for (int i = 0; i < 24; i++) cross_entropy_slices_case(t, sizes[i / 3], scales[i % 3], z, &e);
+        loss_report(t, z, "cross_entropy in slices: the same bits on every rank, the gradient of the whole");
     }
-    CHECK("z-losses in slices are those of the whole, 0 where the target is masked", worst_z <= 2e-6,
-          "error %.2g <= 2e-6%s", worst_z, test_where(t));
+    CHECK("z-losses in slices are those of the whole, 0 where the target is masked", e.z_loss <= 2e-6,
+          "error %.2g <= 2e-6%s", e.z_loss, test_where(t));
     CHECK("cross_entropy in slices gives the losses of the whole, and leaves the logits where no gradient is wanted",
-          worst_loss <= 1e-6 && !changed, "error %.2g <= 1e-6, %d changed%s", worst_loss, changed, test_where(t));
-    test_report(t, "cross_entropy in slices: the same bits on every rank, the gradient of the whole");
-    t->row_floor = 0;
+          e.loss <= 1e-6 && !e.changed, "error %.2g <= 1e-6, %d changed%s", e.loss, e.changed, test_where(t));
 }

@@ -85,6 +85,46 @@ static void test_muon_fixture(void) {
     st_close(&expected);
 }
 
+/* With --muon-momentum 0 nothing remains of earlier gradients: the momentum is the last gradient, clipped. */
+static void test_muon_without_momentum(void) {
+    const float clip = 0.5f;
+    char arguments[512];
+    StFiles gradients = ZERO;
+    snprintf(arguments, sizeof arguments, "%s/muon/expected.safetensors", fixture_dir);
+    st_add_file(&gradients, arguments);
+    snprintf(arguments, sizeof arguments,
+             "--model %s/muon --data %s --seq 16 --batch 1 --optimizer muon --muon-momentum 0", fixture_dir,
+             make_token_file("small.tok", 3000, 64, 0));
+    Job *j = make_job(arguments, 1, &transport_threads);
+    Opened *o = open_rank(j, 0);
+    Trainer *trainer = &o->trainer;
+    Worst worst = ZERO;
+    for (int step = 1; step <= 2; step++) {
+        set_fixture_gradients(trainer, &gradients, step);
+        optimizer_step(&trainer->optimizer, &muon_test_update, clip, step);
+    }
+    for (int i = 0; i < trainer->model.table.num_tensors; i++) {
+        const Tensor *t = &trainer->model.table.tensors[i];
+        char name[128];
+        int64_t n;
+        if (!t->is_muon) continue;
+        snprintf(name, sizeof name, "grad.2.%s", t->name);
+        const float *exp_avg = trainer->parallel.fsdp.units[t->unit].exp_avg + t->offset;
+        float *want = fixture_tensor(&gradients, name, &n), *have = floats_on_host(&trainer->parallel.dev, exp_avg, n);
+        for (int64_t k = 0; k < n; k++) want[k] *= clip;
+        double error = norm_of_difference(have, want, 1, n) / norm_of(want, n);
+        if (!(error < worst.error)) snprintf(worst.name, sizeof worst.name, "%s", t->name);
+        worst.error = worst_of(worst.error, error);
+        free(want);
+        free(have);
+    }
+    CHECK("--muon-momentum 0: the momentum is the last gradient", worst.name[0] && worst.error <= 1e-6,
+          "worst %.2g <= 1e-6 (%s)", worst.error, worst.name);
+    close_rank(o);
+    end_job(j);
+    st_close(&gradients);
+}
+
 // ---------------------------------------------------------------------------
 // updates of given gradients do not depend on the layout
 
@@ -367,6 +407,7 @@ static void test_muon_resume(void) {
 
 static void test_muon(void) {
     test_muon_fixture();
+    test_muon_without_momentum();
     test_muon_layouts();
     test_muon_steps();
     if (!CUDA_BUILD) test_muon_resume();
