@@ -296,6 +296,9 @@ static void *child_thread(void *arg) { // a thread of its own: OpenMP's threads 
     return NULL;
 }
 
+enum { SAID = 1 << 15 }; // bytes for what a run prints
+
+/* Returns the exit code, or -1 if the child was killed or printed more than `size` bytes hold. */
 static int child_says(void (*body)(void *), void *arg, char *said, size_t size) {
     int ends[2], status;
     if (pipe(ends)) return -1;
@@ -320,7 +323,8 @@ static int child_says(void (*body)(void *), void *arg, char *said, size_t size) 
     said[used] = 0;
     close(ends[0]);
     waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (used + 1 == size) printf("error: a child printed %zu bytes or more, the test has room for fewer\n", size);
+    return WIFEXITED(status) && used + 1 < size ? WEXITSTATUS(status) : -1;
 }
 
 /* The sentence it ended with, without what was said before. */
@@ -335,7 +339,7 @@ typedef struct {
     int code;
     double seconds;
     const char *said;
-    char output[4096];
+    char output[SAID];
 } Ending;
 
 static void end_run(Ending *e, void (*run)(void *), const void *argument) {

@@ -24,7 +24,7 @@ static const char *adapters_model(int tied) {
  * directory. */
 static const char *adapters_beside(int tied) {
     static char *dirs[2];
-    char said[4096];
+    char said[SAID];
     if (dirs[tied]) return dirs[tied];
     dirs[tied] = strdup(scratch_path(tied ? "adapters-tied" : "adapters"));
     int code = run_whole(said, 1,
@@ -252,7 +252,7 @@ static double loss_said(const char *said) {
 
 /* A model with adapters next to it, and the two merged, have the same loss on any layout. */
 static void test_adapters_merged(const char *model, const char *exported, const char *data) {
-    char said[4096], name[300], theirs[340] = "";
+    char said[SAID], name[300], theirs[340] = "";
     const char *merged = strdup(scratch_path("adapted-merged"));
     double beside[3], alone;
     int code, files;
@@ -298,7 +298,7 @@ static void test_adapters_files(void) {
                    {3, 0, ""},
                    {4, 0, " --tp 2 --cp 2"},
                    {4, 0, " --tp 2 --pp 2"}};
-    char said[4096], common[900], reference[300], exported[300], name[300], theirs[340], step[340];
+    char said[SAID], common[900], reference[300], exported[300], name[300], theirs[340], step[340];
     int files;
     const char *model = strdup(scratch_path("adapted-base"));
     snprintf(reference, sizeof reference, "%s", scratch_path("adapted-run"));
@@ -365,7 +365,7 @@ enum { STORED_LAYOUTS = sizeof stored_layouts / sizeof *stored_layouts };
 
 /* Every layout writes the same files. */
 static void test_stored_files(StoredModel *m, int code) {
-    char said[4096], out[400], name[300];
+    char said[SAID], out[400], name[300];
     int files;
     file_bytes = m->odd ? 5000000000ll : 17000; // the tied model's files are cut, also between bytes and scales
     for (int l = 0; l < STORED_LAYOUTS; l++) {
@@ -446,7 +446,7 @@ static void test_stored_blocks(const StoredModel *m) {
 
 /* A model quantized as it is read, with --base, has the same loss as one that is read from int8 files. */
 static void test_stored_losses(StoredModel *m) {
-    char said[4096], name[300], of_model[64] = "";
+    char said[SAID], name[300], of_model[64] = "";
     for (int l = 0; l < STORED_LAYOUTS; l++) {
         const StoredLayout *layout = &stored_layouts[l];
         if (m->odd && layout->tp > 1) continue; // it would cut blocks
@@ -465,7 +465,7 @@ static void test_stored_losses(StoredModel *m) {
 
 /* Adapters train on int8 files as on the model; the files dequantized are a model of the same loss. */
 static void test_stored_use(const StoredModel *m) {
-    char said[4096], out[2][400], name[300], path[500];
+    char said[SAID], out[2][400], name[300], path[500];
     int files, code = 0;
     for (int stored = 0; stored < 2; stored++) {
         snprintf(out[stored], sizeof out[stored], "%s-adapters-%d-%d", m->model, m->all, stored);
@@ -488,7 +488,7 @@ static void test_stored_use(const StoredModel *m) {
 }
 
 static void test_stored_int8(void) {
-    char said[4096];
+    char said[SAID];
     const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
     for (int i = 0; i < 4; i++) {
         StoredModel m = ZERO;

@@ -23,7 +23,7 @@ static int run_whole(char *said, int world, const char *format, ...) {
     vsnprintf(arguments, sizeof arguments, format, args);
     va_end(args);
     WholeRun w = {arguments, world};
-    return child_says(whole_run, &w, said, 4096);
+    return child_says(whole_run, &w, said, SAID);
 }
 
 /* Files of two directories that are not the same in both; those that only one has count too. */
@@ -58,7 +58,7 @@ typedef struct {
 /* Every layout resumes from one rank's checkpoint, with as many micro-batches of one sample in a step: its next
  * checkpoint is one rank's. */
 static void goes_on(int tied, const SavingLayout *l, const char *model, const char *data, const char *reference) {
-    char said[4096], out[300], name[256], step2[320], step4[320], theirs[320];
+    char said[SAID], out[300], name[256], step2[320], step4[320], theirs[320];
     int files, code;
     snprintf(out, sizeof out, "%s-%d", scratch_path("goes-on"), l->world);
     snprintf(step2, sizeof step2, "%s/step-00000002", reference);
@@ -81,7 +81,7 @@ static void goes_on(int tied, const SavingLayout *l, const char *model, const ch
 
 /* Any layout saves the same state again. */
 static void saves_again(int tied, const SavingLayout *l, const char *model, const char *data, const char *reference) {
-    char said[4096], out[300], name[256], step4[320], theirs[320], command[400];
+    char said[SAID], out[300], name[256], step4[320], theirs[320], command[400];
     int files, code;
     snprintf(out, sizeof out, "%s-%d", scratch_path("again"), l->world);
     snprintf(step4, sizeof step4, "%s/step-00000004", reference);
@@ -102,7 +102,7 @@ static void saves_again(int tied, const SavingLayout *l, const char *model, cons
 /* One rank's run of 4 steps, with a checkpoint after 2 and after 4. Returns its directory. */
 static const char *saved_run(int tied, const char *name, const char *model, const char *data) {
     static char out[2][300];
-    char said[4096];
+    char said[SAID];
     snprintf(out[tied], sizeof out[tied], "%s%s", scratch_path(name), tied ? "-tied" : "");
     int code = run_whole(said, 1,
                          "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --deterministic --batch 1 "
@@ -172,7 +172,7 @@ static void audit_run(int pad) {
                 {3, 4, 33, ""},
                 {6, 2, 41, " --accumulate local"},
                 {12, 1, 48, " --dp-replicate 3"}};
-    char said[4096], name[160], path[320];
+    char said[SAID], name[160], path[320];
     const char *data = strdup(make_token_file("audit.tok", 3001, 64, 0)),
                *out = strdup(
                    scratch_path(pad ? "audit-pad" : "audit-drop")); // 187 windows of 16: 15 steps of 12 and 7 more
@@ -288,7 +288,7 @@ static void measure_saving(void *arguments) {
 
 /* The most memory that is resident while state is read and written: no whole model beside the shards, in no rank. */
 static void test_memory_of_saving(void) {
-    char said[4096], arguments[1024], model[300], out[2][300];
+    char said[SAID], arguments[1024], model[300], out[2][300];
     const double spare = 16e6; // stacks, buffers of files, what the libraries take
     snprintf(model, sizeof model, "%s", scratch_path("many-blocks"));
     snprintf(out[0], sizeof out[0], "%s", scratch_path("many-saved"));

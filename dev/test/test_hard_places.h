@@ -57,7 +57,7 @@ static void test_container_limits(void) {
 static void open_heartbeats(void *path) { close(heartbeats_open_file((const char *)path)); }
 
 static void test_heartbeat_file(void) {
-    char path[512], other[512], said[4096];
+    char path[512], other[512], said[SAID];
     snprintf(path, sizeof path, "%s", scratch_path("heartbeats"));
     snprintf(other, sizeof other, "%s", scratch_path("heartbeats-of-others"));
     int code = child_says(open_heartbeats, path, said, sizeof said);

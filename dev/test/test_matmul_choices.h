@@ -171,7 +171,7 @@ static void test_choice_files(void) {
                  {"with a matmul that lacks a size", "\"K\"", "\"k\"", "\"K\" is missing"}};
     run_choosing(good, 1, &transport_threads, "");
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
-        char name[128], said[8192];
+        char name[128], said[SAID];
         change_file(bad, good, cases[i].from, cases[i].to);
         if (!cases[i].to[0] && truncate(bad, 60)) return;
         int code = child_says(run_with_choices, (void *)bad, said, sizeof said);
@@ -179,7 +179,7 @@ static void test_choice_files(void) {
         snprintf(name, sizeof name, "a file of choices %s is refused", cases[i].name);
         CHECK(name, code == 1 && strstr(line, cases[i].says) && strstr(line, bad), "exit %d: %s", code, line);
     }
-    char said[8192];
+    char said[SAID];
     int code = child_says(run_with_choices, (void *)"/nowhere/choices.json", said, sizeof said);
     const char *line = sentence(said);
     CHECK("a file that cannot be written is an error", code == 1 && strstr(line, "cannot be written"), "exit %d: %s",

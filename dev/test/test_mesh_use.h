@@ -30,7 +30,7 @@ static const SavingLayout mesh_savers[] = {
 static void compare_pipeline_saving(int tied, const char *model, const char *data, const char *reference,
                                     const char *out) {
     static const SavingLayout other = {4, " --pp 4 --pp-light-ends", 4};
-    char said[4096], name[200];
+    char said[SAID], name[200];
     int differ[2], files[2];
     int code = run_whole(said, 4,
                          "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic "
@@ -55,7 +55,7 @@ static void compare_mesh_exports(int tied, int count, const char *reference, con
                                              {8, " --tp 2 --cp 2 --pp 2", 0},
                                              {8, " --tp 4 --dp-replicate 2", 0},
                                              {3, " --pp 3 --pp-light-ends", 0}};
-    char said[4096], name[200], of_one[400], export_of[400];
+    char said[SAID], name[200], of_one[400], export_of[400];
     snprintf(of_one, sizeof of_one, "%s-export0", out);
     for (int i = 0; i < count; i++) {
         int files;
@@ -152,7 +152,7 @@ static void audit_meshes(void) {
                 {4, 12, 8, " --tp 2 --cp 2"},
                 {12, 4, 12, " --tp 2 --pp 2 --dp-shard 3"},
                 {8, 3, 16, " --pp 2 --dp-shard 2 --dp-replicate 2"}};
-    char said[4096];
+    char said[SAID];
     const char *data = strdup(make_token_file("audit.tok", 3001, 64, 0)),
                *out = strdup(scratch_path("audit-meshes")); // 187 windows: 15 steps of 12, and 7 that are dropped
     int code = 0;

@@ -81,7 +81,7 @@ static void test_lists_refused(void) {
                  {"@/web-*.tok:1000000,@/code.tok:0.1", "its share is less than one sample in 1000000"},
                  {"@/web-*.tok:1,@/short.tok:1", "short.tok holds 16 tokens, a sample of --seq 16 needs 17"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char said[4096], name[160];
+        char said[SAID], name[160];
         int code = child_says(open_dataset, (void *)(uintptr_t)in_scratch(cases[i].list), said, sizeof said);
         const char *error = sentence(said);
         snprintf(name, sizeof name, "--data %s is refused", cases[i].list);
@@ -246,7 +246,7 @@ static void test_mixture_layouts(const char *mixture) {
 }
 
 static void test_other_weights(const char *mixture) {
-    char said[4096], step[320];
+    char said[SAID], step[320];
     snprintf(step, sizeof step, "%s/step-00000002", scratch_path("mixed"));
     for (int allow = 0; allow < 2; allow++) {
         int code = run_whole(said, 1,
@@ -270,7 +270,7 @@ static void test_other_weights(const char *mixture) {
 /* Writes samples.jsonl, whose text is `text`, with `count` windows below 20 of a step, which the first source gave,
  * replaced by `window`. Returns what --audit says. */
 static const char *audit_of_changed(const char *out, const char *text, int step, int count, int window, int *code) {
-    static char said[4096];
+    static char said[SAID];
     char key[32], path[320], *changed;
     size_t length;
     snprintf(path, sizeof path, "%s/samples.jsonl", out);
@@ -309,7 +309,7 @@ static void check_audit_of_faults(const char *out, const char *path) {
                                "{\"step\":1,\"epoch\":0,\"samples\":[0,1]}\n"
                                "{\"step\":2,\"epoch\":0,\"samples\":[1,0]}\n"
                                "{\"step\":3,\"epoch\":0,\"samples\":[2,2]}\n";
-    char said[4096];
+    char said[SAID];
     test_write(path, late, sizeof late - 1);
     code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
     error = sentence(said);
@@ -326,7 +326,7 @@ static void test_mixture_audit(const char *mixture) {
                 {4, 3, 6, " --dp-replicate 2 --sharding no_shard"},
                 {6, 2, 9, " --accumulate local"},
                 {4, 6, 12, " --cp 2"}};
-    char said[4096], path[320];
+    char said[SAID], path[320];
     const char *out = strdup(scratch_path("audit-mixture"));
     int code = 0;
     for (int i = 0; i < 4 && !code; i++)

@@ -374,7 +374,7 @@ static void test_muon_resume(void) {
                                            {4, " --optimizer muon --dp-replicate 2 --wrap size:30000", 0},
                                            {2, " --optimizer muon --sharding no_shard --save-mode async", 0},
                                            {4, " --optimizer muon --pp 2 --dp-shard 2", 2}};
-    char model[320], said[4096], path[320];
+    char model[320], said[SAID], path[320];
     const char *data = strdup(make_token_file("checkpoints.tok", 3000, 64, 0));
     snprintf(model, sizeof model, "%s --optimizer muon", small_model(0));
     const char *reference = saved_run(0, "muon-saved", model, data);

@@ -233,7 +233,7 @@ static void test_outlier_resume(void) {
         int world;
         const char *more;
     } layouts[] = {{1, ""}, {2, " --save-mode async --save-every 1"}, {4, " --pp 2 --dp-shard 2"}};
-    char said[4096], arguments[1024], whole[300], part[300], name[200], a[400], b[400];
+    char said[SAID], arguments[1024], whole[300], part[300], name[200], a[400], b[400];
     snprintf(whole, sizeof whole, "%s", scratch_path("outlier-whole"));
     outlier_arguments(arguments, sizeof arguments, outlier_data(1), OUTLIER_SAMPLES, "");
     int code = run_whole(said, 1, "%s --outlier-window %d --save-every %d --out %s", arguments, OUTLIER_SIZE,
@@ -302,7 +302,7 @@ static int make_trainer_old(const char *checkpoint) {
 }
 
 static void test_old_checkpoints(void) {
-    char said[4096], arguments[1024], out[300], checkpoint[400];
+    char said[SAID], arguments[1024], out[300], checkpoint[400];
     snprintf(out, sizeof out, "%s", scratch_path("outlier-old"));
     snprintf(checkpoint, sizeof checkpoint, "%s/step-%08d", out, OUTLIER_SAVE);
     outlier_arguments(arguments, sizeof arguments, outlier_data(0), OUTLIER_SAMPLES, "");

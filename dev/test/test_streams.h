@@ -448,7 +448,7 @@ static void test_lost_gpus(void) {
                   1,
                   {"could not pin", "use more hosts"}}};
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
-        char arguments[512], said[4096];
+        char arguments[512], said[SAID];
         snprintf(arguments, sizeof arguments,
                  "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --transport %s%s", fixture_dir,
                  make_token_file("lost.tok", 3000, 64, 0), i == 5 ? "threads" : "nccl", cases[i].more);
