@@ -870,7 +870,7 @@ more "weights are used before they have arrived" lib/comm.h \
 
 more "weights are written while another rank copies them" lib/transport_threads.h \
     's|device_wait_event(comm->dev, slots\[p\].copied);|{}|' \
-    orders "have one rank's bits"
+    orders "only after the other rank.s GPU has copied it"
 
 edit='s|    [a-z_]*_start(tp->comm, &tp->request, .*FLOATX);|'
 edit+='    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n'

@@ -34,6 +34,49 @@ static void test_strategies_of_gpus(const Transport *nccl) {
     compare_layout("tied", 0, 3, 1, 1, &transport_threads, " --offload all --sharding no_shard");
 }
 
+/* Two ranks as threads gather on their GPUs, and rank 0 overwrites what it sent as soon as its stream may: an event
+ * must make it wait for rank 1's copy. In many rounds, the host lets rank 0's GPU finish before rank 1's begins. */
+static struct {
+    pthread_barrier_t both;
+    int wrong; // elements that rank 1 received after they were overwritten
+} early_overwrite;
+
+static void early_overwrite_body(Job *j, int rank) {
+    enum { COUNT = 16, ROUNDS = 64 };
+    Opened *o = open_rank(j, rank);
+    Device *dev = &o->trainer.parallel.dev;
+    const FsdpUnit *u = &o->trainer.parallel.fsdp.units[0];
+    float *sent = u->exp_avg, *gathered = u->exp_avg_sq, pattern[COUNT];
+    for (int round = 1; round <= ROUNDS; round++) {
+        for (int i = 0; i < COUNT; i++) pattern[i] = (float)round;
+        device_write(dev, sent, pattern, sizeof pattern);
+        device_synchronize_all(dev);
+        all_gather_now(&o->trainer.parallel.comm, AXIS_FSDP, "test", sent, gathered, sizeof pattern);
+        device_zero(dev, sent, sizeof pattern);
+        pthread_barrier_wait(&early_overwrite.both);
+        if (rank == 0) device_synchronize(dev);
+        pthread_barrier_wait(&early_overwrite.both);
+        float *have = floats_on_host(dev, gathered, 2 * COUNT);
+        for (int i = 0; i < COUNT && rank == 1; i++) early_overwrite.wrong += have[i] != pattern[i];
+        free(have);
+    }
+    close_rank(o);
+}
+
+static void test_early_overwrite(void) {
+    char arguments[512];
+    early_overwrite.wrong = 0;
+    pthread_barrier_init(&early_overwrite.both, NULL, 2);
+    snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --batch 1", small_model(0),
+             make_token_file("small.tok", 3000, 64, 0));
+    Job *j = make_job(arguments, 2, &transport_threads);
+    launch(j, 0, early_overwrite_body);
+    end_job(j);
+    pthread_barrier_destroy(&early_overwrite.both);
+    CHECK("a rank overwrites what it sent only after the other rank's GPU has copied it", !early_overwrite.wrong,
+          "%d elements were lost", early_overwrite.wrong);
+}
+
 /* Streams go on in another order under each seed, and odd seeds land copies early, even ones late. */
 static void test_orders(void) {
     const Transport *nccl = transport_find("nccl");
@@ -48,6 +91,7 @@ static void test_orders(void) {
     uint64_t before = cuda_on_cpu.seed;
     int devices = cuda_on_cpu.devices;
     cuda_on_cpu.devices = 2;
+    test_early_overwrite();
     bits_steps = 6;
     compare_bits("odd", 0, 1, 1, &transport_threads, "", first, 1);
     for (int seed = 0; seed < 8; seed++) {
