@@ -19,7 +19,6 @@ import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
 import math
 import os
 import pickle
@@ -57,14 +56,18 @@ TEXTS = ("novels", "bible", "code")
 STEP_BOUND = 1e-4  # of a step's loss, in compare
 RATIO_BOUND = 1.5  # of the distance to PyTorch, relative to the distance between two layouts of the program
 EXACT_STEPS, MISTAKE_STEPS = 200, 40  # how far compare follows double precision, and runs with a mistake
+HEAD = (
+    "# Does it learn as well as others?\n\nEach section is one command, and can be measured again: see "
+    "[learn.py](../pytorch/learn.py).\n\n"
+)
 ERRORS_BOUND = 2  # of the mean paired difference, in standard errors
 
 
 class Report:
-    """Figures with their bounds, and a section of Markdown."""
+    """Figures with their bounds, and a section of Markdown. `name` is in the name of its picture."""
 
-    def __init__(self, title):
-        self.title, self.rows, self.wrong, self.parts, self.panels = title, [], 0, [], []
+    def __init__(self, name, title):
+        self.name, self.title, self.rows, self.wrong, self.parts, self.panels = name, title, [], 0, [], []
 
     def add(self, what, figure, bound="", good=True):
         self.rows.append((what, figure, bound or "none", ("yes" if good else "NO") if bound else ""))
@@ -84,12 +87,8 @@ class Report:
         makers = sorted({r["made_by"] for r in runs.made})
         threads = f"{args.threads} thread{'s' if args.threads > 1 else ''}"
         self.parts.insert(0, f"`{command_line()}`; {processor()}, {threads} each; {'; '.join(makers)}.")
-        section = dict(title=self.title, parts=self.parts, panels=self.panels)
-        folder = args.work / "sections"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{args.command}.json").write_text(json.dumps(section))
         if args.out:
-            write_results(folder, args.out)
+            write_section(args.out, self)
         if self.wrong:
             sys.exit(f"error: {self.wrong} of {len(self.rows)} figures miss their bounds")
         print(f"{len(self.rows)} figures, all within their bounds")
@@ -108,19 +107,21 @@ def processor():
     return "unknown processor"
 
 
-def write_results(folder, out):
-    """Assembles all sections, in the order of the commands, and the picture."""
-    sections = [folder / f"{name}.json" for name in COMMANDS]
-    sections = [json.loads(path.read_text()) for path in sections if path.is_file()]
-    panels = [panel for section in sections for panel in section["panels"]]
-    picture = out.with_suffix(".svg")
-    learn_charts.draw(panels, picture)
-    head = (
-        "# Does it learn as well as others?\n\nEach section is one command, and can be measured again: see "
-        f"[learn.py](../pytorch/learn.py).\n\n![Loss curves, differences and scaling]({picture.name})\n"
+def write_section(out, report):
+    """Replaces the report's section in `out`, or appends it, and draws its picture next to `out`."""
+    head, *sections = re.split(
+        r"^(?=## )", out.read_text(encoding="utf-8") if out.is_file() else HEAD, flags=re.MULTILINE
     )
-    texts = [f"## {s['title']}\n\n" + "\n\n".join(s["parts"]) + "\n" for s in sections]
-    out.write_text("\n".join([head, *texts]), encoding="utf-8")
+    parts = list(report.parts)
+    if report.panels:
+        picture = out.with_name(f"{out.stem}-{report.name}.svg")
+        learn_charts.draw(report.panels, picture)
+        parts.insert(1, f"![{', '.join(panel['title'] for panel in report.panels)}]({picture.name})")
+    heading = f"## {report.title}\n\n"
+    section = heading + "\n\n".join(parts)
+    at = next((i for i, old in enumerate(sections) if old.startswith(heading)), len(sections))
+    sections[at : at + 1] = [section]
+    out.write_text("\n\n".join(part.rstrip() for part in (head, *sections)) + "\n", encoding="utf-8")
 
 
 def differences(a, b):
@@ -143,7 +144,7 @@ def curve(label, color, ys, **more):
 
 
 def compare(args, runs):
-    report = Report("The same run in PyTorch, step by step")
+    report = Report("compare", "The same run in PyTorch, step by step")
     setting = Setting(
         args.texts / "bible",
         TINY,
@@ -303,7 +304,7 @@ def compare_panels(program, layout, others):
 
 
 def chaos(args, runs):
-    report = Report("At a rate at which training is chaotic")
+    report = Report("chaos", "At a rate at which training is chaotic")
     precisions = [p for p in ("fp32", "bf16") if not args.only or p in args.only]
     setting = Setting(
         args.texts / "bible", TINY, args.steps or 200, lr=2e-3, min_lr=2e-4, batch=args.batch, seq=args.seq
@@ -408,7 +409,8 @@ NANOGPT_README = 1.88  # the loss that nanoGPT's README reports for it
 
 
 def nanogpt(args, runs):
-    report = Report("nanoGPT's small task")
+    name = "shakespeare" if args.shakespeare else "novels"
+    report = Report(f"nanogpt-{name}", f"nanoGPT's small task, on {'Shakespeare' if args.shakespeare else name}")
     if not args.nanogpt or not (args.nanogpt / "train.py").is_file():
         sys.exit(
             f"error: --nanogpt {args.nanogpt}: expected a clone of nanoGPT, with train.py: "
@@ -423,13 +425,16 @@ def nanogpt(args, runs):
     )
     theirs = runs.get("nanogpt", setting, lambda: train_nanogpt(args, runs, folder, steps))
     results = [ours(runs, dataclasses.replace(setting, seed=seed)) for seed in args.seeds]
+    same = pytorch(runs, dataclasses.replace(setting, seed=args.seeds[0]), "transformers", results[0]["samples"])
     losses = [r["val"][-1][1] for r in results]
     report.text(
-        f"Characters of {what}: {vocabulary} different ones; the first 90 % for training, the rest held out. nanoGPT "
-        "by its README's command for a CPU (4 layers, 4 heads, 128 wide, windows of 64 characters, 12 a step, "
+        f"Characters of {what}. There are {vocabulary} different ones; the first 90 % for training, the rest held out. "
+        "nanoGPT by its README's command for a CPU (4 layers, 4 heads, 128 wide, windows of 64 characters, 12 a step, "
         f"{steps:,} steps, no dropout), unchanged. This program has Llama's architecture with the same width, heads, "
         f"layers, batch and schedule, and {parameters(model)[0]:,} parameters. The loss is that of all "
-        "held-out text, in windows of 64; the CPU time is that of the whole process, with its validation."
+        "held-out text, in windows of 64; the CPU time is that of the whole process, with its validation. transformers "
+        "trains the same Llama from the same weights on the same windows as the program's first seed, which shows how "
+        "much of the difference from nanoGPT is the architecture's."
     )
     report.table(
         ["", "parameters", "held-out loss", "training loss, last 50 steps", "CPU seconds"],
@@ -450,6 +455,13 @@ def nanogpt(args, runs):
                     f"{r['cpu_seconds']:.0f}",
                 ]
                 for seed, r in zip(args.seeds, results)
+            ],
+            [
+                f"transformers, the same Llama, seed {args.seeds[0]}",
+                f"{parameters(model)[0]:,}",
+                f"{same['val'][-1][1]:.4f}",
+                f"{last_mean(same):.4f}",
+                "",
             ],
         ],
     )
@@ -477,11 +489,11 @@ def characters(args):
     """Writes the text's characters as nanoGPT's files and as token files. Returns the folder, the size of the
     vocabulary, and what the text is."""
     if args.shakespeare:
-        text, what, name = args.shakespeare.read_text(), "nanoGPT's own text, Shakespeare's plays", "shakespeare"
+        text, what, name = args.shakespeare.read_text(), "Shakespeare's plays, nanoGPT's own text", "shakespeare"
     else:
         files = sorted((args.texts / "novels" / "text").glob("*.txt"))
         text, name = "".join(f.read_text() for f in files)[:1_115_394], "novels"
-        what = "novels by Jane Austen, as many as nanoGPT takes of Shakespeare's plays,"
+        what = "novels by Jane Austen, as many as nanoGPT takes of Shakespeare's plays"
     alphabet = sorted(set(text))
     ids = {c: i for i, c in enumerate(alphabet)}
     folder = (args.work / "characters" / name).resolve()
@@ -554,7 +566,7 @@ SCALING_BOUND = 0.01  # relative difference of bits per byte, and of the fitted 
 
 
 def scaling(args, runs):
-    report = Report("Five widths")
+    report = Report("scaling", "Five widths")
     steps = args.steps or 300
     names = [t for t in TEXTS if not args.only or t in args.only]
     rows, fits = [], {}
@@ -663,12 +675,12 @@ def scaling_panel(rows, fits, steps):
 # ---------------------------------------------------------------------------
 # muon: steps to the same loss
 
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 MUON_EVERY = 20  # steps between validations
 
 
 def muon(args, runs):
-    report = Report("AdamW and Muon")
+    report = Report("muon", "AdamW and Muon")
     program = find_program("fp32")
     if "--optimizer" not in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:
         sys.exit(f"error: {program} has no option --optimizer; build a version that has it")
@@ -692,7 +704,9 @@ def muon(args, runs):
                 )
                 curves[optimizer, lr] = ours(runs, setting, optimizer=optimizer)["val"]
         rows += [[name, optimizer, f"{lr:g}", f"{val[-1][1]:.4f}"] for (optimizer, lr), val in curves.items()]
-        steps_to_same_loss(report, name, curves)
+        best = best_rates(report, name, curves)
+        steps_to_same_loss(report, name, best)
+        report.panels.append(muon_panel(name, best))
     report.text(
         f"The preset `tiny`, {steps} steps of {args.batch} windows of {args.seq} tokens, one rate for all parameters, "
         f"validation on the same {25 * args.batch} held-out windows every {MUON_EVERY} steps. Each optimizer has the "
@@ -702,7 +716,8 @@ def muon(args, runs):
     report.finish(args, runs)
 
 
-def steps_to_same_loss(report, name, curves):
+def best_rates(report, name, curves):
+    """The validation losses of each optimizer at its best rate, which must lie inside the sweep."""
     best = {}
     for optimizer in ("adamw", "muon"):
         finals = {lr: val[-1][1] for (o, lr), val in curves.items() if o == optimizer and math.isfinite(val[-1][1])}
@@ -710,6 +725,10 @@ def steps_to_same_loss(report, name, curves):
         best[optimizer] = curves[optimizer, rate]
         inside = RATES[0] < rate < RATES[-1]
         report.add(f"{name}, {optimizer}: best rate", f"{rate:g}", "between the least and the largest tried", inside)
+    return best
+
+
+def steps_to_same_loss(report, name, best):
     target, steps = best["adamw"][-1][1], best["adamw"][-1][0]
     reached = next((step for step, loss in best["muon"] if loss <= target), None)
     report.add(
@@ -720,6 +739,15 @@ def steps_to_same_loss(report, name, curves):
     )
 
 
+def muon_panel(name, best):
+    colors = {"adamw": COLORS["transformers"], "muon": COLORS["ours"]}
+    series = [
+        dict(label=optimizer, color=colors[optimizer], xs=[step for step, _ in val], ys=[loss for _, loss in val])
+        for optimizer, val in best.items()
+    ]
+    return dict(title=f"{name}: each optimizer at its best rate", x="step", y="held-out loss", series=series)
+
+
 # ---------------------------------------------------------------------------
 
 COMMANDS = {"compare": compare, "chaos": chaos, "nanogpt": nanogpt, "scaling": scaling, "muon": muon}
@@ -728,9 +756,11 @@ COMMANDS = {"compare": compare, "chaos": chaos, "nanogpt": nanogpt, "scaling": s
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("--work", type=Path, default=TOP / "out" / "learn", help="runs and sections are kept here")
+    parser.add_argument("--work", type=Path, default=TOP / "out" / "learn", help="runs are kept here")
     parser.add_argument("--texts", type=Path, default=TOP / "data" / "texts", help="what dev/data/texts.sh wrote")
-    parser.add_argument("--out", type=Path, help="write all sections so far here (Markdown), and the picture (SVG)")
+    parser.add_argument(
+        "--out", type=Path, help="write the section into this file (Markdown), and its picture (SVG) next to it"
+    )
     parser.add_argument("--steps", type=int, default=0, help="steps of each run; 0: the command's own")
     parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[], help="such as 1,2,3")
     parser.add_argument(
