@@ -296,9 +296,10 @@ static void *child_thread(void *arg) { // a thread of its own: OpenMP's threads 
     return NULL;
 }
 
-enum { SAID = 1 << 15 }; // bytes for what a run prints
+enum { SAID = 1 << 15 }; // room for what a child process prints, in bytes
 
-/* Returns the exit code, or -1 if the child was killed or printed more than `size` bytes hold. */
+/* Runs body(arg) in a child process and keeps what it prints in `said`. Returns its exit code, or -1 if it was killed
+ * or printed too much for `size` bytes. */
 static int child_says(void (*body)(void *), void *arg, char *said, size_t size) {
     int ends[2], status;
     if (pipe(ends)) return -1;
@@ -323,8 +324,9 @@ static int child_says(void (*body)(void *), void *arg, char *said, size_t size) 
     said[used] = 0;
     close(ends[0]);
     waitpid(pid, &status, 0);
-    if (used + 1 == size) printf("error: a child printed %zu bytes or more, the test has room for fewer\n", size);
-    return WIFEXITED(status) && used + 1 < size ? WEXITSTATUS(status) : -1;
+    int is_cut = used + 1 == size;
+    if (is_cut) printf("error: a child process printed more than its test has room for, %zu bytes\n", size);
+    return WIFEXITED(status) && !is_cut ? WEXITSTATUS(status) : -1;
 }
 
 /* The sentence it ended with, without what was said before. */

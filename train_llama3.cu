@@ -819,9 +819,11 @@ static void rank_main(Job *j, int rank) {
     trainer_open(trainer, dry_run, j, rank, NULL);
     int complete = j->task == DO_EXPORT;
     Job *first = j;
-    if (j->task == DO_TRAIN) complete = rank_train(trainer);
-    if (j->task == DO_TRAIN) j = train_later_stages(trainer, dry_run, j, &complete);
-    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&first->ended_early, 1, __ATOMIC_RELAXED); // by all threads
+    if (j->task == DO_TRAIN) {
+        complete = rank_train(trainer);
+        j = train_later_stages(trainer, dry_run, j, &complete);
+        if (!complete) __atomic_store_n(&first->ended_early, 1, __ATOMIC_RELAXED); // by all threads
+    }
     if (j->task == DO_EVAL) print_evaluation(trainer);
     if (j->task == DO_SCORE) print_scores(trainer);
     if (j->task == DO_CHOICES) print_accuracy(trainer);

@@ -6,7 +6,7 @@
     python dev/pytorch/learn.py chaos                    # a rate at which training is chaotic; fp32 and bf16
     python dev/pytorch/learn.py nanogpt --nanogpt DIR    # nanoGPT's small task; DIR: a clone of karpathy/nanoGPT
     python dev/pytorch/learn.py scaling                  # five widths, three texts
-    python dev/pytorch/learn.py muon                     # AdamW and Muon, if the program has --optimizer
+    python dev/pytorch/learn.py muon                     # AdamW and Muon, five learning rates each, three texts
 
 Needs torch, transformers and safetensors; compare also litgpt, if it can be imported. Each command trains what is not
 yet in --work, so it may be interrupted and continued, prints its figures next to their bounds, and writes its section
@@ -40,7 +40,6 @@ from learn_runs import (
     TOP,
     Runs,
     Setting,
-    find_program,
     held_out,
     learning_rate,
     llama,
@@ -416,7 +415,7 @@ def nanogpt(args, runs):
             f"error: --nanogpt {args.nanogpt}: expected a clone of nanoGPT, with train.py: "
             "git clone https://github.com/karpathy/nanoGPT"
         )
-    folder, vocabulary, what = characters(args)
+    folder, vocabulary, what = characters(args, name)
     steps = args.steps or NANOGPT["max_iters"]
     # As many parameters in a block as GPT-2's: 4 C² of attention, 3 C F = 8 C² of the MLP; F is 341 rounded down.
     model = llama(C=128, L=4, NH=4, NKV=4, FF=340, V=vocabulary, theta=10000.0, tied=True, positions=64)
@@ -485,14 +484,14 @@ def nanogpt(args, runs):
     report.finish(args, runs)
 
 
-def characters(args):
+def characters(args, name):
     """Writes the text's characters as nanoGPT's files and as token files. Returns the folder, the size of the
     vocabulary, and what the text is."""
     if args.shakespeare:
-        text, what, name = args.shakespeare.read_text(), "Shakespeare's plays, nanoGPT's own text", "shakespeare"
+        text, what = args.shakespeare.read_text(), "Shakespeare's plays, nanoGPT's own text"
     else:
         files = sorted((args.texts / "novels" / "text").glob("*.txt"))
-        text, name = "".join(f.read_text() for f in files)[:1_115_394], "novels"
+        text = "".join(f.read_text() for f in files)[:1_115_394]
         what = "novels by Jane Austen, as many as nanoGPT takes of Shakespeare's plays"
     alphabet = sorted(set(text))
     ids = {c: i for i, c in enumerate(alphabet)}
@@ -681,9 +680,6 @@ MUON_EVERY = 20  # steps between validations
 
 def muon(args, runs):
     report = Report("muon", "AdamW and Muon")
-    program = find_program("fp32")
-    if "--optimizer" not in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:
-        sys.exit(f"error: {program} has no option --optimizer; build a version that has it")
     steps = args.steps or 300
     rows = []
     for name in [t for t in TEXTS if not args.only or t in args.only]:

@@ -3,7 +3,7 @@
 A Setting says what all contestants have in common: text, model, batch, schedule, seed. The program trains first, from
 weights that it exported before its first step; it records the windows of each step (samples.jsonl). PyTorch's
 contestants train from the same weights on the same windows. A caller may rely on: a run's file under WORK/runs is
-complete, so an interrupted command repeats at most one run; while the file $LEARN_PAUSE_FILE exists, nothing computes.
+complete, so an interrupted command repeats at most one run.
 """
 
 import hashlib
@@ -13,11 +13,9 @@ import math
 import os
 import resource
 import shutil
-import signal
 import struct
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -64,7 +62,6 @@ class Runs:
         key = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:10]
         path = self.work / "runs" / f"{setting.text.name}-{name}-lr{setting.lr:g}-seed{setting.seed}-{key}.json"
         if not path.is_file():
-            wait_while_paused()
             print(f"training: {path.stem}", flush=True)
             result = make() | {"spec": spec}
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,44 +74,19 @@ class Runs:
 
 
 # ---------------------------------------------------------------------------
-# processes, and the pause
-
-
-def paused():
-    name = os.environ.get("LEARN_PAUSE_FILE")
-    return bool(name) and os.path.exists(name)
-
-
-def wait_while_paused():
-    while paused():
-        time.sleep(2)
+# processes
 
 
 def run(command, log, cwd=TOP, env=None):
-    """Runs a command, which stands still while the pause file exists. Its output goes to the file `log`. Returns the
-    CPU time that it used, in seconds."""
+    """Runs a command, whose output goes to the file `log`. Returns the CPU time that it used, in seconds."""
     command = [str(c) for c in command]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, env=env)
-    try:
-        while True:
-            try:
-                process.wait(0.2)
-                break
-            except subprocess.TimeoutExpired:
-                if paused():
-                    process.send_signal(signal.SIGSTOP)
-                    wait_while_paused()
-                    process.send_signal(signal.SIGCONT)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    if process.returncode:
+        code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, env=env).returncode
+    if code:
         end = " ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
-        sys.exit(f"error: '{' '.join(command)}' ended with exit code {process.returncode}: {end}")
+        sys.exit(f"error: '{' '.join(command)}' ended with exit code {code}: {end}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -423,7 +395,6 @@ def train_pytorch(runs, setting, samples, how):
     losses, norms, lrs, val = [], [], [], []
     cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=how.autocast)
     for step in range(1, how.steps + 1):
-        wait_while_paused()
         lr = learning_rate(setting, max(1, step - modified.get("late", 0)))
         for group in optimizer.param_groups:
             group["lr"] = lr
