@@ -26,6 +26,7 @@ stages() {
     printf 'does not say how it saved activation memory in each stage. A stage may want another layout than the '
     printf 'others: it is trained from the checkpoint of the stage before.\n'
     stages "8,192 GPUs, DP 64" --world 8192 --tp 8 --pp 16
+    stages "16,384 GPUs, DP 128" --world 16384 --tp 8 --pp 16
     stages "16,384 GPUs, CP 2, DP 64" --world 16384 --tp 8 --cp 2 --pp 16
     stages "16,384 GPUs, CP 16, DP 8" --world 16384 --tp 8 --cp 16 --pp 16
 } >"$out"

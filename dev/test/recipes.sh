@@ -145,8 +145,15 @@ decay='"tokens": 2048, "lr": 2e-3, "min_lr": 0, "lr_schedule": "linear"'
 echo "{\"stages\": [{\"tokens\": 5120, $stable}, {$decay}]}" >branch.json
 run stable20 --recipe stable20.json --data data/web.tok
 run stable40 --recipe stable40.json --data data/web.tok
-run extended --recipe stable40.json --data data/web.tok --resume stable20 --ranks 2
-state "20 steps extended to 40 on another layout are 40 steps in one go" stable40 extended 40
+long='"batch": 8, "seq": 32, "lr": 1e-3, "warmup": 30, "lr_schedule": "constant", "max_epochs": 11'
+for steps_long in 400 800; do
+    echo "{\"stages\": [{\"tokens\": $((steps_long * 256)), $long}]}" >long$steps_long.json
+done
+run long400 --save-every 400 --recipe long400.json --data data/web.tok
+run long800 --save-every 400 --recipe long800.json --data data/web.tok
+run extended --save-every 400 --recipe long800.json --data data/web.tok --resume long400 --ranks 4 --dp-replicate 2
+state "400 steps extended to 800 on another layout are 800 steps in one go" long800 extended 800
+audited "and no window is lost or repeated when the phase is extended" extended
 run branch --recipe branch.json --data data/web.tok
 run branched --recipe branch.json --data data/web.tok --resume stable40/step-00000020 --ranks 2
 state "a branch from the middle of a longer phase is the branch run alone" branch branched 28
