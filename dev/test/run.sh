@@ -152,6 +152,7 @@ run_test() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" dev/test/tokenize.sh
+    beside "the book's links and numbers" "python3 dev/book/check.py"
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
@@ -191,6 +192,7 @@ run_all() {
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
     settle
+    suite "the book's commands" dev/test/book.sh
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
     if dev/test/hosts.sh --possible; then suite "several hosts" dev/test/hosts.sh; fi

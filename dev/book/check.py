@@ -1,0 +1,377 @@
+#!/usr/bin/env python3
+"""check.py: checks the book (docs/book), so that what it says stays true.
+
+    python3 dev/book/check.py            # links and numbers of all chapters, and links of the guide and the README
+    python3 dev/book/check.py run [NN…]  # also runs the commands of all chapters, or of those whose names begin with NN
+    python3 dev/book/check.py lines      # corrects the line numbers in links to functions
+
+How a chapter is written so that it can be checked:
+
+- A block of ```console holds commands after `$ ` and what they print. `…` stands for anything within a line, and on a
+  line of its own for any lines. A command without output may print anything. Commands run one after another in a folder
+  that looks like the top of this repository, with out/ empty. A command must succeed unless an `error:` is shown.
+- A link whose text is a name in backticks and whose target is FILE#L12 points to the definition of that name.
+- A number in the text that has a decimal point, a thousand separator, a percent sign or three digits must be known:
+  from the output of the chapter's commands, or from a comment that names where it is from:
+      <!-- numbers: 2*8.03e9*4096 = 6.58e13; 16*8/64 = 2 -->   expressions of Python, evaluated here
+      <!-- from dev/results/plan-405b.md: 430 0.789 -->       numbers that are in this file of the repository
+      <!-- paper Llama 3, section 3.3.2: 430 400 -->           numbers that a source outside the repository reports
+  Numbers after "section", "table", "figure", "chapter" and years in parentheses are no claims.
+"""
+
+import ast
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+BOOK = TOP / "docs" / "book"
+SCRATCH = TOP / "build" / "book" / "run"
+PROGRAMS = TOP / "build" / "cpu-fp32"
+LIMIT = 300  # seconds that one command may take
+
+FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)
+COMMENT = re.compile(r"<!--(.*?)-->", re.S)
+LINK = re.compile(r"(?<!\\)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]*(?:\([^()]*\))?[^()\s]*)\)")
+NUMBER = re.compile(
+    r"(?<![\w.,/#^-])(?:−|-)?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[+-]?\d+)?)(·10([⁻⁰¹²³⁴-⁹]+))?(?![\w.]*\w)( ?%)?"
+)
+SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+FUNCTIONS = {"log2": math.log2, "log": math.log, "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "min": min}
+
+
+class Report:
+    """Counts what was checked, and prints a line for each defect and for each kind of check of a page."""
+
+    def __init__(self):
+        self.passed = 0
+        self.failed = 0
+
+    def check(self, name, defects, what):
+        for defect in defects[:20]:
+            print(f"FAIL {name}: {defect}")
+        self.failed += len(defects)
+        if not defects:
+            print(f"pass {name}: {what}")
+            self.passed += 1
+
+
+def pages():
+    return sorted(BOOK.glob("*.md"))
+
+
+def without(pattern, text):
+    """The text with spaces in place of what matches, so that line numbers stay."""
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+
+
+# ---------------------------------------------------------------------------
+# links
+
+
+def slug(heading):
+    """A heading's anchor, as forges and mkdocs make it."""
+    heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
+
+
+def anchors(path):
+    text = without(FENCE, path.read_text())
+    return {slug(match.group(1)) for match in re.finditer(r"^#+ +(.*)$", text, re.M)} | set(
+        re.findall(r'(?:id|name)="([^"]+)"', text)
+    )
+
+
+def definition(path, name):
+    """The line at which a name is defined in a file, or 0."""
+    name = re.escape(name.removesuffix("()"))
+    text = path.read_text()
+    if path.suffix in (".py", ".sh", ".mk", "") or path.name == "Makefile":
+        patterns = [rf"^\s*(?:def|class) {name}\b", rf"^{name}\s*\(\)", rf"^{name}\s*[:?]?=", rf"^{name}.*:"]
+    else:
+        patterns = [
+            rf"^(?!\s*(?:return|else|if|for|//|\*))[\w][^;={{\n]*?\b{name}\((?![^{{;]*;)",  # a function with its body
+            rf"^#define {name}\b",
+            rf"^(?:typedef )?(?:struct|enum|union) {name} \{{",
+            rf"^\}} {name};",
+            rf"^(?:static |const )*[\w ]+[ *]{name}(?:\[.*?)? = ",
+            rf"^\s+{name}(?: = |,|\s*//)",
+            rf"^typedef .*\b{name}\b",
+            rf"^\s+[\w* ]+\b{name}\b[^()]*;",
+        ]
+    for pattern in patterns:
+        match = re.search(pattern, text, re.M)
+        if match:
+            return text.count("\n", 0, match.start()) + 1
+    return 0
+
+
+def split_target(path, target):
+    """The file that a link points to, and its anchor."""
+    file, _, anchor = target.partition("#")
+    return (path.parent / file).resolve() if file else path, anchor
+
+
+def link_defect(path, text, target):
+    """What is wrong with a link, or None."""
+    if re.match(r"[a-z]+:", target):
+        return None if target.startswith(("https://", "http://", "mailto:")) else f"({target}) has an unknown scheme"
+    file, anchor = split_target(path, target)
+    if not file.exists():
+        return f"({target}) points to no file"
+    if not file.is_relative_to(TOP):
+        return f"({target}) leaves the repository"
+    line = re.fullmatch(r"L(\d+)", anchor)
+    if line and re.fullmatch(r"`[^`]+`", text):
+        found = definition(file, text[1:-1])
+        if not found:
+            return f"{text} is not defined in {target.partition('#')[0]}"
+        if found != int(line.group(1)):
+            return f"{text} is on line {found} of {target}: `python3 dev/book/check.py lines` corrects it"
+    elif line:
+        if int(line.group(1)) > file.read_text().count("\n"):
+            return f"({target}) points behind the end of the file"
+    elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+        return f"({target}): the page has no heading #{anchor}"
+    return None
+
+
+def links(path):
+    text = without(COMMENT, without(FENCE, path.read_text()))
+    return [(match.group(1), match.group(2)) for match in LINK.finditer(text)]
+
+
+def check_links(report, path):
+    found = links(path)
+    defects = [defect for text, target in found if (defect := link_defect(path, text, target))]
+    report.check(f"{path.relative_to(TOP)}: links", defects, f"{len(found)} resolve")
+
+
+def correct_lines(path):
+    def corrected(match):
+        text, target = match.groups()
+        file, anchor = split_target(path, target)
+        if not re.fullmatch(r"L\d*", anchor) or not re.fullmatch(r"`[^`]+`", text) or not file.is_file():
+            return match.group()
+        line = definition(file, text[1:-1])
+        return f"[{text}]({target.partition('#')[0]}#L{line})" if line else match.group()
+
+    before = path.read_text()
+    after = LINK.sub(corrected, before)
+    if after != before:
+        path.write_text(after)
+
+
+# ---------------------------------------------------------------------------
+# numbers
+
+
+def value(match):
+    """A number's value, and half a unit of its last digit."""
+    digits = match.group(1).replace(",", "")
+    mantissa = digits.partition("e")[0]
+    scale = float(digits) / float(mantissa) if float(mantissa) else 1.0
+    if match.group(2):
+        scale *= 10.0 ** int(match.group(3).translate(SUPERSCRIPTS))
+    decimals = len(mantissa.partition(".")[2])
+    return float(mantissa) * scale, 0.5 * 10.0**-decimals * scale
+
+
+def values(text):
+    return [value(match)[0] for match in NUMBER.finditer(text)]
+
+
+def evaluate(expression):
+    """An arithmetic expression of Python: numbers, operators and FUNCTIONS."""
+    tree = ast.parse(expression.strip(), mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in FUNCTIONS or isinstance(node, (ast.Attribute, ast.Subscript)):
+            raise ValueError(expression)
+    return eval(compile(tree, expression, "eval"), {"__builtins__": {}}, FUNCTIONS)
+
+
+def known_by_comment(comment, defects):
+    """The numbers for which a comment names the source."""
+    kind, _, rest = comment.strip().partition(" ")
+    if kind == "numbers:":
+        known = []
+        for equation in filter(None, (part.strip() for part in rest.replace("\n", " ").split(";"))):
+            expression, _, result = equation.rpartition("=")
+            match = NUMBER.fullmatch(result.strip())
+            try:
+                computed = evaluate(expression)
+            except (SyntaxError, ValueError, TypeError, ZeroDivisionError):
+                defects.append(f"'{equation}' is no expression = number")
+                continue
+            if not match:
+                defects.append(f"'{equation}': '{result.strip()}' is no number")
+                continue
+            stated, half = value(match)
+            if abs(computed - stated) > half * 1.001:
+                defects.append(f"{expression.strip()} is {computed:.6g}, not {result.strip()}")
+            known += [stated, computed]
+        return known
+    if kind == "from":
+        file, _, numbers = rest.partition(":")
+        if not (TOP / file).is_file():
+            defects.append(f"<!-- from {file} --> names no file of the repository")
+            return []
+        there = values((TOP / file).read_text())
+        for match in NUMBER.finditer(numbers):
+            number, half = value(match)
+            if not any(abs(number - other) <= half * 1.001 for other in there):
+                defects.append(f"{match.group(1)} is not in {file}")
+        return values(numbers)
+    if kind == "paper":
+        source, _, numbers = rest.partition(":")
+        if not source or not numbers:
+            defects.append(f"<!-- paper {rest} --> needs a source, a colon and numbers")
+        return values(numbers)
+    return []
+
+
+def claims(text):
+    """The numbers of the text that need a source, each with its line."""
+    text = without(COMMENT, without(FENCE, text))
+    text = re.sub(r"\]\([^)]*\)", lambda match: "]" + " " * (len(match.group()) - 1), text)
+    text = without(re.compile(r"^#+ .*$", re.M), text)
+    text = without(re.compile(r"(?i)\b(?:sections?|tables?|figures?|chapters?|appendix|algorithm|equations?) [\d.]+"), text)
+    text = without(re.compile(r"\b(?:19|20)\d\d\b(?=[)\];, ])(?!,\d)"), text)
+    for match in NUMBER.finditer(text):
+        digits = match.group(1)
+        if "." in digits or "," in digits or match.group(2) or match.group(4) or len(digits) > 2:
+            yield text.count("\n", 0, match.start()) + 1, match
+
+
+def check_numbers(report, path):
+    text = path.read_text()
+    defects, known = [], []
+    for match in COMMENT.finditer(text):
+        known += known_by_comment(match.group(1), defects)
+    for match in FENCE.finditer(text):
+        known += values(match.group(3))
+    count = 0
+    for line, match in claims(text):
+        count += 1
+        number, half = value(match)
+        if not any(abs(number - other) <= half * 1.001 for other in known):
+            defects.append(f"line {line}: {match.group().strip()} has no source")
+    report.check(f"{path.relative_to(TOP)}: numbers", defects, f"{count} have a source")
+
+
+# ---------------------------------------------------------------------------
+# commands
+
+
+def commands(text):
+    """The commands of a page, each with the lines that it is expected to print."""
+    for match in FENCE.finditer(text):
+        if match.group(2) != "console":
+            continue
+        command, expected, continued = None, [], False
+        for line in match.group(3).splitlines():
+            if continued:
+                command += "\n" + line
+            elif line.startswith("$ "):
+                if command is not None:
+                    yield command, expected
+                command, expected = line[2:], []
+            else:
+                expected.append(line)
+            continued = line.endswith("\\") and not expected
+        if command is not None:
+            yield command, expected
+
+
+def pattern_of(expected):
+    """The regular expression that the output must match."""
+    pattern = ""
+    for line in expected:
+        if line.strip() == "…":
+            pattern += r"(?:[^\n]*\n)*?"
+        else:
+            pattern += ".*".join(re.escape(part) for part in line.rstrip().split("…")) + r"[ \t]*\n"
+    return pattern + r"\Z"
+
+
+def folder():
+    """A folder that looks like the top of the repository, with the programs in fp32 and an out/ of its own."""
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    SCRATCH.mkdir(parents=True)
+    for entry in TOP.iterdir():
+        if entry.name not in ("out", ".git", "train_llama3", "plan_llama3"):
+            (SCRATCH / entry.name).symlink_to(entry)
+    for program in ("train_llama3", "plan_llama3"):
+        (SCRATCH / program).symlink_to(PROGRAMS / program)
+    return SCRATCH
+
+
+def first_difference(expected, output):
+    for i in range(len(expected)):
+        if not re.match(pattern_of(expected[: i + 1])[: -len(r"\Z")], output):
+            return f"expected '{expected[i]}'"
+    return "more lines than expected"
+
+
+def check_commands(report, path):
+    name, defects, count = path.relative_to(TOP), [], 0
+    where = folder()
+    environment = dict(os.environ, LC_ALL="C.UTF-8", OMP_NUM_THREADS="1")
+    for command, expected in commands(path.read_text()):
+        count += 1
+        try:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=where,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            defects.append(f"`{command}` took more than {LIMIT} s")
+            continue
+        output = done.stdout.decode(errors="replace")
+        fails = any(line.startswith("error:") for line in expected)
+        if (done.returncode != 0) != fails:
+            last = (output.strip().splitlines() or [""])[-1]
+            defects.append(f"`{command}` ended with exit code {done.returncode}: {last}")
+        elif expected and not re.match(pattern_of(expected), output):
+            defects.append(f"`{command}`: {first_difference(expected, output)}, and it printed:\n{output[:3000]}")
+    report.check(f"{name}: commands", defects, f"{count} print what the page shows")
+
+
+def main(arguments):
+    if arguments[:1] not in ([], ["run"], ["lines"]):
+        sys.exit(f"error: check.py was given '{arguments[0]}'; expected nothing, run or lines")
+    if arguments[:1] == ["lines"]:
+        for path in pages():
+            correct_lines(path)
+        return
+    chosen = [path for path in pages() if not arguments[1:] or path.name.startswith(tuple(arguments[1:]))]
+    if not chosen:
+        sys.exit(f"error: no page of docs/book begins with {' or '.join(arguments[1:]) or 'anything'}")
+    if arguments[:1] == ["run"]:
+        for program in ("train_llama3", "plan_llama3"):
+            if not (PROGRAMS / program).is_file():
+                sys.exit(f"error: {program} is missing in {PROGRAMS.relative_to(TOP)}: `make book-test` builds it")
+    report = Report()
+    for path in chosen:
+        check_links(report, path)
+        check_numbers(report, path)
+        if arguments[:1] == ["run"]:
+            check_commands(report, path)
+    if not arguments[1:]:
+        for path in [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs" / "guide").glob("*.md"))]:
+            check_links(report, path)
+    print(f"\n{report.passed} passed, {report.failed} failed")
+    sys.exit(report.failed > 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

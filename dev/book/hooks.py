@@ -1,0 +1,68 @@
+"""hooks.py: called by mkdocs (mkdocs.yml).
+
+Chapters link to the source by paths such as ../../fsdp.h#L288, which any forge shows. In HTML these links lead to pages
+that are made here: one for each linked file, with its lines numbered. Folders and binary files are left out.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import CLexer, TextLexer, get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+TOP = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\]\()((?:\.\./)+[^()\s#]+)(#[^()\s]*)?(\))")
+linked = set()
+
+
+def on_pre_build(config):
+    linked.clear()
+
+
+def on_page_markdown(markdown, page, config, files):
+    here = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
+
+    def rewritten(match):
+        before, target, anchor, after = match.groups()
+        path = posixpath.normpath(posixpath.join(here, target))
+        if path.startswith("docs/") and not path.endswith((".sh", ".py")):
+            return match.group()
+        if (TOP / path).is_dir():
+            return match.group(1)[1:-2]  # its text alone
+        linked.add(path)
+        up = "../" * page.file.src_uri.count("/")
+        line = re.sub(r"^#L(\d+)$", r"#L-\1", anchor or "")
+        return f"{before}{up}source/{path}.html{line}{after}"
+
+    return LINK.sub(rewritten, markdown)
+
+
+def lexer_of(path):
+    if path.endswith((".cu", ".cuh", ".h")):
+        return CLexer()
+    try:
+        return get_lexer_for_filename(path)
+    except ClassNotFound:
+        return TextLexer()
+
+
+def on_post_build(config):
+    for path in sorted(linked):
+        dark = HtmlFormatter(style="github-dark").get_style_defs()
+        formatter = HtmlFormatter(
+            full=True,
+            title=path,
+            linenos="inline",
+            lineanchors="L",
+            anchorlinenos=True,
+            style="default",
+            cssstyles="line-height: 1.4",
+        )
+        text = highlight((TOP / path).read_text(errors="replace"), lexer_of(path), formatter)
+        text = text.replace("</style>", "@media (prefers-color-scheme: dark) {\n" + dark + "}\n</style>", 1)
+        out = Path(config["site_dir"]) / "source" / (path + ".html")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
