@@ -9,13 +9,15 @@ How a chapter is written so that it can be checked:
 
 - A block of ```console holds commands after `$ ` and what they print. `…` stands for anything within a line, and on a
   line of its own for any lines. A command without output may print anything. Commands run one after another in a folder
-  that looks like the top of this repository, with out/ empty. A command must succeed unless an `error:` is shown.
+  that looks like the top of this repository, with out/ empty. Variables keep their values from one command to the next.
+  A command must succeed unless an `error:` is shown.
 - A link whose text is a name in backticks and whose target is FILE#L12 points to the definition of that name.
 - A number in the text that has a decimal point, a thousand separator, a percent sign or three digits must be known:
   from the output of the chapter's commands, or from a comment that names where it is from:
       <!-- numbers: 2*8.03e9*4096 = 6.58e13; 16*8/64 = 2 -->   expressions of Python, evaluated here
       <!-- from dev/results/plan-405b.md: 430 0.789 -->       numbers that are in this file of the repository
       <!-- paper Llama 3, section 3.3.2: 430 400 -->           numbers that a source outside the repository reports
+      <!-- given: 200 -->                                      assumptions of an example or an exercise
   Numbers after "section", "table", "figure", "chapter" and years in parentheses are no claims.
 """
 
@@ -226,6 +228,8 @@ def known_by_comment(comment, defects):
             if not any(abs(number - other) <= half * 1.001 for other in there):
                 defects.append(f"{match.group(1)} is not in {file}")
         return values(numbers)
+    if kind == "given:":
+        return values(rest)
     if kind == "paper":
         source, _, numbers = rest.partition(":")
         if not source or not numbers:
@@ -239,6 +243,7 @@ def claims(text):
     text = without(COMMENT, without(FENCE, text))
     text = re.sub(r"\]\([^)]*\)", lambda match: "]" + " " * (len(match.group()) - 1), text)
     text = without(re.compile(r"^#+ .*$", re.M), text)
+    text = without(re.compile(r"arXiv:? ?\d+\.\d+"), text)
     text = without(re.compile(r"(?i)\b(?:sections?|tables?|figures?|chapters?|appendix|algorithm|equations?) [\d.]+"), text)
     text = without(re.compile(r"\b(?:19|20)\d\d\b(?=[)\];, ])(?!,\d)"), text)
     for match in NUMBER.finditer(text):
@@ -301,13 +306,22 @@ def pattern_of(expected):
 def folder():
     """A folder that looks like the top of the repository, with the programs in fp32 and an out/ of its own."""
     shutil.rmtree(SCRATCH, ignore_errors=True)
-    SCRATCH.mkdir(parents=True)
+    (SCRATCH / "out").mkdir(parents=True)
     for entry in TOP.iterdir():
         if entry.name not in ("out", ".git", "train_llama3", "plan_llama3"):
             (SCRATCH / entry.name).symlink_to(entry)
     for program in ("train_llama3", "plan_llama3"):
         (SCRATCH / program).symlink_to(PROGRAMS / program)
     return SCRATCH
+
+
+def in_shell(command):
+    """The command between lines that restore and save the shell's variables."""
+    state = SCRATCH.parent / "variables"
+    return (
+        f"if [ -f '{state}' ]; then . '{state}' 2>/dev/null; fi\n{command}\ncode=$?\n"
+        f"declare -p | grep -E '^declare -[-x]+ [a-z]' >'{state}'\nexit $code"
+    )
 
 
 def first_difference(expected, output):
@@ -320,12 +334,13 @@ def first_difference(expected, output):
 def check_commands(report, path):
     name, defects, count = path.relative_to(TOP), [], 0
     where = folder()
+    (SCRATCH.parent / "variables").unlink(missing_ok=True)
     environment = dict(os.environ, LC_ALL="C.UTF-8", OMP_NUM_THREADS="1")
     for command, expected in commands(path.read_text()):
         count += 1
         try:
             done = subprocess.run(
-                ["bash", "-c", command],
+                ["bash", "-c", in_shell(command)],
                 cwd=where,
                 env=environment,
                 stdin=subprocess.DEVNULL,
