@@ -109,6 +109,7 @@ def definition(path, name):
             rf"^(?:static |const )*[\w ]+[ *]{name}(?:\[.*?)? = ",
             rf"^\s+{name}(?: = |,|\s*//)",
             rf"^typedef .*\b{name}\b",
+            rf"^enum \{{[^\n]*\b{name}\b",
             rf"^\s+[\w* ]+\b{name}\b[^()]*;",
         ]
     for pattern in patterns:
