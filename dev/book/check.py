@@ -2,7 +2,7 @@
 """check.py: checks the book (docs/book), so that what it says stays true.
 
     python3 dev/book/check.py            # links and numbers of all chapters, and links of the guide and the README
-    python3 dev/book/check.py run [NN…]  # also runs the commands of all chapters, or of those whose names begin with NN
+    python3 dev/book/check.py run [NN…]  # also runs the commands, of all chapters or of those that begin with NN
     python3 dev/book/check.py lines      # corrects the line numbers in links to functions
 
 How a chapter is written so that it can be checked:
@@ -46,7 +46,8 @@ FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)
 COMMENT = re.compile(r"<!--(.*?)-->", re.S)
 LINK = re.compile(r"(?<!\\)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]*(?:\([^()]*\))?[^()\s]*)\)")
 NUMBER = re.compile(
-    r"(?<![\w.,/#^-])(?:−|-)?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[+-]?\d+)?)(·10([⁻⁰¹²³⁴-⁹]+))?(?![\w.]*\w)( ?%)?"
+    r"(?<![\w.,/#^-])(?:−|-)?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
+    r"(·10([⁻⁰¹²³⁴-⁹]+))?(?![\w.]*\w)( ?%)?"
 )
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 FUNCTIONS = {"log2": math.log2, "log": math.log, "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "min": min}
@@ -251,7 +252,8 @@ def claims(text):
     text = re.sub(r"\]\([^)]*\)", lambda match: "]" + " " * (len(match.group()) - 1), text)
     text = without(re.compile(r"^#+ .*$", re.M), text)
     text = without(re.compile(r"arXiv:? ?\d+\.\d+"), text)
-    text = without(re.compile(r"(?i)\b(?:sections?|tables?|figures?|chapters?|appendix|algorithm|equations?) [\d.]+"), text)
+    places = "sections?|tables?|figures?|chapters?|appendix|algorithm|equations?"
+    text = without(re.compile(rf"(?i)\b(?:{places}) [\d.]+"), text)
     text = without(re.compile(r"\b(?:19|20)\d\d\b(?=[)\];, ])(?!,\d)"), text)
     for match in NUMBER.finditer(text):
         digits = match.group(1)
