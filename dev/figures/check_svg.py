@@ -77,7 +77,7 @@ def problems_of(path):
     if width > MOST_WIDTH or height > MOST_HEIGHT:
         problems.append(f"is {width:.0f} x {height:.0f}, at most {MOST_WIDTH} x {MOST_HEIGHT}")
     back = root.find(f"{SVG}rect")
-    covers = back is not None and [back.get(k) for k in ("width", "height")] == view[2:] and not back.get("fill-opacity")
+    covers = back is not None and [back.get("width"), back.get("height")] == view[2:]
     if not covers and "prefers-color-scheme" not in "".join(root.itertext()):
         problems.append("has neither a background of its own nor colors for dark pages")
     return problems + text_problems(root, width, height)

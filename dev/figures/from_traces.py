@@ -283,10 +283,9 @@ def pipeline(source, name, virtual, options, heading):
     d = Drawing(1000, 330, heading, f"{heading}. {below} A row per rank shows which micro-batch it computes when, "
                 f"forward and backward; gaps are the bubble, {100 * idle:.1f} % of the time.")  # fmt: skip
     d.heading(heading, below)
-    colors = {("forward", 0): "#9bd3b9", ("forward", 1): "#1c7f5c", ("backward", 0): "#e3b4cd", ("backward", 1): "#9a4f78"}
-    words = {("forward", 0): "forward", ("forward", 1): "forward, 2nd stage of the rank", ("backward", 0): "backward",
-             ("backward", 1): "backward, 2nd stage of the rank"}  # fmt: skip
-    d.legend(16, 68, [(c, words[k]) for k, c in colors.items() if k[1] < virtual])
+    colors = {"forward": ("#9bd3b9", "#1c7f5c"), "backward": ("#e3b4cd", "#9a4f78")}  # of a rank's first and second stage
+    for_stage = ("", ", the rank's second stage")
+    d.legend(16, 68, [(c[v], kind + for_stage[v]) for kind, c in colors.items() for v in range(virtual)])
     left, scale = 70, 915 / length
     structure = {}
     for row, rank in enumerate(sorted(ranks)):
@@ -297,7 +296,7 @@ def pipeline(source, name, virtual, options, heading):
         for b in boxes:
             title = f"{b['kind']} of micro-batch {b['micro_batch']}, {b['end'] - b['begin']:.1f} ms"
             width = (b["end"] - b["begin"]) * scale
-            d.box(left + b["begin"] * scale, y, width, 36, colors[b["kind"], b["stage"]], str(b["micro_batch"]), title)
+            d.box(left + b["begin"] * scale, y, width, 36, colors[b["kind"]][b["stage"]], str(b["micro_batch"]), title)
         structure[f"rank {rank}"] = [
             f"{b['kind'][0].upper()}{b['micro_batch']}" + (f" of stage {b['stage']}" if virtual > 1 else "")
             for b in boxes
@@ -305,7 +304,8 @@ def pipeline(source, name, virtual, options, heading):
     d.text(70, 290, f"Waiting: {100 * idle:.1f} % of the time of the mean rank.", 13, bold=True)
     rule = "(P - 1) / (M + P - 1)" if virtual == 1 else "(P - 1) / (V M + P - 1)"
     given = "P = 4, M = 8" + (f", V = {virtual}" if virtual > 1 else "")
-    d.text(70, 312, f"If all stages took equally long and messages no time: {rule} = {100 * formula:.1f} %, {given}.", 12)
+    said = f"If all stages took equally long and messages no time: {rule} = {100 * formula:.1f} %, {given}."
+    d.text(70, 312, said, 12)
     d.structure = structure
     return d
 
@@ -316,7 +316,8 @@ def pipeline_1f1b(source):
 
 def pipeline_interleaved(source):
     options = "--pp-schedule interleaved --pp-chunks 2 "
-    return pipeline(source, "pipeline-interleaved", 2, options, "Interleaved 1F1B: two stages per rank, half the bubble")
+    heading = "Interleaved 1F1B: two stages per rank, half the bubble"
+    return pipeline(source, "pipeline-interleaved", 2, options, heading)
 
 
 # ---------------------------------------------------------------------------
@@ -430,11 +431,12 @@ def block(source):
     for kind, x in (("forward", 16), ("backward", 508)):
         flops = sum(e["args"]["flops"] for e in found[kind])
         draw_ops(d, x, f"{kind}: {amount(flops, 'FLOP')}", rows[kind], found[kind], whole)
-    events = [e for of_pass in found.values() for e in of_pass]
-    for i, (kind, words) in enumerate((("linear", "linear layers"), ("attention", "attention"), ("", "all other ops"))):
-        of_kind = [e for e in events if (e["name"].split("_")[0] == kind if kind else e["name"][:3] not in ("lin", "att"))]
-        share = sum(e["args"]["flops"] for e in of_kind) / whole
-        d.box(16, 424 + 26 * i, 13, 13, {"linear": SKY, "attention": "#f2c879", "": GRAY}[kind])
+    shares = {"linear layers": (SKY, 0), "attention": ("#f2c879", 0), "all other ops": (GRAY, 0)}
+    for e in (e for of_pass in found.values() for e in of_pass):
+        kind = {"linear": "linear layers", "attention": "attention"}.get(e["name"].split("_")[0], "all other ops")
+        shares[kind] = (shares[kind][0], shares[kind][1] + e["args"]["flops"] / whole)
+    for i, (words, (color, share)) in enumerate(shares.items()):
+        d.box(16, 424 + 26 * i, 13, 13, color)
         d.text(38, 435 + 26 * i, f"{words}: {100 * share:.1f} % of the FLOPs of forward and backward", 12)
     d.structure = {
         kind: [f"{e['name']} {row[1]}: {e['args']['flops']:.0f} FLOPs" for row, e in zip(rows[kind], found[kind])]

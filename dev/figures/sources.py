@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORK = Path("build/figures")  # relative to ROOT, so that the commands in the figures are the same everywhere
 TRAIN = "build/cpu-fp32/train_llama3"
+TRAIN_BF16 = "build/cpu-bf16/train_llama3"
 PLAN = "build/cpu-bf16/plan_llama3"  # H100s compute in bf16
 H100 = "--transport nccl --cluster dev/clusters/h100-8.json"
 LAYOUT_405B = (
@@ -64,38 +65,33 @@ class Source:
             self.outputs[TOKENS_COMMAND] = ""
         return TOKENS
 
-    def file(self, name):
-        """A path for an output of a command, where none is yet."""
-        return WORK / name
-
-    def trace(self, name, options, program=TRAIN):
-        """The events of --trace of a run or of a plan."""
-        path = self.file(f"{name}.json")
-        data = f"--data {self.tokens()} " if program == TRAIN else ""
-        command = f"{program} {data}{options} --trace {path}"
+    def fresh(self, command, *outputs):
+        """Runs a command after removing its outputs of an earlier time, which the programs would not replace."""
         if command not in self.outputs:
-            (ROOT / path).unlink(missing_ok=True)
-        self.run(command)
+            subprocess.run(["rm", "-rf", *(str(ROOT / path) for path in outputs)], check=True)
+        return self.run(command)
+
+    def trace(self, name, options, program=TRAIN, with_out=False):
+        """The timeline of a run or of a plan. `with_out`: its other files are in out(name)."""
+        path = WORK / f"{name}.json"
+        data = f"--data {self.tokens()} " if program == TRAIN else ""
+        out = f" --out {self.out(name)}" if with_out else ""
+        self.fresh(f"{program} {data}{options} --trace {path}{out}", path, self.out(name))
         return Trace(json.loads((ROOT / path).read_text(encoding="utf-8"))["traceEvents"])
 
-    def train(self, name, options):
-        """Trains with --out. Returns that folder."""
-        path = self.file(name)
-        command = f"{TRAIN} --data {self.tokens()} {options} --out {path}"
-        if command not in self.outputs:
-            subprocess.run(["rm", "-rf", str(ROOT / path)], check=True)
-        self.run(command)
-        return ROOT / path
+    def out(self, name):
+        return WORK / name
 
-    def plan(self, name, options, program=TRAIN):
+    def train(self, name, options):
+        """Trains, and returns the folder of --out."""
+        self.fresh(f"{TRAIN} --data {self.tokens()} {options} --out {self.out(name)}", self.out(name))
+        return ROOT / self.out(name)
+
+    def plan(self, name, options, program=PLAN):
         """plan.json of a layout."""
-        path = self.file(name)
-        task = " --plan" if program == TRAIN else ""
-        command = f"{program}{task} {options} --out {path}"
-        if command not in self.outputs:
-            subprocess.run(["rm", "-rf", str(ROOT / path)], check=True)
-        self.run(command)
-        return json.loads((ROOT / path / "plan.json").read_text(encoding="utf-8"))
+        task = "" if program == PLAN else " --plan"
+        self.fresh(f"{program}{task} {options} --out {self.out(name)}", self.out(name))
+        return json.loads((ROOT / self.out(name) / "plan.json").read_text(encoding="utf-8"))
 
 
 class Trace:
