@@ -283,7 +283,7 @@ def pipeline(source, name, virtual, options, heading):
     d = Drawing(1000, 330, heading, f"{heading}. {below} A row per rank shows which micro-batch it computes when, "
                 f"forward and backward; gaps are the bubble, {100 * idle:.1f} % of the time.")  # fmt: skip
     d.heading(heading, below)
-    colors = {"forward": ("#9bd3b9", "#1c7f5c"), "backward": ("#e3b4cd", "#9a4f78")}  # of a rank's first and second stage
+    colors = {"forward": ("#9bd3b9", "#1c7f5c"), "backward": ("#e3b4cd", "#9a4f78")}  # a rank's two stages
     for_stage = ("", ", the rank's second stage")
     d.legend(16, 68, [(c[v], kind + for_stage[v]) for kind, c in colors.items() for v in range(virtual)])
     left, scale = 70, 915 / length
