@@ -2,7 +2,7 @@
 """figures.py [NAME…]: draws the figures of the book, or those named, into docs/book/figures, each from fresh runs.
 figures.py --check [--small] [NAME…]: draws nothing, but makes each figure's source anew and compares what it would draw
 with the structure that the committed figure says it has, and checks the figure itself (check_svg.py).
-figures.py --list: the names.
+figures.py --list: the names. --folder DIR: where the figures are, or are drawn.
 
 A figure is a function that gets a Source and returns a Drawing. drawing.structure is what the picture says apart from
 times: names and order of events, ranks, categories. It is written into the figure's <metadata> together with the
@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import from_plans
 import from_runs
@@ -21,7 +22,7 @@ from check_svg import problems_of, read_metadata
 from sources import ROOT, Source
 
 FIGURES = {**from_traces.FIGURES, **from_plans.FIGURES, **from_runs.FIGURES}
-FOLDER = ROOT / "docs/book/figures"
+FOLDER = "docs/book/figures"
 
 
 def commit():
@@ -37,17 +38,17 @@ def drawn(source, name):
     return drawing
 
 
-def draw(source, names):
-    FOLDER.mkdir(parents=True, exist_ok=True)
+def draw(source, names, folder):
+    folder.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in names:
         begin = time.monotonic()
         drawing = drawn(source, name)
-        path = FOLDER / f"{name}.svg"
+        path = folder / f"{name}.svg"
         drawing.write(path, {"commands": source.used, "commit": commit(), "structure": drawing.structure})
         problems = problems_of(path)
         failed += len(problems)
-        print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KB, {time.monotonic() - begin:.1f} s")
+        print(f"{path}: {path.stat().st_size / 1024:.0f} KB, {time.monotonic() - begin:.1f} s")
         for problem in problems:
             print(f"  {problem}")
     return failed
@@ -74,11 +75,11 @@ def difference(committed, fresh, where="structure"):
     return None if committed == fresh else f"{where}: {committed!r} committed, {fresh!r} now"
 
 
-def check(source, names):
+def check(source, names, folder):
     passed = failed = 0
     for name in names:
-        path = FOLDER / f"{name}.svg"
-        found = [f"{path.relative_to(ROOT)} is missing: make figures draws it"]
+        path = folder / f"{name}.svg"
+        found = [f"{path} is missing: make figures draws it"]
         if path.is_file():
             found = problems_of(path)
         if not found:
@@ -97,7 +98,11 @@ def check(source, names):
 
 
 def main():
-    words = sys.argv[1:]
+    words, folder = sys.argv[1:], ROOT / FOLDER
+    if "--folder" in words:
+        at = words.index("--folder")
+        folder = Path(*words[at + 1 : at + 2]).resolve()
+        del words[at : at + 2]
     names = [w for w in words if not w.startswith("--")] or list(FIGURES)
     unknown = [n for n in names if n not in FIGURES]
     if unknown:
@@ -106,7 +111,7 @@ def main():
         print("\n".join(FIGURES))
         return
     source = Source(small="--small" in words)
-    failed = check(source, names) if "--check" in words else draw(source, names)
+    failed = (check if "--check" in words else draw)(source, names, folder)
     sys.exit(1 if failed else 0)
 
 

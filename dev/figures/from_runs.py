@@ -97,11 +97,13 @@ def traffic_matrix(source):
         y += 48
     pairs = len(received)
     d.text(x, y + 6, f"{pairs} of 240 ordered pairs exchange data.", 12)
-    for i, line in enumerate(
-        ("A cell has the color of the axis with the most bytes, and a", "corner in that of another one. Ranks 2 apart are "
-         "peers of both", "cp and fsdp: their cells have the bytes of both.")
-    ):  # fmt: skip
-        d.text(x, y + 34 + 18 * i, line, 12, color=DIM)
+    lines = (
+        "A cell has the color of the axis with the most bytes, and a",
+        "corner in that of another one. Ranks 2 apart are peers of",
+        "both cp and fsdp: their cells have the bytes of both.",
+    )
+    for i, words in enumerate(lines):
+        d.text(x, y + 34 + 18 * i, words, 12, color=DIM)
     d.structure = {f"rank {rank}": {} for rank in range(16)}
     for (receiver, sender), by_axis in sorted(received.items()):
         d.structure[f"rank {receiver}"][f"from {sender}"] = {a: round(b) for a, b in sorted(by_axis.items())}

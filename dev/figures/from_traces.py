@@ -9,7 +9,7 @@ from svg import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing, Pl
 # ---------------------------------------------------------------------------
 # a step under each strategy of data parallelism
 
-TINY_STEP = "--ranks 4 --model tiny --seq 128 --batch 2 --steps 8"
+TINY_STEP = "--ranks 4 --model tiny --seq 128 --batch 2"
 
 
 def lanes_of(events):
@@ -21,7 +21,7 @@ def lanes_of(events):
 
 
 def strategy_timeline(source, name, strategy, heading, what):
-    trace = source.trace(name, f"{TINY_STEP} --sharding {strategy}")
+    trace = source.trace(name, f"{TINY_STEP} --sharding {strategy} --steps {2 if source.small else 8}")
     ranks, length = trace.step()
     desc = (
         f"Timeline of one training step of four ranks with --sharding {strategy}. {what} Each rank has a lane of what "
@@ -154,7 +154,7 @@ def draw_stack(d, plot, history, length):
 
 def memory_step(source):
     options = "--model tiny --seq 128 --batch 4"
-    trace = source.trace("memory-step", f"--ranks 4 {options} --steps 6")
+    trace = source.trace("memory-step", f"--ranks 4 {options} --steps {2 if source.small else 6}")
     rows = buffers(source.run(f"{TRAIN} --plan --world 4 {options}"))
     step = trace.shortest_step()
     ranks, length = trace.step(step)
