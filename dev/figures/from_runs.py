@@ -1,6 +1,7 @@
 """from_runs.py: figures that are drawn from training runs, and from the measured speed of the ops."""
 
 import json
+import math
 import re
 
 from sources import ROOT
@@ -298,16 +299,26 @@ def find_size(tables, op, precision, label):
     return next(rows for size, rows in tables[op, precision].items() if size.split(":")[0] == label)
 
 
-def place_labels(d, points, least):
-    """Writes each label beside its point, where it meets neither another label nor a point, from x `least` on."""
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y, _ in points]
+def boxes_along(begin, end):
+    """Small boxes that cover a line, for place_labels."""
+    count = int(math.dist(begin, end) / 5) + 1
+    centers = ([b + (e - b) * i / count for b, e in zip(begin, end)] for i in range(count + 1))
+    return [(x - 2, y - 2, x + 2, y + 2) for x, y in centers]
+
+
+def place_labels(d, points, least, taken):
+    """Writes each label beside its point, where it meets no other label, no point and none of the boxes in `taken`,
+    from x `least` on."""
+    taken = [*taken, *((x - 5, y - 5, x + 5, y + 5) for x, y, _ in points)]
     for x, y, words in points:
         if not words:
             continue
         width = text_width(words, 11)
         places = [(x + 9, y + 4), (x - 9 - width, y + 4), (x - width / 2, y - 10), (x - width / 2, y + 19)]
-        for dy in (-14, 14, -28, 28):
-            places += [(x + 9, y + 4 + dy), (x - 9 - width, y + 4 + dy)]
+        for away in range(1, 12):
+            for dx in (9, 15 * away):
+                places += [(x + dx, y + 4 + 14 * s * away) for s in (-1, 1)]
+                places += [(x - dx - width, y + 4 + 14 * s * away) for s in (-1, 1)]
         for left, base in places:
             box = (left, base - 9, left + width, base + 3)
             if left >= least and all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
@@ -336,18 +347,23 @@ def roofline(source):
     )
     d.heading(
         f"Roofline of 2 cores of an {machine.split(',')[0]}: the ops in use, at the sizes of bench-125m",
-        "Measured in fp32 (filled) and bf16 (open). Cases that fit a cache may lie above the bandwidth of memory.",
+        "Measured in fp32 (filled), linear layers and attention also in bf16 (open). Cases that fit a cache may lie "
+        "above the line of memory.",
     )
-    plot = Plot(d, (80, 70, 900, 430), [0.02, 900], [1, 900], True, True, room=0)
+    plot = Plot(d, (80, 70, 900, 430), [0.04, 900], [4, 900], True, True, room=0)
     plot.frame("FLOPs per byte that is read or written", "GFLOP/s")
-    low, high = plot.x.low, plot.x.high
+    low, high, taken = plot.x.low, plot.x.high, []
     for bandwidth, words, dash in ((memory, "memory", ""), (cache, "caches", "7 5")):
         knee = peak["bf16"] / bandwidth
         start = max(low, plot.y.low / bandwidth)
-        d.polyline([plot.at(start, bandwidth * start), plot.at(knee, peak["bf16"])], RED, 2, dash)
+        ends = [plot.at(start, bandwidth * start), plot.at(knee, peak["bf16"])]
+        d.polyline(ends, RED, 2, dash)
+        taken += boxes_along(*ends)
     for precision, value in peak.items():
         knee = value / cache
         d.polyline([plot.at(knee, value), plot.at(high, value)], RED, 2)
+        taken += boxes_along(plot.at(knee, value), plot.at(high, value))
+        taken.append((600, plot.y.place(value) - 18, 830, plot.y.place(value)))
         d.text(600, plot.y.place(value) - 7, f"peak of matmuls in {precision}: {value:.0f} GFLOP/s", 12)
     d.line(96, 92, 122, 92, RED, 2)
     d.text(128, 96, f"bandwidth of memory: {memory:.0f} GB/s (AdamW's bytes, not in a cache)", 12)
@@ -355,14 +371,14 @@ def roofline(source):
     d.text(128, 116, f"bandwidth of caches: {cache:.0f} GB/s (the embedding's bytes)", 12)
     points, structure = [], []
     for op, label in ROOFLINE_OPS.items():
-        for precision in ("fp32", "bf16"):
+        for precision in ("fp32", "bf16") if op.startswith(("linear", "attention")) else ("fp32",):
             rows = find_size(tables, op, precision, label)
             name, flops, rate, _ = next(r for r in rows if r[0].startswith("in use"))
             x, y = plot.at(flops / rate, flops)
             d.circle(x, y, 4.5, BLUE if precision == "fp32" else "#ffffff", BLUE)
             points.append((x, y, op.replace("_", " ") if precision == "fp32" else ""))
             structure.append(f"{op}, {precision}, {label}: {name}")
-    place_labels(d, points, plot.x0 + 4)
+    place_labels(d, points, plot.x0 + 4, taken)
     d.structure = structure
     return d
 
