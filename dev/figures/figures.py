@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """figures.py [NAME…]: draws the figures of the book, or those named, into docs/book/figures, each from fresh runs.
-figures.py --check [--small] [NAME…]: draws nothing, but makes each figure's source anew and compares what it would draw
-with the structure that the committed figure says it has, and checks the figure itself (check_svg.py).
+figures.py --check [--small] [NAME…]: draws nothing, but makes each figure's source again and compares what it would
+draw with the structure that the committed figure says it has, and checks the figure itself (check_svg.py).
 figures.py --list: the names. --folder DIR: where the figures are, or are drawn.
 
 A figure is a function that gets a Source and returns a Drawing. drawing.structure is what the picture says apart from

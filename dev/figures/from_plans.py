@@ -390,7 +390,7 @@ def step_405b(source):
     layouts = {"8,192 tokens: TP 8, PP 16, DP 128": first, "131,072 tokens: TP 8, CP 16, PP 16, DP 8": second}
     d = Drawing(
         1000,
-        314,
+        286,
         "The estimated step of Llama 3 405B on 16,384 GPUs, by parts",
         "Two bars for the estimated training step of Llama 3 405B on 16,384 H100s, for sequences of 8,192 and 131,072 "
         "tokens: arithmetic of the mean rank, and the time that it waits for communication over each axis, with the "

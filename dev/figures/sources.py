@@ -1,4 +1,4 @@
-"""sources.py: what figures are drawn from: plans, traces and measurements that the programs make anew.
+"""sources.py: what figures are drawn from: plans, traces and runs that the programs make again for each drawing.
 
 A Source runs commands in the repository's root, each at most once, and remembers which ones a figure used, so that they
 can be written into the figure. With small=True figures may ask for smaller runs whose structure is the same.
