@@ -9,6 +9,7 @@
 #                 installs ssh, munge and Slurm (Debian, Ubuntu)
 # make measure    a million executions of each fuzz target, and the unit tests in other builds: hours
 # make bench      speed, next to that of the matmuls alone
+# make figures    the figures of the book, each drawn from a fresh run (NAMES="cp-mask …": only those)
 # make fuzz       a million executions of each fuzz target (RUNS=n)
 # make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
@@ -51,6 +52,7 @@ HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h de
 
 include dev/cuda.mk
 include dev/book.mk
+include dev/figures.mk
 
 all: train_llama3 plan_llama3 $(if $(CUDA),train_llama3_cuda)
 

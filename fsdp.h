@@ -115,12 +115,12 @@ static void *state_of(const FsdpUnit *u, StateKind kind) {
 }
 
 /* What a pool's buffers hold: weights as they are gathered, int8 weights after dequantization, fp32 gradients. */
-typedef enum { POOL_WEIGHTS, POOL_DEQUANTIZED, POOL_GRADIENTS, POOLS } PoolKind;
+typedef enum { POOL_WEIGHTS, POOL_DEQUANTIZED, POOL_GRADIENTS, POOLS } PoolKind; // in the order of MemoryUse
 
 typedef struct {
     UnitKind kind; // a buffer serves units of one kind
     void *memory;  // (largest padded unit of that kind)
-    int taken;
+    size_t taken;  // bytes in use; 0: the buffer is free
     DeviceEvent freed; // GPU: the previous user's work on the buffer has ended
 } PoolBuffer;
 
@@ -206,7 +206,6 @@ static void pool_add(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, const 
     for (int i = 0; i < count && largest; i++) {
         PoolBuffer *b = &p->buffers[p->count++];
         b->kind = kind;
-        b->taken = 0;
         b->memory = arena_alloc(fsdp->dev, MEM_COMM, name, largest);
     }
 }
@@ -224,7 +223,8 @@ static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
     if (!b)
         run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool],
                     u->table_unit->name);
-    b->taken = 1;
+    b->taken = pool_bytes(pool, u);
+    memory_use(fsdp->dev, (MemoryUse)pool, (int64_t)b->taken);
     comm_wait_event(fsdp->comm, b->freed, u->table_unit->name, AXIS_FSDP);
     return b->memory;
 }
@@ -234,6 +234,7 @@ static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
     BufferPool *p = &fsdp->pools[pool];
     for (int i = 0; i < p->count; i++) {
         if (p->buffers[i].memory != memory) continue;
+        memory_use(fsdp->dev, (MemoryUse)pool, -(int64_t)p->buffers[i].taken);
         p->buffers[i].taken = 0;
         device_record_event(fsdp->dev, &p->buffers[i].freed);
     }

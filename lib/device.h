@@ -65,6 +65,24 @@ static inline void event_add(Device *dev, EventKind kind, int lane, const char *
     dev->num_events++;
 }
 
+/* The timeline's counter `name` is `bytes` from now on, by the host's clock. */
+static inline void memory_event(Device *dev, const char *name, size_t bytes) {
+    double now = device_now(dev);
+    event_add(dev, EVENT_MEMORY, STREAM_COMPUTE, name, NULL, now, now, (double)bytes);
+}
+
+/* All counters of memory, with which the timeline of a step begins. */
+static inline void memory_events(Device *dev) {
+    for (int c = 0; c < MEM_CATEGORIES; c++) memory_event(dev, mem_category_names[c], dev->arenas[c].used);
+    for (int u = 0; u < MEMORY_USES; u++) memory_event(dev, memory_use_names[u], dev->in_use[u]);
+}
+
+/* `bytes` more are in use, or less. */
+static inline void memory_use(Device *dev, MemoryUse use, int64_t bytes) {
+    dev->in_use[use] += (size_t)bytes;
+    memory_event(dev, memory_use_names[use], dev->in_use[use]);
+}
+
 /* Something begins on the current stream. A GPU's own time is measured, unless it is something that the host does. */
 static inline Span span_begin(Device *dev, EventKind kind, int lane, const char *name, const char *of, double amount,
                               int on_host) {
@@ -326,6 +344,7 @@ static inline void *arena_alloc(Device *dev, MemCategory category, const char *n
     buffer_count(dev, category, name, size);
     void *p = a->base + a->used;
     a->used += size;
+    memory_event(dev, mem_category_names[category], a->used);
     mark_buffer(dev, category, a->base + a->used - RED_ZONE);
     if (a->used > a->peak) a->peak = a->used;
     size_t now = 0;
@@ -347,6 +366,7 @@ static inline size_t arena_mark(const Device *dev, MemCategory category) { retur
 static inline void arena_release(Device *dev, MemCategory category, size_t mark) {
     mark_free(dev, category, dev->arenas[category].base + mark, dev->arenas[category].used - mark);
     dev->arenas[category].used = mark;
+    memory_event(dev, mem_category_names[category], mark);
 }
 
 /* Memory that an op needs while it runs; the op frees it with arena_release(dev, MEM_WORKSPACE, mark). */

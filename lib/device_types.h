@@ -40,6 +40,11 @@ typedef struct {
 
 enum { MAX_BUFFERS = 96 };
 
+/* Full-size buffers that an arena holds for the whole run and FSDP uses for parts of a step. The timeline says when. */
+typedef enum { USE_GATHERED_WEIGHTS, USE_DEQUANTIZED_WEIGHTS, USE_GRADIENTS, MEMORY_USES } MemoryUse;
+static const char *const memory_use_names[MEMORY_USES] = {"gathered weights in use", "dequantized weights in use",
+                                                          "full-size gradients in use"};
+
 // ---------------------------------------------------------------------------
 // ops
 
@@ -197,13 +202,13 @@ typedef struct {
     double compute[STREAMS];      // seconds of arithmetic of each stream since its last point or communication event
 } StreamPoints;
 
-typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_COMM } EventKind;
+typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_COMM, EVENT_MEMORY } EventKind;
 
 /* An entry of the timeline, of a run with --trace or of a dry run. */
 typedef struct {
     const char *name, *of; // what happened, and to what; `of` may be NULL
     double start, end;     // seconds
-    double amount;         // an op's FLOPs, a collective's bytes from other ranks, a step's number
+    double amount;         // an op's FLOPs, a collective's bytes from other ranks, a step's number, bytes in use
     int kind;              // EventKind
     int lane;              // a stream, or a lane of comm.h
 } Event;
@@ -241,6 +246,7 @@ typedef struct {
     Arena arenas[MEM_CATEGORIES];
     Buffer buffers[MAX_BUFFERS];
     int num_buffers;
+    size_t in_use[MEMORY_USES]; // bytes
     size_t peak;        // the most bytes that all arenas together held at once, offloaded ones apart
     char peak_when[96]; // during which phase, and which buffer was the last
 

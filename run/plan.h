@@ -230,6 +230,7 @@ static cJSON *class_json(const Plan *p, int class_index) {
         json_add_integer(memory, mem_category_names[i], (int64_t)c->dry_run->arenas[i].peak);
     json_add_integer(json, "peak", (int64_t)device_peak(c->dry_run));
     json_add_flops_by_op(json, c->dry_run);
+    json_add_bytes_by_op(json, c->dry_run);
     json_add_traffic(json, c->traffic, 2);
     return json;
 }

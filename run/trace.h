@@ -38,6 +38,12 @@ static void trace_name_lane(FILE *f, int rank, int lane) {
     fprintf(f, "\"}}");
 }
 
+/* A counter: bytes that a rank uses from now on, of a category of memory or of FSDP's buffers. `at`: ns. */
+static void trace_write_counter(FILE *f, const Event *e, int rank, int64_t at) {
+    fprintf(f, ",\n{\"ph\":\"C\",\"pid\":%d,\"ts\":%" PRId64 ".%03d,\"name\":\"memory: %s\",\"args\":{\"bytes\":%.0f}}",
+            rank, at / 1000, (int)(at % 1000), e->name, e->amount);
+}
+
 /* Writes one rank's events. Times count from `zero`, on the clock of the events. They are whole nanoseconds, so that
  * events that follow each other or nest do so in the file, too. */
 static void trace_write_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
@@ -53,6 +59,10 @@ static void trace_write_events(FILE *f, const Device *dev, int rank, double zero
             rank, 1e6 * clock_error);
     for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) {
         const Event *e = &dev->events[i];
+        if (e->kind == EVENT_MEMORY) {
+            trace_write_counter(f, e, rank, llround(1e9 * (e->start - zero)));
+            continue;
+        }
         if (!is_named[e->lane]) trace_name_lane(f, rank, e->lane);
         is_named[e->lane] = 1;
         int64_t start = llround(1e9 * (e->start - zero)), took = llround(1e9 * (e->end - zero)) - start; // ns

@@ -5,7 +5,11 @@ and optionally dash (an SVG dash pattern), width, and dots (1: points without a 
 """
 
 import math
-from xml.sax.saxutils import escape
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
+from svg import Axis, line, number, text, ticks  # noqa: E402
 
 WIDTH, HEIGHT = 500, 330  # of a panel, in pixels
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 46
@@ -25,51 +29,6 @@ def binned(xs, ys, count=220, pick=None):
     pick = pick or (lambda values: sum(values) / len(values))
     bins = range(0, len(xs), size)
     return [xs[min(i + size, len(xs)) - 1] for i in bins], [pick(ys[i : i + size]) for i in bins]
-
-
-def ticks(low, high, log):
-    """Values to write at an axis from low to high."""
-    if log:
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        factors = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
-        found = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p * 1.0000001 and f * 10.0**p <= high]
-        return found
-    step = 10 ** math.floor(math.log10((high - low) / 4))
-    step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= 6)
-    return [step * i for i in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
-
-
-def number(value, log):
-    if value == 0:
-        return "0"
-    if log and not 1e-2 <= value < 1e4:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:,.4g}"
-
-
-class Axis:
-    def __init__(self, values, log, at, length):
-        positive = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
-        low, high = min(positive), max(positive)
-        room = 0.04 * ((math.log(high / low) if log else high - low) or 1)
-        self.low, self.high = (low / math.exp(room), high * math.exp(room)) if log else (low - room, high + room)
-        self.log, self.at, self.length = log, at, length
-
-    def place(self, value):
-        if self.log:
-            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
-        return self.at + share * self.length
-
-
-def text(x, y, words, size=11, anchor="start", more=""):
-    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
-    return f'<text {place} fill="#222"{more}>{escape(words)}</text>'
-
-
-def line(x1, y1, x2, y2, color="#dddddd", more=""):
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"{more}/>'
 
 
 def draw_series(s, x_axis, y_axis):

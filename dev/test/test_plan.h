@@ -206,8 +206,9 @@ static int count_overlaps(Slice *s, int n) {
 }
 
 typedef struct {
-    int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events;
+    int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events, counters;
     double apart;
+    double most_gathered, last_gathered; // bytes of gathered weights in use, of the last rank
 } TraceFound; // counts over all ranks; `ops` of rank 0; `apart`: seconds
 
 static int64_t json_ns(const cJSON *event, const char *key) {
@@ -242,6 +243,15 @@ static void count_traced(TraceFound *t, TracedReports *reports, Slice *slice, co
     reports->first_end[report] = min_i64(reports->first_end[report], slice->end);
 }
 
+/* Reads a counter of memory. */
+static void count_counter(TraceFound *t, const cJSON *e, const char *name) {
+    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(e, "args"), "bytes");
+    t->counters++;
+    if (strcmp(name, "memory: gathered weights in use")) return;
+    t->last_gathered = cJSON_GetNumberValue(bytes);
+    t->most_gathered = fmax(t->most_gathered, t->last_gathered);
+}
+
 static TraceFound read_trace(const char *path) {
     TraceFound t = ZERO;
     TracedReports reports = ZERO;
@@ -255,6 +265,7 @@ static TraceFound read_trace(const char *path) {
         const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
         t.ranks += !strcmp(name, "process_name");
         t.lanes += !strcmp(name, "thread_name");
+        if (!strncmp(name, "memory: ", 8)) count_counter(&t, e, name);
         if (kind) count_traced(&t, &reports, &slices[t.events++], e, kind);
     }
     for (int i = 0; i < TRACED_REPORTS && reports.first_end[i] < INT64_MAX; i++)
@@ -345,7 +356,12 @@ static void check_trace(const char *name, TraceFound t, int world, int steps, co
 
 static void test_trace(int process, int world, const Transport *transport) {
     TraceFound t = trace_run("timeline.json", process, world, 3, 0, transport);
-    if (process == 0) check_trace("--trace", t, world, 3, transport);
+    if (process) return;
+    check_trace("--trace", t, world, 3, transport);
+    CHECK("the timeline counts gathered weights while they are in use, and none after a step",
+          t.counters > 0 && (t.most_gathered > 0) == (world > 1) && t.last_gathered == 0,
+          "%d ranks: %d values of counters; at most %.0f bytes, %.0f at the end", world, t.counters, t.most_gathered,
+          t.last_gathered);
 }
 
 /* With data parallelism alone, all ranks have the same memory, FLOPs and traffic. */
@@ -548,8 +564,8 @@ static void test_plan(void) {
     test_trace(0, 3, &transport_threads);
     TraceFound full = trace_run("full.json", 0, 2, 3, 400, &transport_threads);
     CHECK("a timeline without room for more events stops, and is a valid file",
-          full.valid && full.events == 2 * 400 && full.overlaps == 0, "%d events of 2 x 400, %d overlap", full.events,
-          full.overlaps);
+          full.valid && full.events + full.counters == 2 * 400 && full.overlaps == 0,
+          "%d events and %d values of counters, 2 x 400 in all, %d overlap", full.events, full.counters, full.overlaps);
     char arguments[1024], path[256];
     snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
     snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s",

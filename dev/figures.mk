@@ -1,0 +1,19 @@
+# figures.mk: the figures of the book (dev/figures).
+# make figures redraws all of them from fresh runs, NAMES="cp-mask …" only those; it takes some minutes
+.PHONY: figures figures-programs figure-programs-fp32 figure-programs-bf16
+
+# Plans of GPUs are in bf16: with this, `make test` builds that planner too, which dev/test/figures.sh needs.
+ifeq ($(PRECISION),bf16)
+programs: $(BUILD)/plan_llama3
+endif
+
+figures: figures-programs
+	@python3 dev/figures/figures.py $(NAMES)
+
+figures-programs:
+	@$(MAKE) --no-print-directory PRECISION=fp32 figure-programs-fp32
+	@$(MAKE) --no-print-directory PRECISION=bf16 figure-programs-bf16
+
+figure-programs-fp32 figure-programs-bf16: $(BUILD)/train_llama3 $(BUILD)/plan_llama3
+	@$(MAKE) --no-print-directory -C dev/kernels PRECISION=$(PRECISION) \
+	    $(addprefix ../../build/kernels-$(PRECISION)/,linear attention)
