@@ -272,10 +272,10 @@ static void write_simulated_trace(const Job *j, const Simulation *s) {
     if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
     fputs(trace_header, f);
     for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
-        int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
+        int rank = stage * mesh_stride(&j->mesh, AXIS_PP), simulated = stage * mesh_stride(&s->mesh, AXIS_PP);
         Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
         dry_run_open(dry_run, j, rank, NULL);
-        simulated_timeline(s, rank, &dry_run->parallel.dev);
+        simulated_timeline(s, simulated, &dry_run->parallel.dev);
         trace_write_events(f, &dry_run->parallel.dev, rank, 0, 0);
         trainer_close(dry_run);
         free(dry_run);
