@@ -228,6 +228,8 @@ static void html_tiles(FILE *f, const Job *j, const Plan *p, const Cluster *c, c
     snprintf(value, sizeof value, "%.1f\u00A0%%", 100 * e->mfu);
     snprintf(detail, sizeof detail, "of %sFLOP/s per rank", page_si(number, c ? c->peak : 0));
     if (c) page_tile(f, "MFU", value, detail);
+    snprintf(value, sizeof value, "%.1f", c ? 1e-12 * e->flops / e->step_seconds : 0);
+    if (c) page_tile(f, "TFLOP/s", value, "per rank");
     page_tile(f, "Tokens per step", page_si(number, tokens), "");
     snprintf(value, sizeof value, "%sB", page_si(number, (double)device_peak(plan_largest(p)->dry_run)));
     page_tile(f, "Memory per rank", value, p->count > 1 ? "of the kind that needs most" : "all ranks alike");
