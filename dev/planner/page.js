@@ -41,9 +41,17 @@ function element(tag, attributes, ...children) {
     return made;
 }
 
+/* Controls that need several pipeline stages can be used when there are some. */
+function enable_controls() {
+    for (const {name, with_stages} of controls)
+        if (with_stages) by_id('control-' + name).querySelectorAll('input, select')
+            .forEach(field => { field.disabled = settings.pp == '1'; });
+}
+
 function choose(name, value) {
     if (settings[name] === value) return;
     settings[name] = value;
+    enable_controls();
     history.replaceState(null, '', location.pathname + location.search + settings_to_link(settings));
     plan_soon();
 }
@@ -93,7 +101,7 @@ function number_field(control, id) {
         field.value = value;
         show(value);
     };
-    return [field, slider];
+    return [slider, field];
 }
 
 function build_controls() {
@@ -107,7 +115,7 @@ function build_controls() {
         const build = control.choices ? choice_field : control.flag ? flag_field : number_field;
         const help = control.help ?? data.options[control.name].help;
         const kind = control.choices ? 'choice' : control.flag ? 'flag' : 'number';
-        group.append(element('div', {class: 'control ' + kind, title: `--${control.name}: ${help}`},
+        group.append(element('div', {id: 'control-' + control.name, class: 'control ' + kind, title: `--${control.name}: ${help}`},
             element('label', {for: id}, control.label), ...build(control, id)));
     }
 }
@@ -151,7 +159,7 @@ function show(planned, {result, milliseconds, failure}) {
     by_id('refused').textContent = refused;
     by_id('refused').hidden = !refused;
     by_id('results').hidden = by_id('printed').hidden = !!refused;
-    by_id('summary').textContent = refused ? 'This layout is refused.' : '';
+    by_id('summary').textContent = refused;
     const precision = planned.precision == 'fp32' ? 'fp32' : 'bf16';
     by_id('command').textContent = `make PRECISION=${precision} plan_llama3\n./plan_llama3 ` +
         planner_arguments(planned).join(' ');
@@ -190,6 +198,7 @@ function take_link() {
     const {settings: linked, unknown} = settings_of_link(location.hash);
     settings = linked;
     for (const {name} of controls) fields[name](settings[name]);
+    enable_controls();
     by_id('unknown').textContent = unknown.length ? `The link has settings that this page does not know: ${unknown
         .join(', ')}. They are left out.` : '';
     by_id('unknown').hidden = !unknown.length;

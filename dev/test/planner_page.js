@@ -41,8 +41,8 @@ function random_layouts() {
         s.cp = String(pick(free ? [1, 2, 3, 4] : [1, 2]));
         s.pp = String(pick(free ? [1, 2, 3, 4, 5, 8, 16] : [1, 2, 4]));
         s['dp-replicate'] = String(pick([1, 1, 2]));
-        s.world = String(s.tp * s.cp * s.pp * s['dp-replicate'] * pick([1, 2, 4, 8, free ? 0.5 : 16]));
-        s.seq = String(pick(free ? [256, 1000, 2048, 8192, 131072] : [1024, 2048]));
+        s.world = String(s.tp * s.cp * s.pp * s['dp-replicate'] * pick([1, 2, 4, 8, 16, free ? 0.5 : 32]));
+        s.seq = String(s.model.match(/^(tiny|bench)/) ? '512' : pick(free ? [1000, 2048, 8192, 8192, 131072] : [1024, 2048]));
         s.batch = String(pick([1, 1, 2, 4]));
         s.accum = String(s.pp * pick([1, 2, 4]));
         s['pp-schedule'] = pick(['1f1b', 'interleaved']);
@@ -50,7 +50,7 @@ function random_layouts() {
         s['pp-light-ends'] = pick(['', '', '1']);
         s.sharding = pick(['full_shard', 'shard_grad_op', 'no_shard']);
         s.accumulate = pick(['sharded', 'local']);
-        s.recompute = pick(['none', 'selective', 'full', 'every:2', free ? 'every:0' : 'every:4']);
+        s.recompute = pick(['none', 'selective', 'full', 'every:2', free && random() < 0.3 ? 'every:0' : 'every:4']);
         layouts.push(s);
     }
     return layouts;
