@@ -1,6 +1,7 @@
 # make            train_llama3 and plan_llama3 in the best precision of this machine (or PRECISION=fp32|bf16); if nvcc
 #                 is installed, or with CUDA=1, train_llama3_cuda too (CUDA= leaves it out)
-# make planner    plan_llama3 alone, which simulates a layout on a cluster
+# make plan_llama3   plan_llama3 alone, which simulates a layout on a cluster
+# make planner    build/planner.html: plan_llama3 in a browser, as one page without a server (with emscripten)
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make finetune   the same with a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 fetches it, MODEL=DIR has it
 # make test       installs what is missing, builds both precisions and runs the tests: 13 minutes on two cores
@@ -53,6 +54,7 @@ HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h de
 include dev/cuda.mk
 include dev/book.mk
 include dev/figures.mk
+include dev/planner.mk
 
 all: train_llama3 plan_llama3 $(if $(CUDA),train_llama3_cuda)
 
@@ -64,15 +66,16 @@ train_llama3: $(BUILD)/train_llama3
 	@$(if $(HAVE_ONEDNN),,echo "  without oneDNN: matmuls in plain C$(comma) several times slower")
 	@$(if $(MISSING),echo "  to install what is missing: $(INSTALL) $(MISSING)   (or make deps)")
 
-plan_llama3 planner: $(BUILD)/plan_llama3
+plan_llama3: $(BUILD)/plan_llama3
 	@ln -sf $< plan_llama3
 	@echo "built $< ($(PRECISION))"
 
 $(BUILD)/train_llama3.o: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -c $< -o $@
 
+# Without fused multiply-adds a plan's times are the same on every processor, and in the browser (make planner).
 $(BUILD)/plan_llama3.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -Wno-unused-function -c $< -o $@
+	$(CC) -x c $(FLAGS) -ffp-contract=off -Wno-unused-function -c $< -o $@
 
 $(BUILD)/train_llama3 $(BUILD)/plan_llama3: %: %.o $(BUILD)/commit.o
 	$(CC) $(FLAGS) $^ -o $@ $(LIBS)
@@ -146,5 +149,5 @@ fuzz: deps
 clean:
 	rm -rf build train_llama3 plan_llama3 train_llama3_cuda
 
-.PHONY: all planner always programs test-programs demo finetune test test-all test-hosts measure bench fuzz clean
+.PHONY: all always programs test-programs demo finetune test test-all test-hosts measure bench fuzz clean
 .PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16

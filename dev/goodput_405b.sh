@@ -2,7 +2,7 @@
 # goodput_405b.sh [OUT]: simulates the failures of Llama 3 405B's training (arXiv 2407.21783, section 3.3.4: 466
 # interruptions in 54 days on 16,384 GPUs, effective training time over 90 %) for several times of detection and of
 # saves. It writes the tables to OUT (default dev/results/goodput-405b.md).
-# `make PRECISION=bf16 planner` builds what it needs. Takes about 2 minutes.
+# `make PRECISION=bf16 plan_llama3` builds what it needs. Takes about 2 minutes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-dev/results/goodput-405b.md} program=build/cpu-bf16/plan_llama3

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # recipe_405b.sh [OUT]: plans the stages of dev/recipes/llama3-405b.json on 8,192 and 16,384 GPUs, on layouts of Table 4
 # of the Llama 3 paper, every rank of them, and writes a table of each to OUT (default dev/results/recipe-405b.md).
-# `make PRECISION=bf16 planner` builds what it needs. Takes about 15 minutes.
+# `make PRECISION=bf16 plan_llama3` builds what it needs. Takes about 15 minutes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-dev/results/recipe-405b.md} program=build/cpu-bf16/plan_llama3 cluster=dev/clusters/h100-8.json

@@ -5,6 +5,7 @@
  *   plan_llama3 --model llama3-8b --world 64                                          memory and traffic
  *   plan_llama3 --model llama3-8b --world 64 --cluster dev/clusters/h100-8.json       and the time of a step
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --out DIR --trace FILE    plan.json, plan.html, a timeline
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --simulate stages         one rank of each stage: fast
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
  */
@@ -30,7 +31,8 @@ static StageTime plan_one_layout(Job *j, const Cluster *cluster, cJSON *stages) 
     cJSON *goodput = NULL;
     char problem[8192];
     double start = seconds_now();
-    plan_open(&plan, j, DRY_RUN_ALL, &events);
+    int simulates_all = !strcmp(o->simulate, "all");
+    plan_open(&plan, j, simulates_all ? DRY_RUN_ALL : DRY_RUN_STAGES, &events);
     if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (o->trace || o->out), problem, sizeof problem))
         run_failure("the ranks of the plan do not fit together: %s", problem);
     print_stage(j);
@@ -40,7 +42,7 @@ static StageTime plan_one_layout(Job *j, const Cluster *cluster, cJSON *stages) 
         estimate = estimate_of(&plan, &events, cluster, &simulation, j);
         print_estimate(stdout, cluster, &plan, &estimate);
     }
-    if (!stages) print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
+    if (!stages && simulates_all) print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
     if (o->mtbf) {
         GoodputPlan with_failures = goodput_plan(j, cluster, estimate.step_seconds);
         goodput = print_goodput(stdout, &with_failures, o);
@@ -90,6 +92,10 @@ static void check_plan_options(const Options *o) {
     if (o->search && (o->out || o->trace))
         user_error("--search prints a list of layouts, and --%s describes a single one: remove one of them",
                    o->out ? "out" : "trace");
+    if (o->search && option_given(o, "simulate"))
+        user_error("--simulate %s has no effect with --search, which simulates one rank of each pipeline stage of every "
+                   "layout: remove --simulate",
+                   o->simulate);
     if (o->trace && !o->cluster)
         user_error("--trace %s: an estimated timeline needs a cluster: add --cluster FILE (dev/clusters has some), or "
                    "remove --trace",

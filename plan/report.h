@@ -228,6 +228,8 @@ static void html_tiles(FILE *f, const Job *j, const Plan *p, const Cluster *c, c
     snprintf(value, sizeof value, "%.1f\u00A0%%", 100 * e->mfu);
     snprintf(detail, sizeof detail, "of %sFLOP/s per rank", page_si(number, c ? c->peak : 0));
     if (c) page_tile(f, "MFU", value, detail);
+    snprintf(value, sizeof value, "%.1f", c ? 1e-12 * e->flops / e->step_seconds : 0);
+    if (c) page_tile(f, "TFLOP/s", value, "per rank");
     page_tile(f, "Tokens per step", page_si(number, tokens), "");
     snprintf(value, sizeof value, "%sB", page_si(number, (double)device_peak(plan_largest(p)->dry_run)));
     page_tile(f, "Memory per rank", value, p->count > 1 ? "of the kind that needs most" : "all ranks alike");
@@ -272,10 +274,10 @@ static void write_simulated_trace(const Job *j, const Simulation *s) {
     if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
     fputs(trace_header, f);
     for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
-        int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
+        int rank = stage * mesh_stride(&j->mesh, AXIS_PP), simulated = stage * mesh_stride(&s->mesh, AXIS_PP);
         Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
         dry_run_open(dry_run, j, rank, NULL);
-        simulated_timeline(s, rank, &dry_run->parallel.dev);
+        simulated_timeline(s, simulated, &dry_run->parallel.dev);
         trace_write_events(f, &dry_run->parallel.dev, rank, 0, 0);
         trainer_close(dry_run);
         free(dry_run);

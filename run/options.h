@@ -36,7 +36,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas,
         deterministic;
     double timeout, start_timeout; // seconds
-    const char *cluster, *eval, *score, *choices, *export_dir, *dtype, *generate, *prompts, *encode, *decode;
+    const char *cluster, *simulate, *eval, *score, *choices, *export_dir, *dtype, *generate, *prompts, *encode, *decode;
     int plan, check_hosts, chat, world, search, merge, max_tokens, audit, help, version;
     int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
@@ -284,6 +284,10 @@ static const OptionRow option_rows[] = {
          "estimate the time of a step on the machines that FILE describes (examples in dev/clusters and dev/results); "
          "with "
          "--out, also write plan.html"),
+    TEXT("simulate", simulate, "all|stages", "all",
+         "all: dry-run every rank, and simulate all of them against each other; stages: one rank of each pipeline "
+         "stage, in a fraction of the time, without trying other options; where --tp does not divide a size, its ranks "
+         "differ by a row"),
     FLAG("search", search,
          "with --cluster: list the fastest layouts that fit in memory and train as many sequences per step; options of "
          "the "

@@ -22,49 +22,8 @@ export LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
 
 # The check runs in the page and sends what it finds to the page that has it in a frame.
 cat >check.js <<'END'
-const wrong = [];
-const say = text => { if (wrong.length < 5) wrong.push(text); };
-addEventListener('error', event => say('script: ' + event.message));
-addEventListener('securitypolicyviolation', event => say('blocked: ' + event.violatedDirective));
-const light = color => {
-    const linear = v => v < 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-    const [r, g, b] = color.match(/[\d.]+/g).map(v => linear(v / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
-};
-const background = element => {
-    for (; element; element = element.parentElement) {
-        const color = getComputedStyle(element).backgroundColor;
-        if (!/, 0\)$|transparent/.test(color)) return color;
-    }
-    return 'rgb(255, 255, 255)';
-};
-const texts = () => {
-    const all = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-        const parent = node.parentElement;
-        if (!node.data.trim() || parent.closest('script,style,title,pre,details:not([open]) table')) continue;
-        const range = document.createRange();
-        range.selectNodeContents(node);
-        for (const box of range.getClientRects()) all.push({box, parent, text: node.data.trim().slice(0, 30)});
-    }
-    return all;
-};
 const check = () => {
-    const all = texts(), width = document.documentElement.clientWidth, drawn = document.documentElement.scrollWidth;
-    if (width != WIDTH) say('the window is ' + width + ' wide');
-    if (drawn > width) say('the page is ' + drawn + ' wide');
-    all.forEach((a, i) => {
-        const first = light(getComputedStyle(a.parent).color), second = light(background(a.parent));
-        const contrast = Math.max(first, second) / Math.min(first, second);
-        if (contrast < 4.5) say('faint (' + contrast.toFixed(1) + '): ' + a.text);
-        if (!a.parent.closest('.scroll') && (a.box.left < 0 || a.box.right > width)) say('outside: ' + a.text);
-        for (const b of all.slice(i + 1)) {
-            const x = Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left);
-            const y = Math.min(a.box.bottom, b.box.bottom) - Math.max(a.box.top, b.box.top);
-            if (x > 1 && y > 3 && !a.parent.contains(b.parent) && !b.parent.contains(a.parent))
-                say('overlap: ' + a.text + ' | ' + b.text);
-        }
-    });
+    check_texts(WIDTH);
     for (const plot of document.querySelectorAll('.plot')) {
         const card = plot.closest('.card'), output = card.querySelector('output');
         const name = card.querySelector('h2').textContent;
@@ -76,7 +35,7 @@ const check = () => {
         plot.dispatchEvent(new PointerEvent('pointerleave'));
         if (output.innerHTML != before) say('the title line does not return: ' + name);
     }
-    const plots = document.querySelectorAll('.plot').length;
+    const plots = document.querySelectorAll('.plot').length, all = texts();
     parent.postMessage(`checked WIDTH: ${all.length} texts, ${plots} plots: ${wrong.join('; ') || 'fine'}`, '*');
 };
 addEventListener('load', check);
@@ -86,7 +45,7 @@ END
 checked() {
     sed -n '1,/<\/head>/p' "$1" | sed 's|</head>||; s/<meta http-equiv="refresh"[^>]*>//'
     echo "<script>"
-    sed "s/WIDTH/$2/g" check.js
+    sed "s/WIDTH/$2/g" "$top/dev/test/page_check.js" check.js
     echo "</script></head>"
     sed '1,/<\/head>/d' "$1"
 }

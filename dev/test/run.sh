@@ -168,7 +168,7 @@ run_test() {
 
 # ---------------------------------------------------------------- make test-all
 run_all() {
-    local precision ranks test=build/cpu-fp32/test_llama3
+    local precision ranks absent test=build/cpu-fp32/test_llama3
     for precision in fp32 bf16; do suite "unit tests, $precision" "build/cpu-$precision/test_llama3"; done
     if has_mpi; then
         for ranks in 1 2 3 4 8; do processes_over_mpi fp32 "$ranks"; done
@@ -201,6 +201,8 @@ run_all() {
     beside "token files" "dev/test/tokenize.sh all"
     settle
     suite "the book's commands" dev/test/book.sh
+    if absent=$(dev/test/planner_page.sh --possible); then suite "the planner in a browser" dev/test/planner_page.sh
+    else echo "not installed: $absent; the planner is not built for a browser"; fi
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
     if dev/test/hosts.sh --possible; then suite "several hosts" dev/test/hosts.sh; fi

@@ -48,11 +48,21 @@ enum { VL = 8, MR = 4 }; // 16 registers
 #ifdef __aarch64__
 #define NEON 1
 enum { VL = 4, MR = 8 }; // 32 registers
+#elif defined(PLANNED_VL) // WebAssembly only plans, with the sizes of another build, so that work space is the same
+enum { VL = PLANNED_VL, MR = PLANNED_MR };
 #else
 enum { VL = 4, MR = 4 };
 #endif
+#if defined(PLANNED_VL) && PLANNED_VL == 16
+#define LANE_NUMBERS                                                                                                   \
+    { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 }
+#elif defined(PLANNED_VL) && PLANNED_VL == 8
+#define LANE_NUMBERS                                                                                                   \
+    { 0, 1, 2, 3, 4, 5, 6, 7 }
+#else
 #define LANE_NUMBERS                                                                                                   \
     { 0, 1, 2, 3 }
+#endif
 #define WIDEN(h) __builtin_convertvector(h, vuint)
 #define NARROW(u) __builtin_convertvector(u, vhalf)
 #endif
@@ -121,6 +131,13 @@ static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return _mm512_dp
 enum { PAIR = 2 };
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) {
     return vbfdotq_f32(c, (bfloat16x8_t)a, (bfloat16x8_t)b);
+}
+#elif defined(PRECISION_BF16) && defined(PLANNED_PAIR) && PLANNED_PAIR == 2
+#define HAVE_PAIRS 1
+enum { PAIR = 2 };
+static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) {
+    vfloat first = (vfloat)((vuint)a << 16) * (vfloat)((vuint)b << 16);
+    return first + (vfloat)((vuint)a & 0xFFFF0000u) * (vfloat)((vuint)b & 0xFFFF0000u) + c;
 }
 #else
 enum { PAIR = 1 };

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# fetch_sources.sh DIR: fetches the sources of cJSON, PCRE2 and zlib, which are compiled to WebAssembly for
+# build/planner.html, and unpacks them into DIR: cjson/, pcre2/, zlib/, and their headers in include/. They are source
+# packages of Debian or Ubuntu. It needs no root, but apt-get and dpkg-source.
+set -euo pipefail
+export LC_ALL=C
+die() { echo "error: $*" >&2; exit 1; }
+
+[ $# -eq 1 ] || die "fetch_sources.sh was given $# arguments; expected DIR"
+for program in apt-get dpkg-source; do
+    command -v $program >/dev/null ||
+        die "the planner's page is built with source packages of Debian or Ubuntu, and there is no $program here;" \
+            "install it (apt-get install dpkg-dev), or build the page on such a system: it works everywhere"
+done
+# shellcheck source=/dev/null
+. /etc/os-release
+case $ID in
+    debian) server=http://deb.debian.org/debian components=main ;;
+    ubuntu) server=http://archive.ubuntu.com/ubuntu components='main universe' ;;
+    *) die "this system is $ID; source packages are fetched on Debian and Ubuntu only: build the page there" ;;
+esac
+mkdir -p -- "$1" || die "$1 cannot be created; choose another directory"
+dir=$(cd -- "$1" && pwd)
+downloads=$dir/.packages
+rm -rf "$downloads"
+trap 'rm -rf "$downloads"' EXIT
+mkdir -p "$downloads/lists/partial" "$downloads/cache/archives/partial"
+echo "deb-src $server $VERSION_CODENAME $components" >"$downloads/sources.list"
+# Lists of packages, and what is downloaded, stay in DIR: those of the system belong to root.
+apt=(-qq -o "Dir::Etc::SourceList=$downloads/sources.list" -o Dir::Etc::SourceParts=/dev/null
+    -o "Dir::State::lists=$downloads/lists" -o "Dir::Cache=$downloads/cache" -o APT::Sandbox::User=root)
+cd "$downloads"
+apt-get "${apt[@]}" update || die "apt-get could not fetch the list of source packages from $server; see above"
+apt-get "${apt[@]}" source cjson pcre2 zlib >log 2>&1 ||
+    die "apt-get could not fetch the sources of cjson, pcre2 and zlib: $(tail -n 1 log)"
+rm -rf "$dir/cjson" "$dir/pcre2" "$dir/zlib" "$dir/include"
+for package in cjson pcre2 zlib; do mv "$package"-*/ "$dir/$package"; done
+# PCRE2 comes with a configuration and tables for compilers without ./configure.
+cd "$dir/pcre2/src"
+cp config.h.generic config.h
+cp pcre2.h.generic pcre2.h
+cp pcre2_chartables.c.dist pcre2_chartables.c
+mkdir -p "$dir/include/cjson"
+cp "$dir/cjson/cJSON.h" "$dir/include/cjson/"
+cp pcre2.h "$dir/zlib/zlib.h" "$dir/zlib/zconf.h" "$dir/include/"

@@ -1,0 +1,59 @@
+/* of_program.c: what the planner's page takes from the program when it is built.
+ *   of_program vectors   the vectors of this machine's build, as options of the compiler; the work space of attention
+ *                        depends on them, so that a planner for the browser is compiled with the same
+ *   of_program page      JSON: the style of run.html and plan.html, the presets, and the table of options
+ */
+#include "../../lib/cpu/vectors.h" // defines: VL, MR, PAIR
+#include "../../lib/json.h"        // defines: cJSON, json_write_line
+#include "../../run/options.h"     // defines: option_rows
+#include "../../run/page.h"        // defines: page_open
+
+/* The options, by name: what --help says of them. */
+static cJSON *options_json(void) {
+    cJSON *options = cJSON_CreateObject();
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (row->kind == OPT_GROUP) continue;
+        cJSON *option = cJSON_AddObjectToObject(options, row->name);
+        cJSON_AddStringToObject(option, "help", row->help);
+        if (row->values) cJSON_AddStringToObject(option, "values", row->values);
+        if (row->fallback) cJSON_AddStringToObject(option, "fallback", row->fallback);
+        if (row->kind == OPT_INT) cJSON_AddNumberToObject(option, "low", row->low);
+        if (row->kind == OPT_INT) cJSON_AddNumberToObject(option, "high", row->high);
+    }
+    return options;
+}
+
+/* The text between <style> and </style> of a page. */
+static char *page_style_text(void) {
+    char *page;
+    size_t size;
+    FILE *f = open_memstream(&page, &size);
+    if (!f) run_failure("out of memory");
+    page_open(f, "", 0);
+    fclose(f);
+    char *begin = strstr(page, "<style>") + strlen("<style>");
+    *strstr(begin, "</style>") = 0;
+    char *style = checked_strdup(begin);
+    free(page);
+    return style;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "vectors")) {
+        printf("-DPLANNED_VL=%d -DPLANNED_MR=%d -DPLANNED_PAIR=%d\n", VL, MR, PAIR);
+        return 0;
+    }
+    if (argc != 2 || strcmp(argv[1], "page"))
+        user_error("of_program was given '%s'; expected vectors or page", argc > 1 ? argv[1] : "");
+    cJSON *root = cJSON_CreateObject(), *presets = cJSON_AddArrayToObject(root, "presets");
+    char *style = page_style_text();
+    cJSON_AddStringToObject(root, "style", style);
+    cJSON_AddNumberToObject(root, "vector_floats", VL);
+    for (int i = 0; i < LLAMA3_PRESETS; i++)
+        cJSON_AddItemToArray(presets, cJSON_CreateString(llama3_presets[i].name));
+    cJSON_AddItemToObject(root, "options", options_json());
+    json_write_line(stdout, root);
+    free(style);
+    return 0;
+}
