@@ -7,6 +7,7 @@ guard keeps the original out.
 import re
 import subprocess
 import sys
+import textwrap
 
 from answers import BadAnswer
 from program import ROOT, Failure, build, run
@@ -107,5 +108,5 @@ def check(number, functions, tests, hint):
         print(f"  {line[:240]}")
     if not failed:
         print(f"  the test program ended with code {done.returncode}: {done.stderr.strip()[-400:]}")
-    print(hint)
+    print(textwrap.fill(hint, 119))
     return False

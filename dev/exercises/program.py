@@ -55,13 +55,20 @@ def command_line(options):
 
 
 @lru_cache(maxsize=None)
+def printed(options):
+    """What plan_llama3 prints. Threads are fixed, because each needs some memory."""
+    done = run([planner(), *options.split(), "--threads", "1"])
+    if done.returncode:
+        raise Failure(done.stderr.strip().removeprefix("error: "))
+    return done.stdout
+
+
+@lru_cache(maxsize=None)
 def plan(options):
-    """plan.json of these options, with "text" what was printed. Threads are fixed, because each needs some memory."""
+    """plan.json of these options, with "text" what was printed."""
     with tempfile.TemporaryDirectory() as out:
-        done = run([planner(), *options.split(), "--threads", "1", "--out", out])
-        if done.returncode:
-            raise Failure(done.stderr.strip())
-        return {**json.loads((Path(out) / "plan.json").read_text()), "text": done.stdout}
+        text = printed(f"{options} --out {out}")
+        return {**json.loads((Path(out) / "plan.json").read_text()), "text": text}
 
 
 def traffic(plan_of_run, axis, op, rank=0):

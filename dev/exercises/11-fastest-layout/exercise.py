@@ -3,7 +3,7 @@ import re
 from functools import lru_cache
 
 from answers import BadAnswer
-from program import CLUSTER, Failure, command_line, plan
+from program import CLUSTER, Failure, command_line, plan, printed
 
 MODEL = "--model llama3-70b --world 64"
 FIXED = "--cp 1 --dp-replicate 1 --sharding full_shard --recompute none"
@@ -25,7 +25,7 @@ def planned(options):
 def best():
     """(options of the fastest layout that the search finds, its step time)"""
     # --accum and --batch say how many sequences a step has: here 64 data ranks, 4 sequences each.
-    text = plan(f"{MODEL} {FIXED} --batch 1 --accum {SEQUENCES // 64} --cluster {CLUSTER} --search")["text"]
+    text = printed(f"{MODEL} {FIXED} --batch 1 --accum {SEQUENCES // 64} --cluster {CLUSTER} --search")
     found = re.search(r"^options of the fastest: (.*)$", text, re.M)
     if not found:
         raise Failure("the search found no layout that fits")
@@ -48,7 +48,21 @@ def read(answer):
     try:
         return planned(" ".join(words))
     except Failure as failure:
-        raise BadAnswer(f"plan_llama3 refuses this layout: {str(failure).removeprefix('error: ')}") from failure
+        raise BadAnswer(f"plan_llama3 refuses this layout: {failure}") from failure
+
+
+def why_slower(estimate, fastest):
+    """Where the time goes that the fastest layout does not need."""
+    more = {axis: seconds - fastest["waited_s"].get(axis, 0) for axis, seconds in estimate["waited_s"].items()}
+    more["computing"] = estimate["compute_s"] - fastest["compute_s"]
+    most = max(more, key=more.get)
+    if most == "computing":
+        return f"Ranks compute {more[most]:.2f} s longer on average: are the matmuls narrow, or is something done twice?"
+    remark = {"tp": "its group is large or crosses hosts, or there is more of it per sequence than need be.",
+              "pp": "that includes the bubble, which fewer stages, more micro-batches or virtual stages make shorter.",
+              "fsdp": "weights and gradients travel for every micro-batch; fewer and larger ones need less, and so do "
+                      "gradients that are added up on each rank before they are reduced."}
+    return f"A rank waits {more[most]:.2f} s longer for {most}: {remark.get(most, 'are the stages equal?')}"
 
 
 def check(answer):
@@ -72,12 +86,7 @@ def check(answer):
     if estimate["step_s"] <= seconds * (1 + MARGIN):
         print("right")
         return True
-    axis, waited = max(estimate["waited_s"].items(), key=lambda item: item[1])
-    print(f"wrong: more than {100 * MARGIN:.0f} % slower. A rank waits {waited:.2f} s for {axis}: "
-          + {"tp": "its group is large, or crosses hosts, or its matmuls are narrow.",
-             "pp": "that includes the bubble: more micro-batches, fewer stages, or virtual stages.",
-             "fsdp": "weights and gradients travel for every micro-batch; fewer and larger ones, or sums of gradients "
-                     "on each rank before they are reduced."}.get(axis, "are the stages equal?"))
+    print(f"wrong: more than {100 * MARGIN:.0f} % slower. " + why_slower(estimate, planned(options)["estimate"]))
     return False
 
 
@@ -88,7 +97,7 @@ def solution():
 {options}
 
 State takes 18 bytes · 70.6e9 / 64 = 19.8 GB per rank in any layout that shards over all 64. Activations decide: a
-micro-batch of 8,192 tokens keeps 80 blocks' activations, about 190 GB on one rank, which only tp divides (with pp each
+micro-batch of 8,192 tokens keeps 80 blocks' activations, about 180 GB on one rank, which only tp divides (with pp each
 rank has 1/pp of the blocks, but up to pp micro-batches). So tp is as large as a host, 8; what is left is a choice
 between a deep pipeline (its bubble) and a large dp-shard (its gathers, and its buffers for whole units).
 The search's best: {seconds:.2f} s per step, MFU {100 * estimate['mfu']:.1f} %; it waits """ + ", ".join(

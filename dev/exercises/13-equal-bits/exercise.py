@@ -17,7 +17,7 @@ STEPS, T = 4, 32
 REFERENCE = "--ranks 1 --batch 1 --accum 8 --deterministic"
 RUNS = {
     "A": "--ranks 8 --batch 1 --accum 1 --deterministic",
-    "B": "--ranks 4 --batch 1 --accum 2",
+    "B": "--ranks 2 --batch 1 --accum 4",
     "C": "--ranks 2 --batch 1 --accum 4 --sharding no_shard --deterministic",
     "D": "--ranks 4 --batch 2 --accum 1 --deterministic",
     "E": "--ranks 2 --pp 2 --batch 1 --accum 8 --deterministic",
@@ -25,7 +25,7 @@ RUNS = {
 }
 REASONS = {
     "A": "The tree over 8 ranks is the same tree as that over 8 micro-batches: a micro-batch's gradient is a leaf.",
-    "B": "Without --deterministic a rank adds its micro-batches one after the other, and the ranks' sums after that.",
+    "B": "Without --deterministic, micro-batches are added one after the other: ((a + b) + c) + d, not (a + b) + (c + d).",
     "C": "The strategy decides who holds a sum, not how it is formed.",
     "D": "With two sequences in a micro-batch, a matmul sums over both inside: the leaves of the tree are other ones.",
     "E": "A stage computes what one rank computes, in the same order; messages do not change bits.",
