@@ -1,6 +1,6 @@
 # exercises.mk: questions about the program that are checked by running it (docs/book/exercises.md).
-# N and A reach exercise.py through the environment, so an answer may contain whatever the shell would interpret.
-EXERCISE = @python3 dev/exercises/exercise.py
+# make passes N and A on in the environment, so that the shell does not interpret what an answer contains.
+EXERCISE = @MAKE='$(MAKE)' python3 dev/exercises/exercise.py
 
 exercise:
 	$(EXERCISE) $(if $(N),question "$$N",list)
@@ -10,9 +10,5 @@ answer:
 
 solution:
 	$(EXERCISE) solution "$$N"
-
-exercise answer solution: export MAKE := $(MAKE)
-exercise answer solution: export N := $(N)
-exercise answer solution: export A := $(value A)
 
 .PHONY: exercise answer solution

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import textwrap
+from functools import lru_cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -30,6 +31,7 @@ class Exercise:
         fields = dict(line.split(": ", 1) for line in head.splitlines())
         self.title, self.chapter, self.learn = fields["title"], fields["chapter"], fields["learn"]
 
+    @lru_cache(maxsize=None)
     def module(self):
         spec = importlib.util.spec_from_file_location(f"exercise_{self.number}", self.folder / "exercise.py")
         loaded = importlib.util.module_from_spec(spec)
@@ -37,6 +39,7 @@ class Exercise:
         return loaded
 
 
+@lru_cache(maxsize=None)
 def exercises():
     return [Exercise(folder) for folder in sorted(HERE.glob("[0-9][0-9]-*"))]
 

@@ -5,6 +5,7 @@ build/exercises/N/. The test program is built with that copy: it is included bef
 guard keeps the original out.
 """
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ import textwrap
 from answers import BadAnswer
 from program import ROOT, Failure, build, run
 
-SECONDS = 300  # that the tests may take; a wrong order of messages may make ranks wait for each other
+SECONDS = 600  # that the tests may take; a wrong order of messages may make ranks wait for each other
 MARK = "TODO: write the body of"
 
 
@@ -53,7 +54,7 @@ def open_exercise(number, functions):
     for path, names in functions.items():
         copy = copy_of(number, path)
         if (ROOT / copy).exists():
-            print(f"{copy} is there already and stays as it is; remove it to begin anew.")
+            print(f"{copy} is there already and stays as it is; remove it to begin again.")
             continue
         text = without_bodies(path, names, copy)
         (ROOT / copy).parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +108,8 @@ def check(number, functions, tests, hint):
     for line in failed[:4]:
         print(f"  {line[:240]}")
     if not failed:
-        print(f"  the test program ended with code {done.returncode}: {done.stderr.strip()[-400:]}")
+        code = done.returncode
+        ended = f"was stopped by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        print(f"  the test program {ended} {done.stderr.strip()[-400:]}")
     print(textwrap.fill(hint, 119))
     return False

@@ -30,7 +30,8 @@ def run(command, seconds=300, **options):
 
 def build(target, precision, *variables):
     """make TARGET. It says so on standard error if that takes a while, because a compiler is running."""
-    command = [os.environ.get("MAKE", "make"), "--no-print-directory", "-s", f"PRECISION={precision}", *variables, target]
+    make = os.environ.get("MAKE", "make")
+    command = [make, "--no-print-directory", "-s", f"PRECISION={precision}", *variables, target]
     if not (ROOT / target).exists():
         print(f"building {target} …", file=sys.stderr, flush=True)
     done = run(command, seconds=900, close_fds=False)

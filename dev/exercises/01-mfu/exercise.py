@@ -42,10 +42,11 @@ def solve():
         Mistake(right * 8, "The tokens of one rank, please: MFU is per GPU, or all FLOPs over all GPUs' peaks."),
     ]
     per_block = 2 * C * C + 2 * C * KV + 3 * C * F
+    in_matmuls = L * per_block + C * V
     derivation = f"""\
-Parameters in matmuls: {L} blocks of 2·C² + 2·C·KV + 3·C·F = {per_block:,}, and the head's C·V = {C * V:,}: {L * per_block
-+ C * V:,}.
-Each token takes 2 FLOPs per parameter forward and 4 backward: 6 · {T:,} · that = {6 * T * (L * per_block + C * V):.4g}.
+Parameters in matmuls: {L} blocks of 2·C² + 2·C·KV + 3·C·F = {per_block:,}, and the head's C·V = {C * V:,}:
+{in_matmuls:,}.
+Each token takes 2 FLOPs per parameter forward and 4 backward: 6 · {T:,} · that = {6 * T * in_matmuls:.4g}.
 Attention forward: 4·C FLOPs per pair of query and key that the mask leaves, T(T + 1)/2 pairs, {L} blocks: \
 {4 * C * T * (T + 1) / 2 * L:.4g}.
 Its backward takes 2.5 times as many, so attention has {14 * C * T * (T + 1) / 2 * L:.4g} in all.

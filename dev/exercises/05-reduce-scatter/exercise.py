@@ -1,8 +1,9 @@
 """The end of a gradient's reduction over ranks."""
 FUNCTIONS = {"fsdp.h": ["reduction_finish"]}
 TESTS = ["layouts"]
-HINT = ("Check in this order: does every path wait for the request before it reads what arrived; is the first micro-batch "
-        "written and are later ones added; does each stage sum its own number of elements; is the stage empty again?")
+HINT = ("Check in this order: does every path wait for the request before it reads what arrived; is the first "
+        "micro-batch written and are later ones added; does each stage sum its own number of elements; is the stage "
+        "empty again?")
 DERIVATION = """
 A reduce-scatter runs as an all-to-all: rank i receives from each of n ranks the piece of the gradient that i owns, and
 sums the n pieces in fp32 as a binary tree, which is why bits do not depend on the order of arrival. The first

@@ -72,7 +72,8 @@ def facts():
 
 def check(answer):
     words = answer.replace(";", " ").replace(",", " ").lower().removeprefix("rank ").split()
-    ranks, units = sorted(compute_seconds()), sorted({unit for of_rank in seconds_by_unit().values() for unit in of_rank})
+    ranks = sorted(compute_seconds())
+    units = sorted({unit for of_rank in seconds_by_unit().values() for unit in of_rank})
     if len(words) < 2 or not words[0].isdigit() or int(words[0]) not in ranks:
         raise BadAnswer(f"'{answer}' has no rank and cause; expected a rank from {ranks[0]} to {ranks[-1]} and one of "
                         "embedding, head, model.layers.I, messages, such as A='1 model.layers.9'")
@@ -86,8 +87,8 @@ def check(answer):
         print("right")
         return True
     if given != rank:
-        print(f"rank {given}: wrong. It computes {compute_seconds()[given]:.3f} s of the step and waits for the rest. Which "
-              "rank hardly waits?")
+        print(f"rank {given}: wrong. It computes {compute_seconds()[given]:.3f} s of the step and waits for the rest. "
+              "Which rank hardly waits?")
     else:
         print(f"rank {given}: right")
     if cause == "messages":
@@ -102,7 +103,6 @@ def solution():
     rank, unit = bottleneck()
     times, units = compute_seconds(), seconds_by_unit()[rank]
     blocks = [seconds for name, seconds in units.items() if name.startswith("model.layers")]
-    others = [seconds for r, seconds in times.items() if r != rank]
     derivation = f"""\
 Rank {rank}, because of its {unit}.
 
@@ -113,5 +113,5 @@ waits once it has begun. All ranks have as many blocks; the {unit} takes {units[
 recorded at pp, although messages are
 in flight for a few ms in all: a wait belongs to the rank that is late, not to the network.
 Remedies: fewer blocks on the last stage (--pp-light-ends), virtual stages, or a head that is split by tensor
-parallelism. With equal stages a step could take about {(sum(others) + times[rank]) / len(times):.3f} s and the bubble."""
+parallelism. With equal stages a step could take about {sum(times.values()) / len(times):.3f} s and the bubble."""
     return derivation, [command_line(OPTIONS)]

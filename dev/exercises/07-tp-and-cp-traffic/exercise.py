@@ -32,8 +32,8 @@ def solve():
         Mistake(cp * 4, "With grouped-query attention there are 8 heads of keys and values, not 32. This is why they "
                 "are gathered, and not the queries."),
         Mistake(cp * TP, "A tensor-parallel rank gathers the keys and values of its own heads only."),
-        Mistake(gathers, "That is the all-gathers. In backward each rank has contributions to the gradients of all keys "
-                "and values, and their owners need the sums."),
+        Mistake(gathers, "That is the all-gathers. In backward each rank has contributions to the gradients of all "
+                "keys and values, and their owners need the sums."),
         Mistake(gathers // 2 + scatters, "Keys and values of others are not kept from forward to backward. Backward "
                 "gathers them again."),
         Mistake(cp // 2, "Keys and values: two of each."),

@@ -17,11 +17,11 @@ def simulated(virtual_stages):
 def solve():
     (plain, plain_end, plain_busy), (interleaved, end, busy) = simulated(1), simulated(V)
     of_plain = [
-        Mistake(100 * (plain_end - plain_busy) / plain_end, "That is the share of the whole step. The question asks for "
-                "idle time relative to computing time."),
+        Mistake(100 * (plain_end - plain_busy) / plain_end, "That is the share of the whole step. The question asks "
+                "for idle time relative to computing time."),
         Mistake(100 * P / M, "The last stage begins after how many forwards of other stages?"),
-        Mistake(2 * plain, "A rank waits while the pipeline fills and while it drains, but each time for only one kind: "
-                "forwards, then backwards. Divide by what a micro-batch takes in all."),
+        Mistake(2 * plain, "A rank waits while the pipeline fills and while it drains, but each time for only one "
+                "kind: forwards, then backwards. Divide by what a micro-batch takes in all."),
         Mistake(100 * (P - 1) / (3 * M), "Filling takes p − 1 forwards and draining takes p − 1 backwards; together "
                 "that is p − 1 whole micro-batches."),
         Mistake(interleaved, "That is the interleaved schedule."),

@@ -1,4 +1,4 @@
-"""A layout for 64 GPUs, checked by plan_llama3: does it fit, and how fast is it next to the best that --search finds?"""
+"""A layout for 64 GPUs, checked by plan_llama3: does it fit, and how fast is it next to the best that it finds?"""
 import re
 from functools import lru_cache
 
@@ -8,6 +8,8 @@ from program import CLUSTER, Failure, command_line, plan, printed
 MODEL = "--model llama3-70b --world 64"
 FIXED = "--cp 1 --dp-replicate 1 --sharding full_shard --recompute none"
 SEQUENCES, T, MARGIN = 256, 8192, 0.05
+# --accum and --batch say how many sequences a step has: here 64 data ranks, 4 sequences each.
+SEARCH = f"{MODEL} {FIXED} --batch 1 --accum {SEQUENCES // 64} --cluster {CLUSTER} --search"
 CHOICES = ("--tp", "--pp", "--dp-shard", "--batch", "--accum", "--accumulate", "--pp-chunks", "--pp-schedule",
            "--pp-light-ends")
 
@@ -24,8 +26,7 @@ def planned(options):
 @lru_cache(maxsize=None)
 def best():
     """(options of the fastest layout that the search finds, its step time)"""
-    # --accum and --batch say how many sequences a step has: here 64 data ranks, 4 sequences each.
-    text = printed(f"{MODEL} {FIXED} --batch 1 --accum {SEQUENCES // 64} --cluster {CLUSTER} --search")
+    text = printed(SEARCH)
     found = re.search(r"^options of the fastest: (.*)$", text, re.M)
     if not found:
         raise Failure("the search found no layout that fits")
@@ -43,8 +44,8 @@ def read(answer):
         if name not in CHOICES:
             raise BadAnswer(f"{name} is not yours to choose; expected some of {' '.join(CHOICES)}")
     if not names or not words[0].startswith("--"):
-        raise BadAnswer(f"'{answer}' is not a layout; expected options, such as A='--tp 4 --pp 4 --dp-shard 4 --batch 1 "
-                        "--accum 64'")
+        raise BadAnswer(f"'{answer}' is not a layout; expected options, such as A='--tp 4 --pp 4 --dp-shard 4 "
+                        "--batch 1 --accum 64'")
     try:
         return planned(" ".join(words))
     except Failure as failure:
@@ -57,7 +58,7 @@ def why_slower(estimate, fastest):
     more["computing"] = estimate["compute_s"] - fastest["compute_s"]
     most = max(more, key=more.get)
     if most == "computing":
-        return f"Ranks compute {more[most]:.2f} s longer on average: are the matmuls narrow, or is something done twice?"
+        return f"Ranks compute {more[most]:.2f} s longer on average: are matmuls narrow, or is something done twice?"
     remark = {"tp": "its group is large or crosses hosts, or there is more of it per sequence than need be.",
               "pp": "that includes the bubble, which fewer stages, more micro-batches or virtual stages make shorter.",
               "fsdp": "weights and gradients travel for every micro-batch; fewer and larger ones need less, and so do "
@@ -102,5 +103,5 @@ rank has 1/pp of the blocks, but up to pp micro-batches). So tp is as large as a
 between a deep pipeline (its bubble) and a large dp-shard (its gathers, and its buffers for whole units).
 The search's best: {seconds:.2f} s per step, MFU {100 * estimate['mfu']:.1f} %; it waits """ + ", ".join(
         f"{seconds_of:.2f} s for {axis}" for axis, seconds_of in estimate["waited_s"].items()) + "."
-    return derivation, [command_line(f"{MODEL} {FIXED} --batch 1 --accum {SEQUENCES // 64} --cluster {CLUSTER} --search"),
+    return derivation, [command_line(SEARCH),
                         command_line(f"{MODEL} {FIXED} {options} --cluster {CLUSTER}")]

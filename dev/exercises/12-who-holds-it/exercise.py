@@ -10,11 +10,13 @@ BLOCK, NAME = 30, "self_attn.o_proj"
 OPTIONS = (f"--model llama3-70b --world {WORLD} --tp {TP} --pp {PP} --dp-shard {SHARD} --dp-replicate {REPLICAS} "
            f"--seq {T} --batch 1")
 NUMBERS = [Number("micro-batches per step (--accum)", "micro-batches"),
-           Number("ranks that hold a part of the tensor", "ranks"), Number("ranks that hold its first element", "ranks")]
+           Number("ranks that hold a part of the tensor", "ranks"),
+           Number("ranks that hold its first element", "ranks")]
 
 
 def facts():
-    return {"options": OPTIONS, "world": WORLD, "tensor": f"model.layers.{BLOCK}.{NAME}.weight", "tokens": f"{TOKENS:,}"}
+    tensor = f"model.layers.{BLOCK}.{NAME}.weight"
+    return {"options": OPTIONS, "world": WORLD, "tensor": tensor, "tokens": f"{TOKENS:,}"}
 
 
 def solve():
@@ -25,8 +27,8 @@ def solve():
                                           BLOCK, NAME)
     some, copies = groups["tp"] * shards * groups["dp_replicate"], groups["dp_replicate"]
     of_accum = [
-        Mistake(TOKENS // T // WORLD or 1, "Not every rank has a sequence of its own: ranks that differ only in tp or pp "
-                "work on the same one."),
+        Mistake(TOKENS // T // WORLD or 1, "Not every rank has a sequence of its own: ranks that differ only in tp or "
+                "pp work on the same one."),
         Mistake(accum * REPLICAS, "Replicas have different samples, too."),
         Mistake(accum * SHARD, "dp_shard ranks share the state, but each trains on its own samples."),
         Mistake(accum * SHARD * REPLICAS, "That is the number of sequences per step. How many of them does one "
@@ -35,8 +37,8 @@ def solve():
     ]
     of_some = [
         Mistake(WORLD, "Pipeline stages have different blocks: only one stage has this one."),
-        Mistake(WORLD // PP, "A unit is one flat buffer that is cut into equal shards. This tensor is only a part of the "
-                "unit, so not every shard has some of it."),
+        Mistake(WORLD // PP, "A unit is one flat buffer that is cut into equal shards. This tensor is only a part of "
+                "the unit, so not every shard has some of it."),
         Mistake(TP * SHARD, "There are replicas, and not every shard of the unit has a part of this tensor."),
         Mistake(groups["tp"] * shards, "These are the ranks of one replica."),
         Mistake(shards * groups["dp_replicate"], "Tensor parallelism splits o_proj by its columns: each tp rank has a "

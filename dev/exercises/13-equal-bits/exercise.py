@@ -25,7 +25,7 @@ RUNS = {
 }
 REASONS = {
     "A": "The tree over 8 ranks is the same tree as that over 8 micro-batches: a micro-batch's gradient is a leaf.",
-    "B": "Without --deterministic, micro-batches are added one after the other: ((a + b) + c) + d, not (a + b) + (c + d).",
+    "B": "Without --deterministic, micro-batches are added in turn: ((a + b) + c) + d, not (a + b) + (c + d).",
     "C": "The strategy decides who holds a sum, not how it is formed.",
     "D": "With two sequences in a micro-batch, a matmul sums over both inside: the leaves of the tree are other ones.",
     "E": "A stage computes what one rank computes, in the same order; messages do not change bits.",

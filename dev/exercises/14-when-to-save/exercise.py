@@ -36,5 +36,6 @@ The run's MTBF is {MTBF} h / {HOSTS} hosts = {mtbf:,.0f} s. Per second of traini
 costs {SAVE}/x, and a failure, of which there are 1/{mtbf:,.0f}, costs x/2: minimal at x = sqrt(2 · {SAVE} · \
 {mtbf:,.0f}) = {interval:,.0f} s
 = {interval / STEP:,.0f} steps; each of the two then costs {100 * SAVE / interval:.2f} % of the training time.
-Simulated: --save-every {steps}, {100 * lost['saving']:.2f} % for saving, {100 * lost['repeating']:.2f} % for repeating."""
+Simulated with --save-every {steps}: {100 * lost['saving']:.2f} % for saving, {100 * lost['repeating']:.2f} % for
+repeating steps."""
     return Solved([steps, percent], [of_steps, of_percent], derivation, [command_line(OPTIONS)])
