@@ -15,6 +15,7 @@
 # make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
 # make book       the book and the guide as HTML; make book-test runs the commands of its chapters (PAGE=NN: of one)
+# make exercise   lists the book's exercises; N=7 prints one; make answer N=7 A='12.3 GB' checks an answer
 # make deps       installs what is missing        make clean
 # DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)
 
@@ -55,6 +56,7 @@ include dev/cuda.mk
 include dev/book.mk
 include dev/figures.mk
 include dev/planner.mk
+include dev/exercises.mk
 
 all: train_llama3 plan_llama3 $(if $(CUDA),train_llama3_cuda)
 
@@ -108,7 +110,7 @@ build/%/commit.o: always
 	    if ! [ -e $@ ] || ! echo "$$text" | cmp -s - $$source; then \
 	        echo "$$text" > $$source && $(CC) -c $$source -o $@; fi
 
-programs: $(BUILD)/train_llama3 $(BUILD)/test_llama3 $(if $(filter fp32,$(PRECISION)),$(BUILD)/plan_llama3)
+programs: $(BUILD)/train_llama3 $(BUILD)/test_llama3 $(BUILD)/plan_llama3
 test-programs: programs $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
 
 # ---------------------------------------------------------------- what people type

@@ -70,6 +70,28 @@ static inline PipelineStep pipeline_step(const Schedule *s, PipelineStepKind kin
     return step;
 }
 
+/* How many forwards a rank does before its first backward follows a forward: one per later rank. With several stages
+ * per rank it is two per later rank, because the gradient of one micro-batch is on its way while the next one's is
+ * computed, and all forwards of the stages before the last. Megatron-LM's schedules are equally long. */
+static inline int warm_up_forwards(const Schedule *s) {
+    int later_ranks = s->pp - s->pp_rank - 1;
+    int warm_up = s->virtual_stages == 1 ? later_ranks : 2 * later_ranks + (s->virtual_stages - 1) * s->pp;
+    return (int)min_i64(s->micro_batches * s->virtual_stages, warm_up);
+}
+
+/* The order of a rank's steps: the forwards of the warm-up, then a forward and a backward in turn, then the backwards
+ * that are left. */
+static inline void order_steps(Schedule *s) {
+    int forwards = s->micro_batches * s->virtual_stages, warm_up = warm_up_forwards(s);
+    for (int forward = 0, backward = 0; backward < forwards; s->num_steps++) {
+        int is_forward = forward < forwards && forward - backward <= warm_up;
+        s->steps[s->num_steps] =
+            is_forward ? pipeline_step(s, PIPE_FORWARD, forward) : pipeline_step(s, PIPE_BACKWARD, backward);
+        forward += is_forward;
+        backward += !is_forward;
+    }
+}
+
 /* The steps of one rank, and how many sets of activations each stage needs. */
 static void schedule_steps(Schedule *s, int pp, int pp_rank, int virtual_stages, int micro_batches) {
     memset(s, 0, sizeof *s);
@@ -77,24 +99,14 @@ static void schedule_steps(Schedule *s, int pp, int pp_rank, int virtual_stages,
     s->pp_rank = pp_rank;
     s->virtual_stages = virtual_stages;
     s->micro_batches = micro_batches;
-    int forwards = micro_batches * virtual_stages, later_ranks = pp - pp_rank - 1;
-    /* How many forwards come before the first backward: one per later rank. With several stages per rank it is two per
-     * later rank, because the gradient of one micro-batch is on its way while the next one's is computed, and all
-     * forwards of the stages before the last. Megatron-LM's schedules are equally long. */
-    int warm_up = s->virtual_stages == 1 ? later_ranks : 2 * later_ranks + (s->virtual_stages - 1) * s->pp;
-    warm_up = (int)min_i64(forwards, warm_up);
-    s->steps = new_array(PipelineStep, 2 * forwards);
+    s->steps = new_array(PipelineStep, 2 * micro_batches * virtual_stages);
     s->activation_sets = new_array(int, s->virtual_stages);
+    order_steps(s);
     int *alive = new_array(int, s->virtual_stages);
-    for (int forward = 0, backward = 0; backward < forwards; s->num_steps++) {
-        int is_forward = forward < forwards && forward - backward <= warm_up;
-        PipelineStep step =
-            is_forward ? pipeline_step(s, PIPE_FORWARD, forward) : pipeline_step(s, PIPE_BACKWARD, backward);
-        forward += is_forward;
-        backward += !is_forward;
-        alive[step.stage] += is_forward ? 1 : -1;
+    for (int i = 0; i < s->num_steps; i++) {
+        const PipelineStep step = s->steps[i];
+        alive[step.stage] += step.kind == PIPE_FORWARD ? 1 : -1;
         s->activation_sets[step.stage] = (int)max_i64(alive[step.stage], s->activation_sets[step.stage]);
-        s->steps[s->num_steps] = step;
     }
     for (int i = 0; i < s->num_steps; i++) { // micro-batches end in the order in which they began
         PipelineStep *step = &s->steps[i];

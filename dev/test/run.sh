@@ -160,6 +160,7 @@ run_test() {
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" dev/test/tokenize.sh
     beside "the book's links and numbers" "python3 dev/book/check.py"
+    beside "exercises" dev/test/exercises.sh
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
@@ -199,6 +200,7 @@ run_all() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
+    beside "exercises" "dev/test/exercises.sh all"
     settle
     suite "the book's commands" dev/test/book.sh
     if absent=$(dev/test/planner_page.sh --possible); then suite "the planner in a browser" dev/test/planner_page.sh
