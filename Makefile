@@ -12,6 +12,7 @@
 # make fuzz       a million executions of each fuzz target (RUNS=n)
 # make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
+# make faults     lists twenty planted bugs of parallel training; make fault N=3 runs one, make fault-answer N=3 explains
 # make deps       installs what is missing        make clean
 # DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)
 
@@ -49,6 +50,7 @@ WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
 HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h dev/test/*.h dev/data/*.h)
 
 include dev/cuda.mk
+include dev/fault_lab.mk
 
 all: train_llama3 plan_llama3 $(if $(CUDA),train_llama3_cuda)
 
