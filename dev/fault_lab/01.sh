@@ -1,5 +1,6 @@
 area="sharded data parallelism"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
+one_rank="--batch 4 --accum 4"
 title="each rank clips by the norm of its own shard"
 file=run/step_report.h
 edit='s|^        exact_merge(&squared_norm, &report->squared_norm);|'

@@ -1,5 +1,5 @@
 area="the model"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 model=scaled
 title="the scaling of RoPE's frequencies is ignored"
 file=llama3.h

@@ -1,5 +1,5 @@
 area="sharded data parallelism"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 title="the reduce-scatter leaves out the last rank's contribution"
 file=fsdp.h
 edit='s|tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, !replace);|'

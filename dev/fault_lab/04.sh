@@ -1,5 +1,5 @@
 area="context parallelism"
-layout="--ranks 4 --cp 2 --batch 4"
+layout="--ranks 4 --cp 2 --batch 8"
 title="a rank numbers its tokens as if they followed each other"
 file=run/model.h
 edit='s|positions\[t\] = cp_position(m->cp, t, m->T);|positions[t] = m->cp->rank * m->T + t;|'

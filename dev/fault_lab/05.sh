@@ -1,5 +1,5 @@
 area="resuming a run"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 resumes=1
 title="after a resume the learning rate is that of the step before"
 file=train_llama3.cu

@@ -1,5 +1,5 @@
 area="tensor parallelism"
-layout="--ranks 4 --tp 2 --batch 4"
+layout="--ranks 4 --tp 2 --batch 8"
 title="the gradients of the norms are not summed over tp"
 file=run/shared_gradients.h
 edit='s|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||'

@@ -1,5 +1,5 @@
 area="data loading"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 title="ranks 0 and 1 train on the same samples, and so do ranks 2 and 3"
 file=dataloader.h
 edit='s|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|'

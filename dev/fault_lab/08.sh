@@ -1,5 +1,6 @@
 area="precision of gradients"
-layout="--ranks 2 --batch 1 --accum 4 --sharding no_shard --reduce-dtype bf16"
+layout="--ranks 2 --batch 1 --accum 8 --sharding no_shard --reduce-dtype bf16"
+one_rank="--batch 1 --accum 16 --reduce-dtype bf16"
 title="the running sum over micro-batches is rounded to bf16"
 file=fsdp.h
 edit='s/if (r->rounded && last) tree_sum/if (r->rounded) tree_sum/'

@@ -1,5 +1,5 @@
 area="hybrid sharding"
-layout="--ranks 4 --dp-replicate 2 --batch 2"
+layout="--ranks 4 --dp-replicate 2 --batch 4"
 title="one replica does not receive the sum of the head's gradient"
 file=fsdp.h
 edit='s|^    void \*receive = r->receive.*|&\n    static _Thread_local float lost[1 << 15];\n'

@@ -1,5 +1,5 @@
 area="loss and padding"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 tokens=masked.tok
 title="padding is counted among the targets, and the mean is too small"
 file=lib/token_files.h

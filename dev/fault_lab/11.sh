@@ -1,5 +1,5 @@
 area="pipeline parallelism"
-layout="--ranks 2 --pp 2 --batch 2 --accum 4"
+layout="--ranks 2 --pp 2 --batch 4 --accum 4"
 model=tied
 title="the two gradients of a tied embedding are not summed over the stages"
 file=run/shared_gradients.h

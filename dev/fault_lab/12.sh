@@ -1,5 +1,5 @@
 area="resuming a run"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 resumes=1
 title="a resumed run begins its epoch again"
 file=run/job.h

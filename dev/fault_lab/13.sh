@@ -1,5 +1,5 @@
 area="the optimizer"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 title="norm weights have weight decay"
 file=optimizer.h
 edit='s|float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;|float weight_decay = a->weight_decay;|'

@@ -1,5 +1,5 @@
 area="overlap of communication"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 title="the next step's head is gathered before AdamW has updated it"
 file=train_llama3.cu
 edit='s|^    update_weights(trainer, step, &s);|'

@@ -1,5 +1,5 @@
 area="pipeline parallelism"
-layout="--ranks 2 --pp 2 --batch 2 --accum 4"
+layout="--ranks 2 --pp 2 --batch 4 --accum 4"
 title="a micro-batch's gradient overwrites the sum of those before it"
 file=fsdp.h
 edit='s|^    \*replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;|    *replace = tree ? micro_batch % 2 == 0 : 1;|'

@@ -1,5 +1,5 @@
 area="initialization"
-layout="--ranks 4 --tp 2 --batch 4"
+layout="--ranks 4 --tp 2 --batch 8"
 title="tensor-parallel ranks draw the same initial weights"
 file=llama3.h
 edit='s|uint64_t bits = mix64(key + (uint64_t)(first + i) |'

@@ -1,5 +1,5 @@
 area="resuming a run"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 resumes=1
 title="the optimizer's moments are not restored"
 file=run/checkpoint.h

@@ -1,5 +1,5 @@
 area="overlap of communication"
-layout="--ranks 4 --batch 2"
+layout="--ranks 4 --batch 4"
 title="the embedding is used before its all-gather has finished"
 file=fsdp.h
 edit='s|    comm_wait(fsdp->comm, &u->all_gather);|'

@@ -1,5 +1,5 @@
 area="context parallelism"
-layout="--ranks 4 --cp 2 --batch 4"
+layout="--ranks 4 --cp 2 --batch 8"
 title="the mask of a rank's second half stands one half too early"
 file=run/model.h
 edit='s|^        s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;|'

@@ -13,6 +13,7 @@ from xml.sax.saxutils import escape
 
 LAST = 50     # steps at the end of a run that are compared
 SMOOTH = 20   # steps that a drawn point averages
+SEEN = 0.02   # a smaller difference of two losses is less than the width of a line in the drawing
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 420, 56, 16, 40, 44
 FIELDS = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate"}
 
@@ -49,8 +50,10 @@ def measure(faulty, healthy, one_rank, seeds):
     half = (max(ends) - min(ends)) / 2
     if not min(ends) - half <= m["faulty"] <= max(ends) + half:
         m["visible"] = "alone"
-    elif m["distance"] > 3 * m["layouts"]:
+    elif distance(smoothed(faulty), smoothed(healthy)) > SEEN:
         m["visible"] = "next to a healthy run"
+    elif m["distance"] > 3 * m["layouts"]:
+        m["visible"] = "only in digits"
     else:
         m["visible"] = "no"
     return m
@@ -64,13 +67,15 @@ def print_measures(m, steps):
           f"{m['largest']:.4f}, step {m['largest_step']})")
     print(f"  the same distance between the healthy program on these ranks and on one rank: {m['layouts']:.4f}")
     print(f"  the healthy program with {m['seed_runs']} seeds ends between {low:.4f} and {high:.4f}")
-    if m["visible"] == "alone":
-        print(f"  Visible: the faulty run ends {side} than any seed explains.")
-    elif m["visible"] == "no":
-        print("  Not visible: the curves are at most three times as far apart as those of two healthy layouts.")
-    else:
-        print("  Visible only next to a healthy run of the same seed: the curves are more than three times as far apart "
-              "as those\n  of two healthy layouts, but another seed changes the end more than the fault does.")
+    verdicts = {
+        "alone": f"Visible: the faulty run ends {side} than any of these seeds explains.",
+        "next to a healthy run": "Visible next to a healthy run with the same seed: the drawn lines are apart at the end. "
+                                 "Alone it is not\n  visible: another seed changes the end as much.",
+        "only in digits": "Not visible: the drawn lines are one. The digits differ by more than three times what two "
+                          "healthy layouts\n  differ by, but no run has a healthy one with the same seed and data next "
+                          "to it.",
+        "no": "Not visible: the curves are at most three times as far apart as those of two healthy layouts."}
+    print("  " + verdicts[m["visible"]])
 
 
 def smoothed(losses):

@@ -25,7 +25,7 @@ load() {
     number=$((10#$1))
     row=dev/fault_lab/$(printf %02d "$number").sh
     [ -f "$row" ] || die "there is no fault $1: expected a number from 1 to 20 (make faults lists them)"
-    area='' layout='' model=plain tokens=train.tok resumes='' one_rank="--batch 8"
+    area='' layout='' model=plain tokens=train.tok resumes='' one_rank="--batch 16"
     title='' file='' edit='' unchecked_file='' unchecked='' check='' expected='' bug='' unseen='' found='' known=''
     source "$row"
     dir=$lab/$number
@@ -46,18 +46,18 @@ hash_of() { sha256sum "$@" | sha256sum | cut -c1-16; }
 
 hash_of_source() { hash_of ./*.h ./*.cu lib/*.h lib/cpu/*.h run/*.h plan/* dev/test/*.h dev/data/*.h; }
 
-# build_faulty: the programs of the faulty copy in $dir, unless they are there. train_unchecked lacks the run's own
-# check that would end the run before there is a curve.
+# build_faulty [without_test]: the programs of the faulty copy in $dir, unless they are there. train_unchecked lacks the
+# run's own check that would end the run before there is a curve. without_test: no test_llama3
 build_faulty() {
     local stamp source=$PWD/$dir/source compile libs ok=1
-    stamp="$(hash_of_source) $(hash_of "$row" $lab/healthy/flags)"
+    stamp="$(hash_of_source) $(hash_of "$row" $lab/healthy/flags) ${1:-}"
     if [ "$(cat "$dir/built" 2>/dev/null)" = "$stamp" ]; then return; fi
     rm -rf "$dir"
     copy_source "$source"
     sed -i "$edit" "$source/$file"
     if cmp -s "$file" "$source/$file"; then die "the edit of $row no longer matches $file: adjust it"; fi
     choose_flags $lab/healthy/flags
-    (cd "$source" && compile_planted test_llama3.cu ../test_llama3) &
+    ([ "${1:-}" ] || { cd "$source" && compile_planted test_llama3.cu ../test_llama3; }) &
     (cd "$source" && compile_planted train_llama3.cu ../train_llama3) || ok=0
     wait $! || ok=0
     if [ "$unchecked" ] && [ $ok = 1 ]; then
@@ -93,8 +93,8 @@ train() {
     local program=$1 out=$2
     shift 2
     mkdir -p "$(dirname "$out")"
-    if ! "$program" --model "$lab/data/$model" --data "$lab/data/$tokens" --seq 64 --steps $steps --lr 3e-3 \
-        --warmup 20 --threads 1 --out "$out" "$@" >"$out.log" 2>&1; then
+    if ! "$program" --model "$lab/data/$model" --data "$lab/data/$tokens" --seq 64 --steps $steps --lr 2e-3 \
+        --warmup 50 --threads 1 --out "$out" "$@" >"$out.log" 2>&1; then
         tail -n 5 "$out.log" >&2
         die "this run of fault $number failed: $program $* (all of its output: $out.log)"
     fi
@@ -107,6 +107,7 @@ resumed() {
     rm -rf "$out"
     train "$program" "$out" --save-every $middle "$@"
     cp "$out/metrics.jsonl" "$out.jsonl"
+    rm -r "$out/step-$(printf %08d $steps)" # a run resumes from the newest checkpoint only
     train "$program" "$out" --save-every $middle --resume "$out/step-$(printf %08d $middle)" "$@"
 }
 
@@ -237,8 +238,8 @@ Which check names the bug?
   - test_llama3 pytorch: PyTorch's losses, gradients and weights
   - other groups of test_llama3: $dir/test_llama3 list prints them
 The faulty programs are $dir/train_llama3 and $dir/test_llama3; the healthy ones are in $lab/healthy.
-The options of the run: --model $lab/data/$model --data $lab/data/$tokens --seq 64 --steps $steps --lr 3e-3
-  --warmup 20 --threads 1 $layout
+The options of the run: --model $lab/data/$model --data $lab/data/$tokens --seq 64 --steps $steps --lr 2e-3
+  --warmup 50 --threads 1 $layout
 make fault-answer N=$number runs the check that finds it and explains.
 EOF
 }
@@ -282,7 +283,7 @@ test_one() {
     local start=$SECONDS curve
     load "$1"
     prepare
-    build_faulty
+    if [[ $check = test* ]]; then build_faulty; else build_faulty without_test; fi
     draw_curves >"$dir/curve.txt"
     check_both
     if [ "$caught" ]; then echo "pass fault $number, $title: ${caught:0:200}"
