@@ -12,7 +12,7 @@ all ranks; here each rank uses the norm of its own shard, which is about half as
 each by its own factor, so that the clipped gradient also has another direction."
 unseen="AdamW divides each gradient element by the root of its own running mean square. A factor that hardly changes
 from step to step cancels, so clipping by the wrong norm only matters where the norm jumps."
-found="One rank has the whole gradient, so its norm is right. With --deterministic, one rank and four must print the same
-digits, and the gradient norm already differs in step 1, before any update."
+found="One rank has the whole gradient, so its norm is right. With --deterministic, one rank and four must print the
+same digits, and the gradient norm already differs in step 1, before any update."
 known="pytorch/torchtitan issue 766 (the logged norm differs from rank to rank), pytorch/pytorch issue 72548 (why FSDP
 needs a clip_grad_norm_ of its own)"

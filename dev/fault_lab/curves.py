@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """curves.py: compares the losses that runs of the fault laboratory wrote to metrics.jsonl. Standard library only.
 
-    curves.py draw TITLE OUT.svg OUT.json FAULTY HEALTHY ONE_RANK SEED…   draws the curves, and prints how far apart they are
+    curves.py draw TITLE OUT.svg OUT.json FAULTY HEALTHY ONE_RANK SEED…   draws the curves, and prints their distance
+    curves.py tell OUT.json     prints the distance in one line
+    curves.py row OUT.json NUMBER TITLE CHECK LINE     prints a row of dev/results/fault-lab.md
     curves.py compare FIRST SECOND NAME…   do two runs have equal digits in each step that the second one has?
 
 FAULTY, HEALTHY: runs with the same options and seed. ONE_RANK: the healthy program on one rank, with the same samples.
@@ -69,8 +71,8 @@ def print_measures(m, steps):
     print(f"  the healthy program with {m['seed_runs']} seeds ends between {low:.4f} and {high:.4f}")
     verdicts = {
         "alone": f"Visible: the faulty run ends {side} than any of these seeds explains.",
-        "next to a healthy run": "Visible next to a healthy run with the same seed: the drawn lines are apart at the end. "
-                                 "Alone it is not\n  visible: another seed changes the end as much.",
+        "next to a healthy run": "Visible next to a healthy run with the same seed: the drawn lines are apart at the "
+                                 "end.\n  Alone it is not visible: another seed changes the end as much.",
         "only in digits": "Not visible: the drawn lines are one. The digits differ by more than three times what two "
                           "healthy layouts\n  differ by, but no run has a healthy one with the same seed and data next "
                           "to it.",
@@ -191,9 +193,29 @@ def compare(first, second, *name):
     return 0
 
 
+def tell(path):
+    """One line for an answer."""
+    with open(path) as f:
+        m = json.load(f)
+    print(f"The curve: {m['distance']:.4f} from the healthy one at the end, {m['layouts']:.4f} between healthy layouts;"
+          f" visible: {m['visible']}")
+    return 0
+
+
+def row(path, *cells):
+    """A row of dev/results/fault-lab.md."""
+    with open(path) as f:
+        m = json.load(f)
+    number, title, check, line = [cell.replace("|", "\\|") for cell in cells]
+    figures = [f"{m[name]:.4f}" for name in ("faulty", "healthy", "distance", "layouts")]
+    seeds = "{:.3f} to {:.3f}".format(*m["seeds"])
+    print("| " + " | ".join([number, title] + figures + [seeds, m["visible"], check, f"`{line}`"]) + " |")
+    return 0
+
+
 def main():
-    commands = {"draw": draw, "compare": compare}
-    if len(sys.argv) < 4 or sys.argv[1] not in commands:
+    commands = {"draw": draw, "compare": compare, "tell": tell, "row": row}
+    if len(sys.argv) < 3 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     sys.exit(commands[sys.argv[1]](*sys.argv[2:]))
 

@@ -268,9 +268,7 @@ show_answer() {
     echo "  healthy: ${healthy_line:0:400}"
     paragraph "The bug" "$bug"
     if [ -f "$dir/curve.json" ]; then
-        python3 -c "import json, sys; m = json.load(open(sys.argv[1])); print(f'The curve: {m[\"distance\"]:.4f} from the '
-            f'healthy one at the end, {m[\"layouts\"]:.4f} between healthy layouts; visible: {m[\"visible\"]}')" \
-            "$dir/curve.json"
+        python3 dev/fault_lab/curves.py tell "$dir/curve.json"
     fi
     paragraph "Why the curve does not name it" "$unseen"
     paragraph "Why this check does" "$found"
@@ -290,25 +288,12 @@ test_one() {
     else echo "FAIL fault $number, $title: no failing line like '$expected': $(tail -n 1 "$dir/faulty.said")"; fi
     if [[ $healthy_line = pass* ]]; then echo "pass fault $number: the healthy program passes: ${healthy_line:0:200}"
     else echo "FAIL fault $number: the healthy program does not pass '$check': $healthy_line"; fi
-    if grep -q '</svg>' "$lab/$number.svg" && curve=$(table_row "$caught"); then
+    if grep -q '</svg>' "$lab/$number.svg" && curve=$(python3 dev/fault_lab/curves.py row "$dir/curve.json" "$number" \
+        "$title" "$(describe_check)" "${caught:0:160}"); then
         echo "pass fault $number: the curve is drawn: $(sed -n 2p "$dir/curve.txt")"
         echo "$curve" >"$dir/row"
     else echo "FAIL fault $number: no curve: $(cat "$dir/curve.txt")"; fi
     echo "---- fault $number: $((SECONDS - start)) s"
-}
-
-# table_row LINE: the row of the table of results
-table_row() {
-    NUMBER=$number TITLE=$title CHECK=$(describe_check) LINE=$1 python3 - "$dir/curve.json" <<'EOF'
-import json
-import os
-import sys
-
-m = json.load(open(sys.argv[1]))
-line = os.environ["LINE"][:160].replace("|", "\\|")
-print(f"| {os.environ['NUMBER']} | {os.environ['TITLE']} | {m['faulty']:.4f} | {m['healthy']:.4f} | {m['distance']:.4f} | "
-      f"{m['layouts']:.4f} | {m['seeds'][0]:.3f} to {m['seeds'][1]:.3f} | {m['visible']} | {os.environ['CHECK']} | `{line}` |")
-EOF
 }
 
 case ${1:-} in

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# fault_lab.sh [all]: tests the fault laboratory, dev/fault_lab. Without `all`: every row is complete, and every edit still
-# changes its file; nothing is compiled. With `all`: every fault is planted, its check finds it, the healthy program passes
-# the same check, and the curve is drawn; then dev/results/fault-lab.md is written. ONLY=REGEX: the faults with these
-# numbers, and no table. JOBS=N: so many faults at a time; as many as there are cores by default.
+# fault_lab.sh [all]: tests the fault laboratory, dev/fault_lab. Without `all`: every row is complete, and every edit
+# still changes its file; nothing is compiled. With `all`: every fault is planted, its check finds it, the healthy
+# program passes the same check, and the curve is drawn; then dev/results/fault-lab.md is written. ONLY=REGEX: the faults
+# with these numbers, and no table. JOBS=N: so many faults at a time; as many as there are cores by default.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 source dev/test/checks.sh
@@ -29,7 +29,7 @@ check_row() {
 check_rows() {
     local row rows=(dev/fault_lab/[0-9][0-9].sh) listed
     for row in "${rows[@]}"; do check_row "$row"; done
-    listed=$(dev/fault_lab/lab.sh list | tail -n +2 | awk '{print $1}' | tr '\n' ' ')
+    listed=$(dev/fault_lab/lab.sh list | awk 'NR > 1 { printf "%s ", $1 }')
     if [ "$listed" = "$(seq -s ' ' 1 20) " ]; then pass "make faults lists the faults 1 to 20" "$listed"
     else fail "make faults lists the faults 1 to 20" "listed: $listed"; fi
     if dev/fault_lab/lab.sh list | grep -qFf <(sed -n 's/^title="\(.*\)"$/\1/p' "${rows[@]}"); then
@@ -42,6 +42,8 @@ check_rows() {
     failed=$((failed + $(grep -c '^FAIL' "$lab_said")))
 }
 
+plant() { dev/fault_lab/lab.sh test "$1" || echo "FAIL fault $1: ended early"; }
+
 # plant_all: JOBS faults at a time
 plant_all() {
     local n
@@ -49,7 +51,7 @@ plant_all() {
     for n in $(seq 1 20); do
         [[ $n =~ ^(${ONLY:-.*})$ ]] || continue
         while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-$(nproc)}" ]; do wait -n || true; done
-        dev/fault_lab/lab.sh test "$n" >"$said/$n" 2>&1 || echo "FAIL fault $n: ended early: $(tail -n 1 "$said/$n")" >>"$said/$n" &
+        plant "$n" >"$said/$n" 2>&1 &
     done
     wait
     for n in $(seq 1 20); do
@@ -65,16 +67,16 @@ write_table() {
     cat >"$table" <<EOF
 # The fault laboratory
 
-\`dev/test/fault_lab.sh all\` at commit $(git describe --always --dirty): each fault is planted into a copy of the source; the
-faulty and the healthy program train the same model for 400 steps with the same seed. This table gives the faults away:
-docs/book/fault-lab.md asks the questions.
+\`dev/test/fault_lab.sh all\` at commit $(git describe --always --dirty): each fault is planted into a copy of the
+source; the faulty and the healthy program train the same model for 400 steps with the same seed. This table gives the
+faults away: docs/book/fault-lab.md asks the questions.
 
 - faulty, healthy: mean loss of the last 50 steps. Their distance: the mean over these steps of the difference in a step.
 - layouts: the same distance between the healthy program on these ranks and on one rank.
 - seeds: the range of the mean loss of the last 50 steps over five seeds of the healthy program on one rank.
-- visible: *alone*, the faulty run ends outside that range by more than half its width; *next to a healthy run*, the lines
-  of the drawing are more than 0.02 apart at the end; *only in digits*, the distance is more than three times that of the
-  layouts; otherwise *no*.
+- visible: *alone*, the faulty run ends outside that range by more than half its width; *next to a healthy run*, the
+  lines of the drawing, means of 20 steps, are more than 0.02 apart at the end; *only in digits*, the distance is more
+  than three times that of the layouts; otherwise *no*.
 
 | fault | what was planted | faulty | healthy | distance | layouts | seeds | visible | check | its failing line |
 |---|---|---|---|---|---|---|---|---|---|

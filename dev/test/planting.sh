@@ -1,5 +1,5 @@
-# planting.sh: sourced by faults.sh and by dev/fault_lab/lab.sh. A planted fault is an edit, commands of sed, of one file
-# in a copy of the source, and a check of the copy that must then print a failing line.
+# planting.sh: sourced by faults.sh, fault_lab.sh and dev/fault_lab/lab.sh. A planted fault is an edit, commands of sed,
+# of one file in a copy of the source, and a check of the copy that must then print a failing line.
 
 # How a failing line of a check begins; an extended regular expression.
 failing='FAIL|failure:|CUDA on a CPU:'
