@@ -16,6 +16,7 @@
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
 # make book       the book and the guide as HTML; make book-test runs the commands of its chapters (PAGE=NN: of one)
 # make exercise   lists the book's exercises; N=7 prints one; make answer N=7 A='12.3 GB' checks an answer
+# make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3 explains
 # make deps       installs what is missing        make clean
 # DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)
 
@@ -57,6 +58,7 @@ include dev/book.mk
 include dev/figures.mk
 include dev/planner.mk
 include dev/exercises.mk
+include dev/fault_lab.mk
 
 all: train_llama3 plan_llama3 $(if $(CUDA),train_llama3_cuda)
 

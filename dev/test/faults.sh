@@ -3,25 +3,33 @@
 # A test that no fault can fail proves nothing. `all` plants more of them, also in the order of GPU streams, which the
 # CUDA emulator checks. ONLY=REGEX plants only those whose names match, JOBS=N so many at a time.
 # faults.sh anchors: compiles nothing; prints each fault whose edit no longer changes its file, and then exits with 1.
+# It looks at the faults of the fault laboratory, dev/fault_lab, too.
 # faults.sh compile: prints each fault that no longer compiles, and then exits with 1; no test runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 count=0 lost=0 all=${1:-} only=${ONLY:-}
+source dev/test/planting.sh
 
 # anchors NAME FILE SED: tells whether each command of SED still changes FILE.
 anchors() {
-    local command
+    local problem
     count=$((count + 1))
-    while IFS= read -r command; do
-        if [ ! -f "$2" ]; then echo "$1: there is no file $2"
-        elif ! sed "$command" "$2" >"$work/edited"; then echo "$1: sed refuses $command"
-        elif cmp -s "$2" "$work/edited"; then echo "$1: no line of $2 matches $command"
-        else continue; fi
-        lost=$((lost + 1))
-        return
-    done <<<"${3//; s|/$'\n's|}"
+    problem=$(not_matching "$2" "$3")
+    [ -z "$problem" ] || { echo "$1: $problem"; lost=$((lost + 1)); }
+}
+
+# anchors_of_lab: the same for the edits of the fault laboratory
+anchors_of_lab() {
+    local row
+    for row in dev/fault_lab/[0-9][0-9].sh; do
+        local title="" file="" edit="" unchecked_file="" unchecked=""
+        source "$row"
+        if [ -n "$only" ] && [[ ! $title =~ $only ]]; then continue; fi
+        anchors "fault laboratory $(basename "$row" .sh), $title" "$file" "$edit"
+        [ -z "$unchecked" ] || anchors "the check that hides $row" "$unchecked_file" "$unchecked"
+    done
 }
 
 # fault NAME FILE SED GROUP EXPECTED: after SED on FILE, a failing check of GROUP must match EXPECTED. As many faults as
@@ -39,14 +47,10 @@ fault() {
 # more NAME FILE SED GROUP EXPECTED: a fault that is planted with `all` alone
 more() { [ -z "$all" ] || fault "$@"; }
 
-[ "$all" = anchors ] || flags=$(cat build/cpu-fp32/flags) # compiler, flags and libraries of the build under test
-
 # choose_compiler NAME GROUP: sets plant's `compile` and `libs`
 choose_compiler() {
-    compile=${flags%% -L*}
-    libs=-L${flags#* -L}
-    [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
-    compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, except in the next groups
+    choose_flags build/cpu-fp32/flags
+    compile="${compile/-O3/-O0}" # compiling takes longer than running, except in the next groups
     case $2 in bits | mesh-bits | reduce-dtype | simulate) compile=${compile/-O0/-O1} ;; esac
     if [[ $2 = *orders || $1 = *"over NCCL"* ]]; then
         compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags)
@@ -70,35 +74,12 @@ choose_test() {
     fi
 }
 
-copy_source() {
-    mkdir -p "$1/dev"
-    cp ./*.h ./*.cu "$1/"
-    cp -r lib run plan "$1/"
-    cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$1/dev/"
-}
-
 only_compile() {
     if $compile -fsyntax-only -w "$built"; then
         echo "pass planted: $name compiles"
     else
         echo "FAIL planted: $name does not compile"
     fi
-}
-
-# run_until_caught EXPECTED: builds the test and runs it; sets plant's `caught` to the first line that matches and
-# `last` to the last line
-run_until_caught() {
-    local line process
-    local warnings="-Wno-unused-function -Wno-unused-variable -Wno-unused-parameter"
-    $compile $warnings "$built" -o test -x none $libs -lcjson -lpcre2-8 -lz -lm -pthread 2>&1 || true
-    exec 3< <(TMPDIR=$PWD exec timeout 200 "${test[@]}" 2>&1)
-    process=$!
-    while [ -z "$caught" ] && IFS= read -r line <&3; do
-        if [[ $line =~ ^(FAIL|failure:|CUDA\ on\ a\ CPU:).*($1) ]]; then caught=$line; fi
-        [ -z "$line" ] || last=$line
-    done
-    kill "$process" 2>/dev/null || true # the rest of the test would tell nothing more
-    wait "$process" || true
 }
 
 # plant SRC NAME FILE SED GROUP EXPECTED: one fault, in a copy of the source in SRC
@@ -117,7 +98,8 @@ plant() {
     if [ "$all" = compile ]; then
         only_compile
     else
-        run_until_caught "$expected"
+        compile_planted "$built" test || true
+        run_until_caught "$expected" "${test[@]}"
         if [ -n "$caught" ]; then
             echo "pass planted: $name: after $((SECONDS - start)) s, caught by ${caught:0:150}"
         else
@@ -1094,6 +1076,7 @@ more "the traffic formula forgets the results of Muon" run/traffic.h \
     muon "figures of the first step differ"
 
 if [ "$all" = anchors ]; then
+    anchors_of_lab
     echo "$((count - lost)) of $count planted faults change their files"
     [ "$lost" = 0 ]
     exit

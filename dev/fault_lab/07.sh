@@ -1,0 +1,16 @@
+area="data loading"
+layout="--ranks 4 --batch 4"
+title="ranks 0 and 1 train on the same samples, and so do ranks 2 and 3"
+file=dataloader.h
+edit='s|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|'
+unchecked_file=run/step_report.h
+unchecked='s|^    check_samples(trainer, step, first_window);||'
+check="run"
+expected="train on the same samples"
+bug="The sampler deals out samples by a wrong rank number: two ranks get the same ones, and half of the samples of each
+step are never read. A launcher that gives each process the rank 0 has the same effect."
+unseen="Half of the batch is a batch. The curve is a little noisier and the data is used up twice as slowly, which a
+run of hundreds of steps does not notice."
+found="At the end of each step every rank sends the others a hash of the samples that it has trained on. Equal hashes
+on two data-parallel ranks end the run in step 1. For the curve this check was removed from the copy."
+known="pytorch/pytorch issue 40043 (users who misunderstood what each process draws from DistributedSampler)"

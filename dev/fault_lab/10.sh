@@ -1,0 +1,17 @@
+area="loss and padding"
+layout="--ranks 4 --batch 4"
+tokens=masked.tok
+title="padding is counted among the targets, and the mean is too small"
+file=lib/token_files.h
+edit='s|^        if (t == 0 .. (masked && !mask\[t\])) continue;|'
+edit+='        num_targets += t > 0 \&\& masked \&\& !mask[t];\n&|'
+check="test data"
+expected="all counted once"
+bug="The loss is a sum over targets, divided by their number. Padding is not a target and adds nothing to the sum, but
+here it is counted: loss and gradient are too small by the share of padding, which differs from batch to batch."
+unseen="The curve is lower, as if the model were better, and nobody looks for an error in a loss that is too good.
+AdamW cancels the constant part of the factor, so the model itself is trained almost as it should be."
+found="A test reads windows with a loss mask and compares the number of targets that the loader reports with the number
+of targets that are not ignored."
+known="huggingface/transformers issue 24725 and pull request 34191, meta-pytorch/torchtune pull request 1875 (the mean
+over the wrong number of tokens, with padding and gradient accumulation)"

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# fault_lab.sh [all]: tests the fault laboratory, dev/fault_lab. Without `all`: every row is complete, and every edit
+# still changes its file; nothing is compiled. With `all`: every fault is planted, its check finds it, the healthy
+# program passes the same check, and the curve is drawn; then dev/results/fault-lab.md is written. ONLY=REGEX: the faults
+# with these numbers, and no table. JOBS=N: so many faults at a time; as many as there are cores by default.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
+source dev/test/checks.sh
+source dev/test/planting.sh
+lab=build/fault_lab
+table=dev/results/fault-lab.md
+
+# check_row FILE: everything that a reader is told is there, and the edits match
+check_row() {
+    local field missing='' problem
+    local area='' layout='' title='' file='' edit='' check='' expected='' bug='' unseen='' found='' known=''
+    local unchecked='' unchecked_file='' model='' tokens='' resumes='' one_rank=''
+    source "$1"
+    for field in area layout title file edit check expected bug unseen found known; do
+        [ -n "${!field}" ] || missing+=" $field"
+    done
+    [ -z "$missing" ] && pass "$1 is complete" "$title" || fail "$1 is complete" "missing:$missing"
+    problem=$(not_matching "$file" "$edit")
+    if [ -z "$problem" ] && [ "$unchecked" ]; then problem=$(not_matching "$unchecked_file" "$unchecked"); fi
+    if [ -z "$problem" ]; then pass "$1: its edits change the source" "$file $unchecked_file"
+    else fail "$1: its edits change the source" "$problem"; fi
+}
+
+check_rows() {
+    local row rows=(dev/fault_lab/[0-9][0-9].sh) listed
+    for row in "${rows[@]}"; do check_row "$row"; done
+    listed=$(dev/fault_lab/lab.sh list | awk 'NR > 1 { printf "%s ", $1 }')
+    if [ "$listed" = "$(seq -s ' ' 1 20) " ]; then pass "make faults lists the faults 1 to 20" "$listed"
+    else fail "make faults lists the faults 1 to 20" "listed: $listed"; fi
+    if dev/fault_lab/lab.sh list | grep -qFf <(sed -n 's/^title="\(.*\)"$/\1/p' "${rows[@]}"); then
+        fail "make faults does not give the bugs away" "a title is in the list"
+    else pass "make faults does not give the bugs away" "none of ${#rows[@]} titles is in the list"; fi
+    (bad "an unknown number" "expected a number from 1 to 20" dev/fault_lab/lab.sh fault 21
+    bad "no number" "make fault N=3" dev/fault_lab/lab.sh fault) >"$lab_said" 2>&1
+    cat "$lab_said"
+    passed=$((passed + $(grep -c '^pass' "$lab_said")))
+    failed=$((failed + $(grep -c '^FAIL' "$lab_said")))
+}
+
+plant() { dev/fault_lab/lab.sh test "$1" || echo "FAIL fault $1: ended early"; }
+
+# plant_all: JOBS faults at a time
+plant_all() {
+    local n
+    make --no-print-directory -s fault-programs || exit 1
+    for n in $(seq 1 20); do
+        [[ $n =~ ^(${ONLY:-.*})$ ]] || continue
+        while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-$(nproc)}" ]; do wait -n || true; done
+        plant "$n" >"$said/$n" 2>&1 &
+    done
+    wait
+    for n in $(seq 1 20); do
+        [ -f "$said/$n" ] || continue
+        cat "$said/$n"
+        passed=$((passed + $(grep -c '^pass ' "$said/$n")))
+        failed=$((failed + $(grep -c '^FAIL ' "$said/$n")))
+    done
+}
+
+write_table() {
+    local n
+    cat >"$table" <<EOF
+# The fault laboratory
+
+\`dev/test/fault_lab.sh all\` at commit $(git describe --always --dirty): each fault is planted into a copy of the
+source; the faulty and the healthy program train the same model for 400 steps with the same seed. This table gives the
+faults away: docs/book/fault-lab.md asks the questions.
+
+- faulty, healthy: mean loss of the last 50 steps. Their distance: the mean over these steps of the difference in a step.
+- layouts: the same distance between the healthy program on these ranks and on one rank.
+- seeds: the range of the mean loss of the last 50 steps over five seeds of the healthy program on one rank.
+- visible: *alone*, the faulty run ends outside that range by more than half its width; *next to a healthy run*, the
+  lines of the drawing, means of 20 steps, are more than 0.02 apart at the end; *only in digits*, the distance is more
+  than three times that of the layouts; otherwise *no*.
+
+| fault | what was planted | faulty | healthy | distance | layouts | seeds | visible | check | its failing line |
+|---|---|---|---|---|---|---|---|---|---|
+EOF
+    for n in $(seq 1 20); do cat "$lab/$n/row"; done >>"$table"
+}
+
+lab_said=$(mktemp) said=$(mktemp -d)
+trap 'rm -rf "$lab_said" "$said" .out .err' EXIT
+check_rows
+if [ "${1:-}" = all ]; then
+    plant_all
+    if [ -z "${ONLY:-}" ] && [ "$failed" = 0 ]; then write_table; fi
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
