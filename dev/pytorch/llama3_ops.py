@@ -20,6 +20,7 @@ Values of indices are checked on a CPU only, since a GPU would have to be waited
 """
 
 import ctypes
+import os
 import sys
 import threading
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from typing import Optional
 
 import op_contracts
 
+# PyTorch's OpenMP threads would spin for milliseconds after each call, on cores that our threads need
+os.environ.setdefault("GOMP_SPINCOUNT", op_contracts.SPINS)
 try:
     import torch
     from torch import Tensor

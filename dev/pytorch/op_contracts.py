@@ -33,6 +33,7 @@ class ZLoss(ctypes.Structure):  # lib/ops_common.h
 
 
 EXACT_WORDS = 11  # an ExactSum (lib/base.h): ten digits and the number of values that were not finite
+SPINS = "2000"  # of a waiting OpenMP thread, before it sleeps
 INT8_BLOCK = 64  # elements of an int8 tensor that share a scale (lib/base.h)
 C_TYPES = {
     "int": ctypes.c_int,
@@ -134,16 +135,12 @@ class Library:
             raise LibraryError(f"{path} does not exist: build it with `make ops`")
         # Threads of OpenMP spin for milliseconds after each call by default, which would slow down PyTorch's own
         # threads. The library reads this setting when it is loaded (run/spinning.h does the same for the program).
-        spins = None if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ) else "2000"
-        if spins:
-            os.environ["GOMP_SPINCOUNT"] = spins
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
         try:
             loaded = ctypes.CDLL(str(path))
         except OSError as error:
             raise LibraryError(f"{path} cannot be loaded ({error}): build it again with `make ops`") from None
-        finally:
-            if spins:
-                del os.environ["GOMP_SPINCOUNT"]
         self.path, self.precision = path, precision
         self.functions = {name: self.find(loaded, name) for name in CONTRACTS}
         for name, contract in CONTRACTS.items():

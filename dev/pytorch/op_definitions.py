@@ -229,7 +229,7 @@ def attention_backward(dout, out, lse, q, k, v, q_offset=0, q_split=0, q_gap=0, 
     (qs, ks, vs), size = heads_first(q, k, v), math.sqrt(q.shape[3])
     dout, out = dout.transpose(1, 2), out.transpose(1, 2)
     sees = visible(q, k, q_offset, q_split, q_gap, q_doc, k_doc)
-    p = torch.exp(qs @ ks.transpose(2, 3) / size - lse[..., None]).masked_fill(~sees, 0)
+    p = torch.exp(qs @ ks.transpose(2, 3) / size - lse[..., None]).masked_fill(~sees, 0).to(q.dtype)
     ds = p * (dout @ vs.transpose(2, 3) - (dout * out).sum(3, keepdim=True))
     dq, dk, dv = ds @ ks / size, ds.transpose(2, 3) @ qs / size, p.transpose(2, 3) @ dout
     of_groups = [x.unflatten(1, (k.shape[2], -1)).sum(2).transpose(1, 2) for x in (dk, dv)]

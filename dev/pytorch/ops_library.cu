@@ -118,12 +118,17 @@ static void library_called(Library *l) {
 }
 
 /* Defines the exported function of one op. */
-#define EXPORT(op, parameters, ...)                                                                                    \
-    VISIBLE void SYMBOL(op) parameters {                                                                               \
+#define EXPORT_AS(symbol, op, parameters, ...)                                                                         \
+    VISIBLE void symbol parameters {                                                                                   \
         op(library_dry_run(l), __VA_ARGS__);                                                                           \
         op(library_device(l), __VA_ARGS__);                                                                            \
         library_called(l);                                                                                             \
     }
+#ifdef PRECISION_BF16
+#define EXPORT(op, parameters, ...) EXPORT_AS(llama3_bf16_##op, op, parameters, __VA_ARGS__)
+#else
+#define EXPORT(op, parameters, ...) EXPORT_AS(llama3_fp32_##op, op, parameters, __VA_ARGS__)
+#endif
 
 // ---------------------------------------------------------------------------
 // the ops, in the order of lib/ops.h, which has their contracts: formula, shapes and dtypes
