@@ -19,7 +19,9 @@ $(CPU_CUDA_BUILD)/ops_library.o: $(OPS_SOURCES) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)
 ops_objects = for p in fp32 bf16; do \
     $(MAKE) --no-print-directory PRECISION=$$p build/$(1)-$$p/ops_library.o || exit 1; done
 
-ops: $(if $(CUDA),ops-cuda)
+ops: ops-cpu $(if $(CUDA),ops-cuda)
+
+ops-cpu:
 	@$(call ops_objects,cpu)
 	$(CC) -shared $(FLAGS) $(call OPS_IN,cpu) -o build/libllama3_ops.so.new $(filter -ldnnl -lm -pthread,$(LIBS)) \
 	    $(DEPS_LINK)
@@ -56,7 +58,7 @@ OPS_WANTED = $(strip $(if $(HAVE_ONEDNN),,$(word 2,$(PACKAGES))) $(call command_
     $(if $(shell python3 -c 'import ensurepip, venv; print(1)' 2>/dev/null),,python3-venv))
 
 # opcheck, gradients, errors and every op against its definition
-ops-test: ops
+ops-test: ops-cpu
 	@$(if $(OPS_PYTHON),$(OPS_PYTHON) dev/pytorch/test_llama3_ops.py,$(no_pytorch))
 no_pytorch = echo "error: no Python with PyTorch was found: make ops-deps installs it, or give PYTHON=" >&2; exit 1
 
@@ -115,7 +117,7 @@ $(MINE_BUILD)/$(KERNEL)-cuda.so: $(foreach p,fp32 bf16,$(MINE_BUILD)/$(KERNEL)-c
 mine: mine-file
 	@KERNEL=$(KERNEL) PRECISIONS="fp32 $(if $(BF16_CPU),bf16)" GPU="$(if $(NVCC),1)" $(MINE)/mine.sh
 
-mine-pytorch: mine-file ops
+mine-pytorch: mine-file ops-cpu
 	@$(if $(OPS_PYTHON),,$(no_pytorch))
 	@$(MAKE) --no-print-directory PRECISION=fp32 $(MINE_BUILD)/$(KERNEL)-fp32.o
 	@$(MAKE) --no-print-directory PRECISION=bf16 $(MINE_BUILD)/$(KERNEL)-bf16.o
@@ -124,4 +126,4 @@ mine-pytorch: mine-file ops
 	    for op in $(or $(OP),$$ops); do \
 	        $(OPS_PYTHON) dev/pytorch/llama3_ops.py check $$op $(MINE_BUILD)/$(KERNEL).so || exit 1; done
 
-.PHONY: ops ops-cuda ops-cuda-on-cpu ops-deps ops-test mine mine-file mine-pytorch
+.PHONY: ops ops-cpu ops-cuda ops-cuda-on-cpu ops-deps ops-test mine mine-file mine-pytorch
