@@ -7,6 +7,7 @@ what is computed. So it cannot differ from what the program calls. Only Python's
 import ctypes
 import os
 import re
+import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 HEADER = ROOT / "lib" / "ops.h"
 PRECISIONS = ("fp32", "bf16")
+HANDLE_FUNCTIONS = ("open", "close", "use_stream", "cost", "struct_bytes")
 
 
 class LibraryError(RuntimeError):
@@ -145,7 +147,7 @@ class Library:
         self.functions = {name: self.find(loaded, name) for name in CONTRACTS}
         for name, contract in CONTRACTS.items():
             self.functions[name].argtypes = [ctypes.c_void_p] + [p.ctype for p in contract.parameters]
-        for name in "open close use_stream cost struct_bytes".split():
+        for name in HANDLE_FUNCTIONS:
             self.functions[name] = self.find(loaded, name)
         for which, struct in enumerate((AttentionShape, ZLoss, ctypes.c_uint64 * EXACT_WORDS)):
             if self.functions["struct_bytes"](which) != ctypes.sizeof(struct):
@@ -178,5 +180,14 @@ class Library:
         self.functions["close"](self.handle)
 
 
+def exported_names():
+    """What the shared library of `make ops` exports."""
+    names = [*CONTRACTS, *HANDLE_FUNCTIONS]
+    return sorted(f"llama3_{precision}_{name}" for precision in PRECISIONS for name in names)
+
+
 if __name__ == "__main__":
-    print_contracts()
+    if sys.argv[1:] == ["names"]:
+        print("\n".join(exported_names()))
+    else:
+        print_contracts()

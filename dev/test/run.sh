@@ -152,6 +152,7 @@ run_test() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" dev/test/tokenize.sh
+    beside "the ops as a shared library" dev/test/ops_library.sh
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
@@ -190,6 +191,8 @@ run_all() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
+    beside "the ops as a shared library" dev/test/ops_library.sh
+    beside "a kernel of one's own" "make --no-print-directory -s mine"
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
