@@ -117,13 +117,16 @@ $(MINE_BUILD)/$(KERNEL)-cuda.so: $(foreach p,fp32 bf16,$(MINE_BUILD)/$(KERNEL)-c
 mine: mine-file
 	@KERNEL=$(KERNEL) PRECISIONS="fp32 $(if $(BF16_CPU),bf16)" GPU="$(if $(NVCC),1)" $(MINE)/mine.sh
 
-mine-pytorch: mine-file ops-cpu
+# on a GPU if there is one, otherwise the C version
+MINE_GPU    = $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
+MINE_TARGET = $(MINE_BUILD)/$(KERNEL)$(if $(MINE_GPU),-cuda).so
+mine-pytorch: mine-file $(if $(MINE_GPU),ops,ops-cpu)
 	@$(if $(OPS_PYTHON),,$(no_pytorch))
-	@$(MAKE) --no-print-directory PRECISION=fp32 $(MINE_BUILD)/$(KERNEL)-fp32.o
-	@$(MAKE) --no-print-directory PRECISION=bf16 $(MINE_BUILD)/$(KERNEL)-bf16.o
-	@$(MAKE) --no-print-directory $(MINE_BUILD)/$(KERNEL).so
+	@for p in fp32 bf16; do \
+	    $(MAKE) --no-print-directory -s PRECISION=$$p $(MINE_BUILD)/$(KERNEL)$(if $(MINE_GPU),-cuda)-$$p.o || exit 1; done
+	@$(MAKE) --no-print-directory -s $(MINE_TARGET)
 	@ops=$$(sed -n 's/^#define \([a-z0-9_]*\) my_.*/\1/p' $(MINE_BUILD)/$(KERNEL)-library.cu); \
 	    for op in $(or $(OP),$$ops); do \
-	        $(OPS_PYTHON) dev/pytorch/llama3_ops.py check $$op $(MINE_BUILD)/$(KERNEL).so || exit 1; done
+	        $(OPS_PYTHON) dev/pytorch/llama3_ops.py check $$op $(MINE_TARGET) || exit 1; done
 
 .PHONY: ops ops-cpu ops-cuda ops-cuda-on-cpu ops-deps ops-test mine mine-file mine-pytorch

@@ -593,12 +593,18 @@ def function_of(place_of, op_name):
     return getattr(module, name)
 
 
+def device_of(place_of):
+    """A GPU, if PyTorch and our library can use one, except for a shared library that was compiled for the CPU."""
+    has_gpu = torch.cuda.is_available() and llama3_ops.op_contracts.library_path("cuda").exists()
+    return "cuda" if has_gpu and (not place_of.endswith(".so") or place_of.endswith("-cuda.so")) else "cpu"
+
+
 def main(op_name, place_of=None):
     """check OP [FUNCTION]: both precisions, on odd sizes without times and on those of bench-125m with times."""
     if op_name not in llama3_ops.OPS:
         sys.exit(f"error: there is no op {op_name}, expected one of {', '.join(sorted(llama3_ops.OPS))}")
     function = function_of(place_of, op_name) if place_of else None
-    device = "cuda" if torch.cuda.is_available() and llama3_ops.op_contracts.library_path("cuda").exists() else "cpu"
+    device = device_of(place_of or "")
     passed = failed = 0
     for dtype in llama3_ops.PRECISION:
         for label, size in (("odd sizes", ODD), ("bench-125m", BENCH)):
