@@ -161,6 +161,7 @@ run_test() {
     beside "token files" dev/test/tokenize.sh
     beside "the book's links and numbers" "python3 dev/book/check.py"
     beside "exercises" dev/test/exercises.sh
+    beside "the ops as a shared library" dev/test/ops_library.sh
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
@@ -201,6 +202,8 @@ run_all() {
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
     beside "exercises" "dev/test/exercises.sh all"
+    beside "the ops as a shared library" "dev/test/ops_library.sh all"
+    beside "a kernel of one's own" "make --no-print-directory -s mine"
     settle
     suite "the book's commands" dev/test/book.sh
     if absent=$(dev/test/planner_page.sh --possible); then suite "the planner in a browser" dev/test/planner_page.sh

@@ -1,0 +1,74 @@
+/* my_rmsnorm.cu: a naive RMSNorm to be replaced by your own; `make mine KERNEL=my_rmsnorm` checks and times it.
+ *
+ * my_rmsnorm_forward has the contract of rmsnorm_forward in lib/ops.h:
+ *   out (N, C) = w (C) * v / sqrt(mean(v^2) + eps), with v = x (N, C), or v = x + delta (N, C) if delta is given.
+ *   rstd (N)    = 1 / sqrt(mean(v^2) + eps) of each row
+ *   sum  (N, C) = v, rounded to floatX, if delta is given
+ * floatX is float or bf16; to_float and from_float convert. The C version runs on a CPU, the kernel on a GPU, or on a CPU
+ * in the emulator of dev/cuda_on_cpu, which finds accesses outside of tensors and races.
+ */
+#include "mine.h" // first
+#include "../rmsnorm.cu" // the page: tensors, random values, sizes, definition, and what the op in use does
+
+#ifdef USE_CUDA
+/* Thread n computes row n. */
+static __global__ void __launch_bounds__(128)
+    my_rmsnorm_kernel(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                      float eps, int N, int C) {
+    int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (n >= N) return;
+    int64_t row = (int64_t)n * C;
+    float squares = 0;
+    for (int i = 0; i < C; i++) {
+        if (delta) sum[row + i] = from_float(to_float(x[row + i]) + to_float(delta[row + i]));
+        float v = to_float(delta ? sum[row + i] : x[row + i]);
+        squares += v * v;
+    }
+    float scale = 1.0f / sqrtf(squares / (float)C + eps);
+    rstd[n] = scale;
+    for (int i = 0; i < C; i++) {
+        float v = to_float(delta ? sum[row + i] : x[row + i]);
+        out[row + i] = from_float(v * scale * to_float(w[i]));
+    }
+}
+static void my_rmsnorm(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
+                       const floatX *w, float eps, int N, int C) {
+    if (N) KERNEL(dev, my_rmsnorm_kernel, (unsigned)((N + 127) / 128), 128, 0, out, rstd, sum, x, delta, w, eps, N, C);
+}
+#else
+static void my_rmsnorm(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
+                       const floatX *w, float eps, int N, int C) {
+    (void)dev; // dev->threads: how many threads an op may use
+    for (int n = 0; n < N; n++) {
+        int64_t row = (int64_t)n * C;
+        float squares = 0;
+        for (int i = 0; i < C; i++) {
+            if (delta) sum[row + i] = from_float(to_float(x[row + i]) + to_float(delta[row + i]));
+            float v = to_float(delta ? sum[row + i] : x[row + i]);
+            squares += v * v;
+        }
+        float scale = 1.0f / sqrtf(squares / (float)C + eps);
+        rstd[n] = scale;
+        for (int i = 0; i < C; i++) {
+            float v = to_float(delta ? sum[row + i] : x[row + i]);
+            out[row + i] = from_float(v * scale * to_float(w[i]));
+        }
+    }
+}
+#endif
+
+/* The op: what rmsnorm_forward in lib/ops.h is, with another function in the middle. */
+static void my_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
+                               const floatX *w, float eps, int N, int C) {
+    double bytes = (double)N * C * X_BYTES * (delta ? 4 : 2) + N * F_BYTES + C * X_BYTES;
+    if (!op_begin(dev, OP_RMSNORM_FORWARD, 4.0 * N * C, bytes)) return;
+    my_rmsnorm(dev, out, rstd, sum, x, delta, w, eps, N, C);
+    op_end(dev);
+}
+
+/* A case of the page. Its tensors and sizes are those that the page declares. */
+static void run_mine(Case *c) {
+    my_rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0],
+                       (int)c->size[1]);
+}
+MY_KERNEL("rmsnorm_forward", run_mine)
