@@ -25,8 +25,8 @@ build/planner.html: $(PLANNER_MODULES) $(PLANNER_DIR)/program.json $(PLANNER_PAR
 	python3 dev/planner/make_page.py $(PLANNER_DIR) $@
 
 emscripten-needed:
-	@$(if $(strip $(EMSCRIPTEN_NEEDED)),echo "error: make planner compiles plan_llama3 to WebAssembly for a browser;" \
-	    "missing: $(strip $(EMSCRIPTEN_NEEDED)). Install with: $(INSTALL) $(strip $(EMSCRIPTEN_NEEDED))" >&2; exit 1)
+	@$(if $(strip $(EMSCRIPTEN_NEEDED)),echo "error: make planner compiles plan_llama3 to WebAssembly; missing:" \
+	    "$(strip $(EMSCRIPTEN_NEEDED)). Install with: $(INSTALL) $(strip $(EMSCRIPTEN_NEEDED))" >&2; exit 1)
 
 $(PLANNER_DIR)/of_program-%: dev/planner/of_program.c $(HEADERS) | needed
 	@mkdir -p $(@D)
@@ -43,8 +43,8 @@ $(PLANNER_SOURCES)/include/pcre2.h: dev/planner/fetch_sources.sh | emscripten-ne
 $(WASM_LIBRARIES)/libc.a: | emscripten-needed
 	@echo "building emscripten's C library for 64-bit pointers, once: it takes a few minutes"
 	@mkdir -p $(PLANNER_DIR)
-	@$(EMSCRIPTEN_HERE) embuilder --wasm64 build libc libdlmalloc libcompiler_rt > $(PLANNER_DIR)/embuilder.log 2>&1 || \
-	    { tail -n 3 $(PLANNER_DIR)/embuilder.log >&2; exit 1; }
+	@$(EMSCRIPTEN_HERE) embuilder --wasm64 build libc libdlmalloc libcompiler_rt \
+	    > $(PLANNER_DIR)/embuilder.log 2>&1 || { tail -n 3 $(PLANNER_DIR)/embuilder.log >&2; exit 1; }
 
 # Nothing is compiled before the C library is there, because two compilers would build it at the same time.
 $(PLANNER_OBJECTS) $(PLANNER_MODULES:.wasm=.o): | $(WASM_LIBRARIES)/libc.a
@@ -68,8 +68,8 @@ $(PLANNER_DIR)/pcre2_%.o: $(PLANNER_SOURCES)/include/pcre2.h
 $(PLANNER_DIR)/fp32.o $(PLANNER_DIR)/bf16.o: $(PLANNER_DIR)/%.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) \
         dev/planner/omp.h $(PLANNER_DIR)/of_program-% $(PLANNER_SOURCES)/include/pcre2.h
 	$(EMCC) -x c $(WASM_FLAGS) -I$(PLANNER_SOURCES)/include $(if $(filter bf16,$*),-DPRECISION_BF16) \
-	    $$($(PLANNER_DIR)/of_program-$* vectors) -Wall -Wextra -Wno-unused -Wno-unused-parameter -Wno-unknown-pragmas \
-	    -Wno-format -c $< -o $@
+	    $$($(PLANNER_DIR)/of_program-$* vectors) -Wall -Wextra -Wno-unused -Wno-unused-parameter \
+	    -Wno-unknown-pragmas -Wno-format -c $< -o $@
 
 # What the program imports is in host.c or in the page; a call that is in neither is an error when it is made.
 $(PLANNER_MODULES): %.wasm: %.o $(PLANNER_OBJECTS)

@@ -93,8 +93,8 @@ static void check_plan_options(const Options *o) {
         user_error("--search prints a list of layouts, and --%s describes a single one: remove one of them",
                    o->out ? "out" : "trace");
     if (o->search && option_given(o, "simulate"))
-        user_error("--simulate %s has no effect with --search, which simulates one rank of each pipeline stage of every "
-                   "layout: remove --simulate",
+        user_error("--simulate %s has no effect with --search, which simulates one rank of each pipeline stage of "
+                   "every layout: remove --simulate",
                    o->simulate);
     if (o->trace && !o->cluster)
         user_error("--trace %s: an estimated timeline needs a cluster: add --cluster FILE (dev/clusters has some), or "

@@ -404,8 +404,8 @@ static int simulation_run(Simulation *s) {
     return !s->problem.used;
 }
 
-/* Moves the timeline of the dry run of simulated rank `rank`, whose clock knows only arithmetic, to simulated times. Its collectives,
- * messages and waits are the events of the rank's list, in the same order. */
+/* Moves the timeline of the dry run of simulated rank `rank`, whose clock knows only arithmetic, to simulated times.
+ * Its collectives, messages and waits are the events of the rank's list, in the same order. */
 static void simulated_timeline(const Simulation *s, int rank, Device *dry_run) {
     const EventTime *time = s->ranks[rank].times;
     Event *step = NULL, *phase = NULL;

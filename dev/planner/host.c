@@ -1,10 +1,10 @@
 /* host.c: what the planner's C library asks of an operating system, for WebAssembly: files in memory, a clock, and
  * memory that grows.
  *
- * The page puts the files in that the program will read (host_put), starts the program with its arguments (host_start),
- * and afterwards takes out what it has written (host_get): its files, /stdout and /stderr. A caller may rely on: nothing
- * of an earlier run is left, because each run has an instance of its own. A system call that is not here stops the run
- * with its name (page.js).
+ * The page puts in the files that the program will read (host_put), starts the program with its arguments (host_start),
+ * and afterwards takes out what it has written (host_get): its files, /stdout and /stderr. A caller may rely on:
+ * nothing of an earlier run is left, because each run has an instance of its own. A system call that is not here stops
+ * the run with its name (run.js).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -97,7 +97,10 @@ static size_t file_read(const File *f, void *bytes, size_t count, int64_t at) {
     return n;
 }
 
-static OpenFile *descriptor(long fd) { return fd >= 0 && fd < MAX_OPEN && open_files[fd].file ? &open_files[fd] : NULL; }
+static OpenFile *descriptor(long fd) {
+    int is_open = fd >= 0 && fd < MAX_OPEN && open_files[fd].file;
+    return is_open ? &open_files[fd] : NULL;
+}
 
 static long open_file(File *f, int appends) {
     for (int fd = 0; fd < MAX_OPEN; fd++) {
@@ -135,7 +138,9 @@ static long file_stat(const File *f, struct stat *s) {
     return 0;
 }
 
-long __syscall_stat64(long path, long buffer) { return file_stat(file_find((const char *)path, 0), (struct stat *)buffer); }
+long __syscall_stat64(long path, long buffer) {
+    return file_stat(file_find((const char *)path, 0), (struct stat *)buffer);
+}
 long __syscall_lstat64(long path, long buffer) { return __syscall_stat64(path, buffer); }
 long __syscall_fstatat64(long dir, long path, long buffer, long flags) {
     (void)dir;
@@ -200,7 +205,8 @@ __wasi_errno_t __wasi_fd_read(__wasi_fd_t fd, const __wasi_iovec_t *parts, size_
     return failed;
 }
 
-__wasi_errno_t __wasi_fd_seek(__wasi_fd_t fd, __wasi_filedelta_t offset, __wasi_whence_t whence, __wasi_filesize_t *at) {
+__wasi_errno_t __wasi_fd_seek(__wasi_fd_t fd, __wasi_filedelta_t offset, __wasi_whence_t whence,
+                              __wasi_filesize_t *at) {
     OpenFile *o = descriptor((long)fd);
     if (!o) return __WASI_ERRNO_BADF;
     int64_t from = 0;
@@ -219,7 +225,9 @@ __wasi_errno_t __wasi_fd_close(__wasi_fd_t fd) {
     return __WASI_ERRNO_SUCCESS;
 }
 
-__wasi_errno_t __wasi_fd_sync(__wasi_fd_t fd) { return descriptor((long)fd) ? __WASI_ERRNO_SUCCESS : __WASI_ERRNO_BADF; }
+__wasi_errno_t __wasi_fd_sync(__wasi_fd_t fd) {
+    return descriptor((long)fd) ? __WASI_ERRNO_SUCCESS : __WASI_ERRNO_BADF;
+}
 
 long __syscall_fstat64(long fd, long buffer) {
     OpenFile *o = descriptor(fd);
@@ -374,8 +382,8 @@ EXPORT(host_size) uint32_t host_size(uint32_t path) {
     return f ? (uint32_t)f->size : 0;
 }
 
-/* Runs the program. `arguments`: (count) texts, one after the other, each with a NUL at its end. It does not return: the
- * program ends with proc_exit, which the page imports. */
+/* Runs the program. `arguments`: (count) texts, one after the other, each with a NUL at its end. It does not return:
+ * the program ends with proc_exit, which the page imports. */
 EXPORT(host_start) void host_start(uint32_t arguments, uint32_t count) {
     static const char *const streams[] = {"/stdin", "/stdout", "/stderr"};
     char **argv = (char **)calloc(count + 1, sizeof *argv), *at = (char *)(uintptr_t)arguments;

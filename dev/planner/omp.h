@@ -1,5 +1,5 @@
-/* omp.h: OpenMP for one thread. WebAssembly's compiler ignores the pragmas, and these are the functions that the program
- * calls. */
+/* omp.h: OpenMP for one thread. WebAssembly's compiler ignores the pragmas, and these are the functions that the
+ * program calls. */
 #ifndef OMP_H
 #define OMP_H
 static inline int omp_get_thread_num(void) { return 0; }

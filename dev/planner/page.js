@@ -122,8 +122,14 @@ function build_controls() {
 
 // ------------------------------------------------------------------ results
 
-/* Of many kinds of ranks the first, the middle and the last are shown, and the others at a click. */
-function shorten_memory(cards) {
+/* Does the name of a kind of rank, "pp 0, 8-11, tp 0: ranks …", have this pipeline stage? */
+const has_stage = (name, stage) => (name.match(/^pp ([\d, -]+)/)?.[1] ?? '').split(', ').some(range => {
+    const [first, last] = range.split('-').map(Number);
+    return range && first <= stage && stage <= (last ?? first);
+});
+
+/* Of many kinds of ranks those of the first, the middle and the last stage are shown, and the others at a click. */
+function shorten_memory(cards, stages) {
     const bars = cards.querySelector('.bars.long');
     const rows = bars ? [...bars.querySelectorAll('.n')].map(name => {
         const row = [name];
@@ -132,11 +138,13 @@ function shorten_memory(cards) {
         return row;
     }) : [];
     if (rows.length < 5) return;
-    const kept = [0, rows.length >> 1, rows.length - 1];
+    const wanted = [0, stages >> 1, stages - 1];
+    const is_kept = ([name]) => wanted.some(stage => has_stage(name.textContent, stage));
+    if (!rows.some(is_kept)) return;
     const button = element('button', {type: 'button', 'aria-expanded': shows_all_kinds}, '');
     const apply = () => {
-        rows.forEach((row, i) => row.forEach(part => { part.hidden = !shows_all_kinds && !kept.includes(i); }));
-        button.textContent = shows_all_kinds ? 'Show the first, middle and last kind' : `Show all ${rows.length} kinds`;
+        rows.forEach(row => row.forEach(part => { part.hidden = !shows_all_kinds && !is_kept(row); }));
+        button.textContent = shows_all_kinds ? 'Show the first, middle and last stage' : `Show all ${rows.length} kinds of ranks`;
         button.setAttribute('aria-expanded', shows_all_kinds);
     };
     button.onclick = () => {
@@ -160,6 +168,7 @@ function show(planned, {result, milliseconds, failure}) {
     by_id('refused').hidden = !refused;
     by_id('results').hidden = by_id('printed').hidden = !!refused;
     by_id('summary').textContent = refused;
+    document.body.classList.toggle('is-refused', !!refused);
     const precision = planned.precision == 'fp32' ? 'fp32' : 'bf16';
     by_id('command').textContent = `make PRECISION=${precision} plan_llama3\n./plan_llama3 ` +
         planner_arguments(planned).join(' ');
@@ -170,7 +179,7 @@ function show(planned, {result, milliseconds, failure}) {
     const misfit = result.stdout.match(/^ *(memory: .*: does not fit.*)$/m);
     by_id('misfit').textContent = misfit ? misfit[1] : '';
     by_id('misfit').hidden = !misfit;
-    shorten_memory(doc);
+    shorten_memory(doc, Number(planned.pp));
     by_id('plan').replaceChildren(...doc.querySelectorAll('main > .tiles, main > .cards'));
     for (const scroll of by_id('plan').querySelectorAll('.scroll')) scroll.tabIndex = 0;
     by_id('output').textContent = result.stdout;

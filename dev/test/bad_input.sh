@@ -754,6 +754,10 @@ clusters() {
         --hosts 2 --save-seconds 1 --pause-seconds 2
     bad_plan "--mtbf of a search" "--mtbf simulates failures of one layout" --mtbf 100 --search --cluster "$good"
     bad_plan "--search without a cluster" "--search compares .* --cluster FILE" --world 4 --search
+    bad_plan "--simulate of something else" "--simulate half: expected .*all\|stages" --world 4 --simulate half
+    bad_plan "--simulate with --search" "--simulate stages has no effect with --search" --cluster "$good" --world 4 \
+        --search --simulate stages
+    bad "--simulate of training" "--simulate is an option of plan_llama3" --plan --world 4 --simulate stages
     bad_plan "--search with --out" "--search prints a list of layouts, and --out" \
         --cluster "$top/dev/clusters/h100-8.json" \
         --world 4 --search --out plan

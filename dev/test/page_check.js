@@ -24,7 +24,9 @@ const texts = () => {
         if (!node.data.trim() || parent.closest('script,style,title,pre,details:not([open]) table')) continue;
         const range = document.createRange();
         range.selectNodeContents(node);
-        for (const box of range.getClientRects()) all.push({box, parent, text: node.data.trim().slice(0, 30)});
+        const is_clipped = getComputedStyle(parent).overflowY == 'hidden', end = parent.getBoundingClientRect().bottom;
+        for (const box of range.getClientRects())
+            if (!is_clipped || box.top < end) all.push({box, parent, text: node.data.trim().slice(0, 30)});
     }
     return all;
 };

@@ -28,20 +28,22 @@ function random_numbers(seed) {
     };
 }
 
-/* Half of the layouts are small changes of ones that work, and the rest are drawn freely: many of these are refused. */
+/* Every other layout is drawn freely, and many of these are refused. Every fifth is too large for its few ranks: its
+ * buffers exceed 4 GiB, which a size of 32 bits could not hold. */
 function random_layouts() {
     const random = random_numbers(17), pick = list => list[Math.floor(random() * list.length)], layouts = [];
     const models = ['llama3-8b', 'llama3-70b', 'llama3.1-405b', 'llama3.2-1b', 'llama3.2-3b', 'tiny', 'bench-125m'];
     while (layouts.length < LAYOUTS) {
         const s = shared.initial_settings(), free = layouts.length % 2;
-        s.model = pick(models);
+        const is_large = layouts.length % 5 == 0;
+        s.model = is_large ? 'llama3.1-405b' : pick(models);
         s.precision = pick(['bf16', 'bf16', 'fp32']);
         s.cluster = pick(['h100-8', 'h100-8', 'h100-8', 'none']);
         s.tp = String(pick(free ? [1, 2, 3, 4, 8, 16] : [1, 2, 4]));
         s.cp = String(pick(free ? [1, 2, 3, 4] : [1, 2]));
         s.pp = String(pick(free ? [1, 2, 3, 4, 5, 8, 16] : [1, 2, 4]));
         s['dp-replicate'] = String(pick([1, 1, 2]));
-        s.world = String(s.tp * s.cp * s.pp * s['dp-replicate'] * pick([1, 2, 4, 8, 16, free ? 0.5 : 32]));
+        s.world = String(s.tp * s.cp * s.pp * s['dp-replicate'] * (is_large ? 1 : pick([1, 2, 4, 8, 16, free ? 0.5 : 32])));
         s.seq = String(s.model.match(/^(tiny|bench)/) ? '512' : pick(free ? [1000, 2048, 8192, 8192, 131072] : [1024, 2048]));
         s.batch = String(pick([1, 1, 2, 4]));
         s.accum = String(s.pp * pick([1, 2, 4]));
@@ -93,6 +95,7 @@ function difference(native, wasm) {
 function compare(build, work) {
     const cluster = {'dev/clusters/h100-8.json': read(`${top}/dev/clusters/h100-8.json`)}, modules = {};
     let bytes = 0, refused = 0, equal = 0;
+    const large = {fp32: 0, bf16: 0};
     for (const p of ['fp32', 'bf16']) modules[p] = new WebAssembly.Module(fs.readFileSync(`${build}/${p}.wasm`));
     const digests = random_layouts().map((settings, i) => {
         const native = run_native(settings, `${work}/native`);
@@ -102,6 +105,7 @@ function compare(build, work) {
         if (wrong) console.log(`FAIL layout ${i + 1}, ${shared.settings_to_link(settings)}: ${wrong}`);
         equal += !wrong;
         refused += native.code == 1;
+        large[settings.precision] += /^ {4}\S+ .* \d+ x +\d{11,}$/m.test(native.stdout);
         bytes += native.stdout.length + native.stderr.length;
         for (const name of WANTED) bytes += native.files[name]?.length ?? 0;
         return digest_of(native);
@@ -110,6 +114,9 @@ function compare(build, work) {
     if (equal == LAYOUTS)
         console.log(`pass ${LAYOUTS} random layouts are planned as by the native program, byte for byte: ${equal} of ` +
             `${LAYOUTS}, ${bytes} bytes; ${refused} of them are refused with the same sentence`);
+    const has_large = large.fp32 >= 2 && large.bf16 >= 2;
+    console.log(`${has_large ? 'pass' : 'FAIL'} some have a buffer of 10 GB or more, beyond 32 bits: ${large.fp32} in ` +
+        `fp32, ${large.bf16} in bf16, expected 2 each`);
     const enough = refused >= 10 && refused <= 40;
     console.log(`${enough ? 'pass' : 'FAIL'} the random layouts include both kinds: ${refused} refused, expected 10 to 40`);
 }

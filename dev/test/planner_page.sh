@@ -23,7 +23,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1
 
-make --no-print-directory -s planner >"$work/log" 2>&1 || { tail -n 5 "$work/log"; fail "make planner" "does not build"; }
+make --no-print-directory -s planner >"$work/log" 2>&1 ||
+    { tail -n 5 "$work/log"; fail "make planner" "does not build"; }
 for precision in fp32 bf16; do
     make --no-print-directory -s PRECISION=$precision build/cpu-$precision/plan_llama3 >"$work/log" 2>&1 ||
         { tail -n 5 "$work/log"; fail "plan_llama3 in $precision" "does not build"; }
