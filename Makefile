@@ -12,7 +12,8 @@
 # make fuzz       a million executions of each fuzz target (RUNS=n)
 # make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
-# make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3 explains
+# make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3
+#                 explains it (docs/book/fault-lab.md)
 # make deps       installs what is missing        make clean
 # DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)
 
