@@ -18,6 +18,8 @@
 # make book       the book and the guide as HTML; make book-test runs the commands of its chapters (PAGE=NN: of one)
 # make exercise   lists the book's exercises; N=7 prints one; make answer N=7 A='12.3 GB' checks an answer
 # make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3 explains
+# make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3
+#                 explains it (docs/book/fault-lab.md)
 # make deps       installs what is missing        make clean
 # DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)
 

@@ -9,8 +9,8 @@ expected="summed in fp32 without sharding"
 bug="Gradients may travel in bf16, but their sum over the micro-batches of a step must stay in fp32. Here each rank
 replaces its running sum by what came back from the all-gather, in bf16. From some number of micro-batches on, a
 summand is smaller than the last digit of the sum, and is lost."
-unseen="With four micro-batches the rounding error is a fraction of a percent of the gradient, far below the noise of
-the batch. The error grows with the number of micro-batches, so a small test of a large run looks clean."
+unseen="With eight micro-batches the rounding error is a fraction of a percent of the gradient, below the noise of the
+batch. The error grows with the number of micro-batches, so a small test of a large run looks clean."
 found="A test sums 1,024 micro-batches with and without sharding and compares the gradient norms. Tests with few
 micro-batches cannot see it, so this one takes many."
 known="deepspeedai/DeepSpeed issues 2768 and 2352 (bf16 runs that diverged because they accumulated in bf16),

@@ -11,7 +11,8 @@ bug="The wait for the all-gather of the embedding comes when its buffer is freed
 embedding computes with what the buffer holds at that moment: the weights of the step before, zeros in the first step,
 or a mixture of both."
 unseen="The buffer serves the embedding alone, so what it holds is old and not wrong: weights of the step before.
-Whether the race is lost depends on the machine."
+Whether the race is lost depends on the machine, so that the curve may differ from run to run. It ends just above those
+of five seeds."
 found="Before the first step the tests fill all buffers of gathered weights with the value 3. Who reads too early gets
 a gradient that is far from that of one rank."
 known="a missing synchronization of streams in PyTorch's threaded process group, which FSDP's tests run on

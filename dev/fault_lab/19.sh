@@ -8,8 +8,9 @@ expected="cross_entropy in slices"
 bug="Each rank has half of the vocabulary and sums exp(logit - its own largest logit). Before the ranks' sums are
 added, each must be multiplied by exp(own maximum - common maximum). Without that the softmax gives the half without
 the largest logit far too much weight."
-unseen="Most characters of a text have neighbours in the vocabulary, and the logits of the other half learn to
-compensate. The loss that is logged is computed from the same wrong sum, so it is consistent with what is trained."
+unseen="It shows that something is wrong: the loss stays above 4. It does not show what. Everybody's first remedies, a
+lower learning rate or a longer warm-up, would be tried first, because the loss that is logged is computed from the
+same wrong sum as the gradient."
 found="A test cuts rows of logits into slices, joins the results, and compares loss and gradient with the definition
 over the whole row, in double precision and with logits up to 10,000 in size."
 known="apple/ml-cross-entropy pull request 42 (the gradient of a vocabulary-parallel loss), NVIDIA/Megatron-LM issue

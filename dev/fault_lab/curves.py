@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """curves.py: compares the losses that runs of the fault laboratory wrote to metrics.jsonl. Standard library only.
 
-    curves.py draw TITLE OUT.svg OUT.json FAULTY HEALTHY ONE_RANK SEED…   draws the curves, and prints their distance
+    curves.py draw TITLE OUT.svg OUT.json FAULTY HEALTHY ONE_RANK HALF_RATE SEED…   draws curves, prints distances
     curves.py tell OUT.json     prints the distance in one line
     curves.py row OUT.json NUMBER TITLE CHECK LINE     prints a row of dev/results/fault-lab.md
     curves.py compare FIRST SECOND NAME…   do two runs have equal digits in each step that the second one has?
 
 FAULTY, HEALTHY: runs with the same options and seed. ONE_RANK: the healthy program on one rank, with the same samples.
-SEED…: the healthy program on one rank with other seeds, which shuffle and initialize differently.
+HALF_RATE: the same with half the learning rate. SEED…: the same with other seeds, which shuffle and initialize
+differently.
 """
 import json
 import sys
@@ -43,19 +44,24 @@ def distance(a, b):
     return mean([abs(x - y) for x, y in zip(a[-LAST:], b[-LAST:])])
 
 
-def measure(faulty, healthy, one_rank, seeds):
+def measure(faulty, healthy, one_rank, half_rate, seeds):
+    """`visible`: what a reader needs in order to see the fault."""
     differences = [abs(x - y) for x, y in zip(faulty, healthy)]
     ends = [mean(run[-LAST:]) for run in [one_rank] + seeds]
     m = {"faulty": mean(faulty[-LAST:]), "healthy": mean(healthy[-LAST:]), "distance": distance(faulty, healthy),
          "largest": max(differences), "largest_step": differences.index(max(differences)) + 1,
-         "layouts": distance(healthy, one_rank), "seeds": [min(ends), max(ends)], "seed_runs": len(ends)}
+         "layouts": distance(healthy, one_rank), "seeds": [min(ends), max(ends)], "seed_runs": len(ends),
+         "half_rate": mean(half_rate[-LAST:])}
     half = (max(ends) - min(ends)) / 2
-    if not min(ends) - half <= m["faulty"] <= max(ends) + half:
+    low, high = min(ends) - half, max(ends) + half
+    if not low <= m["faulty"] <= max(high, m["half_rate"]):
         m["visible"] = "alone"
+    elif m["faulty"] > high:
+        m["visible"] = "next to five seeds"
     elif distance(smoothed(faulty), smoothed(healthy)) > SEEN:
         m["visible"] = "next to a healthy run"
     elif m["distance"] > 3 * m["layouts"]:
-        m["visible"] = "only in digits"
+        m["visible"] = "only in single steps"
     else:
         m["visible"] = "no"
     return m
@@ -67,15 +73,18 @@ def print_measures(m, steps):
     print(f"  mean loss of the last {LAST} of {steps} steps: faulty {m['faulty']:.4f}, healthy {m['healthy']:.4f}")
     print(f"  distance of the two curves, mean of the last {LAST} steps: {m['distance']:.4f} (largest in any step: "
           f"{m['largest']:.4f}, step {m['largest_step']})")
-    print(f"  the same distance between the healthy program on these ranks and on one rank: {m['layouts']:.4f}")
-    print(f"  the healthy program with {m['seed_runs']} seeds ends between {low:.4f} and {high:.4f}")
+    print(f"  the same distance between the healthy program on these ranks and on one rank: {m['layouts']:.2g}")
+    print(f"  the healthy program with {m['seed_runs']} seeds ends between {low:.4f} and {high:.4f}, with half the "
+          f"learning rate at {m['half_rate']:.4f}")
     verdicts = {
-        "alone": f"Visible: the faulty run ends {side} than any of these seeds explains.",
+        "alone": f"Visible: the faulty run ends {side} than another seed or half the learning rate explains.",
+        "next to five seeds": "Visible only to those who have trained five seeds of this very configuration: the "
+                              "faulty run ends\n  higher than these, but half the learning rate changes the end more.",
         "next to a healthy run": "Visible next to a healthy run with the same seed: the drawn lines are apart at the "
                                  "end.\n  Alone it is not visible: another seed changes the end as much.",
-        "only in digits": "Not visible: the drawn lines are one. The digits differ by more than three times what two "
-                          "healthy layouts\n  differ by, but no run has a healthy one with the same seed and data next "
-                          "to it.",
+        "only in single steps": "Not visible: the drawn lines are one. Single steps differ by more than three times "
+                                "what two healthy\n  layouts differ by, but no run has a healthy one with the same "
+                                "seed and data next to it.",
         "no": "Not visible: the curves are at most three times as far apart as those of two healthy layouts."}
     print("  " + verdicts[m["visible"]])
 
@@ -118,7 +127,7 @@ class Drawing:
 
 
 def draw_losses(drawing, runs, steps, left, right):
-    """runs: (losses, color, line width, dashes, name), the first ones below the others."""
+    """runs: (losses, color, line width, dashes, name or None), the first ones below the others."""
     top, bottom = TOP, HEIGHT - BOTTOM
     low = min(min(r[0][SMOOTH:]) for r in runs) - 0.05
     high = max(r[0][0] for r in runs) + 0.05
@@ -132,10 +141,13 @@ def draw_losses(drawing, runs, steps, left, right):
     for tenth in range(int(low * 2) + 1, int(high * 2) + 1):
         _, y = at(0, tenth / 2)
         drawing.grid(left, right, y, y, f"{tenth / 2:g}")
-    for number, (losses, color, width, dashes, name) in enumerate(runs):
+    named = 0
+    for losses, color, width, dashes, name in runs:
         points = [at(i + 1, value) for i, value in enumerate(smoothed(losses))]
         drawing.line(points, color, width, dashes)
-        drawing.legend(left + 170, top + 14 + 15 * number, color, name, dashes)
+        if name:
+            drawing.legend(left + 170, top + 14 + 15 * named, color, name, dashes)
+            named += 1
     drawing.text((left + right) / 2, HEIGHT - 10, f"step; loss, mean of the last {SMOOTH} steps")
 
 
@@ -161,15 +173,16 @@ def draw_differences(drawing, runs, steps, left, right):
 
 
 def draw(title, path, json_path, *runs):
-    faulty, healthy, one_rank, *seeds = [losses_of(run) for run in runs]
+    faulty, healthy, one_rank, half_rate, *seeds = [losses_of(run) for run in runs]
     steps = len(healthy)
-    m = measure(faulty, healthy, one_rank, seeds)
+    m = measure(faulty, healthy, one_rank, half_rate, seeds)
     print_measures(m, steps)
     drawing = Drawing(title)
     middle = WIDTH / 2
-    other_seeds = [(run, "#cccccc", 1, "", "healthy, other seeds") for run in seeds]
+    other_seeds = [(run, "#bbbbbb", 1, "", None if i else "healthy, other seeds") for i, run in enumerate(seeds)]
+    other_seeds.append((half_rate, "#777777", 1, "1,3", "healthy, half the learning rate"))
     names = [(healthy, "#2b6cb0", 3, "", "healthy"), (faulty, "#d9480f", 1.5, "5,3", "faulty")]
-    draw_losses(drawing, other_seeds[:1] + names, steps, LEFT, middle - 20)
+    draw_losses(drawing, other_seeds + names, steps, LEFT, middle - 20)
     apart = [[abs(x - y) for x, y in zip(run, healthy)] for run in (one_rank, faulty)]
     draw_differences(drawing, [(apart[0], "#888888", "healthy on one rank"), (apart[1], "#d9480f", "faulty")], steps,
                      middle + 44, WIDTH - RIGHT)
@@ -197,7 +210,7 @@ def tell(path):
     """One line for an answer."""
     with open(path) as f:
         m = json.load(f)
-    print(f"The curve: {m['distance']:.4f} from the healthy one at the end, {m['layouts']:.4f} between healthy layouts;"
+    print(f"The curve: {m['distance']:.4f} from the healthy one at the end, {m['layouts']:.2g} between healthy layouts;"
           f" visible: {m['visible']}")
     return 0
 
@@ -207,9 +220,9 @@ def row(path, *cells):
     with open(path) as f:
         m = json.load(f)
     number, title, check, line = [cell.replace("|", "\\|") for cell in cells]
-    figures = [f"{m[name]:.4f}" for name in ("faulty", "healthy", "distance", "layouts")]
-    seeds = "{:.3f} to {:.3f}".format(*m["seeds"])
-    print("| " + " | ".join([number, title] + figures + [seeds, m["visible"], check, f"`{line}`"]) + " |")
+    figures = [f"{m['faulty']:.4f}", f"{m['healthy']:.4f}", f"{m['distance']:.4f}", f"{m['layouts']:.1e}",
+               "{:.3f} to {:.3f}".format(*m["seeds"]), f"{m['half_rate']:.3f}"]
+    print("| " + " | ".join([number, title] + figures + [m["visible"], check, f"`{line}`"]) + " |")
     return 0
 
 

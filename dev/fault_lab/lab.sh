@@ -146,6 +146,8 @@ draw_curves() {
     healthy=$run
     healthy_run plain $one_rank
     ends=("$run/metrics.jsonl")
+    healthy_run plain $one_rank --lr 1e-3
+    ends+=("$run/metrics.jsonl")
     for seed in $seeds; do
         healthy_run plain $one_rank --seed "$seed"
         ends+=("$run/metrics.jsonl")
@@ -164,7 +166,7 @@ run_check() {
     mkdir -p "$out"
     case $kind in
         test)
-            TMPDIR=$PWD/$out timeout 200 "$programs/test_llama3" $arguments 2>&1 || true ;;
+            TMPDIR=$PWD/$out timeout 600 "$programs/test_llama3" $arguments 2>&1 || true ;;
         run)
             steps=20
             if (train "$programs/train_llama3" "$out/run" $layout $arguments) >/dev/null 2>&1; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # fault_lab.sh [all]: tests the fault laboratory, dev/fault_lab. Without `all`: every row is complete, and every edit
 # still changes its file; nothing is compiled. With `all`: every fault is planted, its check finds it, the healthy
-# program passes the same check, and the curve is drawn; then dev/results/fault-lab.md is written. ONLY=REGEX: the faults
-# with these numbers, and no table. JOBS=N: so many faults at a time; as many as there are cores by default.
+# program passes the same check, and the curve is drawn; then dev/results/fault-lab.md is written. ONLY=REGEX: the
+# faults with these numbers, and no table. JOBS=N: so many faults at a time; by default as many as there are cores.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 source dev/test/checks.sh
@@ -71,15 +71,17 @@ write_table() {
 source; the faulty and the healthy program train the same model for 400 steps with the same seed. This table gives the
 faults away: docs/book/fault-lab.md asks the questions.
 
-- faulty, healthy: mean loss of the last 50 steps. Their distance: the mean over these steps of the difference in a step.
+- faulty, healthy: mean loss of the last 50 steps. Distance: the mean over these steps of the difference in a step.
 - layouts: the same distance between the healthy program on these ranks and on one rank.
 - seeds: the range of the mean loss of the last 50 steps over five seeds of the healthy program on one rank.
-- visible: *alone*, the faulty run ends outside that range by more than half its width; *next to a healthy run*, the
-  lines of the drawing, means of 20 steps, are more than 0.02 apart at the end; *only in digits*, the distance is more
-  than three times that of the layouts; otherwise *no*.
+- half rate: the same mean with seed 1 and half the learning rate.
+- visible: *alone*, the faulty run ends lower than that range by more than half its width, or higher by that much and
+  also higher than with half the learning rate; *next to five seeds*, it ends higher than the range by that much only;
+  *next to a healthy run*, the lines of the drawing, means of 20 steps, are more than 0.02 apart at the end; *only in
+  single steps*, the distance is more than three times that of the layouts; otherwise *no*.
 
-| fault | what was planted | faulty | healthy | distance | layouts | seeds | visible | check | its failing line |
-|---|---|---|---|---|---|---|---|---|---|
+| no. | what was planted | faulty | healthy | distance | layouts | seeds | half rate | visible | check | failing line |
+|---|---|---|---|---|---|---|---|---|---|---|
 EOF
     for n in $(seq 1 20); do cat "$lab/$n/row"; done >>"$table"
 }

@@ -162,6 +162,7 @@ run_test() {
     beside "the book's links and numbers" "python3 dev/book/check.py"
     beside "exercises" dev/test/exercises.sh
     beside "the ops as a shared library" dev/test/ops_library.sh
+    beside "fault laboratory, its rows" dev/test/fault_lab.sh
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
@@ -212,6 +213,7 @@ run_all() {
     suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
     if dev/test/hosts.sh --possible; then suite "several hosts" dev/test/hosts.sh; fi
     suite "planted faults" dev/test/faults.sh all
+    suite "fault laboratory" dev/test/fault_lab.sh all
     suite "checkpoints of more layouts, fp32" $test checkpoints-all
     suite "every mesh, fp32" $test mesh-all
     suite "pipelines' bits, and what surrounds the steps, on more meshes, fp32" $test mesh-bits-all mesh-use-all
