@@ -17,7 +17,6 @@
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
 # make book       the book and the guide as HTML; make book-test runs the commands of its chapters (PAGE=NN: of one)
 # make exercise   lists the book's exercises; N=7 prints one; make answer N=7 A='12.3 GB' checks an answer
-# make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3 explains
 # make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3
 #                 explains it (docs/book/fault-lab.md)
 # make deps       installs what is missing        make clean
