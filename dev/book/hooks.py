@@ -49,6 +49,30 @@ def lexer_of(path):
         return TextLexer()
 
 
+# Browsers start no worker from file://. There, the search runs in a hidden frame instead, which gets the same messages.
+SHIM = """<script>
+if (location.protocol === "file:") window.Worker = class extends EventTarget {
+  constructor(url) {
+    super();
+    const frame = document.createElement("iframe");
+    frame.hidden = true;
+    document.body.append(frame);
+    this.inside = frame.contentWindow;
+    this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", {data}));
+    const script = frame.contentDocument.createElement("script");
+    this.loaded = new Promise(done => script.onload = done);
+    script.src = new URL(url, location);
+    frame.contentDocument.body.append(script);
+  }
+  postMessage(data) { this.loaded.then(() => this.inside.dispatchEvent(new MessageEvent("message", {data}))); }
+};
+</script>"""
+
+
+def on_post_page(output, page, config):
+    return re.sub(r'<script src="https://unpkg[^"]*"></script>', lambda match: SHIM, output)
+
+
 def on_post_build(config):
     for path in sorted(linked):
         dark = HtmlFormatter(style="github-dark").get_style_defs()
