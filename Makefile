@@ -13,7 +13,8 @@
 # make figures    the figures of the book, each drawn from a fresh run (NAMES="cp-mask …": only those)
 # make fuzz       a million executions of each fuzz target (RUNS=n)
 # make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
-# make ops        the ops as a shared library for PyTorch (dev/pytorch/llama3_ops.py); make mine: your own kernel checked
+# make ops        the ops as a shared library for PyTorch (dev/pytorch/llama3_ops.py); ops-deps installs what it needs
+# make mine       checks and times a kernel of your own (dev/kernels/mine); make mine-pytorch: next to PyTorch
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
 # make book       the book and the guide as HTML; make book-test runs the commands of its chapters (PAGE=NN: of one)
 # make exercise   lists the book's exercises; N=7 prints one; make answer N=7 A='12.3 GB' checks an answer
