@@ -70,9 +70,9 @@ static inline PipelineStep pipeline_step(const Schedule *s, PipelineStepKind kin
     return step;
 }
 
-/* How many forwards a rank does before its first backward follows a forward: one per later rank. With several stages
- * per rank it is two per later rank, because the gradient of one micro-batch is on its way while the next one's is
- * computed, and all forwards of the stages before the last. Megatron-LM's schedules are equally long. */
+/* How many forwards a rank does ahead of doing a forward and a backward in turn: one per later rank. With several
+ * stages per rank it is two per later rank, because the gradient of one micro-batch is on its way while the next one's
+ * is computed, and all forwards of the stages before the last. Megatron-LM's schedules are equally long. */
 static inline int warm_up_forwards(const Schedule *s) {
     int later_ranks = s->pp - s->pp_rank - 1;
     int warm_up = s->virtual_stages == 1 ? later_ranks : 2 * later_ranks + (s->virtual_stages - 1) * s->pp;

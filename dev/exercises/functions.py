@@ -11,7 +11,7 @@ import sys
 import textwrap
 
 from answers import BadAnswer
-from program import ROOT, Failure, build, run
+from program import ROOT, WORK, Failure, build, run
 
 SECONDS = 600  # that the tests may take; a wrong order of messages may make ranks wait for each other
 MARK = "TODO: write the body of"
@@ -46,7 +46,7 @@ def without_bodies(path, names, copy):
 
 
 def copy_of(number, path):
-    return f"build/exercises/{number:02}/{path}"
+    return f"{WORK}/{number:02}/{path}"
 
 
 def open_exercise(number, functions):
@@ -81,9 +81,9 @@ def test_program(number, functions):
         if MARK in (ROOT / copy).read_text():
             raise BadAnswer(f"{copy} still has a '{MARK} …'; replace it, with its run_failure, by the function's body")
         flags += [f"-iquote {ROOT / path}".rsplit("/", 1)[0], f"-include {copy}"]
-    target = f"build/exercises/{number:02}/test_llama3"
+    target = f"{WORK}/{number:02}/test_llama3"
     (ROOT / target).unlink(missing_ok=True)  # make does not know that it depends on the copies
-    return build(target, "fp32", f"BUILD=build/exercises/{number:02}", f"CFLAGS={' '.join(flags)}")
+    return build(target, "fp32", f"BUILD={WORK}/{number:02}", f"CFLAGS={' '.join(flags)}")
 
 
 def check(number, functions, tests, hint):

@@ -9,7 +9,7 @@ source dev/test/checks.sh
 mode=${1:-fast}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 EXERCISES_DIR=build/test-exercises # not where a reader works
 exercise=(python3 dev/exercises/exercise.py)
 
 # verdict N right|wrong PATTERN NAME: what the program says about the function of an exercise
@@ -210,9 +210,9 @@ page() {
 # function_exercise N FILE [SED-EDIT NAME]…: the original body is right, and each edit of it wrong
 function_exercise() {
     local n=$1 path=$2 copy text
-    copy=build/exercises/$(printf %02d "$n")/$path
+    copy=$EXERCISES_DIR/$(printf %02d "$n")/$path
     shift 2
-    rm -rf "build/exercises/$(printf %02d "$n")"
+    rm -rf "$EXERCISES_DIR/$(printf %02d "$n")"
     refused 'is not there; expected make exercise' answer "$n" ''
     text=$("${exercise[@]}" question "$n")
     refused 'still has a .TODO' answer "$n" ''
@@ -226,7 +226,7 @@ function_exercise() {
         else verdict "$n" wrong '^wrong' "$2"; fi
         shift 2
     done
-    rm -rf "build/exercises/$(printf %02d "$n")"
+    rm -rf "$EXERCISES_DIR/$(printf %02d "$n")"
 }
 
 functions() {

@@ -3,9 +3,9 @@ import json
 from functools import lru_cache
 
 from answers import BadAnswer
-from program import CLUSTER, ROOT, command_line, printed
+from program import CLUSTER, ROOT, WORK, command_line, printed
 
-TRACE = "build/exercises/06/trace.json"
+TRACE = f"{WORK}/06/trace.json"
 OPTIONS = f"--model llama3.2-3b --world 4 --pp 4 --seq 4096 --batch 1 --accum 8 --cluster {CLUSTER} --trace {TRACE}"
 COLUMNS = 96
 
