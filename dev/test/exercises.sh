@@ -140,13 +140,13 @@ say(11, "wrong", "--tp 8 --pp 4 --dp-shard 2 --batch 1 --accum 64", "not 256", "
 # 12: units of 70B, cut into 8 shards
 C, F = 8192, 28672
 unit = 2 * C + (2 * C * C + 2 * C * 1024 + 3 * C * F) // 8
-begin = C + (C * C + 2 * C * 1024) // 8
-shards = (begin + C * C // 8 - 1) // (unit // 8) - begin // (unit // 8) + 1
+begin = 2 * C + (2 * C * C + 2 * C * 1024) // 8
+shards = (begin + C * F // 8 - 1) // (unit // 8) - begin // (unit // 8) + 1
 accum = 4 * 2**20 // (T * 8 * 2)
 say(12, "right", f"{accum}; {8 * shards * 2}; 2", "", "shards that overlap the tensor, times tp and replicas")
 say(12, "wrong", f"{accum}; {8 * 8 * 2}; 2", "one flat buffer", "all ranks of the stage")
 say(12, "wrong", f"{accum * 2}; {8 * shards * 2}; 2", "Replicas have different samples", "replicas not counted")
-say(12, "wrong", f"{accum}; {8 * shards * 2}; 16", "different columns", "tp ranks counted as copies")
+say(12, "wrong", f"{accum}; {8 * shards * 2}; 16", "different rows", "tp ranks counted as copies")
 
 # 13: the leaves of the tree are micro-batches of one sequence, and no sum is split
 say(13, "right", "A C E", "", "layouts that only move numbers")

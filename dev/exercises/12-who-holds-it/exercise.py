@@ -6,7 +6,7 @@ from program import command_line, plan, run_c
 
 TP, PP, SHARD, REPLICAS, T, TOKENS = 8, 4, 8, 2, 8192, 4 * 2**20
 WORLD = TP * PP * SHARD * REPLICAS
-BLOCK, NAME = 30, "self_attn.o_proj"
+BLOCK, NAME = 30, "mlp.gate_proj"
 OPTIONS = (f"--model llama3-70b --world {WORLD} --tp {TP} --pp {PP} --dp-shard {SHARD} --dp-replicate {REPLICAS} "
            f"--seq {T} --batch 1")
 NUMBERS = [Number("micro-batches per step (--accum)", "micro-batches"),
@@ -41,12 +41,12 @@ def solve():
                 "the unit, so not every shard has some of it."),
         Mistake(TP * SHARD, "There are replicas, and not every shard of the unit has a part of this tensor."),
         Mistake(groups["tp"] * shards, "These are the ranks of one replica."),
-        Mistake(shards * groups["dp_replicate"], "Tensor parallelism splits o_proj by its columns: each tp rank has a "
+        Mistake(shards * groups["dp_replicate"], "Tensor parallelism splits gate_proj by its rows: each tp rank has a "
                 "part of it."),
         Mistake(shards, "These are the ranks of one fsdp group. How many groups have the block?"),
     ]
     of_copies = [
-        Mistake(groups["tp"] * copies, "tp ranks have different columns of the matrix."),
+        Mistake(groups["tp"] * copies, "tp ranks have different rows of the matrix."),
         Mistake(1, "dp_replicate makes copies of the sharded state."),
         Mistake(groups["fsdp"] * copies, "Within an fsdp group each element has one owner."),
         Mistake(some, "That counts ranks with some part of the tensor. One element is in one part only."),
@@ -55,10 +55,10 @@ def solve():
     derivation = f"""\
 A micro-batch of {SHARD} · {REPLICAS} data-parallel ranks has {of_plan['tokens_per_step']:,} tokens; {TOKENS:,} are \
 {accum} of them.
-The tp rank's part of the block is a unit of {unit:,} elements: norm 8,192, q 8,388,608, k and v 1,048,576 each, then
-o_proj from {begin:,} to {end:,}, then the MLP. A shard has {unit:,} / {SHARD} = {size:,} elements, so o_proj lies in
-shards {begin // size} to {(end - 1) // size}: {shards} of {SHARD} fsdp ranks. Each of {TP} tp ranks and {REPLICAS} \
-replicas has that: {shards} · {TP} · {REPLICAS} = {some}.
-One element is in one column, so on one tp rank; in one shard; and in each of the {copies} replicas."""
+The tp rank's part of the block is a unit of {unit:,} elements: norm 8,192, q 8,388,608, k and v 1,048,576 each,
+o 8,388,608, norm 8,192, then gate_proj from {begin:,} to {end:,}, then up and down. A shard has
+{unit:,} / {SHARD} = {size:,} elements, so gate_proj lies in shards {begin // size} to {(end - 1) // size}:
+{shards} of {SHARD} fsdp ranks. Each of {TP} tp ranks and {REPLICAS} replicas has that: {shards} · {TP} · {REPLICAS} = {some}.
+One element is in one row, so on one tp rank; in one shard; and in each of the {copies} replicas."""
     return Solved([accum, some, copies], [of_accum, of_some, of_copies], derivation,
                   [command_line(f"{OPTIONS} --accum {accum}")])
