@@ -34,7 +34,7 @@ ops-cuda:
 	$(NVCC) -shared -Xcompiler -fopenmp $(call OPS_IN,cuda) -o build/libllama3_ops_cuda.so -lcublasLt -lm
 	@echo "built build/libllama3_ops_cuda.so (fp32 and bf16)"
 
-# the CUDA kernels for tensors of the CPU: llama3_ops.py loads them with LLAMA3_OPS=build/libllama3_ops_cuda_on_cpu.so
+# the CUDA library in the emulator, for dev/test/ops_library.sh; it takes no tensors of PyTorch
 ops-cuda-on-cpu:
 	@$(call ops_objects,cuda-on-cpu)
 	$(CXX) -shared -fopenmp $(call OPS_IN,cuda-on-cpu) -o build/libllama3_ops_cuda_on_cpu.so -lm -pthread

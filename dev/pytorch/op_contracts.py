@@ -123,10 +123,8 @@ def print_contracts():
 
 
 def library_path(device_type):
-    """Where the library for tensors of this device type is. LLAMA3_OPS names another one for tensors of the CPU."""
-    if device_type == "cuda":
-        return ROOT / "build" / "libllama3_ops_cuda.so"
-    return Path(os.environ.get("LLAMA3_OPS") or ROOT / "build" / "libllama3_ops.so")
+    """The library for tensors of this device type."""
+    return ROOT / "build" / ("libllama3_ops_cuda.so" if device_type == "cuda" else "libllama3_ops.so")
 
 
 class Library:

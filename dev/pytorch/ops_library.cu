@@ -81,6 +81,15 @@ VISIBLE int SYMBOL(struct_bytes)(int which) {
     return (int)bytes[which];
 }
 
+#ifdef CUDA_ON_CPU
+/* The emulator's kernels refuse memory that is not the device's: this is some, for tests. */
+VISIBLE void *SYMBOL(device_memory)(size_t bytes) {
+    void *p = NULL;
+    cuda_check(cudaMalloc(&p, bytes), "allocating memory");
+    return p;
+}
+#endif
+
 // ---------------------------------------------------------------------------
 // calls
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ops_library.sh: the shared library of `make ops` without PyTorch, through Python's ctypes: it exports exactly the ops of
+# ops_library.sh [all]: the shared library of `make ops` without PyTorch, through Python's ctypes: it exports exactly the ops of
 # lib/ops.h, with their parameters, in both precisions; and calls compute what they should in the precision that their
-# name says. dev/kernels/mine builds a library in which an op is replaced.
+# name says. With `all` also the library of the CUDA ops, in the emulator, next to the CPU's.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -116,6 +116,61 @@ except oc.LibraryError as error:
     report(str(error).endswith("does not exist: build it with `make ops`"), "a missing library is named", error)
 PYTHON
 code=$?
+cuda_in_emulator() {
+    OMP_NUM_THREADS=2 python3 - <<'PYTHON'
+import ctypes, math, sys
+sys.path.insert(0, "dev/pytorch")
+import op_contracts as oc
+
+for precision, kind, bound in ("fp32", ctypes.c_float, 1e-5), ("bf16", ctypes.c_uint16, 2e-2):
+    path = oc.ROOT / "build" / "libllama3_ops_cuda_on_cpu.so"
+    cpu, cuda = oc.Library(oc.library_path("cpu"), precision, 2), oc.Library(path, precision, 2)
+    memory = ctypes.CDLL(str(path))[f"llama3_{precision}_device_memory"]
+    memory.restype, memory.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+
+    def value(x):
+        return x if kind is ctypes.c_float else ctypes.c_float.from_buffer(ctypes.c_uint32(x << 16)).value
+
+    def of(array):
+        return [value(x) if array._type_ is kind else x for x in array]
+
+    def worst(a, b):
+        return max(abs(x - y) for x, y in zip(of(a), of(b)))
+
+    def both(type, count, wave=None):
+        """An array of the CPU and one of the emulated GPU, with the same values."""
+        pair = (type * count)(), (type * count).from_address(memory(count * ctypes.sizeof(type)))
+        for i in range(count):
+            x = math.sin(wave * (i + 1)) if wave else 0
+            if type is ctypes.c_uint16:
+                x = ctypes.c_uint32.from_buffer(ctypes.c_float(x)).value >> 16
+            pair[0][i] = pair[1][i] = x
+        return pair
+
+    for T in 9, 150, 20: # the second needs more workspace than the device was opened with
+        HD, count = 16, T * 16
+        q, k, v, dout = (both(kind, count, wave) for wave in (1, 2, 3, 5))
+        out, dq, dk, dv = (both(kind, count) for _ in range(4))
+        lse = both(ctypes.c_float, T)
+        shape = ctypes.byref(oc.AttentionShape(1, T, T, 1, 1, HD, 0, 0, 0, None, None, HD, HD, HD, HD))
+        for i, lib in enumerate((cpu, cuda)):
+            lib("attention_forward", out[i], lse[i], q[i], k[i], v[i], shape)
+            lib("attention_backward", dq[i], dk[i], dv[i], dout[i], out[i], lse[i], q[i], k[i], v[i], shape)
+        errors = [worst(*pair) for pair in (out, dq, dk, dv, lse)]
+        print("pass" if max(errors) <= 4 * bound else "FAIL", f"CUDA in the emulator: attention of {T} tokens and its "
+              f"backward are the CPU's in {precision}: largest difference {max(errors):.1e} <= {4 * bound:.0e}")
+    x, w, y, rstd = both(kind, 33 * 40, 1), both(kind, 40 * 40, 2), both(kind, 33 * 40), both(ctypes.c_float, 33)
+    for i, lib in enumerate((cpu, cuda)):
+        lib("linear_forward", y[i], x[i], w[i], 33, 40, 40)
+        lib("rmsnorm_forward", x[i], rstd[i], None, y[i], None, w[i], 1e-5, 33, 40)
+    error = max(worst(*y), worst(*x))
+    print("pass" if error <= 4 * bound else "FAIL", f"CUDA in the emulator: linear_forward and rmsnorm_forward are the "
+          f"CPU's in {precision}: largest difference {error:.1e} <= {4 * bound:.0e}")
+PYTHON
+}
+if [ "${1:-}" = all ]; then
+    make -s ops-cuda-on-cpu >>"$said" 2>&1 && cuda_in_emulator >>"$said" 2>&1 || code=1
+fi
 grep -E '^(pass|FAIL) ' "$said"
 passed=$((passed + $(grep -c '^pass ' "$said")))
 failed=$((failed + $(grep -c '^FAIL ' "$said")))

@@ -191,7 +191,7 @@ run_all() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
-    beside "the ops as a shared library" dev/test/ops_library.sh
+    beside "the ops as a shared library" "dev/test/ops_library.sh all"
     beside "a kernel of one's own" "make --no-print-directory -s mine"
     settle
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
