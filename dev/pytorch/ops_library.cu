@@ -82,11 +82,14 @@ VISIBLE int SYMBOL(struct_bytes)(int which) {
 }
 
 #ifdef CUDA_ON_CPU
-/* The emulator's kernels refuse memory that is not the device's: this is some, for tests. */
+/* For tests: the emulator's kernels refuse memory that is not the device's, and the host may not touch that. */
 VISIBLE void *SYMBOL(device_memory)(size_t bytes) {
     void *p = NULL;
     cuda_check(cudaMalloc(&p, bytes), "allocating memory");
     return p;
+}
+VISIBLE void SYMBOL(copy)(void *to, const void *from, size_t bytes) {
+    cuda_check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "a copy");
 }
 #endif
 

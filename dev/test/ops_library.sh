@@ -125,8 +125,10 @@ import op_contracts as oc
 for precision, kind, bound in ("fp32", ctypes.c_float, 1e-5), ("bf16", ctypes.c_uint16, 2e-2):
     path = oc.ROOT / "build" / "libllama3_ops_cuda_on_cpu.so"
     cpu, cuda = oc.Library(oc.library_path("cpu"), precision, 2), oc.Library(path, precision, 2)
-    memory = ctypes.CDLL(str(path))[f"llama3_{precision}_device_memory"]
+    loaded = ctypes.CDLL(str(path))
+    memory, copy = loaded[f"llama3_{precision}_device_memory"], loaded[f"llama3_{precision}_copy"]
     memory.restype, memory.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    copy.restype, copy.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
     def value(x):
         return x if kind is ctypes.c_float else ctypes.c_float.from_buffer(ctypes.c_uint32(x << 16)).value
@@ -134,18 +136,23 @@ for precision, kind, bound in ("fp32", ctypes.c_float, 1e-5), ("bf16", ctypes.c_
     def of(array):
         return [value(x) if array._type_ is kind else x for x in array]
 
-    def worst(a, b):
+    def worst(a, gpu):
+        """The largest difference of the CPU's array and the emulated GPU's."""
+        b = type(a)()
+        copy(b, gpu, ctypes.sizeof(b))
         return max(abs(x - y) for x, y in zip(of(a), of(b)))
 
-    def both(type, count, wave=None):
-        """An array of the CPU and one of the emulated GPU, with the same values."""
-        pair = (type * count)(), (type * count).from_address(memory(count * ctypes.sizeof(type)))
+    def both(kind, count, wave=None):
+        """An array of the CPU and the address of one of the emulated GPU, with the same values."""
+        array = (kind * count)()
         for i in range(count):
             x = math.sin(wave * (i + 1)) if wave else 0
-            if type is ctypes.c_uint16:
+            if kind is ctypes.c_uint16:
                 x = ctypes.c_uint32.from_buffer(ctypes.c_float(x)).value >> 16
-            pair[0][i] = pair[1][i] = x
-        return pair
+            array[i] = x
+        gpu = memory(ctypes.sizeof(array))
+        copy(gpu, array, ctypes.sizeof(array))
+        return array, gpu
 
     for T in 9, 150, 20: # the second needs more workspace than the device was opened with
         HD, count = 16, T * 16
