@@ -51,8 +51,9 @@ CPU_WHEELS := https://download.pytorch.org/whl/cpu
 ops-deps:
 	@$(if $(OPS_WANTED),echo "installing $(OPS_WANTED)"; $(UPDATE); $(INSTALL) $(OPS_WANTED))
 	@$(if $(OPS_PYTHON),echo "PyTorch: that of $(OPS_PYTHON)",python3 -m venv $(OPS_VENV) && \
-	    { $(OPS_VENV)/bin/pip install --quiet torch numpy --index-url $(CPU_WHEELS) || \
-	        $(OPS_VENV)/bin/pip install --quiet torch numpy; } && \
+	    { $(OPS_VENV)/bin/pip install --quiet torch numpy --index-url $(CPU_WHEELS) 2>/dev/null || { \
+	        echo "note: $(CPU_WHEELS) cannot be reached: installing PyTorch with CUDA instead (5 GB)"; \
+	        $(OPS_VENV)/bin/pip install --quiet torch numpy; }; } && \
 	    echo "PyTorch: that of $(OPS_VENV)/bin/python")
 OPS_WANTED = $(strip $(if $(HAVE_ONEDNN),,$(word 2,$(PACKAGES))) $(call command_or,$(CXX),g++) \
     $(if $(shell python3 -c 'import ensurepip, venv; print(1)' 2>/dev/null),,python3-venv))

@@ -423,9 +423,7 @@ def rmsnorm_forward(x: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tenso
 
 
 @op("rmsnorm_forward")
-def rmsnorm_add_forward(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float = 1e-5
-) -> tuple[Tensor, Tensor, Tensor]:
+def rmsnorm_add_forward(x: Tensor, delta: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
     a = Arguments("rmsnorm_add_forward", "x", x)
     N, C = a.rows("x", x)
     a.tensor("delta", delta, x.shape)
@@ -457,9 +455,7 @@ def rmsnorm_backward(
 
 
 @op("rmsnorm_backward", changes=("dx", "dw"))
-def rmsnorm_backward_(
-    dx: Tensor, dw: Optional[Tensor], dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor
-) -> None:
+def rmsnorm_backward_(dx: Tensor, dw: Optional[Tensor], dout: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> None:
     """dx holds the gradient of the residual connection before, as in the program's training step."""
     rmsnorm_gradient("rmsnorm_backward_", dx, dw, dout, x, rstd, weight, dx)
 
@@ -593,7 +589,9 @@ def attention_shape(op_name, q, k, v, q_offset, q_split, q_gap, q_doc, k_doc):
     a.require(q.device.type != "cuda" or HD <= 256, "q", f"has heads of {HD} elements", "at most 256 on a GPU")
     a.require(q_gap >= 0, "q_gap", f"is {q_gap}", "0 or more")
     a.require(0 <= q_split <= Tq, "q_split", f"is {q_split}", f"0 to {Tq}, the number of queries")
-    a.require((q_doc is None) == (k_doc is None), "q_doc", "is given without k_doc, or k_doc without it", "both or none")
+    a.require(
+        (q_doc is None) == (k_doc is None), "q_doc", "is given without k_doc, or k_doc without it", "both or none"
+    )
     a.tensor("q_doc", q_doc, (B, Tq), INT32)
     a.tensor("k_doc", k_doc, (B, Tk), INT32)
     strides = [a.row_stride(name, t, 2) for name, t in (("q", q), ("k", k), ("v", v))]

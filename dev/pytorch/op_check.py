@@ -432,7 +432,9 @@ def matmul_rate(device, dtype):
         for IC, OC in ((2048, 8192), (8192, 2048)) if device.type == "cuda" else ((768, 768), (768, 2048), (2048, 768)):
             x = torch.randn(N, IC, device=device).to(dtype)
             w = torch.randn(OC, IC, device=device).to(dtype)
-            calls = [(lambda f=f, x=x, w=w: f(x, w), None) for f in (torch.nn.functional.linear, torch.ops.llama3.linear)]
+            calls = [
+                (lambda f=f, x=x, w=w: f(x, w), None) for f in (torch.nn.functional.linear, torch.ops.llama3.linear)
+            ]
             best = max(best, 2 * N * IC * OC / min(map(min, times_of(calls, device, rounds=5))))
         matmul_rates[key] = best
     return matmul_rates[key]

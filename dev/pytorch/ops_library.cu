@@ -129,118 +129,157 @@ static void library_called(Library *l) {
     if (!l->has_stream) device_synchronize(&l->dev);
 }
 
-/* Defines the exported function of one op. */
-#define EXPORT_AS(symbol, op, parameters, ...)                                                                         \
-    VISIBLE void symbol parameters {                                                                                   \
+/* The name of an op's function. If `op` is a macro, as in the libraries of dev/kernels/mine, CALL expands it, EXPORT does
+ * not. */
+#ifdef PRECISION_BF16
+#define EXPORT(op) VISIBLE void llama3_bf16_##op
+#else
+#define EXPORT(op) VISIBLE void llama3_fp32_##op
+#endif
+#define CALL(l, op, ...)                                                                                               \
+    do {                                                                                                               \
         op(library_dry_run(l), __VA_ARGS__);                                                                           \
         op(library_device(l), __VA_ARGS__);                                                                            \
         library_called(l);                                                                                             \
-    }
-#ifdef PRECISION_BF16
-#define EXPORT(op, parameters, ...) EXPORT_AS(llama3_bf16_##op, op, parameters, __VA_ARGS__)
-#else
-#define EXPORT(op, parameters, ...) EXPORT_AS(llama3_fp32_##op, op, parameters, __VA_ARGS__)
-#endif
+    } while (0)
 
 // ---------------------------------------------------------------------------
 // the ops, in the order of lib/ops.h, which has their contracts: formula, shapes and dtypes
 
-EXPORT(linear_forward, (Library *l, floatX *y, const floatX *x, const floatX *w, int N, int IC, int OC), y, x, w, N,
-       IC, OC)
-EXPORT(linear_forward_fp32, (Library *l, float *y, const floatX *x, const floatX *w, int N, int IC, int OC), y, x, w,
-       N, IC, OC)
-EXPORT(linear_backward_input,
-       (Library *l, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N, int IC, int OC), dx, dy,
-       dy_stride, w, N, IC, OC)
-EXPORT(linear_backward_weight,
-       (Library *l, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N, int IC, int OC,
-        int accumulate),
-       dw, dy, dy_stride, x, N, IC, OC, accumulate)
+EXPORT(linear_forward)(Library *l, floatX *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
+    CALL(l, linear_forward, y, x, w, N, IC, OC);
+}
+EXPORT(linear_forward_fp32)(Library *l, float *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
+    CALL(l, linear_forward_fp32, y, x, w, N, IC, OC);
+}
+EXPORT(linear_backward_input)
+(Library *l, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N, int IC, int OC) {
+    CALL(l, linear_backward_input, dx, dy, dy_stride, w, N, IC, OC);
+}
+EXPORT(linear_backward_weight)
+(Library *l, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N, int IC, int OC, int accumulate) {
+    CALL(l, linear_backward_weight, dw, dy, dy_stride, x, N, IC, OC, accumulate);
+}
 
-EXPORT(linear_forward_add,
-       (Library *l, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N, int IC, int OC), y, y_stride,
-       x, w, N, IC, OC)
-EXPORT(linear_backward_input_add, (Library *l, floatX *dx, const floatX *dy, const floatX *w, int N, int IC, int OC),
-       dx, dy, w, N, IC, OC)
-EXPORT(scale, (Library *l, floatX *x, float by, int64_t count), x, by, count)
-EXPORT(adapter_merge, (Library *l, float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t OC),
-       w, a, b, by, R, IC, OC)
-EXPORT(dequantize, (Library *l, floatX *out, const int8_t *in, const float *scales, int64_t count), out, in, scales,
-       count)
+EXPORT(linear_forward_add)
+(Library *l, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N, int IC, int OC) {
+    CALL(l, linear_forward_add, y, y_stride, x, w, N, IC, OC);
+}
+EXPORT(linear_backward_input_add)(Library *l, floatX *dx, const floatX *dy, const floatX *w, int N, int IC, int OC) {
+    CALL(l, linear_backward_input_add, dx, dy, w, N, IC, OC);
+}
+EXPORT(scale)(Library *l, floatX *x, float by, int64_t count) { CALL(l, scale, x, by, count); }
+EXPORT(adapter_merge)(Library *l, float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t OC) {
+    CALL(l, adapter_merge, w, a, b, by, R, IC, OC);
+}
+EXPORT(dequantize)(Library *l, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+    CALL(l, dequantize, out, in, scales, count);
+}
 
-EXPORT(embedding_forward,
-       (Library *l, floatX *x, const floatX *embed, const int32_t *ids, int first, int N, int C, int V), x, embed, ids,
-       first, N, C, V)
-EXPORT(embedding_backward,
-       (Library *l, float *dembed, const floatX *dx, const int32_t *ids, int first, int N, int C, int V), dembed, dx,
-       ids, first, N, C, V)
+EXPORT(embedding_forward)
+(Library *l, floatX *x, const floatX *embed, const int32_t *ids, int first, int N, int C, int V) {
+    CALL(l, embedding_forward, x, embed, ids, first, N, C, V);
+}
+EXPORT(embedding_backward)
+(Library *l, float *dembed, const floatX *dx, const int32_t *ids, int first, int N, int C, int V) {
+    CALL(l, embedding_backward, dembed, dx, ids, first, N, C, V);
+}
 
-EXPORT(rmsnorm_forward,
-       (Library *l, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
-        float eps, int N, int C),
-       out, rstd, sum, x, delta, w, eps, N, C)
-EXPORT(rmsnorm_backward,
-       (Library *l, floatX *dx, float *dw, const floatX *dout, const floatX *dresidual, const floatX *x,
-        const float *rstd, const floatX *w, int N, int C),
-       dx, dw, dout, dresidual, x, rstd, w, N, C)
-EXPORT(residual_add, (Library *l, floatX *out, const floatX *x, const floatX *delta, int64_t count), out, x, delta,
-       count)
+EXPORT(rmsnorm_forward)
+(Library *l, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, float eps,
+ int N, int C) {
+    CALL(l, rmsnorm_forward, out, rstd, sum, x, delta, w, eps, N, C);
+}
+EXPORT(rmsnorm_backward)
+(Library *l, floatX *dx, float *dw, const floatX *dout, const floatX *dresidual, const floatX *x, const float *rstd,
+ const floatX *w, int N, int C) {
+    CALL(l, rmsnorm_backward, dx, dw, dout, dresidual, x, rstd, w, N, C);
+}
+EXPORT(residual_add)(Library *l, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
+    CALL(l, residual_add, out, x, delta, count);
+}
 
-EXPORT(rope_forward,
-       (Library *l, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads,
-        int HD),
-       x, stride, cos_sin, positions, N, T, heads, HD)
-EXPORT(rope_backward,
-       (Library *l, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads,
-        int HD),
-       x, stride, cos_sin, positions, N, T, heads, HD)
+EXPORT(rope_forward)
+(Library *l, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads,
+ int HD) {
+    CALL(l, rope_forward, x, stride, cos_sin, positions, N, T, heads, HD);
+}
+EXPORT(rope_backward)
+(Library *l, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads,
+ int HD) {
+    CALL(l, rope_backward, x, stride, cos_sin, positions, N, T, heads, HD);
+}
 
-EXPORT(attention_forward,
-       (Library *l, floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
-        const AttentionShape *s),
-       out, lse, q, k, v, s)
-EXPORT(attention_backward,
-       (Library *l, floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out, const float *lse,
-        const floatX *q, const floatX *k, const floatX *v, const AttentionShape *s),
-       dq, dk, dv, dout, out, lse, q, k, v, s)
+EXPORT(attention_forward)
+(Library *l, floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v, const AttentionShape *s) {
+    CALL(l, attention_forward, out, lse, q, k, v, s);
+}
+EXPORT(attention_backward)
+(Library *l, floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out, const float *lse,
+ const floatX *q, const floatX *k, const floatX *v, const AttentionShape *s) {
+    CALL(l, attention_backward, dq, dk, dv, dout, out, lse, q, k, v, s);
+}
 
-EXPORT(swiglu_forward, (Library *l, floatX *h, const floatX *gate_up, int N, int F), h, gate_up, N, F)
-EXPORT(swiglu_backward, (Library *l, floatX *dgate_up, const floatX *dh, const floatX *gate_up, int N, int F),
-       dgate_up, dh, gate_up, N, F)
+EXPORT(swiglu_forward)(Library *l, floatX *h, const floatX *gate_up, int N, int F) {
+    CALL(l, swiglu_forward, h, gate_up, N, F);
+}
+EXPORT(swiglu_backward)(Library *l, floatX *dgate_up, const floatX *dh, const floatX *gate_up, int N, int F) {
+    CALL(l, swiglu_backward, dgate_up, dh, gate_up, N, F);
+}
 
-EXPORT(cross_entropy,
-       (Library *l, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V, int want_grad),
-       losses, logits, targets, z, N, V, want_grad)
-EXPORT(cross_entropy_part,
-       (Library *l, float *parts, const float *logits, const int32_t *targets, int first, int N, int V), parts, logits,
-       targets, first, N, V)
-EXPORT(cross_entropy_join,
-       (Library *l, float *losses, float *logits, const float *parts, const int32_t *targets, ZLoss z, int ranks,
-        int first, int N, int V, int want_grad),
-       losses, logits, parts, targets, z, ranks, first, N, V, want_grad)
+EXPORT(cross_entropy)
+(Library *l, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V, int want_grad) {
+    CALL(l, cross_entropy, losses, logits, targets, z, N, V, want_grad);
+}
+EXPORT(cross_entropy_part)
+(Library *l, float *parts, const float *logits, const int32_t *targets, int first, int N, int V) {
+    CALL(l, cross_entropy_part, parts, logits, targets, first, N, V);
+}
+EXPORT(cross_entropy_join)
+(Library *l, float *losses, float *logits, const float *parts, const int32_t *targets, ZLoss z, int ranks, int first,
+ int N, int V, int want_grad) {
+    CALL(l, cross_entropy_join, losses, logits, parts, targets, z, ranks, first, N, V, want_grad);
+}
 
-EXPORT(tree_sum, (Library *l, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate), out,
-       pieces, dtype, n, count, accumulate)
-EXPORT(sum_pieces, (Library *l, floatX *out, const floatX *pieces, int n, int64_t count), out, pieces, n, count)
-EXPORT(exact_total, (Library *l, ExactSum *total, const float *x, int64_t count), total, x, count)
-EXPORT(squared_norm, (Library *l, ExactSum *total, const float *x, int64_t count), total, x, count)
-EXPORT(adamw,
-       (Library *l, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr, float beta1,
-        float beta2, float eps, float weight_decay, float grad_scale, int step),
-       p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay, grad_scale, step)
+EXPORT(tree_sum)(Library *l, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
+    CALL(l, tree_sum, out, pieces, dtype, n, count, accumulate);
+}
+EXPORT(sum_pieces)(Library *l, floatX *out, const floatX *pieces, int n, int64_t count) {
+    CALL(l, sum_pieces, out, pieces, n, count);
+}
+EXPORT(exact_total)(Library *l, ExactSum *total, const float *x, int64_t count) {
+    CALL(l, exact_total, total, x, count);
+}
+EXPORT(squared_norm)(Library *l, ExactSum *total, const float *x, int64_t count) {
+    CALL(l, squared_norm, total, x, count);
+}
+EXPORT(adamw)
+(Library *l, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr, float beta1,
+ float beta2, float eps, float weight_decay, float grad_scale, int step) {
+    CALL(l, adamw, p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay, grad_scale, step);
+}
 
-EXPORT(muon_momentum,
-       (Library *l, floatX *update, float *m, const float *g, int64_t count, float momentum, float grad_scale), update,
-       m, g, count, momentum, grad_scale)
-EXPORT(normalize_matrix, (Library *l, floatX *x, int64_t count), x, count)
-EXPORT(gram_matrix, (Library *l, floatX *g, const floatX *x, int64_t rows, int64_t cols), g, x, rows, cols)
-EXPORT(symmetric_matmul, (Library *l, float *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols), y, s, x,
-       rows, cols)
-EXPORT(weighted_sum, (Library *l, floatX *x, float a, const float *y, float b, int64_t count), x, a, y, b, count)
-EXPORT(muon_update,
-       (Library *l, float *p, floatX *copy, const floatX *direction, int64_t count, float lr, float adjust,
-        float weight_decay),
-       p, copy, direction, count, lr, adjust, weight_decay)
+EXPORT(muon_momentum)
+(Library *l, floatX *update, float *m, const float *g, int64_t count, float momentum, float grad_scale) {
+    CALL(l, muon_momentum, update, m, g, count, momentum, grad_scale);
+}
+EXPORT(normalize_matrix)(Library *l, floatX *x, int64_t count) { CALL(l, normalize_matrix, x, count); }
+EXPORT(gram_matrix)(Library *l, floatX *g, const floatX *x, int64_t rows, int64_t cols) {
+    CALL(l, gram_matrix, g, x, rows, cols);
+}
+EXPORT(symmetric_matmul)(Library *l, float *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols) {
+    CALL(l, symmetric_matmul, y, s, x, rows, cols);
+}
+EXPORT(weighted_sum)(Library *l, floatX *x, float a, const float *y, float b, int64_t count) {
+    CALL(l, weighted_sum, x, a, y, b, count);
+}
+EXPORT(muon_update)
+(Library *l, float *p, floatX *copy, const floatX *direction, int64_t count, float lr, float adjust,
+ float weight_decay) {
+    CALL(l, muon_update, p, copy, direction, count, lr, adjust, weight_decay);
+}
 
-EXPORT(cast_to_bf16, (Library *l, bf16 *out, const float *in, int64_t count), out, in, count)
-EXPORT(fingerprint, (Library *l, uint64_t *hash, const void *data, int64_t bytes), hash, data, bytes)
+EXPORT(cast_to_bf16)(Library *l, bf16 *out, const float *in, int64_t count) { CALL(l, cast_to_bf16, out, in, count); }
+EXPORT(fingerprint)(Library *l, uint64_t *hash, const void *data, int64_t bytes) {
+    CALL(l, fingerprint, hash, data, bytes);
+}

@@ -71,12 +71,16 @@ def test_definitions():
 def test_contracts():
     called = set(llama3_ops.CALLS.values())
     missing = set(op_contracts.CONTRACTS) - called
-    check(not missing, "every contract of lib/ops.h has an op", f"{len(called)} contracts, missing: {missing or 'none'}")
+    check(
+        not missing, "every contract of lib/ops.h has an op", f"{len(called)} contracts, missing: {missing or 'none'}"
+    )
     undefined = set(llama3_ops.OPS) ^ set(op_definitions.DEFINITIONS)
     check(not undefined, "every op has a definition", f"{len(llama3_ops.OPS)} ops, differences: {undefined or 'none'}")
     said = subprocess.run([sys.executable, HERE / "llama3_ops.py", "list"], capture_output=True, text=True).stdout
     shown = sum(f"\n{name}(" in "\n" + said for name in op_contracts.CONTRACTS)
-    check(shown == len(op_contracts.CONTRACTS), "list shows every contract", f"{shown} of {len(op_contracts.CONTRACTS)}")
+    check(
+        shown == len(op_contracts.CONTRACTS), "list shows every contract", f"{shown} of {len(op_contracts.CONTRACTS)}"
+    )
     schemas = len(re.findall(r"^    torch\.ops\.llama3\.", said, re.M))
     check(schemas == len(llama3_ops.OPS), "list shows every op", f"{schemas} of {len(llama3_ops.OPS)}")
 
@@ -200,8 +204,16 @@ def finite_difference(name, definition, arguments, which, douts, got):
 def test_strides():
     wide = torch.randn(37, 100)
     dy, w, x = wide[:, 3:74], torch.randn(71, 19), torch.randn(37, 19)
-    same("linear_backward_input of a slice of columns", ops.linear_backward_input(dy, w), ops.linear_backward_input(dy.contiguous(), w))
-    same("linear_backward_weight of a slice of columns", ops.linear_backward_weight(dy, x), ops.linear_backward_weight(dy.contiguous(), x))
+    same(
+        "linear_backward_input of a slice of columns",
+        ops.linear_backward_input(dy, w),
+        ops.linear_backward_input(dy.contiguous(), w),
+    )
+    same(
+        "linear_backward_weight of a slice of columns",
+        ops.linear_backward_weight(dy, x),
+        ops.linear_backward_weight(dy.contiguous(), x),
+    )
     y, narrow = wide.clone(), wide[:, 3:74].contiguous()
     ops.linear_add(y[:, 3:74], x, w)
     ops.linear_add(narrow, x, w)
@@ -209,7 +221,9 @@ def test_strides():
     same("linear_add leaves the other columns", y[:, 74:].contiguous(), wide[:, 74:].contiguous())
     qkv = torch.randn(2, 53, 8, 18)
     q, k, v = qkv.split((4, 2, 2), 2)
-    same("attention of slices of one tensor", ops.attention(q, k, v), ops.attention(*(t.contiguous() for t in (q, k, v))))
+    same(
+        "attention of slices of one tensor", ops.attention(q, k, v), ops.attention(*(t.contiguous() for t in (q, k, v)))
+    )
     out, lse = ops.attention_forward(q, k, v)
     dout = torch.randn_like(out)
     d = ops.attention_backward(dout, out, lse, q, k, v)
@@ -254,64 +268,169 @@ def test_errors():
     ids = torch.zeros(4, dtype=torch.int32)
     table, positions = llama3_ops.rope_table(8, 4), torch.arange(4, dtype=torch.int32)
     head = torch.randn(1, 4, 2, 4)
-    refused("a weight of another size", ValueError, r"llama3.rmsnorm: weight has shape \(5,\), expected \(6,\)",
-            lambda: ops.rmsnorm(x, torch.randn(5)))
-    refused("a weight of another dtype", TypeError, r"rmsnorm: weight is torch.bfloat16, expected torch.float32, as x is",
-            lambda: ops.rmsnorm(x, w.bfloat16()))
-    refused("float64", TypeError, r"rmsnorm: x is torch.float64, expected torch.float32 or torch.bfloat16",
-            lambda: ops.rmsnorm(x.double(), w.double()))
-    refused("a transposed tensor", ValueError, r"swiglu: gate_up of shape \(6, 4\) has strides \(1, 6\), expected a contig",
-            lambda: ops.swiglu(x.T))
-    refused("rows whose elements are apart", ValueError, r"linear_backward_input: dy .* expected contiguous rows",
-            lambda: ops.linear_backward_input(x.T, torch.randn(4, 3)))
+    refused(
+        "a weight of another size",
+        ValueError,
+        r"llama3.rmsnorm: weight has shape \(5,\), expected \(6,\)",
+        lambda: ops.rmsnorm(x, torch.randn(5)),
+    )
+    refused(
+        "a weight of another dtype",
+        TypeError,
+        r"rmsnorm: weight is torch.bfloat16, expected torch.float32, as x is",
+        lambda: ops.rmsnorm(x, w.bfloat16()),
+    )
+    refused(
+        "float64",
+        TypeError,
+        r"rmsnorm: x is torch.float64, expected torch.float32 or torch.bfloat16",
+        lambda: ops.rmsnorm(x.double(), w.double()),
+    )
+    refused(
+        "a transposed tensor",
+        ValueError,
+        r"swiglu: gate_up of shape \(6, 4\) has strides \(1, 6\), expected a contig",
+        lambda: ops.swiglu(x.T),
+    )
+    refused(
+        "rows whose elements are apart",
+        ValueError,
+        r"linear_backward_input: dy .* expected contiguous rows",
+        lambda: ops.linear_backward_input(x.T, torch.randn(4, 3)),
+    )
     short = torch.randn(2, 6, 2, 4)[:, :4]
-    refused("rows at different distances", ValueError, r"attention: k .* expected rows that are all the same distance",
-            lambda: ops.attention(short.contiguous(), short, short.contiguous()))
-    refused("overlapping rows", ValueError, r"linear_backward_weight: dy .* expected rows that are all the same distance",
-            lambda: ops.linear_backward_weight(torch.randn(1, 6).expand(4, 6), x))
-    refused("a tensor without data", ValueError, r"rmsnorm: weight is on meta, expected cpu, where x is",
-            lambda: ops.rmsnorm(x, w.to("meta")))
-    refused("ids of int64", TypeError, r"embedding: ids is torch.int64, expected torch.int32",
-            lambda: ops.embedding(torch.randn(9, 6), ids.long()))
-    refused("a matrix of three dimensions", ValueError, r"embedding: weight has shape \(1, 4, 6\), expected \(any, any\)",
-            lambda: ops.embedding(x[None], ids))
-    refused("a weight of other columns", ValueError, r"linear: weight has shape \(3, 5\), expected \(any, 6\)",
-            lambda: ops.linear(x, torch.randn(3, 5)))
-    refused("another number of rows", ValueError, r"linear_backward_weight: x has 3 rows, expected 4, as many as dy has",
-            lambda: ops.linear_backward_weight(x, torch.randn(3, 2)))
-    refused("an odd width", ValueError, r"swiglu: gate_up has rows of 5 elements, expected an even number",
-            lambda: ops.swiglu(torch.randn(4, 5)))
-    refused("a target beyond the vocabulary", ValueError, r"cross_entropy: targets has the value 6, expected less than 6",
-            lambda: ops.cross_entropy(x, ids + 6))
-    refused("logits in bf16", TypeError, r"cross_entropy: logits is torch.bfloat16, expected torch.float32",
-            lambda: ops.cross_entropy(x.bfloat16(), ids))
-    refused("a position beyond the table", ValueError, r"rope: positions has the value 11, expected less than 8",
-            lambda: ops.rope(head, table, positions + 8))
-    refused("a negative position", ValueError, r"rope: positions has the value -1, expected 0 or more",
-            lambda: ops.rope(head, table, positions - 1))
-    refused("a table of other heads", ValueError, r"rope: cos_sin has shape \(8, 2, 3\), expected \(positions, 2, 2\)",
-            lambda: ops.rope(head, llama3_ops.rope_table(8, 6), positions))
-    refused("heads that do not divide", ValueError, r"attention: k has 2 heads, expected a number that divides q's 3",
-            lambda: ops.attention(torch.randn(1, 4, 3, 4), head, head))
-    refused("documents of queries alone", ValueError, r"attention: q_doc is given without k_doc",
-            lambda: ops.attention(head, head, head, 0, 0, 0, positions[None]))
-    refused("step 0", ValueError, r"adamw: step is 0, expected 1 or more",
-            lambda: ops.adamw(*(w.clone() for _ in range(4)), 0.1, 0.9, 0.9, 1e-8, 0.0, 1.0, 0))
-    refused("a copy in float16", TypeError, r"adamw: copy is torch.float16, expected torch.float32 or torch.bfloat16",
-            lambda: ops.adamw(*(w.clone() for _ in range(4)), 0.1, 0.9, 0.9, 1e-8, 0.0, 1.0, 1, w.half()))
-    refused("scales for other blocks", ValueError, r"dequantize: scales has shape \(2,\), expected \(1,\)",
-            lambda: ops.dequantize(torch.zeros(64, dtype=torch.int8), torch.ones(2), torch.float32))
-    refused("no pieces", ValueError, r"tree_sum: pieces has shape \(0, 3\), expected at least one piece",
-            lambda: ops.tree_sum(torch.empty(0, 3)))
-    refused("bytes that are no words", ValueError, r"fingerprint: x has 12 bytes, expected a multiple of 8",
-            lambda: ops.fingerprint(torch.zeros(3)))
+    refused(
+        "rows at different distances",
+        ValueError,
+        r"attention: k .* expected rows that are all the same distance",
+        lambda: ops.attention(short.contiguous(), short, short.contiguous()),
+    )
+    refused(
+        "overlapping rows",
+        ValueError,
+        r"linear_backward_weight: dy .* expected rows that are all the same distance",
+        lambda: ops.linear_backward_weight(torch.randn(1, 6).expand(4, 6), x),
+    )
+    refused(
+        "a tensor without data",
+        ValueError,
+        r"rmsnorm: weight is on meta, expected cpu, where x is",
+        lambda: ops.rmsnorm(x, w.to("meta")),
+    )
+    refused(
+        "ids of int64",
+        TypeError,
+        r"embedding: ids is torch.int64, expected torch.int32",
+        lambda: ops.embedding(torch.randn(9, 6), ids.long()),
+    )
+    refused(
+        "a matrix of three dimensions",
+        ValueError,
+        r"embedding: weight has shape \(1, 4, 6\), expected \(any, any\)",
+        lambda: ops.embedding(x[None], ids),
+    )
+    refused(
+        "a weight of other columns",
+        ValueError,
+        r"linear: weight has shape \(3, 5\), expected \(any, 6\)",
+        lambda: ops.linear(x, torch.randn(3, 5)),
+    )
+    refused(
+        "another number of rows",
+        ValueError,
+        r"linear_backward_weight: x has 3 rows, expected 4, as many as dy has",
+        lambda: ops.linear_backward_weight(x, torch.randn(3, 2)),
+    )
+    refused(
+        "an odd width",
+        ValueError,
+        r"swiglu: gate_up has rows of 5 elements, expected an even number",
+        lambda: ops.swiglu(torch.randn(4, 5)),
+    )
+    refused(
+        "a target beyond the vocabulary",
+        ValueError,
+        r"cross_entropy: targets has the value 6, expected less than 6",
+        lambda: ops.cross_entropy(x, ids + 6),
+    )
+    refused(
+        "logits in bf16",
+        TypeError,
+        r"cross_entropy: logits is torch.bfloat16, expected torch.float32",
+        lambda: ops.cross_entropy(x.bfloat16(), ids),
+    )
+    refused(
+        "a position beyond the table",
+        ValueError,
+        r"rope: positions has the value 11, expected less than 8",
+        lambda: ops.rope(head, table, positions + 8),
+    )
+    refused(
+        "a negative position",
+        ValueError,
+        r"rope: positions has the value -1, expected 0 or more",
+        lambda: ops.rope(head, table, positions - 1),
+    )
+    refused(
+        "a table of other heads",
+        ValueError,
+        r"rope: cos_sin has shape \(8, 2, 3\), expected \(positions, 2, 2\)",
+        lambda: ops.rope(head, llama3_ops.rope_table(8, 6), positions),
+    )
+    refused(
+        "heads that do not divide",
+        ValueError,
+        r"attention: k has 2 heads, expected a number that divides q's 3",
+        lambda: ops.attention(torch.randn(1, 4, 3, 4), head, head),
+    )
+    refused(
+        "documents of queries alone",
+        ValueError,
+        r"attention: q_doc is given without k_doc",
+        lambda: ops.attention(head, head, head, 0, 0, 0, positions[None]),
+    )
+    refused(
+        "step 0",
+        ValueError,
+        r"adamw: step is 0, expected 1 or more",
+        lambda: ops.adamw(*(w.clone() for _ in range(4)), 0.1, 0.9, 0.9, 1e-8, 0.0, 1.0, 0),
+    )
+    refused(
+        "a copy in float16",
+        TypeError,
+        r"adamw: copy is torch.float16, expected torch.float32 or torch.bfloat16",
+        lambda: ops.adamw(*(w.clone() for _ in range(4)), 0.1, 0.9, 0.9, 1e-8, 0.0, 1.0, 1, w.half()),
+    )
+    refused(
+        "scales for other blocks",
+        ValueError,
+        r"dequantize: scales has shape \(2,\), expected \(1,\)",
+        lambda: ops.dequantize(torch.zeros(64, dtype=torch.int8), torch.ones(2), torch.float32),
+    )
+    refused(
+        "no pieces",
+        ValueError,
+        r"tree_sum: pieces has shape \(0, 3\), expected at least one piece",
+        lambda: ops.tree_sum(torch.empty(0, 3)),
+    )
+    refused(
+        "bytes that are no words",
+        ValueError,
+        r"fingerprint: x has 12 bytes, expected a multiple of 8",
+        lambda: ops.fingerprint(torch.zeros(3)),
+    )
     refused("an unknown op", ValueError, r"check: there is no op softmax", lambda: op_check.check(None, "softmax"))
-    said = subprocess.run([sys.executable, HERE / "llama3_ops.py", "check", "rmsnorm", "nowhere.py:f"],
-                          capture_output=True, text=True)
+    said = subprocess.run(
+        [sys.executable, HERE / "llama3_ops.py", "check", "rmsnorm", "nowhere.py:f"], capture_output=True, text=True
+    )
     ok = said.returncode == 1 and said.stderr == "error: nowhere.py does not exist\n"
     check(ok, "error: a file that does not exist", said.stderr.strip())
     empty = ops.rmsnorm(torch.empty(0, 6), w), ops.linear_backward_weight(torch.empty(0, 3), torch.empty(0, 6))
-    check(empty[0].shape == (0, 6) and not empty[1].any(), "no rows are no error", f"shapes {[tuple(e.shape) for e in empty]}")
+    check(
+        empty[0].shape == (0, 6) and not empty[1].any(),
+        "no rows are no error",
+        f"shapes {[tuple(e.shape) for e in empty]}",
+    )
 
 
 # ---------------------------------------------------------------- check itself
@@ -349,13 +468,23 @@ def test_check():
     given = op_check.random_arguments("rmsnorm_backward", size=op_check.ODD)
     checked = lambda f, name="rmsnorm_backward", a=given: op_check.check(f, name, *a, time_it=False, quiet=True)  # noqa: E731
     right = checked(op_definitions.rmsnorm_backward)
-    check(right.ok and right.yours.ok, "check accepts the formula in PyTorch", f"{right.yours.worst.share:.2f} of the bound")
+    check(
+        right.ok and right.yours.ok,
+        "check accepts the formula in PyTorch",
+        f"{right.yours.worst.share:.2f} of the bound",
+    )
     wrong = checked(scaled_row)
     worst = wrong.yours.worst
     ok = not wrong.ok and wrong.ours.ok and worst.result == "dx" and worst.row == (17,)
-    check(ok, "check finds a row that is 1 % off", f"{worst.result}, row {worst.row}, {worst.share:.0f} times the bound")
+    check(
+        ok, "check finds a row that is 1 % off", f"{worst.result}, row {worst.row}, {worst.share:.0f} times the bound"
+    )
     c = checked(without_residual)
-    check(not c.ok and c.yours.worst.result == "dx", "check finds a missing term", f"{c.yours.worst.share:.0f} times the bound")
+    check(
+        not c.ok and c.yours.worst.result == "dx",
+        "check finds a missing term",
+        f"{c.yours.worst.share:.0f} times the bound",
+    )
     c = checked(writes_input)
     check(not c.ok and "changed dout" in c.yours.problem, "check finds a changed input", c.yours.problem)
     c = checked(nan_in_one)
@@ -363,11 +492,15 @@ def test_check():
     c = checked(lambda *a: 1 / 0)
     check(not c.ok and "ZeroDivisionError" in c.yours.problem, "a function that raises is reported", c.yours.problem)
     c = checked(lambda *a: given[0])
-    check(not c.ok and "1 results, expected 2: dx, dw" in c.yours.problem, "a missing result is reported", c.yours.problem)
+    check(
+        not c.ok and "1 results, expected 2: dx, dw" in c.yours.problem, "a missing result is reported", c.yours.problem
+    )
     c = checked(lambda *a: (given[0][:3], given[3]))
     check(not c.ok and "dx has shape (3, 301)" in c.yours.problem, "a wrong shape is reported", c.yours.problem)
     c = checked(lambda *a: (given[0].double(), given[3]))
-    check(not c.ok and "dx is float64, expected float32" in c.yours.problem, "a wrong dtype is reported", c.yours.problem)
+    check(
+        not c.ok and "dx is float64, expected float32" in c.yours.problem, "a wrong dtype is reported", c.yours.problem
+    )
     slices = op_check.random_arguments("linear_backward_input", size=op_check.ODD)
     c = checked(as_if_contiguous, "linear_backward_input", slices)
     check(not c.ok, "check finds ignored strides", f"{c.yours.worst.share:.0f} times the bound")
@@ -376,7 +509,10 @@ def test_check():
     with contextlib.redirect_stdout(io.StringIO()) as said:
         c = op_check.check(op_definitions.residual_add, "residual_add", size=op_check.ODD)
     text = said.getvalue()
-    ok = all(word in text for word in ("yours", "ours", "PyTorch", "roofline", "strides", "worst row")) and c.ours.seconds > 0
+    ok = (
+        all(word in text for word in ("yours", "ours", "PyTorch", "roofline", "strides", "worst row"))
+        and c.ours.seconds > 0
+    )
     check(ok and 0 < c.ours.roofline, "check prints errors, times and the roofline", text.splitlines()[2].strip())
 
 

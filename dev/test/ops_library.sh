@@ -36,12 +36,13 @@ def report(ok, name, what):
     print("pass" if ok else "FAIL", f"{name}: {what}")
 
 source = open("dev/pytorch/ops_library.cu").read()
-exports = re.findall(r"^EXPORT\((\w+),\s*\(Library \*l, ([^)]*)\),\s*([^)]*)\)", source, re.M)
+pattern = r"^EXPORT\((\w+)\)\s*\(Library \*l, ([^)]*)\) \{\s*CALL\(l, ([^)]*)\);\s*\}"
+exports = re.findall(pattern, source, re.M)
 wrong = []
 for name, parameters, arguments in exports:
     given = tuple(oc.parse_parameter(p) for p in parameters.split(","))
     names = [a.strip() for a in arguments.split(",")]
-    if given != oc.CONTRACTS[name].parameters or names != [p.name for p in given]:
+    if given != oc.CONTRACTS[name].parameters or names != [name] + [p.name for p in given]:
         wrong.append(name)
 report(not wrong and len(exports) == len(oc.CONTRACTS), "parameters are those of lib/ops.h, in order",
        f"{len(exports)} of {len(oc.CONTRACTS)} ops, different: {', '.join(wrong) or 'none'}")
