@@ -91,7 +91,7 @@ def call(contract, tensor, dtype, *arguments):
 
 
 class Arguments:
-    """Checks the arguments of one call. Every error names the op, the argument, what was given and what was expected."""
+    """Checks the arguments of one call. Errors name the op, the argument, what was given and what was expected."""
 
     def __init__(self, op, name, first, dtypes=tuple(PRECISION)):
         self.op, self.name, self.first = op.removesuffix("_forward"), name, first

@@ -16,7 +16,8 @@ A contestant agrees if the three are within bounds, which follow from the roundi
 dev/kernels. Times are medians; the contestants take turns. The roofline is the time that the op needs at least: its
 bytes at the rate of a copy of as many bytes, so that small tensors are compared with the caches, or its FLOPs at the
 rate of the fastest matmul of this dtype, whichever is longer. Bytes and FLOPs are those that lib/ops.h counts; both
-rates are the fastest that were measured on this device in the same run. On a GPU, times are the GPU's own (events), and operands may be in its L2 cache.
+rates are the fastest that were measured on this device in the same run. On a GPU, times are the GPU's own (events), and
+operands may be in its L2 cache.
 """
 
 import importlib.util
@@ -281,8 +282,8 @@ def ratio(a, b):
 
 
 def bounds(op_name, dtype):
-    """Of ‖error‖ / ‖definition‖, and of a row or an element: those of dev/kernels/page.h. In bf16, attention also rounds
-    the probabilities, as operands of its matmuls."""
+    """Of ‖error‖ / ‖definition‖, and of a row or an element: those of dev/kernels/page.h. In bf16, attention also
+    rounds the probabilities, as operands of its matmuls."""
     if dtype == torch.bfloat16:
         return (6e-3, 16e-3) if op_name in ATTENTION else (3e-3, 8e-3)
     return 5e-6, 5e-5
@@ -393,8 +394,8 @@ def turn(function, device, before=None):
 
 
 def times_of(functions, device, rounds=ROUNDS):
-    """functions: (function, before) pairs. They take turns, so that whatever slows one slows all. Returns the seconds of
-    each round of each function."""
+    """functions: (function, before) pairs. They take turns, so that whatever slows one slows all. Returns the seconds
+    of each round of each function."""
     for function, before in functions:
         timed(function, device, before)
     times = [[turn(function, device, before) for function, before in functions] for _ in range(rounds)]
@@ -496,7 +497,7 @@ def report(c):
             f"{c.memory_rate / 1e9:.1f} GB/s and {c.flops / 1e6:.2f} MFLOP at {c.matmul_rate / 1e9:.0f} GFLOP/s"
         )
     if c.unrest > 25:
-        yield f"note: each thread lost its core {c.unrest:.0f} times a second: other programs run, do not quote these times"
+        yield f"note: each thread lost its core {c.unrest:.0f} times a second: other programs run, do not quote this"
     for x in contestants[:-1]:
         yield from verdict(x)
 
@@ -513,7 +514,8 @@ def verdict(x):
     if x.ok:
         yield f"{x.name}: agrees with the definition ({e.share:.2f} of the bound)"
     else:
-        yield f"{x.name}: WRONG: {x.problem or f'{e.share:.3g} times the bound; error / definition may be {e.bound:.0e}'}"
+        share = f"{e.share:.3g} times the bound; error / definition may be {e.bound:.0e}"
+        yield f"{x.name}: WRONG: {x.problem or share}"
 
 
 def in_own_dtypes(op_name, definition):

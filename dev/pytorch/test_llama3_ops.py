@@ -7,10 +7,11 @@ What is checked:
   definitions  every op in both precisions on odd sizes and on one-element sizes against op_definitions.py in float64
   opcheck      torch.library.opcheck of every op in both precisions: schema, autograd registration, fake implementation,
                tracing with dynamic shapes
-  gradients    of each autograd formula: (1) against autograd in float64 through the op's definition, on the same inputs,
-               with random output gradients; (2) one directional derivative of that definition by central differences in
-               float64, so that the reference does not rest on PyTorch's autograd alone. torch.autograd.gradcheck itself
-               would perturb fp32 kernels, whose rounding is as large as such differences: it is not used.
+  gradients    of each autograd formula: (1) against autograd in float64 through the op's definition, on the same
+               inputs, with random output gradients; (2) one directional derivative of that definition by
+               central differences in float64, so that the reference does not rest on PyTorch's autograd alone.
+               torch.autograd.gradcheck itself is not used: it would perturb fp32 kernels, whose rounding is as large as
+               the differences that it takes.
                Bounds are twice those of one op; of attention in bf16, 1.5 times the error of PyTorch's.
   strides      slices, with the same results as contiguous copies
   errors       wrong dtypes, shapes, strides, devices and values: the type of the exception and its sentence
@@ -466,7 +467,10 @@ def as_if_contiguous(dy, weight):
 
 def test_check():
     given = op_check.random_arguments("rmsnorm_backward", size=op_check.ODD)
-    checked = lambda f, name="rmsnorm_backward", a=given: op_check.check(f, name, *a, time_it=False, quiet=True)  # noqa: E731
+
+    def checked(function, name="rmsnorm_backward", arguments=given):
+        return op_check.check(function, name, *arguments, time_it=False, quiet=True)
+
     right = checked(op_definitions.rmsnorm_backward)
     check(
         right.ok and right.yours.ok,
