@@ -11,7 +11,8 @@
 # make bench      speed, next to that of the matmuls alone
 # make fuzz       a million executions of each fuzz target (RUNS=n)
 # make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
-# make ops        the ops as a shared library for PyTorch (dev/pytorch/llama3_ops.py); make mine: your own kernel checked
+# make ops        the ops as a shared library for PyTorch (dev/pytorch/llama3_ops.py); ops-deps installs what it needs
+# make mine       checks and times a kernel of your own (dev/kernels/mine); make mine-pytorch: next to PyTorch
 # make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
 # make deps       installs what is missing        make clean
 # DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)

@@ -124,7 +124,7 @@ MINE_TARGET = $(MINE_BUILD)/$(KERNEL)$(if $(MINE_GPU),-cuda).so
 mine-pytorch: mine-file $(if $(MINE_GPU),ops,ops-cpu)
 	@$(if $(OPS_PYTHON),,$(no_pytorch))
 	@for p in fp32 bf16; do \
-	    $(MAKE) --no-print-directory -s PRECISION=$$p $(MINE_BUILD)/$(KERNEL)$(if $(MINE_GPU),-cuda)-$$p.o || exit 1; done
+	    $(MAKE) --no-print-directory -s PRECISION=$$p $(MINE_TARGET:.so=)-$$p.o || exit 1; done
 	@$(MAKE) --no-print-directory -s $(MINE_TARGET)
 	@ops=$$(sed -n 's/^#define \([a-z0-9_]*\) my_.*/\1/p' $(MINE_BUILD)/$(KERNEL)-library.cu); \
 	    for op in $(or $(OP),$$ops); do \

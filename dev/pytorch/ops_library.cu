@@ -129,8 +129,8 @@ static void library_called(Library *l) {
     if (!l->has_stream) device_synchronize(&l->dev);
 }
 
-/* The name of an op's function. If `op` is a macro, as in the libraries of dev/kernels/mine, CALL expands it, EXPORT does
- * not. */
+/* EXPORT(op) begins the definition of an op's exported function. If `op` is a macro, as in the libraries of
+ * dev/kernels/mine, CALL expands it and EXPORT does not. */
 #ifdef PRECISION_BF16
 #define EXPORT(op) VISIBLE void llama3_bf16_##op
 #else

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ops_library.sh [all]: the shared library of `make ops` without PyTorch, through Python's ctypes: it exports exactly the ops of
-# lib/ops.h, with their parameters, in both precisions; and calls compute what they should in the precision that their
-# name says. With `all` also the library of the CUDA ops, in the emulator, next to the CPU's.
+# ops_library.sh [all]: the shared library of `make ops` without PyTorch, through Python's ctypes: it exports exactly
+# the ops of lib/ops.h, with their parameters, in both precisions; and calls compute what they should in the precision
+# that their name says. With `all` also the library of the CUDA ops, in the emulator, next to the CPU's.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -96,7 +96,8 @@ for precision, bound in ("fp32", 1e-6), ("bf16", 1e-2):
     log_z = [math.log(sum(map(math.exp, before[n * C:n * C + C]))) for n in range(N)]
     exact = [log_z[0] - before[3], 0, log_z[2] - before[2 * C + 36]]
     error = max(worst(losses, exact), worst(z, [0.5 * log_z[0] ** 2, 0, 0.5 * log_z[2] ** 2]))
-    report(error <= 1e-5, f"cross_entropy with a z-loss (a struct by value) in {precision}", f"error {error:.1e} <= 1e-5")
+    name = f"cross_entropy with a z-loss (a struct by value) in {precision}"
+    report(error <= 1e-5, name, f"largest error {error:.1e} <= 1e-5")
 
     T, HD = 4, 6
     q, k, v = (Values(precision, [math.sin(i * s) for i in range(T * HD)]) for s in (1, 2, 3))
@@ -108,7 +109,8 @@ for precision, bound in ("fp32", 1e-6), ("bf16", 1e-2):
         p = [math.exp(sum(qs[t * HD + i] * ks[s * HD + i] for i in range(HD)) / math.sqrt(HD)) for s in range(t + 1)]
         exact += [sum(p[s] * vs[s * HD + i] for s in range(t + 1)) / sum(p) for i in range(HD)]
     error = worst(out.list(), exact)
-    report(error <= bound, f"attention_forward (a struct by address) in {precision}", f"largest error {error:.1e} <= {bound:.0e}")
+    name = f"attention_forward (a struct by address) in {precision}"
+    report(error <= bound, name, f"largest error {error:.1e} <= {bound:.0e}")
     lib.close()
 
 try:

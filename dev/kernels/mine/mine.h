@@ -11,7 +11,7 @@
 #undef PAGE
 #define PAGE(...) static const Op *const ops_of_page[] = {__VA_ARGS__}; // not main
 
-/* main of the program: the page's op of this name in two versions, yours and the page's last, which is the op in use. */
+/* main of the program: the page's op of this name in two versions, yours and the page's last, the op in use. */
 static inline int mine_main(int argc, char **argv, const Op *const *ops, int count, const char *name,
                             void (*run)(Case *c)) {
     for (int i = 0; i < count; i++) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# mine.sh: what `make mine` runs. Builds dev/kernels/mine/$KERNEL.cu and compares it with the definition: in C, with times
-# next to the op in use, in each of $PRECISIONS; its CUDA kernel on this processor (dev/cuda_on_cpu), without times; and
-# on a GPU with times, if $GPU is set (nvcc is installed) and there is one. The last line is `N passed, N failed`.
+# mine.sh: what `make mine` runs. Builds dev/kernels/mine/$KERNEL.cu and compares it with the definition: in C, with
+# times next to the op in use, in each of $PRECISIONS; its CUDA kernel on this processor (dev/cuda_on_cpu), without
+# times; and on a GPU with times, if $GPU is set (nvcc is installed) and there is one. The last line is `N passed, N
+# failed`.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-2000} # as the program (run/spinning.h): other programs may use the cores

@@ -4,11 +4,11 @@
  *   out (N, C) = w (C) * v / sqrt(mean(v^2) + eps), with v = x (N, C), or v = x + delta (N, C) if delta is given.
  *   rstd (N)    = 1 / sqrt(mean(v^2) + eps) of each row
  *   sum  (N, C) = v, rounded to floatX, if delta is given
- * floatX is float or bf16; to_float and from_float convert. The C version runs on a CPU, the kernel on a GPU, or on a CPU
- * in the emulator of dev/cuda_on_cpu, which finds accesses outside of tensors and races.
+ * floatX is float or bf16; to_float and from_float convert. The C version runs on a CPU, the kernel on a GPU, or on a
+ * CPU in the emulator of dev/cuda_on_cpu, which finds accesses outside of tensors.
  */
-#include "mine.h" // first
-#include "../rmsnorm.cu" // the page: tensors, random values, sizes, definition, and what the op in use does
+#include "mine.h"        // first
+#include "../rmsnorm.cu" // the page: tensors, random values, sizes, definition, the op in use
 
 #ifdef USE_CUDA
 /* Thread n computes row n. */
