@@ -25,6 +25,16 @@ static void forward_case(Case *c) { // size: N, C
     c->slots = 4.0 * (double)(N * C); // x + delta; squares += its square, in one FMA; times rstd; times w
 }
 
+static void forward_prepare(Case *c) { // rows of different sizes: in the smallest, eps is as large as the mean square
+    static const float sizes[] = {1, 0.1f, 0.01f, 0.001f};
+    int64_t N = c->size[0], C = c->size[1];
+    floatX *x = X("x"), *delta = X("delta");
+    for (int64_t i = 0; i < N * C; i++) {
+        x[i] = from_float(to_float(x[i]) * sizes[i / C % 4]);
+        delta[i] = from_float(to_float(delta[i]) * sizes[i / C % 4]);
+    }
+}
+
 static void forward_definition(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
     const double *x = D("x"), *delta = D("delta"), *w = D("w");
@@ -275,7 +285,7 @@ static const Version backward_versions[] = {
 
 static const Op forward = {"rmsnorm_forward",
                            forward_case,
-                           NULL,
+                           forward_prepare,
                            forward_definition,
                            forward_versions,
                            {{"odd", {333, 301}},
