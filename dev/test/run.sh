@@ -202,10 +202,7 @@ run_all() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
-<<<<<<< HEAD
     beside "exercises" "dev/test/exercises.sh all"
-=======
->>>>>>> ops
     beside "the ops as a shared library" "dev/test/ops_library.sh all"
     beside "a kernel of one's own" "make --no-print-directory -s mine"
     settle
