@@ -17,6 +17,7 @@ How a chapter is written so that it can be checked:
       <!-- numbers: 2*8.03e9*4096 = 6.58e13; 16*8/64 = 2 -->   expressions of Python, evaluated here
       <!-- from dev/results/plan-405b.md: 430 0.789 -->       numbers that are in this file of the repository
       <!-- paper Llama 3, section 3.3.2: 430 400 -->           numbers that a source outside the repository reports
+      <!-- run make fault N=9, commit d829816: 4.74 -->        a measurement that is not repeated here
       <!-- given: 200 -->                                      assumptions of an example or an exercise
   Numbers after "section", "table", "figure", "chapter" and years in parentheses are no claims.
 """
@@ -238,10 +239,10 @@ def known_by_comment(comment, defects):
         return values(numbers)
     if kind == "given:":
         return values(rest)
-    if kind == "paper":
+    if kind in ("paper", "run"):
         source, _, numbers = rest.partition(":")
         if not source or not numbers:
-            defects.append(f"<!-- paper {rest} --> needs a source, a colon and numbers")
+            defects.append(f"<!-- {kind} {rest} --> needs a source, a colon and numbers")
         return values(numbers)
     return []
 

@@ -11,6 +11,8 @@ HALF_RATE: the same with half the learning rate. SEED…: the same with other se
 differently.
 """
 import json
+import math
+import signal
 import sys
 from xml.sax.saxutils import escape
 
@@ -156,7 +158,6 @@ def draw_differences(drawing, runs, steps, left, right):
     top, bottom, lowest, decades = TOP, HEIGHT - BOTTOM, 1e-7, 8
 
     def at(i, value):
-        import math
         return (left + (right - left) * i / steps,
                 bottom - (bottom - top) * math.log10(max(value, lowest) / lowest) / decades)
 
@@ -227,6 +228,7 @@ def row(path, *cells):
 
 
 def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of the output may end first
     commands = {"draw": draw, "compare": compare, "tell": tell, "row": row}
     if len(sys.argv) < 3 or sys.argv[1] not in commands:
         sys.exit(__doc__)

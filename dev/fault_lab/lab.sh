@@ -138,6 +138,7 @@ prepare() {
 # draw_curves: trains what is missing and prints how far apart the curves are
 draw_curves() {
     local healthy ends=() seed program=$dir/train_llama3
+    (for seed in $seeds; do healthy_run plain $one_rank --seed "$seed"; done) & # next to the runs with several ranks
     if [ "$unchecked" ]; then program=$dir/train_unchecked; fi
     rm -rf "$dir/faulty"
     if [ "$resumes" ]; then resumed "$program" "$dir/faulty" $layout
@@ -148,6 +149,7 @@ draw_curves() {
     ends=("$run/metrics.jsonl")
     healthy_run plain $one_rank --lr 1e-3
     ends+=("$run/metrics.jsonl")
+    wait # a run that has failed is started again below, and then ends the script
     for seed in $seeds; do
         healthy_run plain $one_rank --seed "$seed"
         ends+=("$run/metrics.jsonl")
@@ -171,7 +173,7 @@ run_check() {
             steps=20
             if (train "$programs/train_llama3" "$out/run" $layout $arguments) >/dev/null 2>&1; then
                 echo "pass the run's own checks: $steps steps without a failure"
-            else grep -E '^(failure|error): ' "$out/run.log"; fi ;;
+            else grep -E '^(failure|error): |<- different' "$out/run.log"; fi ;;
         one-rank)
             steps=20
             train "$programs/train_llama3" "$out/layout" $layout --deterministic
@@ -239,9 +241,9 @@ Which check names the bug?
   - --audit: each sample once in an epoch             - test_llama3 faults, mesh-faults: gradients of one rank
   - test_llama3 pytorch: PyTorch's losses, gradients and weights
   - other groups of test_llama3: $dir/test_llama3 list prints them
-The faulty programs are $dir/train_llama3 and $dir/test_llama3; the healthy ones are in $lab/healthy.
-The options of the run: --model $lab/data/$model --data $lab/data/$tokens --seq 64 --steps $steps --lr 2e-3
-  --warmup 50 --threads 1 $layout
+The faulty programs are $dir/train_llama3 and $dir/test_llama3; the healthy ones are in
+$lab/healthy. The options of the run: $layout --model $lab/data/$model
+  --data $lab/data/$tokens --seq 64 --steps $steps --lr 2e-3 --warmup 50 --threads 1
 make fault-answer N=$number runs the check that finds it and explains.
 EOF
 }
@@ -267,6 +269,7 @@ show_answer() {
     echo "Fault $number, $area: $title"
     echo "The check: $(describe_check)"
     echo "  faulty:  ${caught:0:400}"
+    grep -a -m2 -- '<- different' "$dir/faulty.said" | sed 's/^/       /' || true
     echo "  healthy: ${healthy_line:0:400}"
     paragraph "The bug" "$bug"
     if [ -f "$dir/curve.json" ]; then

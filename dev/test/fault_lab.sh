@@ -27,19 +27,20 @@ check_row() {
 }
 
 check_rows() {
-    local row rows=(dev/fault_lab/[0-9][0-9].sh) listed
+    local row rows=(dev/fault_lab/[0-9][0-9].sh) listed top
     for row in "${rows[@]}"; do check_row "$row"; done
-    listed=$(dev/fault_lab/lab.sh list | awk 'NR > 1 { printf "%s ", $1 }')
+    dev/fault_lab/lab.sh list >"$said/list"
+    listed=$(awk 'NR > 1 { printf "%s ", $1 }' "$said/list")
     if [ "$listed" = "$(seq -s ' ' 1 20) " ]; then pass "make faults lists the faults 1 to 20" "$listed"
     else fail "make faults lists the faults 1 to 20" "listed: $listed"; fi
-    if dev/fault_lab/lab.sh list | grep -qFf <(sed -n 's/^title="\(.*\)"$/\1/p' "${rows[@]}"); then
+    if grep -qFf <(sed -n 's/^title="\(.*\)"$/\1/p' "${rows[@]}") "$said/list"; then
         fail "make faults does not give the bugs away" "a title is in the list"
     else pass "make faults does not give the bugs away" "none of ${#rows[@]} titles is in the list"; fi
-    (bad "an unknown number" "expected a number from 1 to 20" dev/fault_lab/lab.sh fault 21
-    bad "no number" "make fault N=3" dev/fault_lab/lab.sh fault) >"$lab_said" 2>&1
-    cat "$lab_said"
-    passed=$((passed + $(grep -c '^pass' "$lab_said")))
-    failed=$((failed + $(grep -c '^FAIL' "$lab_said")))
+    top=$PWD
+    cd "$said" || exit
+    bad "an unknown number" "expected a number from 1 to 20" "$top/dev/fault_lab/lab.sh" fault 21
+    bad "no number" "make fault N=3" "$top/dev/fault_lab/lab.sh" fault
+    cd "$top" || exit
 }
 
 plant() { dev/fault_lab/lab.sh test "$1" || echo "FAIL fault $1: ended early"; }
@@ -68,8 +69,9 @@ write_table() {
 # The fault laboratory
 
 \`dev/test/fault_lab.sh all\` at commit $(git describe --always --dirty): each fault is planted into a copy of the
-source; the faulty and the healthy program train the same model for 400 steps with the same seed. This table gives the
-faults away: docs/book/fault-lab.md asks the questions.
+source; the faulty and the healthy program train the same model for 400 steps with the same seed. The text is this
+repository's own, so the losses change a little with it. This table gives the faults away: docs/book/fault-lab.md asks
+the questions.
 
 - faulty, healthy: mean loss of the last 50 steps. Distance: the mean over these steps of the difference in a step.
 - layouts: the same distance between the healthy program on these ranks and on one rank.
@@ -86,8 +88,8 @@ EOF
     for n in $(seq 1 20); do cat "$lab/$n/row"; done >>"$table"
 }
 
-lab_said=$(mktemp) said=$(mktemp -d)
-trap 'rm -rf "$lab_said" "$said" .out .err' EXIT
+said=$(mktemp -d)
+trap 'rm -rf "$said"' EXIT
 check_rows
 if [ "${1:-}" = all ]; then
     plant_all
