@@ -58,7 +58,8 @@ A micro-batch of {SHARD} · {REPLICAS} data-parallel ranks has {of_plan['tokens_
 The tp rank's part of the block is a unit of {unit:,} elements: norm 8,192, q 8,388,608, k and v 1,048,576 each,
 o 8,388,608, norm 8,192, then gate_proj from {begin:,} to {end:,}, then up and down. A shard has
 {unit:,} / {SHARD} = {size:,} elements, so gate_proj lies in shards {begin // size} to {(end - 1) // size}:
-{shards} of {SHARD} fsdp ranks. Each of {TP} tp ranks and {REPLICAS} replicas has that: {shards} · {TP} · {REPLICAS} = {some}.
+{shards} of {SHARD} fsdp ranks. Each of {TP} tp ranks and {REPLICAS} replicas has that:
+{shards} · {TP} · {REPLICAS} = {some}.
 One element is in one row, so on one tp rank; in one shard; and in each of the {copies} replicas."""
     return Solved([accum, some, copies], [of_accum, of_some, of_copies], derivation,
                   [command_line(f"{OPTIONS} --accum {accum}")])
