@@ -114,13 +114,10 @@ static void *state_of(const FsdpUnit *u, StateKind kind) {
     return states[kind];
 }
 
-/* What a pool's buffers hold: weights as they are gathered, int8 weights after dequantization, fp32 gradients. */
-typedef enum { POOL_WEIGHTS, POOL_DEQUANTIZED, POOL_GRADIENTS, POOLS } PoolKind; // in the order of MemoryUse
-
 typedef struct {
     UnitKind kind; // a buffer serves units of one kind
     void *memory;  // (largest padded unit of that kind)
-    size_t taken;  // bytes in use; 0: the buffer is free
+    size_t taken;  // bytes; 0: the buffer is free
     DeviceEvent freed; // GPU: the previous user's work on the buffer has ended
 } PoolBuffer;
 
@@ -224,7 +221,7 @@ static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
         run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool],
                     u->table_unit->name);
     b->taken = pool_bytes(pool, u);
-    memory_use(fsdp->dev, (MemoryUse)pool, (int64_t)b->taken);
+    pool_use(fsdp->dev, pool, (int64_t)b->taken);
     comm_wait_event(fsdp->comm, b->freed, u->table_unit->name, AXIS_FSDP);
     return b->memory;
 }
@@ -234,7 +231,7 @@ static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
     BufferPool *p = &fsdp->pools[pool];
     for (int i = 0; i < p->count; i++) {
         if (p->buffers[i].memory != memory) continue;
-        memory_use(fsdp->dev, (MemoryUse)pool, -(int64_t)p->buffers[i].taken);
+        pool_use(fsdp->dev, pool, -(int64_t)p->buffers[i].taken);
         p->buffers[i].taken = 0;
         device_record_event(fsdp->dev, &p->buffers[i].freed);
     }

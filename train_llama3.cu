@@ -463,7 +463,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     comm_clear_ledger(&p->comm);
     int on_host = !is_timed(dev); // without a timeline nobody reads this span: the GPU need not measure it
     Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, on_host);
-    memory_events(dev);
+    memory_events(dev); // the memory in use when the step begins, for the timeline
     StepBatch *batch = next_batch(trainer, start);
     device_zero(dev, trainer->sums, sums_bytes(trainer));
     run_schedule(&trainer->model, &p->pipeline, batch);

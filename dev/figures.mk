@@ -2,11 +2,6 @@
 # make figures redraws all of them from fresh runs, NAMES="cp-mask …" only those; it takes some minutes
 .PHONY: figures figures-programs figure-programs-fp32 figure-programs-bf16
 
-# Plans of GPUs are in bf16: with this, `make test` builds that planner too, which dev/test/figures.sh needs.
-ifeq ($(PRECISION),bf16)
-programs: $(BUILD)/plan_llama3
-endif
-
 figures: figures-programs
 	@python3 dev/figures/figures.py $(NAMES)
 

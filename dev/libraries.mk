@@ -44,7 +44,7 @@ UPDATE   := $(SUDO) apt-get update -qq
 INSTALL  := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
 PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev zlib1g-dev
 EXTRA    := $(call command_or,mpirun,openmpi-bin) $(call command_or,bible /usr/games/bible,bible-kjv) \
-            $(call command_or,$(CXX),g++) $(if $(HAVE_ZSTD),,libzstd-dev)
+            $(call command_or,$(CXX),g++) $(call command_or,python3,python3) $(if $(HAVE_ZSTD),,libzstd-dev)
 ifneq ($(filter test-hosts,$(MAKECMDGOALS)),)
 EXTRA    += $(call command_or,ip,iproute2) $(call command_or,sshd /usr/sbin/sshd,openssh-server) \
             $(call command_or,ssh,openssh-client) $(call command_or,munged /usr/sbin/munged,munge) \
@@ -57,15 +57,15 @@ endif
 else ifneq ($(call program,dnf),)
 INSTALL  := $(SUDO) dnf install -y
 PACKAGES := openmpi-devel onednn-devel cjson-devel pcre2-devel zlib-devel
-EXTRA    := $(call command_or,$(CXX),gcc-c++) $(if $(HAVE_ZSTD),,libzstd-devel)
+EXTRA    := $(call command_or,$(CXX),gcc-c++) $(call command_or,python3,python3) $(if $(HAVE_ZSTD),,libzstd-devel)
 else ifneq ($(call program,pacman),)
 INSTALL  := $(SUDO) pacman -S --needed
 PACKAGES := openmpi onednn cjson pcre2 zlib
-EXTRA    := $(if $(HAVE_ZSTD),,zstd)
+EXTRA    := $(call command_or,python3,python) $(if $(HAVE_ZSTD),,zstd)
 else ifneq ($(call program,brew),)
 INSTALL  := brew install
 PACKAGES := open-mpi onednn cjson pcre2 zlib
-EXTRA    := $(if $(HAVE_ZSTD),,zstd)
+EXTRA    := $(call command_or,python3,python) $(if $(HAVE_ZSTD),,zstd)
 WITHOUT_ROOT := if they are installed, name the directory that they are in: make DEPS=$$(brew --prefix)
 else
 INSTALL  := this system's package manager:

@@ -45,15 +45,13 @@ ops-cuda-on-cpu:
 OPS_VENV   := build/python
 OPS_PYTHON  = $(firstword $(foreach p,$(or $(PYTHON),$(OPS_VENV)/bin/python python3), \
     $(if $(shell $(p) -c 'import torch; print(1)' 2>/dev/null),$(p))))
-CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
-# installs what `make ops` and `make mine` need, and PyTorch for CPUs in build/python unless python3 has PyTorch
+# installs what `make ops` and `make mine` need, and PyTorch in build/python unless python3 has PyTorch. PIP_OPTIONS are
+# options of pip install: `--index-url URL` names an index with PyTorch for CPUs alone, which is much smaller.
 ops-deps:
 	@$(if $(OPS_WANTED),echo "installing $(OPS_WANTED)"; $(UPDATE); $(INSTALL) $(OPS_WANTED))
 	@$(if $(OPS_PYTHON),echo "PyTorch: that of $(OPS_PYTHON)",python3 -m venv $(OPS_VENV) && \
-	    { $(OPS_VENV)/bin/pip install --quiet torch numpy --index-url $(CPU_WHEELS) 2>/dev/null || { \
-	        echo "note: $(CPU_WHEELS) cannot be reached: installing PyTorch with CUDA instead (5 GB)"; \
-	        $(OPS_VENV)/bin/pip install --quiet torch numpy; }; } && \
+	    $(OPS_VENV)/bin/pip install --quiet $(PIP_OPTIONS) torch numpy && \
 	    echo "PyTorch: that of $(OPS_VENV)/bin/python")
 OPS_WANTED = $(strip $(if $(HAVE_ONEDNN),,$(word 2,$(PACKAGES))) $(call command_or,$(CXX),g++) \
     $(if $(shell python3 -c 'import ensurepip, venv; print(1)' 2>/dev/null),,python3-venv))

@@ -65,22 +65,23 @@ static inline void event_add(Device *dev, EventKind kind, int lane, const char *
     dev->num_events++;
 }
 
-/* The timeline's counter `name` is `bytes` from now on, by the host's clock. */
+/* Sets the counter `name` of the timeline to `bytes`, at the host's time. Without a timeline it reads no clock. */
 static inline void memory_event(Device *dev, const char *name, size_t bytes) {
+    if (!dev->dry_run && !dev->max_events) return;
     double now = device_now(dev);
     event_add(dev, EVENT_MEMORY, STREAM_COMPUTE, name, NULL, now, now, (double)bytes);
 }
 
-/* All counters of memory, with which the timeline of a step begins. */
+/* Writes all counters of memory, so that the timeline of a step begins with their values. */
 static inline void memory_events(Device *dev) {
     for (int c = 0; c < MEM_CATEGORIES; c++) memory_event(dev, mem_category_names[c], dev->arenas[c].used);
-    for (int u = 0; u < MEMORY_USES; u++) memory_event(dev, memory_use_names[u], dev->in_use[u]);
+    for (int p = 0; p < POOLS; p++) memory_event(dev, pool_names[p], dev->in_use[p]);
 }
 
-/* `bytes` more are in use, or less. */
-static inline void memory_use(Device *dev, MemoryUse use, int64_t bytes) {
-    dev->in_use[use] += (size_t)bytes;
-    memory_event(dev, memory_use_names[use], dev->in_use[use]);
+/* Adds `bytes`, which may be negative, to the bytes of a pool that are in use. */
+static inline void pool_use(Device *dev, PoolKind pool, int64_t bytes) {
+    dev->in_use[pool] += (size_t)bytes;
+    memory_event(dev, pool_names[pool], dev->in_use[pool]);
 }
 
 /* Something begins on the current stream. A GPU's own time is measured, unless it is something that the host does. */

@@ -40,10 +40,11 @@ typedef struct {
 
 enum { MAX_BUFFERS = 96 };
 
-/* Full-size buffers that an arena holds for the whole run and FSDP uses for parts of a step. The timeline says when. */
-typedef enum { USE_GATHERED_WEIGHTS, USE_DEQUANTIZED_WEIGHTS, USE_GRADIENTS, MEMORY_USES } MemoryUse;
-static const char *const memory_use_names[MEMORY_USES] = {"gathered weights in use", "dequantized weights in use",
-                                                          "full-size gradients in use"};
+/* FSDP's pools of full-size buffers: weights as they are gathered, int8 weights after dequantization, fp32 gradients. An
+ * arena holds the buffers for the whole run; the timeline counts those in use. */
+typedef enum { POOL_WEIGHTS, POOL_DEQUANTIZED, POOL_GRADIENTS, POOLS } PoolKind;
+static const char *const pool_names[POOLS] = {"gathered weights in use", "dequantized weights in use",
+                                              "full-size gradients in use"};
 
 // ---------------------------------------------------------------------------
 // ops
@@ -246,7 +247,7 @@ typedef struct {
     Arena arenas[MEM_CATEGORIES];
     Buffer buffers[MAX_BUFFERS];
     int num_buffers;
-    size_t in_use[MEMORY_USES]; // bytes
+    size_t in_use[POOLS]; // bytes
     size_t peak;        // the most bytes that all arenas together held at once, offloaded ones apart
     char peak_when[96]; // during which phase, and which buffer was the last
 

@@ -70,7 +70,7 @@ static inline PipelineStep pipeline_step(const Schedule *s, PipelineStepKind kin
     return step;
 }
 
-/* How many forwards a rank does ahead of doing a forward and a backward in turn: one per later rank. With several
+/* How many forwards a rank runs before it alternates between a forward and a backward: one per later rank. With several
  * stages per rank it is two per later rank, because the gradient of one micro-batch is on its way while the next one's
  * is computed, and all forwards of the stages before the last. Megatron-LM's schedules are equally long. */
 static inline int warm_up_forwards(const Schedule *s) {

@@ -38,7 +38,7 @@ static void trace_name_lane(FILE *f, int rank, int lane) {
     fprintf(f, "\"}}");
 }
 
-/* A counter: bytes that a rank uses from now on, of a category of memory or of FSDP's buffers. `at`: ns. */
+/* Writes a counter: the bytes in use, from time `at` (ns) on, of a memory category or of FSDP's buffers. */
 static void trace_write_counter(FILE *f, const Event *e, int rank, int64_t at) {
     fprintf(f, ",\n{\"ph\":\"C\",\"pid\":%d,\"ts\":%" PRId64 ".%03d,\"name\":\"memory: %s\",\"args\":{\"bytes\":%.0f}}",
             rank, at / 1000, (int)(at % 1000), e->name, e->amount);
@@ -76,12 +76,19 @@ static void trace_write_events(FILE *f, const Device *dev, int rank, double zero
     }
 }
 
+/* The earliest start of an event. The first entry need not have it: a GPU's events are timed by the GPU. */
+static double trace_first(const Device *dev) {
+    double first = INFINITY;
+    for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) first = fmin(first, dev->events[i].start);
+    return first;
+}
+
 /* This rank's part of the file, as text of `length` bytes. Ranks agree on the earliest event, which has time 0. */
 static char *trace_text(Comm *comm, size_t *length) {
     Device *dev = comm->dev;
     int world = comm->mesh.world;
     double error, offset = comm_clock_offset(comm, &error); // seconds that this rank's clock is ahead of rank 0's
-    double first = dev->num_events ? dev->events[0].start - offset : INFINITY, zero = INFINITY;
+    double first = trace_first(dev) - offset, zero = INFINITY;
     double *all = new_array(double, world);
     all_gather_now(comm, AXIS_WORLD, "trace: first events", &first, all, sizeof first);
     for (int i = 0; i < world; i++) zero = fmin(zero, all[i]);

@@ -126,12 +126,6 @@ processes_over_mpi() {
         mpirun --oversubscribe --bind-to none -np "$2" "build/cpu-$1/test_llama3" mpi
 }
 
-# beside_figures [all]: they are drawn by Python's standard library
-beside_figures() {
-    if command -v python3 >/dev/null; then beside "figures of the book" "dev/test/figures.sh ${1:-}"
-    else echo "python3 is not here: the figures of the book are not compared with fresh runs"; fi
-}
-
 in_folder() { echo "make --no-print-directory -s -C $*"; }
 
 # ---------------------------------------------------------------- make test
@@ -153,7 +147,7 @@ run_test() {
     beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3"
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
-    beside_figures
+    beside "figures of the book" dev/test/figures.sh
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
@@ -194,7 +188,9 @@ run_all() {
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
     beside "failed allocations" "dev/test/allocations.sh build/cpu-fp32/train_llama3 200"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
-    if built "figures of the book" make -s figures-programs; then beside_figures all; fi
+    if built "figures of the book" make -s figures-programs; then
+        beside "figures of the book" "dev/test/figures.sh all"
+    fi
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
     if dev/test/pages.sh --possible; then beside "pages in a browser" dev/test/pages.sh

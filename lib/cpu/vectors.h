@@ -48,7 +48,7 @@ enum { VL = 8, MR = 4 }; // 16 registers
 #ifdef __aarch64__
 #define NEON 1
 enum { VL = 4, MR = 8 }; // 32 registers
-#elif defined(PLANNED_VL) // WebAssembly only plans, with the sizes of another build, so that work space is the same
+#elif defined(PLANNED_VL) // a build for WebAssembly only plans; its work space is that of the build it plans for
 enum { VL = PLANNED_VL, MR = PLANNED_MR };
 #else
 enum { VL = 4, MR = 4 };

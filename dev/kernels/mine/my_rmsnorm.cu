@@ -10,13 +10,9 @@
 #include "mine.h"        // first
 #include "../rmsnorm.cu" // the page: tensors, random values, sizes, definition, the op in use
 
-#ifdef USE_CUDA
-/* Thread n computes row n. */
-static __global__ void __launch_bounds__(128)
-    my_rmsnorm_kernel(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
-                      float eps, int N, int C) {
-    int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (n >= N) return;
+/* Row n, the naive way: one pass for the sum of squares, and one that scales. */
+static inline BOTH void my_rmsnorm_row(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
+                                       const floatX *w, float eps, int n, int C) {
     int64_t row = (int64_t)n * C;
     float squares = 0;
     for (int i = 0; i < C; i++) {
@@ -31,33 +27,28 @@ static __global__ void __launch_bounds__(128)
         out[row + i] = from_float(v * scale * to_float(w[i]));
     }
 }
-static void my_rmsnorm(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
-                       const floatX *w, float eps, int N, int C) {
-    if (N) KERNEL(dev, my_rmsnorm_kernel, (unsigned)((N + 127) / 128), 128, 0, out, rstd, sum, x, delta, w, eps, N, C);
-}
-#else
-static void my_rmsnorm(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
-                       const floatX *w, float eps, int N, int C) {
-    (void)dev; // dev->threads: how many threads an op may use
-    for (int n = 0; n < N; n++) {
-        int64_t row = (int64_t)n * C;
-        float squares = 0;
-        for (int i = 0; i < C; i++) {
-            if (delta) sum[row + i] = from_float(to_float(x[row + i]) + to_float(delta[row + i]));
-            float v = to_float(delta ? sum[row + i] : x[row + i]);
-            squares += v * v;
-        }
-        float scale = 1.0f / sqrtf(squares / (float)C + eps);
-        rstd[n] = scale;
-        for (int i = 0; i < C; i++) {
-            float v = to_float(delta ? sum[row + i] : x[row + i]);
-            out[row + i] = from_float(v * scale * to_float(w[i]));
-        }
-    }
+
+#ifdef USE_CUDA
+/* Thread n computes row n. */
+static __global__ void __launch_bounds__(128)
+    my_rmsnorm_kernel(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                      float eps, int N, int C) {
+    int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (n < N) my_rmsnorm_row(out, rstd, sum, x, delta, w, eps, n, C);
 }
 #endif
 
-/* The op: what rmsnorm_forward in lib/ops.h is, with another function in the middle. */
+static void my_rmsnorm(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
+                       const floatX *w, float eps, int N, int C) {
+#ifdef USE_CUDA
+    if (N) KERNEL(dev, my_rmsnorm_kernel, (unsigned)((N + 127) / 128), 128, 0, out, rstd, sum, x, delta, w, eps, N, C);
+#else
+    (void)dev; // dev->threads: how many threads an op may use
+    for (int n = 0; n < N; n++) my_rmsnorm_row(out, rstd, sum, x, delta, w, eps, n, C);
+#endif
+}
+
+/* The op, as rmsnorm_forward in lib/ops.h: it counts FLOPs and bytes, and calls the function above. */
 static void my_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
                                const floatX *w, float eps, int N, int C) {
     double bytes = (double)N * C * X_BYTES * (delta ? 4 : 2) + N * F_BYTES + C * X_BYTES;
@@ -66,7 +57,7 @@ static void my_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *su
     op_end(dev);
 }
 
-/* A case of the page. Its tensors and sizes are those that the page declares. */
+/* Runs the op on the tensors and sizes that the page declares for a case. */
 static void run_mine(Case *c) {
     my_rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0],
                        (int)c->size[1]);
