@@ -10,9 +10,9 @@ fault-programs:
 	    $(FAULT_BUILD)/train_llama3 $(FAULT_BUILD)/test_llama3
 
 fault: fault-programs
-	@dev/fault_lab/lab.sh $(if $(ANSWER),answer,fault) $(N)
+	@dev/fault_lab/lab.sh fault "$$N"
 
 fault-answer: fault-programs
-	@dev/fault_lab/lab.sh answer $(N)
+	@dev/fault_lab/lab.sh answer "$$N"
 
 .PHONY: faults fault fault-answer fault-programs

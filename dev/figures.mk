@@ -1,5 +1,5 @@
 # figures.mk: the figures of the book (dev/figures).
-# make figures redraws all of them from fresh runs, NAMES="cp-mask …" only those; it takes some minutes
+# `make figures` redraws all of them from fresh runs, NAMES="cp-mask …" only those. It takes some minutes.
 .PHONY: figures figures-programs figure-programs-fp32 figure-programs-bf16
 
 figures: figures-programs

@@ -41,7 +41,7 @@ ops-cuda-on-cpu:
 	@echo "built build/libllama3_ops_cuda_on_cpu.so (fp32 and bf16)"
 
 # ---------------------------------------------------------------- PyTorch
-# PYTHON=…, or the Python that ops-deps has made, or python3, if it has PyTorch
+# The Python to use: PYTHON=…, otherwise the one that ops-deps made, otherwise python3; it must have PyTorch.
 OPS_VENV   := build/python
 OPS_PYTHON  = $(firstword $(foreach p,$(or $(PYTHON),$(OPS_VENV)/bin/python python3), \
     $(if $(shell $(p) -c 'import torch; print(1)' 2>/dev/null),$(p))))
@@ -56,7 +56,7 @@ ops-deps:
 OPS_WANTED = $(strip $(if $(HAVE_ONEDNN),,$(word 2,$(PACKAGES))) $(call command_or,$(CXX),g++) \
     $(if $(shell python3 -c 'import ensurepip, venv; print(1)' 2>/dev/null),,python3-venv))
 
-# opcheck, gradients, errors and every op against its definition
+# Runs opcheck and the tests of gradients and errors, and compares every op with its definition.
 ops-test: ops-cpu
 	@$(if $(OPS_PYTHON),$(OPS_PYTHON) dev/pytorch/test_llama3_ops.py,$(no_pytorch))
 no_pytorch = echo "error: no Python with PyTorch was found: make ops-deps installs it, or give PYTHON=" >&2; exit 1
@@ -83,7 +83,7 @@ $(MINE_BUILD)/$(KERNEL)-cuda-on-cpu-$(PRECISION): $(MINE_SOURCES) $(CUDA_ON_CPU)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_CUDA_FLAGS) $(MINE_FLAGS) $(MINE_FILE) -o $@ -lm -pthread
 
-# for this machine's GPU alone: compiling for several takes minutes
+# Compiled for this machine's GPU alone: compiling for several takes minutes.
 $(MINE_BUILD)/$(KERNEL)-cuda-$(PRECISION): $(MINE_SOURCES) $(CUDA_BUILD)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(filter-out -gencode arch=% 2 -t,$(CUDA_FLAGS)) -arch=$(or $(CUDA_ARCH),native) $(MINE_FILE) -o $@ \
@@ -116,7 +116,7 @@ $(MINE_BUILD)/$(KERNEL)-cuda.so: $(foreach p,fp32 bf16,$(MINE_BUILD)/$(KERNEL)-c
 mine: mine-file
 	@KERNEL=$(KERNEL) PRECISIONS="fp32 $(if $(BF16_CPU),bf16)" GPU="$(if $(NVCC),1)" $(MINE)/mine.sh
 
-# on a GPU if there is one, otherwise the C version
+# Runs on a GPU if there is one, otherwise the C version.
 MINE_GPU    = $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 MINE_TARGET = $(MINE_BUILD)/$(KERNEL)$(if $(MINE_GPU),-cuda).so
 mine-pytorch: mine-file $(if $(MINE_GPU),ops,ops-cpu)
@@ -125,6 +125,8 @@ mine-pytorch: mine-file $(if $(MINE_GPU),ops,ops-cpu)
 	    $(MAKE) --no-print-directory -s PRECISION=$$p $(MINE_TARGET:.so=)-$$p.o || exit 1; done
 	@$(MAKE) --no-print-directory -s $(MINE_TARGET)
 	@ops=$$(sed -n 's/^#define \([a-z0-9_]*\) my_.*/\1/p' $(MINE_BUILD)/$(KERNEL)-library.cu); \
+	    [ -n "$$ops" ] || { echo "error: $(MINE_FILE) defines no 'static void my_OP(Device *dev, ' for an op OP of" \
+	        "lib/ops.h, so there is nothing to check" >&2; exit 1; }; \
 	    for op in $(or $(OP),$$ops); do \
 	        $(OPS_PYTHON) dev/pytorch/llama3_ops.py check $$op $(MINE_TARGET) || exit 1; done
 

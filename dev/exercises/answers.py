@@ -16,11 +16,10 @@ SCALES = {
     "micro-batches": {"": 1, "micro-batch": 1, "micro-batches": 1},
     "ranks": {"": 1, "rank": 1, "ranks": 1},
     "steps": {"": 1, "step": 1, "steps": 1},
-    "seconds": {"": 1, "s": 1, "ms": Decimal("0.001"), "seconds": 1, "second": 1, "min": 60, "h": 3600},
     "%": {"": 1, "%": 1, "percent": 1},
 }
 EXAMPLES = {"bytes": "12.3 GB", "tokens": "16,384", "micro-batches": "8", "ranks": "64", "steps": "250",
-            "seconds": "1.25 s", "%": "12.5 %"}
+            "%": "12.5 %"}
 
 
 class BadAnswer(Exception):

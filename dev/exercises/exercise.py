@@ -91,9 +91,6 @@ def check_numbers(module, answer):
 def check_answer(exercise, answer):
     module = exercise.module()
     n = exercise.number
-    if answer.strip() == "?":
-        show_solution(exercise)
-        return
     if hasattr(module, "FUNCTIONS"):
         right = functions.check(n, module.FUNCTIONS, module.TESTS, module.HINT)
     else:
@@ -112,8 +109,7 @@ def value_text(value, number):
     """A right value as a reader would write it."""
     if number.unit == "%":
         return f"{value:.4g} %"
-    whole = f"{value:,.0f}" if number.unit != "seconds" else f"{value:.4g}"
-    return f"{whole} {number.unit}"
+    return f"{value:,.0f} {number.unit}"
 
 
 def show_solution(exercise):

@@ -9,6 +9,7 @@ times: names and order of events, ranks, categories. It is written into the figu
 commands and the commit. Needs Python's standard library only; the programs: `make figures` builds them.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -98,20 +99,22 @@ def check(source, names, folder):
 
 
 def main():
-    words, folder = sys.argv[1:], ROOT / FOLDER
-    if "--folder" in words:
-        at = words.index("--folder")
-        folder = Path(*words[at + 1 : at + 2]).resolve()
-        del words[at : at + 2]
-    names = [w for w in words if not w.startswith("--")] or list(FIGURES)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    for flag in ("--check", "--small", "--list"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--folder", type=Path, default=ROOT / FOLDER)
+    args = parser.parse_args()
+    if args.small and not args.check:
+        sys.exit("error: --small was given without --check; small runs are for checking only")
+    names = args.names or list(FIGURES)
     unknown = [n for n in names if n not in FIGURES]
     if unknown:
         sys.exit(f"error: {unknown[0]} is not a figure; expected one of: {' '.join(FIGURES)}")
-    if "--list" in words:
+    if args.list:
         print("\n".join(FIGURES))
         return
-    source = Source(small="--small" in words)
-    failed = (check if "--check" in words else draw)(source, names, folder)
+    failed = (check if args.check else draw)(Source(small=args.small), names, args.folder.resolve())
     sys.exit(1 if failed else 0)
 
 

@@ -57,7 +57,7 @@ def traffic_matrix(source):
     )
     d.heading(
         "Bytes between pairs of ranks in one step: tp 2 x cp 2 x pp 2 x dp 2, tiny, fp32",
-        "Measured. Rows receive, columns send; numbers are MB per step. White pairs exchange nothing but step reports.",
+        "Measured. Rows receive, columns send; numbers are MB per step. White pairs send each other nothing but step reports.",
     )
     left, top, cell = 70, 92, 28
     for i in range(16):
@@ -97,7 +97,7 @@ def traffic_matrix(source):
         d.text(x + 22, y + 17, what, 12, color=DIM)
         y += 48
     pairs = len(received)
-    d.text(x, y + 6, f"{pairs} of 240 ordered pairs exchange data.", 12)
+    d.text(x, y + 6, f"{pairs} of 240 ordered pairs send data.", 12)
     lines = (
         "A cell has the color of the axis with the most bytes, and a",
         "corner in that of another one. Ranks 2 apart are peers of",

@@ -452,7 +452,7 @@ TP_LANE, TP_COLUMN = 26, 62
 
 
 def tp_label(event, linears):
-    """What a column is called, and its width in columns."""
+    """The kind of a column, "op" or the collective's name, and its label."""
     name = event["name"]
     if event["cat"] == "communication":
         return name.split(": ")
@@ -460,7 +460,7 @@ def tp_label(event, linears):
     return ["op", next(linears) if op.startswith("linear") else op]
 
 
-def draw_exchange(d, x, y, ranks, kind):
+def draw_collective(d, x, y, ranks, kind):
     """Every rank sends a piece to every other one."""
     color = BLUE if kind == "all_gather" else RED
     for sender in range(ranks):
@@ -482,7 +482,7 @@ def draw_tp_pass(d, y, events, linears, ranks):
             for rank in range(ranks):
                 d.box(x, y + TP_LANE * rank, width - 3, TP_LANE - 4, op_color(e["name"].split("_")[0]), title=e["name"])
         else:
-            draw_exchange(d, x, y, ranks, kind)
+            draw_collective(d, x, y, ranks, kind)
         top = y - 8 - 14 * (i % 3)
         d.text(x + width / 2 - 2, top, label.replace("attention ", "attn. "), 11, "middle")
         d.line(x + width / 2 - 2, top + 2, x + width / 2 - 2, y - 2, "#aaaaaa", 0.7)

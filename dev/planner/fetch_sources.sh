@@ -12,25 +12,23 @@ for program in apt-get dpkg-source; do
         die "the planner's page is built with source packages of Debian or Ubuntu, and there is no $program here;" \
             "install it (apt-get install dpkg-dev), or build the page on such a system: it works everywhere"
 done
-# shellcheck source=/dev/null
-. /etc/os-release
-case $ID in
-    debian) server=http://deb.debian.org/debian components=main ;;
-    ubuntu) server=http://archive.ubuntu.com/ubuntu components='main universe' ;;
-    *) die "this system is $ID; source packages are fetched on Debian and Ubuntu only: build the page there" ;;
-esac
 mkdir -p -- "$1" || die "$1 cannot be created; choose another directory"
 dir=$(cd -- "$1" && pwd)
 downloads=$dir/.packages
 rm -rf "$downloads"
 trap 'rm -rf "$downloads"' EXIT
 mkdir -p "$downloads/lists/partial" "$downloads/cache/archives/partial"
-echo "deb-src $server $VERSION_CODENAME $components" >"$downloads/sources.list"
+# The sources come from where the system's packages come from, without updates: the page needs no newer ones.
+# shellcheck source=/dev/null
+. /etc/os-release
+apt-get indextargets --format 'deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+    grep -F " $VERSION_CODENAME " | sort -u >"$downloads/sources.list"
+[ -s "$downloads/sources.list" ] || die "apt-get has no package sources; add one to /etc/apt/sources.list"
 # Lists of packages, and what is downloaded, stay in DIR: those of the system belong to root.
 apt=(-qq -o "Dir::Etc::SourceList=$downloads/sources.list" -o Dir::Etc::SourceParts=/dev/null
     -o "Dir::State::lists=$downloads/lists" -o "Dir::Cache=$downloads/cache" -o APT::Sandbox::User=root)
 cd "$downloads"
-apt-get "${apt[@]}" update || die "apt-get could not fetch the list of source packages from $server; see above"
+apt-get "${apt[@]}" update || die "apt-get could not fetch the list of source packages; see above"
 apt-get "${apt[@]}" source cjson pcre2 zlib >log 2>&1 ||
     die "apt-get could not fetch the sources of cjson, pcre2 and zlib: $(tail -n 1 log)"
 rm -rf "$dir/cjson" "$dir/pcre2" "$dir/zlib" "$dir/include"

@@ -47,7 +47,7 @@ typedef struct {
 static File files[MAX_FILES];
 static OpenFile open_files[MAX_OPEN];
 
-/* A path from the root without a leading slash, "." and ".."; of the root itself, ".". */
+/* The path from the root, without a leading slash, "." or "..". The root itself is ".". */
 static void plain_path(char plain[MAX_PATH], const char *path) {
     size_t n = 0;
     for (size_t length; *path; path += length) {
@@ -73,6 +73,8 @@ static File *file_find(const char *path, int adds) {
         if (files[i].path[0] && !strcmp(files[i].path, plain)) return &files[i];
     for (int i = 0; i < MAX_FILES && adds; i++) {
         if (files[i].path[0]) continue;
+        files[i].size = 0;
+        files[i].is_directory = 0;
         strcpy(files[i].path, plain);
         return &files[i];
     }
@@ -167,7 +169,7 @@ long __syscall_mkdir(long path, long mode) {
 long __syscall_unlink(long path) {
     File *f = file_find((const char *)path, 0);
     if (!f) return -ENOENT;
-    f->path[0] = 0; // its bytes remain for those who have it open
+    f->path[0] = 0; // the entry may be reused at once: the program does not read a file that it has removed
     return 0;
 }
 

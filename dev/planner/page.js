@@ -11,6 +11,10 @@ const source = by_id('run').textContent + by_id('worker').textContent.replace("'
 const worker = new Worker(URL.createObjectURL(new Blob([source], {type: 'text/javascript'})));
 worker.postMessage({modules: JSON.parse(by_id('modules').textContent)});
 const answers = new Map();
+worker.onerror = event => {
+    for (const resolve of answers.values()) resolve({failure: `The planner's worker failed: ${event.message}`});
+    answers.clear();
+};
 worker.onmessage = ({data: answer}) => {
     answers.get(answer.id)(answer);
     answers.delete(answer.id);
@@ -32,7 +36,7 @@ function evaluate(settings) {
 // ------------------------------------------------------------------ controls
 
 let settings = initial_settings();
-const fields = {}; // by name: {show(value)}
+const fields = {}; // by name: {show}, a function that shows a value in the control
 
 function element(tag, attributes, ...children) {
     const made = document.createElement(tag);
@@ -104,6 +108,12 @@ function number_field(control, id) {
     return [slider, field];
 }
 
+const field_of = {choice: choice_field, flag: flag_field, number: number_field};
+function kind_of(control) {
+    if (control.choices) return 'choice';
+    return control.flag ? 'flag' : 'number';
+}
+
 function build_controls() {
     let group = null;
     for (const control of controls) {
@@ -112,11 +122,10 @@ function build_controls() {
             by_id('controls').append(group);
         }
         const id = 'option-' + control.name;
-        const build = control.choices ? choice_field : control.flag ? flag_field : number_field;
         const help = control.help ?? data.options[control.name].help;
-        const kind = control.choices ? 'choice' : control.flag ? 'flag' : 'number';
-        group.append(element('div', {id: 'control-' + control.name, class: 'control ' + kind, title: `--${control.name}: ${help}`},
-            element('label', {for: id}, control.label), ...build(control, id)));
+        const kind = kind_of(control), option = control.name == 'precision' ? 'PRECISION' : `--${control.name}`;
+        group.append(element('div', {id: 'control-' + control.name, class: 'control ' + kind, title: `${option}: ${help}`},
+            element('label', {for: id}, control.label), ...field_of[kind](control, id)));
     }
 }
 
@@ -128,7 +137,7 @@ const has_stage = (name, stage) => (name.match(/^pp ([\d, -]+)/)?.[1] ?? '').spl
     return range && first <= stage && stage <= (last ?? first);
 });
 
-/* Of many kinds of ranks those of the first, the middle and the last stage are shown, and the others at a click. */
+/* If a plan has many kinds of ranks, shows those of the first, middle and last stage; a button shows the others. */
 function shorten_memory(cards, stages) {
     const bars = cards.querySelector('.bars.long');
     const rows = bars ? [...bars.querySelectorAll('.n')].map(name => {
@@ -169,8 +178,7 @@ function show(planned, {result, milliseconds, failure}) {
     by_id('results').hidden = by_id('printed').hidden = !!refused;
     by_id('summary').textContent = refused;
     document.body.classList.toggle('is-refused', !!refused);
-    const precision = planned.precision == 'fp32' ? 'fp32' : 'bf16';
-    by_id('command').textContent = `make PRECISION=${precision} plan_llama3\n./plan_llama3 ` +
+    by_id('command').textContent = `make PRECISION=${planned.precision} plan_llama3\n./plan_llama3 ` +
         planner_arguments(planned).join(' ');
     if (refused) return;
     const doc = new DOMParser().parseFromString(result.files['plan/plan.html'], 'text/html');

@@ -1,6 +1,6 @@
-/* worker.js: evaluates layouts apart from the page, so that the page answers while one drags. It receives
+/* worker.js: evaluates layouts apart from the page, so that the page answers while a slider is dragged. It receives
  * {modules: {precision: base64 of gzip of WebAssembly}} once, then {id, precision, args, files, wanted}; it answers
- * {id, result, milliseconds}, or {id, failure}. run.js stands before it. */
+ * {id, result, milliseconds}, or {id, failure}. The page puts run.js in front of this file. */
 'use strict';
 const modules = {};
 let packed = null;
@@ -21,7 +21,7 @@ onmessage = async ({data}) => {
         return;
     }
     try {
-        if (!packed[data.precision]) throw new Error(`--precision ${data.precision}: expected fp32 or bf16`);
+        if (!packed[data.precision]) throw new Error(`PRECISION=${data.precision} is not a build of the program; expected fp32 or bf16`);
         const module = await module_of(data.precision), start = performance.now();
         const result = planner_run(module, data.args, data.files, data.wanted);
         postMessage({id: data.id, result, milliseconds: performance.now() - start});

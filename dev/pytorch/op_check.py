@@ -107,7 +107,7 @@ def moments(r, s):
 
 def exact_sum(r):
     total = torch.zeros(11, dtype=torch.int64)
-    total[5] = 12345
+    total[5] = 1
     return total.to(r.device)
 
 
@@ -282,8 +282,10 @@ def ratio(a, b):
 
 
 def bounds(op_name, dtype):
-    """Of ‖error‖ / ‖definition‖, and of a row or an element: those of dev/kernels/page.h. In bf16, attention also
-    rounds the probabilities, as operands of its matmuls."""
+    """The bounds of ‖error‖ / ‖definition‖, first over the whole result, then of one row or element; they are those of
+    dev/kernels/page.h. In bf16, attention also rounds the probabilities, as operands of its matmuls."""
+    if op_name in ("exact_total", "exact_total_", "cast_to_bf16"):
+        return 1e-12, 1e-12  # these ops are exact; only the definition's float64 sum is rounded
     if dtype == torch.bfloat16:
         return (6e-3, 16e-3) if op_name in ATTENTION else (3e-3, 8e-3)
     return 5e-6, 5e-5

@@ -61,12 +61,15 @@ def dtype_name(dtype):
 def test_definitions():
     for name in llama3_ops.OPS:
         for dtype in PRECISIONS:
-            shares = []
+            ours = []
             for size in (op_check.ODD, ONE):
                 c = op_check.check(None, name, dtype=dtype, size=size, time_it=False, quiet=True)
-                shares.append(c.ours.worst.share)
+                ours.append(c.ours)
+            shares = [o.worst.share for o in ours]
             text = f"{shares[0]:.2f} and {shares[1]:.2f} of the bound <= 1 (odd sizes, sizes of one)"
-            check(max(shares) <= 1, f"definition of {name}, {dtype_name(dtype)}", text)
+            text += "".join(f"; {o.problem}" for o in ours if o.problem)
+            good = max(shares) <= 1 and not any(o.problem for o in ours)
+            check(good, f"definition of {name}, {dtype_name(dtype)}", text)
 
 
 def test_contracts():
@@ -89,8 +92,9 @@ def test_contracts():
 def test_precisions_together():
     x = torch.randn(5, 77)
     both = [ops.swiglu(torch.cat((x, x), 1).to(dtype)) for dtype in PRECISIONS]
-    ok = [y.dtype for y in both] == list(PRECISIONS) and torch.allclose(both[0], both[1].float(), atol=3e-2, rtol=1e-2)
-    check(ok, "both precisions in one process", f"difference {(both[0] - both[1].float()).abs().max():.1e} <= 3e-2")
+    difference = (both[0] - both[1].float()).abs().max()
+    ok = [y.dtype for y in both] == list(PRECISIONS) and difference <= 6e-2
+    check(ok, "both precisions in one process", f"difference {difference:.1e} <= 6e-2")
     grown = [ops.attention(*(torch.randn(1, t, 2, 64) for _ in range(3))).isfinite().all() for t in (8, 700, 16)]
     check(all(grown), "workspace grows between calls", "attention over 8, 700 and 16 tokens")
 
@@ -548,6 +552,8 @@ def main():
                 test()
             except Exception:
                 check(False, name, traceback.format_exc(limit=-3).replace("\n", " | "))
+    if not sum(results.values()):
+        sys.exit(f"error: no test has '{wanted}' in its name")
     print(f"{results['passed']} passed, {results['failed']} failed")
     return results["failed"] > 0
 

@@ -40,7 +40,7 @@ refused() {
 # `pass …` or `FAIL …` for each.
 numbers() {
     python3 - <<'PYTHON'
-import contextlib, io, math, re, sys
+import contextlib, io, itertools, math, re, sys
 sys.path.insert(0, "dev/exercises")
 import exercise
 
@@ -56,6 +56,13 @@ def say(n, expected, answer, pattern, name):
     good = code == 0 and said == expected and re.search(pattern, text)
     print(f"{'pass' if good else 'FAIL'} exercise {n}, {name}: '{answer}' is {said}, expected {expected} and "
           f"'{pattern}': " + " ".join(text.split())[:140])
+
+# Each hint can be reached: no two mistakes of a number have the same value.
+for n in (1, 2, 3, 4, 7, 9, 12, 14):
+    for mistakes in exercise.find(str(n)).module().solve().mistakes:
+        values = [float(m.value) for m in mistakes]
+        same = [f"{a:g} and {b:g}" for a, b in itertools.combinations(values, 2) if abs(a / b - 1) <= 0.005]
+        print(f"{'FAIL' if same else 'pass'} exercise {n}, {len(values)} mistakes differ: {same or 'all'}")
 
 # Questions have their figures filled in.
 for n in (1, 2, 3, 4, 6, 7, 9, 11, 12, 13, 14):
@@ -124,7 +131,7 @@ say(7, "right", f"{tp / 1e9:.4g} GB; {cp:,}", "", "ten collectives per block; ke
 say(7, "wrong", f"{2 * (8 * L + 4) * piece}; {cp}", "gradients of the weights need", "inputs not gathered again")
 say(7, "wrong", f"{2 * 10 * L * piece}; {cp}", "split over the vocabulary", "embedding and head forgotten")
 say(7, "wrong", f"{tp}; {4 * cp}", "grouped-query", "all query heads")
-say(7, "wrong", f"{tp}; {cp * 2 // 3}", "wrong", "keys and values not gathered again")
+say(7, "wrong", f"{tp}; {cp * 2 // 3}", "gathers keys and values again", "keys and values not gathered again")
 
 # 9: (p - 1) / (m V)
 say(9, "right", f"{700 / 32:.2f} %; {700 / 128:.2f} %", "", "(p - 1) / (m V)")

@@ -3,7 +3,6 @@
 # A test that no fault can fail proves nothing. `all` plants more of them, also in the order of GPU streams, which the
 # CUDA emulator checks. ONLY=REGEX plants only those whose names match, JOBS=N so many at a time.
 # faults.sh anchors: compiles nothing; prints each fault whose edit no longer changes its file, and then exits with 1.
-# It looks at the faults of the fault laboratory, dev/fault_lab, too.
 # faults.sh compile: prints each fault that no longer compiles, and then exits with 1; no test runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -18,18 +17,6 @@ anchors() {
     count=$((count + 1))
     problem=$(not_matching "$2" "$3")
     [ -z "$problem" ] || { echo "$1: $problem"; lost=$((lost + 1)); }
-}
-
-# anchors_of_lab: the same for the edits of the fault laboratory
-anchors_of_lab() {
-    local row
-    for row in dev/fault_lab/[0-9][0-9].sh; do
-        local title="" file="" edit="" unchecked_file="" unchecked=""
-        source "$row"
-        if [ -n "$only" ] && [[ ! $title =~ $only ]]; then continue; fi
-        anchors "fault laboratory $(basename "$row" .sh), $title" "$file" "$edit"
-        [ -z "$unchecked" ] || anchors "the check that hides $row" "$unchecked_file" "$unchecked"
-    done
 }
 
 # fault NAME FILE SED GROUP EXPECTED: after SED on FILE, a failing check of GROUP must match EXPECTED. As many faults as
@@ -1076,7 +1063,6 @@ more "the traffic formula forgets the results of Muon" run/traffic.h \
     muon "figures of the first step differ"
 
 if [ "$all" = anchors ]; then
-    anchors_of_lab
     echo "$((count - lost)) of $count planted faults change their files"
     [ "$lost" = 0 ]
     exit

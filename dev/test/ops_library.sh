@@ -117,6 +117,8 @@ try:
     oc.Library(oc.ROOT / "build" / "nowhere.so", "fp32", 1)
 except oc.LibraryError as error:
     report(str(error).endswith("does not exist: build it with `make ops`"), "a missing library is named", error)
+else:
+    report(False, "a missing library is named", "nothing was raised, expected LibraryError")
 PYTHON
 code=$?
 cuda_in_emulator() {

@@ -30,7 +30,7 @@ const texts = () => {
     }
     return all;
 };
-/* Of a window of `wanted` pixels. */
+/* Checks all texts in a window of `wanted` pixels. */
 const check_texts = wanted => {
     const all = texts(), width = document.documentElement.clientWidth, drawn = document.documentElement.scrollWidth;
     if (width != wanted) say('the window is ' + width + ' wide');

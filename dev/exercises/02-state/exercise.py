@@ -15,16 +15,10 @@ def solve():
     right = fp32 + shard
     shard_elements = shard // 2
     mistakes = [
-        Mistake(fp32, "The fp32 master weights cannot be sent as they are: matmuls and all-gathers are in bf16, so "
-                "there is a second copy of the shard."),
-        Mistake(right - memory["grads"] + shard, "Gradients are summed over ranks and micro-batches in fp32 here, and "
-                "kept so until AdamW has read them."),
-        Mistake(right - memory["grads"], "AdamW reads a gradient. Where does the sum over ranks lie until then?"),
-        Mistake(right - memory["params"], "AdamW's updates are smaller than the steps of bf16. What does it add them "
-                "to?"),
-        Mistake(right - memory["optimizer"] // 2, "AdamW has two moments per parameter."),
-        Mistake(fp32 - memory["params"] + memory["optimizer"], "Count again what is fp32: how many numbers of each "
-                "kind, and which one is bf16?"),
+        Mistake(fp32, "2 bytes per parameter are missing. Matmuls and all-gathers are in bf16, so there is a second copy "
+                "of the shard; and gradients are summed and kept in fp32."),
+        Mistake(right - memory["grads"], "4 bytes per parameter are missing: is it the sum of gradients, the fp32 master "
+                "weight, or one of AdamW's two moments?"),
         Mistake(right * RANKS, "That is the state of the whole model. full_shard gives each of the 8 ranks an eighth."),
         Mistake(8 * shard_elements, "That is a run with everything in bf16, in which small updates would be lost."),
     ]

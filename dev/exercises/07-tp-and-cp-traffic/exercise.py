@@ -22,24 +22,18 @@ def solve():
         Mistake(one * 10 * L, "Embedding and head are split over the vocabulary, so they communicate, too."),
         Mistake(one * (4 * L + 2), "That is the forward pass alone."),
         Mistake(tp * CP, "A rank has only its part of the sequence: context parallelism divides the tokens first."),
-        Mistake(tp * TP, "With sequence parallelism a rank sends and receives pieces of (tokens / tp, C): count the "
-                "pieces of others."),
+        Mistake(tp * TP, "Twice too much: does a rank receive pieces of (tokens / tp, C), or of all tokens? Are activations "
+                "in bf16? Is an all-reduce counted as two collectives, and each of the two again?"),
         Mistake(tp / K, "A step has two micro-batches."),
-        Mistake(tp * 2, "Activations are in bf16, 2 bytes each. Or did you count an all-reduce as two collectives, "
-                "and each of the two again?"),
     ]
     of_cp = [
-        Mistake(cp * 4, "With grouped-query attention there are 8 heads of keys and values, not 32. This is why they "
-                "are gathered, and not the queries."),
+        Mistake(cp * 4, "Four times too much: with grouped-query attention there are 8 heads of keys and values, not 32, "
+                "and each piece has the tokens of one rank, not the whole sequence."),
         Mistake(cp * TP, "A tensor-parallel rank gathers the keys and values of its own heads only."),
-        Mistake(gathers, "That is the all-gathers. In backward each rank has contributions to the gradients of all "
-                "keys and values, and their owners need the sums."),
-        Mistake(gathers // 2 + scatters, "Keys and values of others are not kept from forward to backward. Backward "
-                "gathers them again."),
-        Mistake(cp // 2, "Keys and values: two of each."),
+        Mistake(gathers, "Two of three collectives. Backward gathers keys and values again, and it also sums the gradients "
+                "of keys and values, for their owners."),
+        Mistake(cp // 2, "Half of it: there are keys and values, and a step has two micro-batches."),
         Mistake(cp * CP / (CP - 1), "A rank does not receive its own piece: of 4 pieces it receives 3."),
-        Mistake(cp // K, "A step has two micro-batches."),
-        Mistake(cp * CP, "Each piece has the tokens of one rank, not the whole sequence."),
     ]
     derivation = f"""\
 A rank has {T // CP:,} tokens of the sequence; between matmuls it has {T // CP // TP:,}, so a piece for tp is

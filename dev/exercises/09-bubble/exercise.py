@@ -43,4 +43,4 @@ Interleaved: a virtual stage has 1/V of the rank's blocks, so filling and draini
 Simulated, a forward of a virtual stage taking 1 and a backward 2: 1f1b ends at {plain_end}, computes {plain_busy};
 interleaved ends at {end}, computes {busy}."""
     return Solved([plain, interleaved], [of_plain, of_interleaved], derivation,
-                  [f"cc -x c -I. dev/exercises/09-bubble/schedule.c -lm -o /tmp/schedule && /tmp/schedule {P} {V} {M}"])
+                  [f"build/exercises/09-bubble/schedule {P} {V} {M}"])

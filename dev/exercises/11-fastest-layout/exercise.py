@@ -97,7 +97,7 @@ def solution():
     derivation = f"""\
 {options}
 
-State takes 18 bytes · 70.6e9 / 64 = 19.8 GB per rank in any layout that shards over all 64. Activations decide: a
+State takes 18 bytes · 70.55e9 / 64 = 19.8 GB per rank in any layout that shards over all 64. Activations decide: a
 micro-batch of 8,192 tokens keeps 80 blocks' activations, about 180 GB on one rank, which only tp divides (with pp each
 rank has 1/pp of the blocks, but up to pp micro-batches). So tp is as large as a host, 8; what is left is a choice
 between a deep pipeline (its bubble) and a large dp-shard (its gathers, and its buffers for whole units).

@@ -46,9 +46,9 @@ def solve():
         Mistake(shards, "These are the ranks of one fsdp group. How many groups have the block?"),
     ]
     of_copies = [
-        Mistake(groups["tp"] * copies, "tp ranks have different rows of the matrix."),
+        Mistake(groups["tp"] * copies, "tp ranks have different rows of the matrix, and within an fsdp group each element has "
+                "one owner."),
         Mistake(1, "dp_replicate makes copies of the sharded state."),
-        Mistake(groups["fsdp"] * copies, "Within an fsdp group each element has one owner."),
         Mistake(some, "That counts ranks with some part of the tensor. One element is in one part only."),
     ]
     size, end = unit // SHARD, begin + elements

@@ -7,7 +7,7 @@
  * floatX is float or bf16; to_float and from_float convert. The C version runs on a CPU, the kernel on a GPU, or on a
  * CPU in the emulator of dev/cuda_on_cpu, which finds accesses outside of tensors.
  */
-#include "mine.h"        // first
+#include "mine.h"        // must come first: it replaces PAGE of ../page.h
 #include "../rmsnorm.cu" // the page: tensors, random values, sizes, definition, the op in use
 
 /* Row n, the naive way: one pass for the sum of squares, and one that scales. */
