@@ -4,7 +4,7 @@
 # make planner    build/planner.html: plan_llama3 in a browser, as one page without a server (with emscripten)
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make finetune   the same with a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 fetches it, MODEL=DIR has it
-# make test       installs what is missing, builds both precisions and runs the tests: 13 minutes on two cores
+# make test       installs what is missing, builds both precisions and runs the tests: 15 minutes on two cores
 # make test-all   all tests (ONLY=REGEX: suites whose names match; RESUME=1: those that have not passed at this commit)
 # make test-hosts  runs on two to four hosts, which are namespaces of this machine, under mpirun and Slurm; as root. It
 #                 installs ssh, munge and Slurm (Debian, Ubuntu)

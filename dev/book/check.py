@@ -13,7 +13,7 @@ How a chapter is written so that it can be checked:
   A command must succeed unless an `error:` is shown.
 - A link whose text is a name in backticks and whose target is FILE#L12 points to the definition of that name.
 - A number in the text that has a decimal point, a thousand separator, a percent sign or three digits must be known:
-  from the output of the chapter's commands, or from a comment that names where it is from:
+  from a block on the page, such as a command's output, or from a comment that names its source:
       <!-- numbers: 2*8.03e9*4096 = 6.58e13; 16*8/64 = 2 -->   expressions of Python, evaluated here
       <!-- from dev/results/plan-405b.md: 430 0.789 -->       numbers that are in this file of the repository
       <!-- paper Llama 3, section 3.3.2: 430 400 -->           numbers that a source outside the repository reports
@@ -35,6 +35,7 @@ TOP = Path(__file__).resolve().parents[2]
 BOOK = TOP / "docs" / "book"
 SCRATCH = TOP / "build" / "book" / "run"
 PROGRAMS = TOP / "build" / "cpu-fp32"
+SIZES = ("llama3.h", "dev/clusters/h100-8.json")  # sizes of models, rates of GPUs: known on every page
 LIMIT = 300  # seconds that one command may take
 # what Open MPI asks of root, and of machines with fewer cores than ranks
 AS_ROOT = {
@@ -205,14 +206,17 @@ def evaluate(expression):
     return eval(compile(tree, expression, "eval"), {"__builtins__": {}}, FUNCTIONS)
 
 
-def known_by_comment(comment, defects):
-    """The numbers for which a comment names the source."""
+def known_by_comment(comment, constants, defects):
+    """The numbers for which a comment names the source. Equations that compute nothing are added to `constants`."""
     kind, _, rest = comment.strip().partition(" ")
     if kind == "numbers:":
         known = []
         for equation in filter(None, (part.strip() for part in rest.replace("\n", " ").split(";"))):
             expression, _, result = equation.rpartition("=")
             match = NUMBER.fullmatch(result.strip())
+            if NUMBER.fullmatch(expression.strip()):
+                constants.append((equation, float(expression), values(result)))
+                continue
             try:
                 computed = evaluate(expression)
             except (SyntaxError, ValueError, TypeError, ZeroDivisionError):
@@ -247,6 +251,17 @@ def known_by_comment(comment, defects):
     return []
 
 
+def known_constants(constants, known, defects):
+    """Equations such as 220.4 = 220 round a number that the page or one of SIZES has; otherwise they prove nothing."""
+    there = known + [number for file in SIZES for number in values((TOP / file).read_text())]
+    stated = []
+    for equation, number, rounded in constants:
+        if not any(abs(number - other) <= 1e-9 * abs(number) for other in there):
+            defects.append(f"'{equation}' computes nothing: name the number's source")
+        stated += rounded
+    return stated
+
+
 def claims(text):
     """The numbers of the text that need a source, each with its line."""
     text = without(COMMENT, without(FENCE, text))
@@ -264,11 +279,12 @@ def claims(text):
 
 def check_numbers(report, path):
     text = path.read_text()
-    defects, known = [], []
+    defects, known, constants = [], [], []
     for match in COMMENT.finditer(text):
-        known += known_by_comment(match.group(1), defects)
+        known += known_by_comment(match.group(1), constants, defects)
     for match in FENCE.finditer(text):
         known += values(match.group(3))
+    known += known_constants(constants, known, defects)
     count = 0
     for line, match in claims(text):
         count += 1

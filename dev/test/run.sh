@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh [all|measure]: runs the tests of both precisions and ends with `N passed, N failed`. make builds and calls it.
-#   run.sh          make test: 13 minutes on two cores, with its builds; each row of the requirements has a check in it
+#   run.sh          make test: 15 minutes on two cores, with its builds; each row of the requirements has a check in it
 #   run.sh all      make test-all: every test of the program as it is built here
 #   run.sh measure  make measure: a million executions of each fuzz target, and the unit tests in builds for other
 #                   processors (Arm in an emulator), without libraries, and with sanitizers
