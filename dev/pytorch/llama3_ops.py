@@ -20,7 +20,6 @@ Values of indices are checked on a CPU only, since a GPU would have to be waited
 """
 
 import ctypes
-import os
 import sys
 import threading
 from contextlib import contextmanager
@@ -30,19 +29,27 @@ from typing import Optional
 
 import op_contracts
 
-# PyTorch's OpenMP threads would spin for milliseconds after each call, on cores that our threads need
-os.environ.setdefault("GOMP_SPINCOUNT", op_contracts.SPINS)
+op_contracts.limit_spinning()
 try:
     import torch
     from torch import Tensor
 except ImportError:
     if __name__ == "__main__" and sys.argv[1:] == ["list"]:
+        print("note: without PyTorch, only the C contracts are listed", file=sys.stderr)
         op_contracts.print_contracts()
         sys.exit()
-    sys.exit("error: llama3_ops.py found no PyTorch in this Python: install it (pip install torch)")
+    sys.exit(
+        "error: this Python has no PyTorch: run make ops-deps and use build/python/bin/python, or install it "
+        "(pip install torch)"
+    )
 
 PRECISION = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 FLOAT32, INT32 = torch.float32, torch.int32
+
+
+def check_precision(what, dtype):
+    if dtype not in PRECISION:
+        raise TypeError(f"{what} is {dtype}, expected torch.float32 or torch.bfloat16")
 
 # ---------------------------------------------------------------- calls of the shared library
 
@@ -352,8 +359,7 @@ def adapter_merge(w: Tensor, a: Tensor, b: Tensor, by: float) -> None:
 @op("dequantize")
 def dequantize(quantized: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     a = Arguments("dequantize", "quantized", quantized, (torch.int8,))
-    if dtype not in PRECISION:
-        raise TypeError(f"llama3.dequantize: dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+    check_precision("llama3.dequantize: dtype", dtype)
     a.contiguous("quantized", quantized)
     blocks = (quantized.numel() + op_contracts.INT8_BLOCK - 1) // op_contracts.INT8_BLOCK
     a.tensor("scales", scales, (blocks,), FLOAT32)
@@ -704,8 +710,7 @@ swiglu.register_autograd(swiglu_gradients, setup_context=save_first)
 
 def loss_arguments(op_name, logits, targets, dtype):
     a = Arguments(op_name, "logits", logits, (FLOAT32,))
-    if dtype not in PRECISION:
-        raise TypeError(f"llama3.{op_name}: dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+    check_precision(f"llama3.{op_name}: dtype", dtype)
     N, V = a.rows("logits", logits)
     a.tensor("targets", targets, logits.shape[:-1], INT32)
     return a, N, V
@@ -869,8 +874,7 @@ def copy_dtype(a, name, copy, shape):
     """The precision of a call with an optional copy in floatX."""
     if copy is None:
         return FLOAT32
-    if copy.dtype not in PRECISION:
-        raise TypeError(f"{a.of(name)} is {copy.dtype}, expected torch.float32 or torch.bfloat16")
+    check_precision(a.of(name), copy.dtype)
     a.tensor(name, copy, shape, copy.dtype)
     return copy.dtype
 
@@ -904,8 +908,7 @@ def adamw(
 @op("muon_momentum", changes=("m",))
 def muon_momentum(m: Tensor, g: Tensor, momentum: float, grad_scale: float, dtype: torch.dtype) -> Tensor:
     a = Arguments("muon_momentum", "m", m, (FLOAT32,))
-    if dtype not in PRECISION:
-        raise TypeError(f"llama3.muon_momentum: dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+    check_precision("llama3.muon_momentum: dtype", dtype)
     a.contiguous("m", m)
     a.tensor("g", g, m.shape)
     update = torch.empty_like(m, dtype=dtype)

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import llama3_ops
+import op_contracts
 import op_definitions
 import torch
 
@@ -106,7 +107,7 @@ def moments(r, s):
 
 
 def exact_sum(r):
-    total = torch.zeros(11, dtype=torch.int64)
+    total = torch.zeros(op_contracts.EXACT_WORDS, dtype=torch.int64)
     total[5] = 1
     return total.to(r.device)
 
@@ -123,7 +124,7 @@ INPUTS = {
     "adapter_merge": lambda r, s: (r.f(s.OC, s.C), r.f(s.R, s.C), r.f(s.OC, s.R), 1.6),
     "dequantize": lambda r, s: (
         r.i(128, s.N, s.C, least=-127, dtype=torch.int8),
-        r.f(-(-s.N * s.C // 64)).abs() + 0.01,
+        r.f(-(-s.N * s.C // op_contracts.INT8_BLOCK)).abs() + 0.01,
         r.dtype,
     ),
     "embedding": lambda r, s: (r.x(s.V, s.C), r.i(2 * s.V, s.N), s.V // 2),
@@ -459,7 +460,7 @@ class Check:
     memory_rate: float  # bytes/s, read and written
     matmul_rate: float  # FLOP/s
     roofline_seconds: float
-    unrest: float  # how often per second a thread lost its core while times were measured
+    preemptions_per_second: float  # how often per second a thread lost its core while times were measured
 
     def __str__(self):
         return "\n".join(report(self))
@@ -498,8 +499,11 @@ def report(c):
             f"roofline ({limit}): {1e3 * c.roofline_seconds:.4f} ms for {c.bytes / 1e6:.2f} MB at "
             f"{c.memory_rate / 1e9:.1f} GB/s and {c.flops / 1e6:.2f} MFLOP at {c.matmul_rate / 1e9:.0f} GFLOP/s"
         )
-    if c.unrest > 25:
-        yield f"note: each thread lost its core {c.unrest:.0f} times a second: other programs run, do not quote this"
+    if c.preemptions_per_second > 25:
+        yield (
+            "note: other programs were running (each thread was preempted "
+            f"{c.preemptions_per_second:.0f} times a second), so do not publish these times"
+        )
     for x in contestants[:-1]:
         yield from verdict(x)
 
@@ -536,7 +540,7 @@ def check(function, op_name, *tensors, dtype=torch.float32, device="cpu", size=B
     op = llama3_ops.OPS[op_name]
     with torch.no_grad():
         own, _ = results_of(op_name, op, arguments)  # refuses arguments that the op does not take
-        llama3_ops_cost = llama3_ops.state.last.cost()
+        cost = llama3_ops.state.last.cost()
         exact, names = define(op_name, arguments)
         dtypes = [r.dtype for r in own]
         definition = op_definitions.DEFINITIONS[op_name]
@@ -545,7 +549,7 @@ def check(function, op_name, *tensors, dtype=torch.float32, device="cpu", size=B
             contestants.insert(0, ("yours", function, dtypes))
         compared = [compare(op_name, n, f, arguments, exact, names, d) for n, f, d in contestants]
         first = next(a for a in arguments if isinstance(a, torch.Tensor))
-        result = measured(op_name, contestants, compared, arguments, first, llama3_ops_cost, time_it)
+        result = measured(op_name, contestants, compared, arguments, first, cost, time_it)
     if not quiet:
         print(result)
     return result
@@ -554,9 +558,9 @@ def check(function, op_name, *tensors, dtype=torch.float32, device="cpu", size=B
 def measured(op_name, contestants, compared, arguments, first, cost, time_it):
     """The Check, with times."""
     flops, size = cost
-    x = next((a for a in arguments if isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16), None)
-    dtype = torch.bfloat16 if x is not None else torch.float32
-    memory, unrest = math.nan, 0.0
+    is_bf16 = any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in arguments)
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
+    memory, preemptions_per_second = math.nan, 0.0
     rate = matmul_rate(first.device, dtype) if time_it else math.nan
     if time_it:
         running = [(c, f) for c, (_, f, _) in zip(compared, contestants) if c.errors]
@@ -564,7 +568,7 @@ def measured(op_name, contestants, compared, arguments, first, cost, time_it):
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, time.perf_counter()
         *times, copy_times = times_of(calls, first.device)
         lost = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - before
-        unrest = lost / (time.perf_counter() - start) / torch.get_num_threads()
+        preemptions_per_second = lost / (time.perf_counter() - start) / torch.get_num_threads()
         memory = size / min(copy_times)
         for (c, _), of_one in zip(running, times):
             c.seconds = statistics.median(of_one)
@@ -574,7 +578,8 @@ def measured(op_name, contestants, compared, arguments, first, cost, time_it):
     roofline = max(size / memory, flops / rate)
     ok = (yours or ours).ok
     described = describe(op_name, arguments)
-    return Check(op_name, ok, yours, ours, pytorch, described, flops, size, memory, rate, roofline, unrest)
+    figures = (flops, size, memory, rate, roofline, preemptions_per_second)
+    return Check(op_name, ok, yours, ours, pytorch, described, *figures)
 
 
 # ---------------------------------------------------------------- the command line

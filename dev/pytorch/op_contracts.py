@@ -127,16 +127,20 @@ def library_path(device_type):
     return ROOT / "build" / ("libllama3_ops_cuda.so" if device_type == "cuda" else "libllama3_ops.so")
 
 
+def limit_spinning():
+    """Lets waiting OpenMP threads sleep soon, as run/spinning.h does; a user's own setting is left alone. It must be
+    called before an OpenMP library is loaded: by default, waiting threads spin on cores that other threads need."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
 class Library:
     """One precision of a shared library. Calls on one handle must not overlap."""
 
     def __init__(self, path, precision, threads, gpu=0):
         if not Path(path).exists():
             raise LibraryError(f"{path} does not exist: build it with `make ops`")
-        # Threads of OpenMP spin for milliseconds after each call by default, which would slow down PyTorch's own
-        # threads. The library reads this setting when it is loaded (run/spinning.h does the same for the program).
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+        limit_spinning()
         try:
             loaded = ctypes.CDLL(str(path))
         except OSError as error:

@@ -10,6 +10,7 @@ is made by PyTorch's own function where there is one.
 
 import math
 
+import op_contracts
 import torch
 from torch.nn import functional as F
 
@@ -87,7 +88,7 @@ def adapter_merge(w, a, b, by):
 
 @returns("out")
 def dequantize(quantized, scales, dtype):
-    of_element = scales.repeat_interleave(64)[: quantized.numel()]
+    of_element = scales.repeat_interleave(op_contracts.INT8_BLOCK)[: quantized.numel()]
     return quantized * of_element.reshape(quantized.shape)
 
 

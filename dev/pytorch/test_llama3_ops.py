@@ -41,7 +41,6 @@ DIFFERENTIABLE = (
     "linear linear_fp32 embedding rmsnorm_forward rmsnorm rmsnorm_add_forward rmsnorm_add residual_add rope "
     "attention_forward attention swiglu cross_entropy cast_to_bf16"
 ).split()
-# CPUs without bf16 instructions compute slowly in it, but compute: nothing is left out
 results = {"passed": 0, "failed": 0}
 wanted = sys.argv[1] if len(sys.argv) > 1 else ""
 
@@ -49,10 +48,6 @@ wanted = sys.argv[1] if len(sys.argv) > 1 else ""
 def check(ok, name, what):
     results["passed" if ok else "failed"] += 1
     print(f"{'pass' if ok else 'FAIL'} {name}: {what}", flush=True)
-
-
-def dtype_name(dtype):
-    return str(dtype).removeprefix("torch.")
 
 
 # ---------------------------------------------------------------- definitions
@@ -69,7 +64,7 @@ def test_definitions():
             text = f"{shares[0]:.2f} and {shares[1]:.2f} of the bound <= 1 (odd sizes, sizes of one)"
             text += "".join(f"; {o.problem}" for o in ours if o.problem)
             good = max(shares) <= 1 and not any(o.problem for o in ours)
-            check(good, f"definition of {name}, {dtype_name(dtype)}", text)
+            check(good, f"definition of {name}, {op_check.type_of(dtype)}", text)
 
 
 def test_contracts():
@@ -121,7 +116,7 @@ def test_opcheck():
                 bad = [f"{k}: {v}" for k, v in said.items() if v != "SUCCESS"]
             except Exception as error:
                 said, bad = {}, [str(error).strip().splitlines()[0]]
-            check(not bad, f"opcheck of {name}, {dtype_name(dtype)}", bad[0] if bad else ", ".join(said))
+            check(not bad, f"opcheck of {name}, {op_check.type_of(dtype)}", bad[0] if bad else ", ".join(said))
 
 
 def leaf(a):
@@ -143,7 +138,7 @@ def gradients(function, arguments, which, douts):
 
 def differentiable(name, arguments):
     """Numbers of the arguments that have a gradient: not the table of angles."""
-    skipped = {"rope": (1,), "rmsnorm": (), "embedding": ()}.get(name, ())
+    skipped = (1,) if name == "rope" else ()
     return [
         i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.is_floating_point() and i not in skipped
     ]
@@ -180,7 +175,7 @@ def test_gradients():
                 theirs = gradients(op_definitions.attention, arguments, which, douts)
                 limit = 1.5 * max(op_check.errors_of(name, "", g, e).share for g, e in zip(theirs, exact))
             text = f"{worst:.2f} of the bound <= {limit:.2f} ({', '.join(names)})"
-            check(worst <= limit, f"gradient of {name}, {dtype_name(dtype)}", text)
+            check(worst <= limit, f"gradient of {name}, {op_check.type_of(dtype)}", text)
             if dtype == torch.float32:
                 finite_difference(name, definition, exact_arguments, which, douts, got)
 
