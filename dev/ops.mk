@@ -125,8 +125,8 @@ mine-pytorch: mine-file $(if $(MINE_GPU),ops,ops-cpu)
 	    $(MAKE) --no-print-directory -s PRECISION=$$p $(MINE_TARGET:.so=)-$$p.o || exit 1; done
 	@$(MAKE) --no-print-directory -s $(MINE_TARGET)
 	@ops=$$(sed -n 's/^#define \([a-z0-9_]*\) my_.*/\1/p' $(MINE_BUILD)/$(KERNEL)-library.cu); \
-	    [ -n "$$ops" ] || { echo "error: $(MINE_FILE) defines no 'static void my_OP(Device *dev, ' for an op OP of" \
-	        "lib/ops.h, so there is nothing to check" >&2; exit 1; }; \
+	    [ -n "$$ops" ] || { echo "error: $(MINE_FILE) defines no 'static void my_OP(Device *dev, ' for an op OP" \
+	        "of lib/ops.h, so there is nothing to check" >&2; exit 1; }; \
 	    for op in $(or $(OP),$$ops); do \
 	        $(OPS_PYTHON) dev/pytorch/llama3_ops.py check $$op $(MINE_TARGET) || exit 1; done
 

@@ -40,8 +40,8 @@ typedef struct {
 
 enum { MAX_BUFFERS = 96 };
 
-/* FSDP's pools of full-size buffers: weights as they are gathered, int8 weights after dequantization, fp32 gradients. An
- * arena holds the buffers for the whole run; the timeline counts those in use. */
+/* FSDP's pools of full-size buffers: weights as they are gathered, int8 weights after dequantization, fp32 gradients.
+ * An arena holds the buffers for the whole run; the timeline counts those in use. */
 typedef enum { POOL_WEIGHTS, POOL_DEQUANTIZED, POOL_GRADIENTS, POOLS } PoolKind;
 static const char *const pool_names[POOLS] = {"gathered weights in use", "dequantized weights in use",
                                               "full-size gradients in use"};

@@ -285,8 +285,8 @@ static const OptionRow option_rows[] = {
          "with "
          "--out, also write plan.html"),
     TEXT("simulate", simulate, "all|stages", "all",
-         "all: dry-run and simulate every rank; stages: only one rank of each pipeline stage, which is much faster, but "
-         "prints no alternative options and ignores that tensor-parallel ranks differ by a row where --tp does not "
+         "all: dry-run and simulate every rank; stages: only one rank of each pipeline stage, which is much faster, "
+         "but prints no alternative options and ignores that tensor-parallel ranks differ by a row where --tp does not "
          "divide a size"),
     FLAG("search", search,
          "with --cluster: list the fastest layouts that fit in memory and train as many sequences per step; options of "

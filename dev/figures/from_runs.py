@@ -57,7 +57,8 @@ def traffic_matrix(source):
     )
     d.heading(
         "Bytes between pairs of ranks in one step: tp 2 x cp 2 x pp 2 x dp 2, tiny, fp32",
-        "Measured. Rows receive, columns send; numbers are MB per step. White pairs send each other nothing but step reports.",
+        "Measured. Rows receive, columns send; numbers are MB per step. White pairs send each other nothing but step "
+        "reports.",
     )
     left, top, cell = 70, 92, 28
     for i in range(16):

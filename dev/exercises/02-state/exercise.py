@@ -15,10 +15,10 @@ def solve():
     right = fp32 + shard
     shard_elements = shard // 2
     mistakes = [
-        Mistake(fp32, "2 bytes per parameter are missing. Matmuls and all-gathers are in bf16, so there is a second copy "
-                "of the shard; and gradients are summed and kept in fp32."),
-        Mistake(right - memory["grads"], "4 bytes per parameter are missing: is it the sum of gradients, the fp32 master "
-                "weight, or one of AdamW's two moments?"),
+        Mistake(fp32, "2 bytes per parameter are missing. Matmuls and all-gathers are in bf16, so there is a second "
+                "copy of the shard; and gradients are summed and kept in fp32."),
+        Mistake(right - memory["grads"], "4 bytes per parameter are missing: is it the sum of gradients, the fp32 "
+                "master weight, or one of AdamW's two moments?"),
         Mistake(right * RANKS, "That is the state of the whole model. full_shard gives each of the 8 ranks an eighth."),
         Mistake(8 * shard_elements, "That is a run with everything in bf16, in which small updates would be lost."),
     ]

@@ -22,16 +22,16 @@ def solve():
         Mistake(one * 10 * L, "Embedding and head are split over the vocabulary, so they communicate, too."),
         Mistake(one * (4 * L + 2), "That is the forward pass alone."),
         Mistake(tp * CP, "A rank has only its part of the sequence: context parallelism divides the tokens first."),
-        Mistake(tp * TP, "Twice too much: does a rank receive pieces of (tokens / tp, C), or of all tokens? Are activations "
-                "in bf16? Is an all-reduce counted as two collectives, and each of the two again?"),
+        Mistake(tp * TP, "Twice too much: does a rank receive pieces of (tokens / tp, C), or of all tokens? Are "
+                "activations in bf16? Is an all-reduce counted as two collectives, and each of the two again?"),
         Mistake(tp / K, "A step has two micro-batches."),
     ]
     of_cp = [
-        Mistake(cp * 4, "Four times too much: with grouped-query attention there are 8 heads of keys and values, not 32, "
-                "and each piece has the tokens of one rank, not the whole sequence."),
+        Mistake(cp * 4, "Four times too much: with grouped-query attention there are 8 heads of keys and values, not "
+                "32, and each piece has the tokens of one rank, not the whole sequence."),
         Mistake(cp * TP, "A tensor-parallel rank gathers the keys and values of its own heads only."),
-        Mistake(gathers, "Two of three collectives. Backward gathers keys and values again, and it also sums the gradients "
-                "of keys and values, for their owners."),
+        Mistake(gathers, "Two of three collectives. Backward gathers keys and values again, and it also sums the "
+                "gradients of keys and values, for their owners."),
         Mistake(cp // 2, "Half of it: there are keys and values, and a step has two micro-batches."),
         Mistake(cp * CP / (CP - 1), "A rank does not receive its own piece: of 4 pieces it receives 3."),
     ]

@@ -46,8 +46,8 @@ def solve():
         Mistake(shards, "These are the ranks of one fsdp group. How many groups have the block?"),
     ]
     of_copies = [
-        Mistake(groups["tp"] * copies, "tp ranks have different rows of the matrix, and within an fsdp group each element has "
-                "one owner."),
+        Mistake(groups["tp"] * copies, "tp ranks have different rows of the matrix, and within an fsdp group each "
+                "element has one owner."),
         Mistake(1, "dp_replicate makes copies of the sharded state."),
         Mistake(some, "That counts ranks with some part of the tensor. One element is in one part only."),
     ]

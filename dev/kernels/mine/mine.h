@@ -24,8 +24,8 @@ static inline int mine_main(int argc, char **argv, const Op *const *ops, int cou
         const Op *const only[] = {&op};
         return page_main(argc, argv, only, 1);
     }
-    user_error("MY_KERNEL names the op %s, which the included page does not have; its first op is %s: name one of those "
-               "in its PAGE(…)",
+    user_error("MY_KERNEL names the op %s, which the included page does not have; its first op is %s: name one of "
+               "those in its PAGE(…)",
                name, ops[0]->name);
 }
 #ifdef MINE_LIBRARY // a shared library has no main
