@@ -4,14 +4,13 @@ import json
 import re
 
 from sources import H100, LAYOUT_405B, PLAN, ROOT, TRAIN_BF16
-from svg import AXIS_COLORS, BLUE, DIM, GRAY, GREEN, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing, Plot, amount
+from svg import AXIS_COLORS, BLUE, DIM, GRAY, GREEN, INK, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing, Plot, amount
 
 LONG_405B = (
     "--model llama3.1-405b --world 16384 --tp 8 --cp 16 --pp 16 --dp-shard 8 --seq 131072 --batch 1 --accum 16 "
     "--sharding shard_grad_op --accumulate local --pp-schedule interleaved --pp-chunks 8 --pp-light-ends"
 )
 HOST = 8  # GPUs
-INK_LINE = "#222222"
 
 # ---------------------------------------------------------------------------
 # memory of the strategies
@@ -69,7 +68,7 @@ def memory_strategies(source):
             d.text(x + 22, 414, STRATEGIES[strategy], 12, "middle")
         d.text(92 + 184 * group + 74, 438, f"{world} rank{'s' if world > 1 else ''}", 13, "middle", bold=True)
     y = plot.y.place(80)
-    d.line(70, y, 986, y, INK_LINE, 1.5, "6 4")
+    d.line(70, y, 986, y, INK, 1.5, "6 4")
     d.text(984, y - 6, "H100: 80 GB", 12, "end")
     d.structure = {f"{s}, {w} ranks": {c: memory[w, s][c] for c in CATEGORIES} for w in worlds for s in STRATEGIES}
     return d
@@ -263,14 +262,14 @@ def mesh_16384(source):
             d.line(x1 + dx, y1 + dy, *end, colors[axis], 3.5)
     for rank, (x, y) in place.items():
         fill = "#fff2c2" if rank in fsdp else "#ffffff"
-        d.box(x, y, 44, 32, fill, str(rank), f"rank {rank}", 14, stroke="#222222")
+        d.box(x, y, 44, 32, fill, str(rank), f"rank {rank}", 14, stroke=INK)
     d.text(690, 92, "Groups of rank 0", 13, bold=True)
     y = 116
     for axis, words in axes.items():
         d.line(690, y - 4, 716, y - 4, colors[axis], 3.5)
         d.text(726, y, f"{words}: ranks {' and '.join(map(str, groups[axis]))}", 12)
         y += 24
-    d.box(694, y - 13, 18, 15, "#fff2c2", stroke="#222222")
+    d.box(694, y - 13, 18, 15, "#fff2c2", stroke=INK)
     d.text(726, y, f"fsdp = dp x cp: ranks {', '.join(map(str, fsdp))}", 12)
     d.text(726, y + 18, "their weights are shards of the same parameters", 11, color=DIM)
     d.text(16, 410, "The same on 16,384 GPUs: tp 8 x cp 16 x pp 16 x dp 8", 13, bold=True)

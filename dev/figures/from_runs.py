@@ -5,7 +5,7 @@ import math
 import re
 
 from sources import ROOT
-from svg import AXIS_COLORS, BLUE, DIM, GREEN, ORANGE, PURPLE, RED, Drawing, Plot, amount, text_width
+from svg import AXIS_COLORS, BLUE, DIM, GREEN, INK, ORANGE, PURPLE, RED, Drawing, Plot, amount, text_width
 
 # ---------------------------------------------------------------------------
 # who sends how much to whom
@@ -252,7 +252,7 @@ def steps_chart(source, page, op, size, heading, below):
             d.text(x, y + 17, name, 12, bold=used)
             d.box(x + 156, y, 190 * min(percent, 100) / 100, 26, GREEN if used else BLUE, stroke="none")
             d.text(x + 354, y + 17, f"{flops:.3g} GFLOP/s, {percent:.0f} %", 12)
-        d.line(x + 156 + 190, 88, x + 156 + 190, 94 + 38 * (len(rows) - 1), "#222222", 1.2, "4 4")
+        d.line(x + 156 + 190, 88, x + 156 + 190, 94 + 38 * (len(rows) - 1), INK, 1.2, "4 4")
         structure[", ".join(key)] = versions_of(rows)
     d.structure = structure
     return d
@@ -265,7 +265,7 @@ def matmul_steps(source):
         "linear_forward",
         "bench-125m qkv: 1024 768 1280",
         "A linear layer, step by step: from a triple loop to oneDNN",
-        "y = x Wᵀ, 1,024 tokens, 768 to 1,280.".replace("Wᵀ", "W transposed"),
+        "y = x times W transposed, 1,024 tokens, 768 to 1,280.",
     )
 
 

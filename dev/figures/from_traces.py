@@ -4,7 +4,7 @@
 
 from sources import H100, PLAN, TRAIN, order
 from step_timeline import StepTimeline, hidden, shown
-from svg import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing, Plot, amount, text_width
+from svg import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing, Plot, amount, text_width
 
 # ---------------------------------------------------------------------------
 # a step under each strategy of data parallelism
@@ -177,7 +177,7 @@ def memory_step(source):
     plot.frame("ms since the step began", "MB", most=10)
     draw_stack(d, plot, history, length)
     y = plot.y.place(reserved / 1e6)
-    d.line(74, y, 980, y, "#222222", 1.5, "6 4")
+    d.line(74, y, 980, y, INK, 1.5, "6 4")
     words = f"reserved by the arenas: {reserved / 1e6:.1f} MB"
     d.text(82, y + 16, words, 12)
     phases = [("forward", "forward"), ("loss", "loss"), ("backward", "backward"), ("optimizer", "AdamW")]

@@ -1000,9 +1000,7 @@ def print_list():
     callers = {}
     for name, contract in CALLS.items():
         callers.setdefault(contract, []).append(f"torch.ops.{OPS[name]._schema}".replace("::", ".", 1))
-    for contract in op_contracts.CONTRACTS.values():
-        print(contract.text)
-        print("".join(f"    {caller}\n" for caller in callers[contract.name]))
+    op_contracts.print_contracts(callers)
 
 
 def main():

@@ -560,7 +560,7 @@ def measured(op_name, contestants, compared, arguments, first, cost, time_it):
     flops, size = cost
     is_bf16 = any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in arguments)
     dtype = torch.bfloat16 if is_bf16 else torch.float32
-    memory, preemptions_per_second = math.nan, 0.0
+    memory, preemptions_per_second, roofline = math.nan, 0.0, math.nan
     rate = matmul_rate(first.device, dtype) if time_it else math.nan
     if time_it:
         running = [(c, f) for c, (_, f, _) in zip(compared, contestants) if c.errors]
@@ -570,12 +570,12 @@ def measured(op_name, contestants, compared, arguments, first, cost, time_it):
         lost = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - before
         preemptions_per_second = lost / (time.perf_counter() - start) / torch.get_num_threads()
         memory = size / min(copy_times)
+        roofline = max(size / memory, flops / rate)
         for (c, _), of_one in zip(running, times):
             c.seconds = statistics.median(of_one)
-            c.roofline = max(size / memory, flops / rate) / c.seconds
+            c.roofline = roofline / c.seconds
     yours = compared[0] if len(compared) == 3 else None
     ours, pytorch = compared[-2:]
-    roofline = max(size / memory, flops / rate)
     ok = (yours or ours).ok
     described = describe(op_name, arguments)
     figures = (flops, size, memory, rate, roofline, preemptions_per_second)

@@ -110,13 +110,15 @@ def read_contracts(path=HEADER):
 CONTRACTS = read_contracts()
 
 
-def print_contracts():
+def print_contracts(callers=None):
+    """Every op's C contract, and below it those of `callers` (names by op), if given."""
     section = None
     for contract in CONTRACTS.values():
         if contract.section != section:
             section = contract.section
             print(f"---- {section}\n")
-        print(f"{contract.text}\n")
+        print(contract.text)
+        print("".join(f"    {caller}\n" for caller in callers[contract.name]) if callers else "")
 
 
 # ---------------------------------------------------------------- the shared libraries
