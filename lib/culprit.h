@@ -1,8 +1,9 @@
 /* culprit.h: names the rank that keeps a collective from completing, from what is known of the ranks of all hosts.
  *
  * A rank whose wait has timed out reads its host's heartbeat table, and the transport asks the other hosts for theirs
- * (Transport.ask_hosts). A member of the group that was killed or stopped, that does not answer, or that computes
- * instead of starting the collective is to blame. A member that waits for another collective is not: the search goes on
+ * (Transport.ask_hosts). A member of the group that was killed or stopped, or that does not answer, is to blame. So is
+ * one that does not wait and either has not started the collective or has given no sign of life for half of the limit:
+ * on CPUs data moves only when both sides poll. A member that waits for another collective is not: the search goes on
  * with the members of that one.
  */
 #ifndef CULPRIT_H

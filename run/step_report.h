@@ -29,7 +29,7 @@ static int64_t first_bad_tensor(Trainer *trainer) {
 }
 
 /* All-gathers the reports of all ranks. Reading the sums from the device waits until all of the step's arithmetic is
- * done: the only place in a step where the host waits for the device. `start`: when the step started. */
+ * done: the only place in a step where the host needs results of the device. `start`: when the step started. */
 static void exchange_reports(Trainer *trainer, const StepBatch *batch, double start) {
     Parallel *p = &trainer->parallel;
     const Options *o = &trainer->job->opt;

@@ -53,6 +53,7 @@ from learn_runs import (
 
 TEXTS = ("novels", "bible", "code")
 STEP_BOUND = 1e-4  # of a step's loss, in compare
+STABLE = (8, 256)  # compare's windows a step and tokens a window: with 4 of 128, training is chaotic after 268 steps
 RATIO_BOUND = 1.5  # of the distance to PyTorch, relative to the distance between two layouts of the program
 EXACT_STEPS, MISTAKE_STEPS = 200, 40  # how far compare follows double precision, and runs with a mistake
 HEAD = (
@@ -143,7 +144,10 @@ def curve(label, color, ys, **more):
 
 
 def compare(args, runs):
-    report = Report("compare", "The same run in PyTorch, step by step")
+    title, name = "The same run in PyTorch, step by step", "compare"
+    if (args.batch, args.seq) != STABLE:
+        title, name = f"{title}, {args.batch} windows of {args.seq} tokens", f"{name}-{args.batch}x{args.seq}"
+    report = Report(name, title)
     setting = Setting(
         args.texts / "bible",
         TINY,
@@ -765,8 +769,8 @@ def main():
         default=[],
         help="compare: contestants; chaos: precisions; scaling, muon: texts",
     )
-    parser.add_argument("--batch", type=int, default=4, help="windows a step")
-    parser.add_argument("--seq", type=int, default=128, help="tokens a window")
+    parser.add_argument("--batch", type=int, default=0, help="windows a step; 0: the command's own")
+    parser.add_argument("--seq", type=int, default=0, help="tokens a window; 0: the command's own")
     parser.add_argument("--threads", type=int, default=1, help="of each contestant")
     parser.add_argument(
         "--pytorch-texts", type=lambda s: s.split(","), default=["bible"], help="scaling: PyTorch's texts"
@@ -775,6 +779,8 @@ def main():
     parser.add_argument("--shakespeare", type=Path, help="nanogpt: its input.txt, instead of novels")
     args = parser.parse_args()
     args.seeds = args.seeds or {"chaos": [1, 2, 3, 4, 5], "nanogpt": [1, 2, 3]}.get(args.command, [1])
+    own_batch, own_seq = STABLE if args.command == "compare" else (4, 128)
+    args.batch, args.seq = args.batch or own_batch, args.seq or own_seq
     args.texts, args.work = args.texts.resolve(), args.work.resolve()
     if not (args.texts / "bible" / "train.tok").is_file():
         sys.exit(f"error: there are no texts in {args.texts}; make them: dev/data/texts.sh {args.texts}")
