@@ -137,6 +137,29 @@ run muon --recipe ramp.json --data data/web.tok --optimizer muon
 run muon2 --recipe ramp.json --data data/web.tok --optimizer muon --resume muon/step-00000012 --ranks 2
 state "with Muon the ramp has the same bits when it is continued on two ranks" muon muon2 $steps
 
+# ---------------------------------------------------------------- a signal in a stage's last step
+# The command that follows the save of step 9 sends it while step 10 computes. Where it is late, the run is repeated.
+echo '{"stages": [{"tokens": 81920, "batch": 64, "seq": 128, "lr": 3e-3, "min_lr": 3e-4, "max_epochs": 9},
+    {"tokens": 16384, "batch": 32}]}' >two.json
+ends_at_nine='case $1 in *9) kill -TERM $PPID ;; esac'
+run whole --recipe two.json --data data/web.tok
+for attempt in 1 2 3 4 5; do
+    rm -rf told
+    timeout -k 1 120 "$program" "${common[@]}" --save-every 9 --out told --recipe two.json --data data/web.tok \
+        --after-save "$ends_at_nine" >told.said 2>&1 </dev/null
+    code=$?
+    grep -q '^step *10 | a signal asked to save and to end' told.said && break
+done
+name="a signal in a stage's last step saves and ends the run before the next stage"
+if [ "$code" = 75 ] && [ -e told/step-00000010 ] && ! grep -q '^stage 2 of 2' told.said; then
+    pass "$name" "exit code 75, attempt $attempt"
+else
+    fail "$name" "exit code $code: $(tail -n 2 told.said)"
+fi
+run told --resume auto --recipe two.json --data data/web.tok --ranks 2
+state "and the next stage follows when the run is resumed, with the bits of a run without signals" whole told 14
+audited "and no window is lost or repeated" told
+
 # ---------------------------------------------------------------- a stable phase is extended, or branched into a decay
 stable='"batch": 8, "seq": 32, "lr": 2e-3, "warmup": 3, "lr_schedule": "constant", "max_epochs": 3'
 echo "{\"stages\": [{\"tokens\": 5120, $stable}]}" >stable20.json
