@@ -60,7 +60,7 @@ static int layout_try(Layout *c, const Job *base) {
         layout_simulate(c, &j, NULL);
         return 1;
     }
-    cluster_open(&cluster, j.opt.cluster, &j.mesh, j.opt.threads, j.opt.transport);
+    cluster_open(&cluster, j.opt.cluster, &j.mesh, j.opt.threads, j.opt.transport, transport_sums(&j.opt));
     for (int i = 0; i < cluster.rates.count; i++) {
         int is_attention = cluster.ops[i].op == OP_ATTENTION_FORWARD || cluster.ops[i].op == OP_ATTENTION_BACKWARD;
         if (!is_attention) cluster.ops[i].rate *= c->matmul_speed;

@@ -115,7 +115,8 @@ int main(int argc, char **argv) {
     LaunchInfo started = {0, 1, 0, 1, 1};
     job_open(&job, &started);
     if (job.opt.cluster) {
-        cluster_open(&cluster, job.opt.cluster, &job.mesh, job.opt.threads, job.opt.transport);
+        cluster_open(&cluster, job.opt.cluster, &job.mesh, job.opt.threads, job.opt.transport,
+                     transport_sums(&job.opt));
         job.op_rates = &cluster.rates;
     }
     for (Job *s = &job; s; s = s->next) s->op_rates = job.op_rates;

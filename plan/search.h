@@ -154,7 +154,7 @@ static void search_mesh(Search *s, const Job *given, Options *o) {
     o->dp_shard = (int)(given->mesh.world / replica);
     if (!mesh_is_wanted(s, given, o)) return;
     s->job.mesh = mesh_of_options(o, given->mesh.world);
-    cluster_open(&s->cluster, o->cluster, &s->job.mesh, o->threads, o->transport);
+    cluster_open(&s->cluster, o->cluster, &s->job.mesh, o->threads, o->transport, transport_sums(o));
     s->job.op_rates = &s->cluster.rates;
     search_schedules(s, *o);
     cluster_close(&s->cluster);

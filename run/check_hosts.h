@@ -265,7 +265,7 @@ static void check_hosts(Job *j, int rank) {
     h->job = j;
     h->comm = &comm;
     if (rank == 0 && j->opt.cluster)
-        cluster_open(&h->cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->transport->name);
+        cluster_open(&h->cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->transport->name, 0);
     measure_all(h, buffers);
     measure_hybrid(h, buffers);
     if (rank == 0) report_all(h, seconds_now() - start);

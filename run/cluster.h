@@ -193,9 +193,10 @@ static double nearest_row(const cJSON **nearest, CollectiveRate *rate, char wher
 }
 
 /* Derives the rate from "links". An all-gather brings each part to a host once, over the links of all its members
- * together, and spreads it within the host. A reduce-scatter is an all-to-all here: each part has one receiver, so what
- * comes from other hosts uses that rank's own link. */
-static void rate_of_links(CollectiveRate *rate, const cJSON *links, const char *path, Collective collective, int ranks,
+ * together, and spreads it within the host; a reduce-scatter that the transport sums, as NCCL's does, is its mirror
+ * image. Without that sum (`all_to_all`) each part has one receiver, so what comes from other hosts uses that rank's
+ * own link. */
+static void rate_of_links(CollectiveRate *rate, const cJSON *links, const char *path, int all_to_all, int ranks,
                           int hosts) {
     static const char *const names[] = {"within_host", "between_hosts"};
     double latency[2] = {0, 0}, bandwidth[2] = {INFINITY, INFINITY}, members = (double)ranks / hosts;
@@ -211,7 +212,7 @@ static void rate_of_links(CollectiveRate *rate, const cJSON *links, const char *
     }
     rate->latency = latency[0] * ceil(log2(fmax(1, members))) + latency[1] * ceil(log2(hosts));
     double within = members > 1 ? bandwidth[0] : INFINITY, between = hosts > 1 ? bandwidth[1] * members : INFINITY;
-    if (collective == ALL_GATHER) rate->bandwidth = fmin(within, between);
+    if (!all_to_all) rate->bandwidth = fmin(within, between);
     else rate->bandwidth = (ranks - 1) / fmax((members - 1) / bandwidth[0], (ranks - members) / bandwidth[1]);
     rate->points = 0;
     snprintf(rate->source, sizeof rate->source, "links, %d ranks on %d host%s", ranks, hosts, hosts > 1 ? "s" : "");
@@ -241,12 +242,12 @@ static void rate_of_row(CollectiveRate *rate, const cJSON *row, const char *wher
 /* Sets how long a collective of `ranks` ranks on `hosts` hosts takes: by the row of exactly these numbers, else by the
  * links, else by the nearest row. */
 static void cluster_collective(CollectiveRate *rate, const cJSON *root, const char *path, const char *transport,
-                               Collective collective, int ranks, int hosts) {
+                               Collective collective, int all_to_all, int ranks, int hosts) {
     const cJSON *links = json_object(root, path, "links"), *row = NULL;
     const int group[2] = {ranks, hosts};
     char where[1024] = "";
     double distance = nearest_row(&row, rate, where, root, path, transport, collective_names[collective], group);
-    if (links && distance > 0) rate_of_links(rate, links, path, collective, ranks, hosts);
+    if (links && distance > 0) rate_of_links(rate, links, path, all_to_all, ranks, hosts);
     else if (row) rate_of_row(rate, row, where);
     else
         user_error("%s: \"collectives\" has no row of %s%s%s, and there are no \"links\", but a group of %d ranks "
@@ -259,8 +260,9 @@ static void cluster_collective(CollectiveRate *rate, const cJSON *root, const ch
 
 /* Reads the rates for a rank of `mesh`. Ranks are placed on hosts in the order of their numbers. If the rates are those
  * of a whole host, each rank gets 1 / ranks_per_host of them, or threads / cores if that is less. `threads` 0: all
- * cores; `transport` NULL: any. */
-static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int threads, const char *transport) {
+ * cores; `transport` NULL: any. `transport_sums`: gradients are summed by the transport, as they are reduced. */
+static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int threads, const char *transport,
+                         int transport_sums) {
     memset(c, 0, sizeof *c);
     cJSON *root = json_read_object(path, "a cluster file as make -C dev/kernels collectives writes it");
     if (!root) user_error("cannot read --cluster %s: %s", path, strerror(errno));
@@ -286,12 +288,13 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
     for (int a = 0; a < AXES; a++) {
         int ranks = mesh_group_size(mesh, (Axis)a), hosts = group_spans(mesh, (Axis)a, c->ranks_per_host);
         if (ranks == 1) continue;
-        for (int o = 0; o <= REDUCE_SCATTER; o++)
-            cluster_collective(&c->collectives[a][o], root, path, transport, (Collective)o, ranks, hosts);
-        // a reduce-scatter moves its parts as an all-to-all does
-        c->collectives[a][ALL_TO_ALL] = c->collectives[a][REDUCE_SCATTER];
+        CollectiveRate *rates = c->collectives[a];
+        int sums = transport_sums && (a == AXIS_FSDP || a == AXIS_DP_REPLICATE); // other axes always sum by themselves
+        cluster_collective(&rates[ALL_GATHER], root, path, transport, ALL_GATHER, 0, ranks, hosts);
+        cluster_collective(&rates[REDUCE_SCATTER], root, path, transport, REDUCE_SCATTER, !sums, ranks, hosts);
+        cluster_collective(&rates[ALL_TO_ALL], root, path, transport, REDUCE_SCATTER, 1, ranks, hosts);
         // a message takes as long as an all-gather of two ranks, in which each receives one part
-        cluster_collective(&c->collectives[a][SEND], root, path, transport, ALL_GATHER, 2, (int)min_i64(hosts, 2));
+        cluster_collective(&rates[SEND], root, path, transport, ALL_GATHER, 0, 2, (int)min_i64(hosts, 2));
         c->collectives[a][RECEIVE] = c->collectives[a][SEND];
     }
     cJSON_Delete(root);

@@ -21,6 +21,11 @@ typedef struct {
     int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
 } Parallel;
 
+/* Does the transport sum gradients while it reduces them? NCCL does, in an order of its own. */
+static int transport_sums(const Options *o) {
+    return o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
+}
+
 /* How the options shard the model. */
 static Sharding sharding_of(const Options *o) {
     Sharding s = ZERO;
@@ -33,7 +38,7 @@ static Sharding sharding_of(const Options *o) {
     s.writes_files = o->out || o->export_dir;
     s.merges_adapters = o->merge;
     s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
-    s.transport_sums = o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
+    s.transport_sums = transport_sums(o);
     return s;
 }
 

@@ -240,7 +240,7 @@ def overlap_hidden(source):
 
 
 def overlap_exposed(source):
-    return overlap(source, "overlap-exposed", "--seq 1024 --batch 1", "Short micro-batches cannot hide communication")
+    return overlap(source, "overlap-exposed", "--seq 64 --batch 1", "Short micro-batches cannot hide communication")
 
 
 # ---------------------------------------------------------------------------

@@ -36,9 +36,9 @@ const controls = [
 
 const initial_settings = () => Object.fromEntries(controls.map(control => [control.name, control.initial]));
 
-/* The arguments of plan_llama3. It plans for one thread per rank, as a GPU's rank has. */
+/* The arguments of plan_llama3. It plans for GPUs: one thread per rank, and NCCL. */
 function planner_arguments(settings) {
-    const args = ['--threads', '1', '--simulate', 'stages'];
+    const args = ['--threads', '1', '--simulate', 'stages', '--transport', 'nccl'];
     for (const {name, flag, with_stages} of controls) {
         const value = settings[name];
         if (with_stages && settings.pp == '1') continue;

@@ -519,6 +519,14 @@ more "all stages are planned as the first" run/plan.h \
     's|first %= mesh_stride(m, AXIS_DP_SHARD)|first %= mesh_stride(m, AXIS_PP)|' \
     plan "is that of its own dry run"
 
+more "a reduce-scatter that NCCL sums is planned as an all-to-all" run/cluster.h \
+    's|REDUCE_SCATTER, !sums, ranks, hosts|REDUCE_SCATTER, 1, ranks, hosts|' \
+    plan "as fast as an all-gather"
+
+more "a reduce-scatter over tp is planned as if NCCL summed it" run/cluster.h \
+    's|transport_sums \&\& (a == AXIS_FSDP .. a == AXIS_DP_REPLICATE)|transport_sums|' \
+    plan "over tp the program adds by itself"
+
 more "the simulation takes one count for another" plan/simulate.h \
     's|return x->count == y->count \&\& |return |' \
     simulate "another count"

@@ -205,7 +205,7 @@ static void test_goodput_plan(void) {
              path);
     Job *j = make_job(arguments, 8, &transport_threads);
     Cluster cluster;
-    cluster_open(&cluster, path, &j->mesh, 0, NULL);
+    cluster_open(&cluster, path, &j->mesh, 0, NULL, 0);
     GoodputPlan p = goodput_plan(j, &cluster, 0.25);
     double bytes = 12.0 * (double)j->table.num_parameters;
     double gather = bytes / 2 * 3 / 4 / cluster.collectives[AXIS_FSDP][ALL_GATHER].bandwidth + bytes / 2 / 1e8;

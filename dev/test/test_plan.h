@@ -53,7 +53,7 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
     Job *j = make_job(arguments, world, &transport_threads);
     estimated.job = j;
-    cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport);
+    cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
     estimated.cluster.rates.has_streams = estimates_gpus && !CUDA_BUILD;
     j->op_rates = &estimated.cluster.rates;
     plan_open(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
@@ -161,16 +161,28 @@ static void test_rates(void) {
           "%s", "three shapes");
 
     // 16 ranks, 2 per host: an all-gather uses both links of a host; of an all-to-all, 14 of 15 parts use one's own
-    estimate_with(make_cluster_file("links.json", 1e9, free_of_cost, latency, bandwidth,
-                                    "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},\"between_"
-                                    "hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},"),
-                  "--model tiny", 16, &w);
+    const char *links = make_cluster_file("links.json", 1e9, free_of_cost, latency, bandwidth,
+                                          "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},"
+                                          "\"between_hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},");
+    estimate_with(links, "--model tiny", 16, &w);
     const CollectiveRate *gather = &estimated.cluster.collectives[AXIS_FSDP][ALL_GATHER],
                          *scatter = &estimated.cluster.collectives[AXIS_FSDP][REDUCE_SCATTER];
     CHECK("links: an all-gather uses all links of a host, an all-to-all one per rank",
           off_by(gather->bandwidth, 2e10) < 1e-12 && off_by(scatter->bandwidth, 15.0 / 14 * 1e10) < 1e-12 &&
               off_by(gather->latency, 1e-6 + 3e-5) < 1e-12,
           "%.4g and %.4g bytes/s, latency %.3g s", gather->bandwidth, scatter->bandwidth, gather->latency);
+    estimate_with(links, "--model tiny --transport nccl --deterministic", 16, &w);
+    double deterministic = scatter->bandwidth;
+    estimate_with(links, "--model tiny --transport nccl", 16, &w);
+    const CollectiveRate *pieces = &estimated.cluster.collectives[AXIS_FSDP][ALL_TO_ALL];
+    CHECK("links: NCCL's reduce-scatter is as fast as an all-gather, with --deterministic as an all-to-all",
+          scatter->bandwidth == gather->bandwidth && deterministic == pieces->bandwidth &&
+              off_by(pieces->bandwidth, 15.0 / 14 * 1e10) < 1e-12,
+          "%.4g bytes/s, with --deterministic %.4g", scatter->bandwidth, deterministic);
+    estimate_with(links, "--model llama3.2-1b --transport nccl --tp 4", 16, &w);
+    scatter = &estimated.cluster.collectives[AXIS_TP][REDUCE_SCATTER];
+    CHECK("links: over tp the program adds by itself, so a reduce-scatter is an all-to-all over NCCL, too",
+          off_by(scatter->bandwidth, 3.0 / 2 * 1e10) < 1e-12, "%.4g bytes/s", scatter->bandwidth);
 }
 
 // ---------------------------------------------------------------------------

@@ -494,7 +494,7 @@ static Estimate estimate_by(const char *options, int world, DryRunKind kind, dou
     Cluster cluster;
     snprintf(arguments, sizeof arguments, "--plan --cluster dev/clusters/h100-8.json %s", options);
     Job *j = make_job(arguments, world, &transport_threads);
-    cluster_open(&cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport);
+    cluster_open(&cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
     j->op_rates = &cluster.rates;
     plan_open(&plan, j, kind, &events);
     int fits = plan_simulate(&simulation, &plan, &events, &cluster, 0, problem, sizeof problem);
@@ -653,7 +653,7 @@ static void test_search(void) {
         make_job("--plan --cluster dev/clusters/h100-8.json --search --model llama3-8b --seq 8192 --batch 1 --accum 8",
                  16, &transport_threads);
     Cluster cluster;
-    cluster_open(&cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport);
+    cluster_open(&cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
     search_run(s, j, cluster.ranks_per_host);
     double have = cluster.memory, best = s->best[0].estimate.step_seconds, memory, fastest = INFINITY;
     int sorted = s->count == BEST, tried = 0;
