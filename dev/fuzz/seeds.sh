@@ -176,6 +176,7 @@ config array 'f[1, 2]'
 printf '%s\n' --model tiny --data 'data/*.tok' --steps 400 --lr 1e-3 --tail pad --workers 3 | seed options/train
 printf '%s\n' --plan --world 64 --model llama3-70b --seq 512 --batch=2 --accum 4 | seed options/plan
 printf '%s\n' --plan --ranks 3 --dp-shard auto --deterministic --slots 4 --threads 2 | seed options/plan-ranks
+printf '%s\n' --plan --lr 1e-3 --lr-schedule constant | seed options/constant-rate
 printf '%s\n' --generate '' --temperature 0 --top-p 1 --max-tokens 1 --min-lr=-1 --dtype bf16 | seed options/generate
 printf '%s\n' --model out/a --eval val.tok --tokenizer t.model --vocab-size 0 --transport threads | seed options/eval
 printf '%s\n' --sharding full_shard --wrap=block --tp 1 --recompute none --offload none --timeout 0.1 |

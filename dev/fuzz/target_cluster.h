@@ -35,7 +35,8 @@ static void fuzz_cluster(Bytes in) {
     int kind = next_byte(&in);
     const char *path = give("cluster.json", in.at, in.left);
     const Mesh *mesh = &layouts[kind % 4];
-    cluster_open(&c, path, mesh, kind >> 2 & 1, kind >> 3 & 1 ? "threads" : NULL);
+    int sums = kind >> 5 & 1;
+    cluster_open(&c, path, mesh, kind >> 2 & 1, kind >> 3 & 1 ? "threads" : NULL, sums);
     held.taken = 1;
     check_cluster(&c, mesh);
     cluster_close(&c);

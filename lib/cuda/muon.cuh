@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(BLOCK) squares_of_matrix_kernel(ExactSum *tota
 }
 
 /* One thread. Digits may hold carries that were not propagated; their sum is the same. */
-static __global__ void inverse_norm_kernel(MatrixNorm *norm) {
+static __global__ void __launch_bounds__(1) inverse_norm_kernel(MatrixNorm *norm) {
     double sum = 0;
     for (int i = EXACT_DIGITS - 1; i >= 0; i--) sum += ldexp((double)norm->squares.digit[i], 32 * i - 149);
     float root = (float)sqrt(sum);
