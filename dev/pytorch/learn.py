@@ -54,6 +54,7 @@ from learn_runs import (
 TEXTS = ("novels", "bible", "code")
 STEP_BOUND = 1e-4  # of a step's loss, in compare
 STABLE = (8, 256)  # compare's windows a step and tokens a window: with 4 of 128, training is chaotic after 268 steps
+FIRST_ABOVE = f"the first step whose losses differ by more than {STEP_BOUND:.0e}"
 RATIO_BOUND = 1.5  # of the distance to PyTorch, relative to the distance between two layouts of the program
 EXACT_STEPS, MISTAKE_STEPS = 200, 40  # how far compare follows double precision, and runs with a mistake
 HEAD = (
@@ -171,11 +172,11 @@ def compare(args, runs):
         what = f"{name}: largest difference of a step's loss in {setting.steps:,} steps"
         bound = f"<= {STEP_BOUND:.0e}" if is_stable else ""
         report.add(what, f"{worst:.1e}", bound, not is_stable or worst <= STEP_BOUND)
-        report.add(f"{name}: the first step that is farther apart", first_above(differences(program, other)))
+        report.add(f"{name}: {FIRST_ABOVE}", first_above(differences(program, other)))
     worst = max(differences(program, layout))
     report.add("this program on 1 and on 2 ranks: largest difference of a step's loss", f"{worst:.1e}")
     report.add(
-        "this program on 1 and on 2 ranks: the first step that is farther apart",
+        f"this program on 1 and on 2 ranks: {FIRST_ABOVE}",
         first_above(differences(program, layout)),
     )
     if "transformers" in others:
@@ -219,7 +220,7 @@ def first_above(values):
 
 
 def compare_rounding(report, runs, setting, program, others):
-    """Where training is not yet chaotic: the program's rounding errors must not be larger than PyTorch's."""
+    """Where training is not yet chaotic: the program's rounding errors must not be much larger than PyTorch's."""
     stop = min(EXACT_STEPS, setting.steps)
     exact = pytorch(runs, setting, "exact", program["samples"], stop=stop)
 
@@ -232,12 +233,12 @@ def compare_rounding(report, runs, setting, program, others):
     if theirs:
         bound = RATIO_BOUND * max(theirs.values())
         mine = error(program)
-        what = f"this program: the same; the bound is {RATIO_BOUND} times the larger of PyTorch's"
+        what = f"this program: the same difference; its bound is {RATIO_BOUND} times the larger of PyTorch's"
         report.add(what, f"{mine:.1e}", f"<= {bound:.1e}", mine <= bound)
 
 
 def compare_norms(report, runs, setting, program, transformers):
-    """The clipping that everyone uses sums squares in fp32. What this alone changes."""
+    """PyTorch's clip_grad_norm_ sums squares in fp32 on a CPU. Measures what this alone changes."""
     plain = pytorch(runs, setting, "transformers", program["samples"], fp32_norm=True)
     error = abs(plain["norms"][0] / program["norms"][0] - 1)
     report.add("clip_grad_norm_, which sums in fp32: relative error of the first norm", f"{error:.1e}")
@@ -245,7 +246,7 @@ def compare_norms(report, runs, setting, program, transformers):
     report.add("transformers with this norm and with an exact one: largest difference of a step's loss", f"{worst:.1e}")
     worst = abs(transformers["norms"][0] / program["norms"][0] - 1)
     report.add(
-        "transformers' first norm, summed in double precision: relative difference",
+        "transformers' first norm, summed in double precision: relative difference from this program's",
         f"{worst:.1e}",
         "<= 1e-7",
         worst <= 1e-7,
@@ -278,7 +279,7 @@ def noticed(report, runs, setting, program, unchanged):
     report.add(f"transformers: largest difference of a step's loss in {stop} steps", f"{least / 10:.1e}")
     for change in CHANGES:
         found = worst(pytorch(runs, setting, "transformers", program["samples"], change=change, stop=stop))
-        what = f"the same with a mistake: {change}; the bound is ten times the figure without"
+        what = f"transformers with a mistake ({change}): the same; its bound is ten times that without a mistake"
         report.add(what, f"{found:.1e}", f">= {least:.1e}", found >= least)
 
 

@@ -138,15 +138,16 @@ run muon2 --recipe ramp.json --data data/web.tok --optimizer muon --resume muon/
 state "with Muon the ramp has the same bits when it is continued on two ranks" muon muon2 $steps
 
 # ---------------------------------------------------------------- a signal in a stage's last step
-# The command that follows the save of step 9 sends it while step 10 computes. Where it is late, the run is repeated.
+# After the save of step 9, --after-save sends SIGTERM while step 10 computes, the last of the first stage: 64 samples,
+# which take long enough. If the signal comes too late, the run is repeated, up to five times.
 echo '{"stages": [{"tokens": 81920, "batch": 64, "seq": 128, "lr": 3e-3, "min_lr": 3e-4, "max_epochs": 9},
     {"tokens": 16384, "batch": 32}]}' >two.json
-ends_at_nine='case $1 in *9) kill -TERM $PPID ;; esac'
+signal_after_step_9='case $1 in *9) kill -TERM $PPID ;; esac'
 run whole --recipe two.json --data data/web.tok
 for attempt in 1 2 3 4 5; do
     rm -rf told
     timeout -k 1 120 "$program" "${common[@]}" --save-every 9 --out told --recipe two.json --data data/web.tok \
-        --after-save "$ends_at_nine" >told.said 2>&1 </dev/null
+        --after-save "$signal_after_step_9" >told.said 2>&1 </dev/null
     code=$?
     grep -q '^step *10 | a signal asked to save and to end' told.said && break
 done
