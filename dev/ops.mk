@@ -46,8 +46,8 @@ OPS_VENV   := build/python
 OPS_PYTHON  = $(firstword $(foreach p,$(or $(PYTHON),$(OPS_VENV)/bin/python python3), \
     $(if $(shell $(p) -c 'import torch; print(1)' 2>/dev/null),$(p))))
 
-# installs what `make ops` and `make mine` need, and PyTorch in build/python unless python3 has PyTorch. PIP_OPTIONS are
-# options of pip install: `--index-url URL` names an index with PyTorch for CPUs alone, which is much smaller.
+# Installs what `make ops` and `make mine` need, and PyTorch in build/python unless python3 has PyTorch. PIP_OPTIONS are
+# options of pip install, for example for PyTorch without CUDA, which is much smaller.
 ops-deps:
 	@$(if $(OPS_WANTED),echo "installing $(OPS_WANTED)"; $(UPDATE); $(INSTALL) $(OPS_WANTED))
 	@$(if $(OPS_PYTHON),echo "PyTorch: that of $(OPS_PYTHON)",python3 -m venv $(OPS_VENV) && \

@@ -260,7 +260,7 @@ static void cluster_collective(CollectiveRate *rate, const cJSON *root, const ch
 
 /* Reads the rates for a rank of `mesh`. Ranks are placed on hosts in the order of their numbers. If the rates are those
  * of a whole host, each rank gets 1 / ranks_per_host of them, or threads / cores if that is less. `threads` 0: all
- * cores; `transport` NULL: any. `transport_sums`: gradients are summed by the transport, as they are reduced. */
+ * cores; `transport` NULL: any. `transport_sums`: the transport adds gradients while it reduces them. */
 static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int threads, const char *transport,
                          int transport_sums) {
     memset(c, 0, sizeof *c);
@@ -289,13 +289,14 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
         int ranks = mesh_group_size(mesh, (Axis)a), hosts = group_spans(mesh, (Axis)a, c->ranks_per_host);
         if (ranks == 1) continue;
         CollectiveRate *rates = c->collectives[a];
-        int sums = transport_sums && (a == AXIS_FSDP || a == AXIS_DP_REPLICATE); // other axes always sum by themselves
+        // over the other axes the program adds by itself
+        int sums = transport_sums && (a == AXIS_FSDP || a == AXIS_DP_REPLICATE);
         cluster_collective(&rates[ALL_GATHER], root, path, transport, ALL_GATHER, 0, ranks, hosts);
         cluster_collective(&rates[REDUCE_SCATTER], root, path, transport, REDUCE_SCATTER, !sums, ranks, hosts);
         cluster_collective(&rates[ALL_TO_ALL], root, path, transport, REDUCE_SCATTER, 1, ranks, hosts);
         // a message takes as long as an all-gather of two ranks, in which each receives one part
         cluster_collective(&rates[SEND], root, path, transport, ALL_GATHER, 0, 2, (int)min_i64(hosts, 2));
-        c->collectives[a][RECEIVE] = c->collectives[a][SEND];
+        rates[RECEIVE] = rates[SEND];
     }
     cJSON_Delete(root);
 }

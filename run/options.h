@@ -405,7 +405,7 @@ static void options_check_rate(Options *o, const char *place) {
     if (o->lr_decay && !decays)
         user_error("%s%s%s %d has no effect with %s %s: use %s wsd, or remove %s", place, colon, decay, o->lr_decay,
                    schedule, o->lr_schedule, schedule, decay);
-    if (o->min_lr >= 0 && is_constant && o->min_lr != o->lr) // config.txt lists it, equal to the rate
+    if (o->min_lr >= 0 && is_constant && o->min_lr != o->lr) // config.txt has the rate as its minimum
         user_error("%s%s%s %g has no effect with %s constant: remove %s, or use another schedule", place, colon,
                    minimum, o->min_lr, schedule, minimum);
     if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;

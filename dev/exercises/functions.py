@@ -14,7 +14,7 @@ from answers import BadAnswer
 from program import ROOT, WORK, Failure, build, run
 
 SECONDS = 600  # that the tests may take; a wrong order of messages may make ranks wait for each other
-MARK = "TODO: write the body of"
+MARK = "Write here the body of"
 
 
 def end_of_block(text, begin):
@@ -79,7 +79,7 @@ def test_program(number, functions):
         if not (ROOT / copy).exists():
             raise BadAnswer(f"{copy} is not there; expected make exercise N={number} first, which writes it")
         if MARK in (ROOT / copy).read_text():
-            raise BadAnswer(f"{copy} still has a '{MARK} …'; replace it, with its run_failure, by the function's body")
+            raise BadAnswer(f"{copy} still has the line '{MARK} …'; replace it and its run_failure by the body")
         flags += [f"-iquote {ROOT / path}".rsplit("/", 1)[0], f"-include {copy}"]
     target = f"{WORK}/{number:02}/test_llama3"
     (ROOT / target).unlink(missing_ok=True)  # make does not know that it depends on the copies

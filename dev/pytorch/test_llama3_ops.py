@@ -87,9 +87,9 @@ def test_contracts():
 def test_precisions_together():
     x = torch.randn(5, 77)
     both = [ops.swiglu(torch.cat((x, x), 1).to(dtype)) for dtype in PRECISIONS]
-    difference = (both[0] - both[1].float()).abs().max()
-    ok = [y.dtype for y in both] == list(PRECISIONS) and difference <= 6e-2
-    check(ok, "both precisions in one process", f"difference {difference:.1e} <= 6e-2")
+    share = ((both[0] - both[1].float()).abs() / (3e-2 + 1e-2 * both[0].abs())).max()
+    ok = [y.dtype for y in both] == list(PRECISIONS) and share <= 1
+    check(ok, "both precisions in one process", f"{share:.2f} of the bound <= 1 (3e-2, and 1e-2 of the value)")
     grown = [ops.attention(*(torch.randn(1, t, 2, 64) for _ in range(3))).isfinite().all() for t in (8, 700, 16)]
     check(all(grown), "workspace grows between calls", "attention over 8, 700 and 16 tokens")
 

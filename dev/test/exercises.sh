@@ -222,7 +222,7 @@ function_exercise() {
     rm -rf "$EXERCISES_DIR/$(printf %02d "$n")"
     refused 'is not there; expected make exercise' answer "$n" ''
     text=$("${exercise[@]}" question "$n")
-    refused 'still has a .TODO' answer "$n" ''
+    refused 'still has the line' answer "$n" ''
     if grep -qF "Edit $copy" <<<"$text" && [ -f "$copy" ]; then pass "exercise $n" "wrote $copy"
     else fail "exercise $n" "$text"; fi
     cp "$path" "$copy"
