@@ -82,6 +82,7 @@ struct Team { // the ranks of one communicator
         int rank, color, key;
     };
     std::map<uint64_t, std::vector<Split>> splits; // by number
+    std::map<std::pair<int, int>, std::set<int>> connecting; // by connection: the ranks whose hosts have come to it
 };
 
 struct World {
@@ -109,6 +110,7 @@ inline Nccl &nccl() {
 
 inline thread_local std::vector<NcclCall> group_calls; // since ncclGroupStart
 inline thread_local ncclResult_t group_error;          // of one of them: none is issued
+inline thread_local std::vector<ncclComm_t> group_finalizes;
 } // namespace emu
 
 struct ncclComm {
@@ -122,6 +124,9 @@ struct ncclComm {
     double over;                       // us, by the logical clock: when its last launch was
     std::shared_ptr<emu::NcclJob> job; // NULL: none
     std::map<void *, std::pair<char *, size_t>> registered;
+    emu::NcclMemory memory;
+    size_t taken;                           // bytes of its device's memory
+    std::set<std::pair<int, int>> connected; // see connection_of
 };
 
 namespace emu {
@@ -500,7 +505,8 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
         for (ncclComm_t other : nccl().comms)
             for (size_t r = 0; broken && other->team && r < other->team->members.size(); r++)
                 if ((int)r != other->rank && other->team->members[r] && other->team->devices[r] == c.comm->device)
-                    other->error = ncclRemoteError;
+                    other->error = refuse(ncclRemoteError, "Connection closed by remote peer gpu-%d<45678>",
+                                          c.comm->device);
         std::shared_ptr<NcclLaunch> launch;
         for (auto &l : launches)
             if (l->comm == c.comm) launch = l;
@@ -532,16 +538,60 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
     }
 }
 
-inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when ncclCommGetAsyncError has said so
+/* What a call needs its communicator's members to be connected by: the ring (-1, -1), or a pair of ranks. */
+inline std::pair<int, int> connection_of(const NcclCall &c) {
+    if (c.kind < NCCL_SEND) return {-1, -1};
+    return {std::min(c.peer, c.comm->rank), std::max(c.peer, c.comm->rank)};
+}
+
+/* Comes to the connections that these calls use first, and takes their memory. ncclSuccess: all are there already;
+ * ncclInProgress: the hosts of the other members have yet to come. */
+inline ncclResult_t connect(const std::vector<NcclCall> &calls) {
+    ncclResult_t e = ncclSuccess;
+    for (const NcclCall &c : calls) {
+        std::pair<int, int> way = connection_of(c);
+        if (c.comm->team->members.size() == 1 || !c.comm->connected.insert(way).second) continue;
+        bool itself = way.first >= 0 && way.first == way.second;
+        if (itself) continue;
+        size_t mib = way.first < 0 ? c.comm->memory.ring : c.comm->memory.pair;
+        if (!nccl_takes(c.comm->device, mib, &c.comm->taken)) {
+            c.comm->error = ncclUnhandledCudaError;
+            return refuse(ncclUnhandledCudaError, "%s", memory_error);
+        }
+        c.comm->team->connecting[way].insert(c.comm->rank);
+        e = ncclInProgress;
+    }
+    if (e) machine().changed.notify_all();
+    return e;
+}
+
+inline bool all_connected(const std::vector<NcclCall> &calls) {
+    for (const NcclCall &c : calls) {
+        auto it = c.comm->team->connecting.find(connection_of(c));
+        size_t wanted = c.kind < NCCL_SEND ? c.comm->team->members.size() : 2;
+        if (it != c.comm->team->connecting.end() && it->second.size() < wanted) return false;
+    }
+    return true;
+}
+
+/* Queues calls now, or when ncclCommGetAsyncError has said so. */
+inline ncclResult_t issue(std::unique_lock<std::mutex> &lock, const std::vector<NcclCall> &calls) {
     if (calls.empty()) return ncclSuccess;
     for (const NcclCall &c : calls)
         if (c.comm->blocking != calls[0].comm->blocking)
             return refuse(ncclInvalidArgument, "communicators that block and that do not are in one group");
-    if (calls[0].comm->blocking || !choose(2)) {
+    ncclResult_t connected = connect(calls);
+    if (connected == ncclUnhandledCudaError) return connected;
+    if (calls[0].comm->blocking && connected == ncclInProgress)
+        run_until(
+            lock, [&calls] { return calls[0].comm->error || all_connected(calls); }, true);
+    if (!all_connected(calls) && calls[0].comm->blocking) return calls[0].comm->error;
+    if (calls[0].comm->blocking || (!connected && !choose(2))) {
         nccl_launch(calls);
         return ncclSuccess;
     }
     auto job = std::make_shared<NcclJob>(NcclJob{calls[0].api, (int)choose(4), nullptr, nullptr, calls});
+    if (connected) job->over = [calls] { return all_connected(calls); };
     job->then = [job = job.get()] {
         nccl_launch(job->calls);
         job->calls.clear();
@@ -557,7 +607,7 @@ inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when 
 inline ncclResult_t nccl_call(NcclCall c) {
     NcclApi api(c.api, c.comm, c.at);
     ncclResult_t e = api.error ? api.error : check_call(c);
-    if (!group_depth) return e ? e : issue({c});
+    if (!group_depth) return e ? e : issue(api.lock, {c});
     if (e) group_error = e;
     else group_calls.push_back(c);
     return e;
@@ -578,6 +628,35 @@ inline ncclResult_t begin(NcclApi &api, ncclComm_t comm, const char *name, Place
     return ncclInProgress;
 }
 
+inline const NcclLaunch *in_flight(ncclComm_t comm) { // NULL: none
+    for (cudaStream_t s : machine().streams)
+        for (const Op &op : s->queue)
+            if (op.meets && ((NcclLaunch *)op.meets.get())->comm == comm) return (const NcclLaunch *)op.meets.get();
+    return nullptr;
+}
+
+/* Begins to finalize the communicators of a group. */
+inline ncclResult_t finalize_group(std::unique_lock<std::mutex> &lock) {
+    std::vector<ncclComm_t> comms = std::move(group_finalizes);
+    group_finalizes.clear();
+    auto over = [comms] {
+        bool all = true;
+        for (ncclComm_t c : comms) {
+            all &= !in_flight(c);
+            for (ncclComm_t m : c->team->members) all &= !m || m->finalizing;
+        }
+        return all;
+    };
+    machine().changed.notify_all();
+    if (comms[0]->blocking) {
+        run_until(lock, over, true);
+        return ncclSuccess;
+    }
+    auto job = std::make_shared<NcclJob>(NcclJob{"ncclCommFinalize", 1 + (int)choose(3), over, nullptr, {}});
+    for (ncclComm_t c : comms) c->job = job;
+    return ncclInProgress;
+}
+
 inline bool nccl_config(ncclConfig_t *to, const ncclConfig_t *config) { // false: not valid
     *to = NCCL_CONFIG_INITIALIZER;
     if (!config) return true;
@@ -591,8 +670,12 @@ inline bool nccl_config(ncclConfig_t *to, const ncclConfig_t *config) { // false
 inline ncclComm_t new_comm(const ncclConfig_t &config, int rank, int device) {
     const char *name = config.commName ? config.commName : "unnamed";
     ncclComm_t comm = new ncclComm{
-        nullptr, rank, device, config.blocking != 0, false, name, config, ncclSuccess, 0, 0, 0, nullptr, {}};
+        nullptr, rank, device, config.blocking != 0, false, name, config, ncclSuccess, 0, 0, 0, nullptr, {},
+        nccl_memory_of(config.maxCTAs), 0, {}};
     comm->config.commName = comm->name.c_str();
+    if (nvls_fails()) comm->error = refuse(ncclUnhandledCudaError, "%s", nvls_error);
+    else if (!nccl_takes(device, comm->memory.open, &comm->taken))
+        comm->error = refuse(ncclUnhandledCudaError, "%s", memory_error);
     nccl().comms.insert(comm);
     World &w = nccl().worlds[device];
     if (!w.communicators++) {
@@ -646,15 +729,9 @@ inline void leave(ncclComm_t comm) {
     if (comm->team) comm->team->members[(size_t)comm->rank] = nullptr;
     if (!--nccl().worlds[comm->device].communicators) nccl().worlds.erase(comm->device);
     nccl().comms.erase(comm);
+    machine().used[comm->device] -= comm->taken;
     delete comm;
     machine().changed.notify_all();
-}
-
-inline const NcclLaunch *in_flight(ncclComm_t comm) { // NULL: none
-    for (cudaStream_t s : machine().streams)
-        for (const Op &op : s->queue)
-            if (op.meets && ((NcclLaunch *)op.meets.get())->comm == comm) return (const NcclLaunch *)op.meets.get();
-    return nullptr;
 }
 
 } // namespace emu

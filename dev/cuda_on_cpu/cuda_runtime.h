@@ -222,6 +222,8 @@ struct CudaOnCpu {
     unsigned refused_algorithms = 0; // CUDA_ON_CPU_REFUSED_ALGORITHMS: bit i: cuBLASLt refuses to run proposal i
     int protect = !CUDA_ON_CPU_ASAN;                        // the host that touches device memory is caught
     const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
+    int nvls = 0;         // CUDA_ON_CPU_NVLS: the switch has multicast slots for NVLink SHARP
+    int nccl_version = 0; // CUDA_ON_CPU_NCCL_VERSION: what ncclGetVersion says; 0: that of the header
     Costs costs;
     size_t deepest = 0;              // operations in the fullest queue so far: near 1,000 a GPU's call would wait
     const char *registers = nullptr; // CUDA_ON_CPU_REGISTERS: a file with lines `kernel registers-per-thread`
@@ -241,6 +243,8 @@ struct CudaOnCpu {
         registers = getenv("CUDA_ON_CPU_REGISTERS");
         nccl_lose = getenv("CUDA_ON_CPU_NCCL_LOSE");
         nccl_error = getenv("CUDA_ON_CPU_NCCL_ERROR");
+        if (const char *s = getenv("CUDA_ON_CPU_NVLS")) nvls = atoi(s);
+        if (const char *s = getenv("CUDA_ON_CPU_NCCL_VERSION")) nccl_version = atoi(s);
     }
 };
 inline CudaOnCpu cuda_on_cpu;

@@ -1,9 +1,10 @@
-/* nccl.h: emulates NCCL 2.28: ranks are threads of one process, each with its own device.
+/* nccl.h: emulates NCCL 2.28.9: ranks are threads of one process, each with its own device.
  *
  * A collective is an operation of its stream, and meets those of the other ranks: when each is the head of its stream,
- * data moves; then each ends, in an order by the seed. A send meets its receive likewise. Whatever the library leaves
- * open is left to the seed: how long a communicator that does not block is in progress, whether a call is, and when it
- * is queued then. Sums go around the ring, and begin at another rank for each piece. A caller may rely on: what would
+ * data moves; then each ends, in an order by the seed. A send meets its receive likewise. The first operation of a kind
+ * on a communicator connects its members, for which their hosts meet, and takes memory. Whatever the library leaves open
+ * is left to the seed: how long a communicator that does not block is in progress, whether a call is, and when it is
+ * queued then. Sums go around the ring, and begin at another rank for each piece. A caller may rely on: what would
  * deadlock, or be wrong silently (README.md lists it), ends the process with a line that names the call and the other
  * rank's call.
  */
@@ -13,9 +14,13 @@
 #include "cuda_runtime.h"
 #include <limits.h>
 
-enum { NCCL_MAJOR = 2, NCCL_MINOR = 28, NCCL_PATCH = 0 };
+enum { NCCL_MAJOR = 2, NCCL_MINOR = 28, NCCL_PATCH = 9 };
 #define NCCL_VERSION(x, y, z) ((x)*10000 + (y)*100 + (z))
-#define NCCL_VERSION_CODE 22800
+#ifdef CUDA_ON_CPU_NCCL_HEADER // a build with the header of another version
+#define NCCL_VERSION_CODE CUDA_ON_CPU_NCCL_HEADER
+#else
+#define NCCL_VERSION_CODE 22809
+#endif
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_UNDEF_PTR NULL
@@ -70,14 +75,6 @@ struct ncclConfig_t {
             INT_MIN, NULL, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN                                        \
     }
 
-#ifdef CUDA_ON_CPU_PROCESSES
-#include "nccl_processes.h"
-#else
-#include "collectives.h"
-
-// ---------------------------------------------------------------------------
-// the API: communicators
-
 inline const char *ncclGetErrorString(ncclResult_t e) {
     static const char *const texts[] = {"no error",
                                         "unhandled cuda error",
@@ -89,13 +86,52 @@ inline const char *ncclGetErrorString(ncclResult_t e) {
                                         "NCCL operation in progress"};
     return (unsigned)e < ncclNumResults ? texts[e] : "unknown result code";
 }
-inline const char *ncclGetLastError(ncclComm_t) { return emu::nccl().error; }
+
+namespace emu { // what both emulations have
+
+/* MiB that a communicator takes with so many channels, as NCCL allocates on a host with NVSwitch: at once; for its ring;
+ * for the connection of a pair. */
+struct NcclMemory {
+    size_t open, ring, pair;
+};
+inline NcclMemory nccl_memory_of(int most_channels) {
+    size_t channels = most_channels == NCCL_CONFIG_UNDEF_INT ? 24 : (size_t)most_channels, pair_channels = 1;
+    while (pair_channels < channels) pair_channels *= 2;
+    return {(6 + choose(3)) * channels + 4 + choose(3), 12 * channels, 12 * pair_channels};
+}
+
+/* Takes MiB of the memory of a device; false: it has no room. */
+inline bool nccl_takes(int device, size_t mib, size_t *taken) {
+    size_t bytes = mib << 20, &used = machine().used[device];
+    if (used + bytes > cuda_on_cpu.memory) return false;
+    used += bytes;
+    *taken += bytes;
+    return true;
+}
+
+/* NVLink SHARP needs a multicast object for each communicator, and this switch has no slot for one. */
+inline bool nvls_fails() {
+    const char *s = getenv("NCCL_NVLS_ENABLE");
+    return !cuda_on_cpu.nvls && !(s && !strcmp(s, "0"));
+}
+inline const char *const nvls_error = "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152";
+inline const char *const memory_error = "Cuda failure 2 'out of memory'";
+} // namespace emu
 
 inline ncclResult_t ncclGetVersion(int *version) {
-    emu::NcclApi api("ncclGetVersion");
-    *version = NCCL_VERSION_CODE;
-    return api.error;
+    *version = cuda_on_cpu.nccl_version ? cuda_on_cpu.nccl_version : NCCL_VERSION_CODE;
+    return ncclSuccess;
 }
+
+#ifdef CUDA_ON_CPU_PROCESSES
+#include "nccl_processes.h"
+#else
+#include "collectives.h"
+
+// ---------------------------------------------------------------------------
+// the API: communicators
+
+inline const char *ncclGetLastError(ncclComm_t) { return emu::nccl().error; }
 
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     emu::NcclApi api("ncclGetUniqueId");
@@ -125,7 +161,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniq
                   rank);
     if (!it->second)
         it->second = std::make_shared<emu::Team>(emu::Team{
-            "", std::vector<ncclComm_t>((size_t)ranks), std::vector<int>((size_t)ranks, -1), 0, 0, {}, {}, {}});
+            "", std::vector<ncclComm_t>((size_t)ranks), std::vector<int>((size_t)ranks, -1), 0, 0, {}, {}, {}, {}});
     std::shared_ptr<emu::Team> team = it->second;
     if (team->members.size() != (size_t)ranks || team->devices[(size_t)rank] >= 0)
         emu::fail(&at,
@@ -146,7 +182,8 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniq
     return e;
 }
 
-/* By the seed *child is NULL until the parent is no longer in progress: NCCL has it so now, and may change it. */
+/* *child is NULL until the parent is no longer in progress. For a parent that does not block the call is ncclSuccess
+ * nevertheless, as in NCCL 2.26 to 2.30; by the seed it is ncclInProgress, since NCCL may change that. */
 inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *child, ncclConfig_t *config,
                                   emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclCommSplit", parent, at);
@@ -160,11 +197,6 @@ inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclCom
     uint64_t number = parent->splits++;
     std::vector<emu::Team::Split> &all = team->splits[number];
     all.push_back(emu::Team::Split{made, parent->rank, color, key});
-    if (made && !made->blocking) {
-        auto over = [made] { return made->team && made->team->joined == made->team->members.size(); };
-        made->job =
-            std::make_shared<emu::NcclJob>(emu::NcclJob{"ncclCommSplit", (int)emu::choose(3), over, nullptr, {}});
-    }
     team->clock = std::max(team->clock, emu::host_clock);
     if (all.size() == team->members.size()) {
         std::sort(all.begin(), all.end(), [](const emu::Team::Split &a, const emu::Team::Split &b) {
@@ -173,21 +205,21 @@ inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclCom
         for (size_t i = 0, end; i < all.size(); i = end) {
             for (end = i; end < all.size() && all[end].color == all[i].color; end++) {}
             auto part = std::make_shared<emu::Team>(
-                emu::Team{"", std::vector<ncclComm_t>(end - i), std::vector<int>(end - i, -1), 0, 0, {}, {}, {}});
+                emu::Team{"", std::vector<ncclComm_t>(end - i), std::vector<int>(end - i, -1), 0, 0, {}, {}, {}, {}});
             for (size_t k = i; k < end && all[k].child; k++) {
                 all[k].child->rank = (int)(k - i);
                 emu::join(part, all[k].child);
             }
         }
     }
-    if (!parent->blocking && emu::choose(2)) *child = made;
-    return emu::begin(
+    ncclResult_t e = emu::begin(
         api, parent, "ncclCommSplit", at,
         [team, number] { return team->splits[number].size() == team->members.size(); },
         [team, child, made] {
             *child = made;
             emu::host_reaches(team->clock);
         });
+    return e == ncclInProgress && emu::choose(8) ? ncclSuccess : e;
 }
 
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state, emu::Place at = emu::Place::here()) {
@@ -210,17 +242,14 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state, 
     return ncclSuccess;
 }
 
-/* All that is queued has ended, and all other ranks have called it, or gone. */
+/* All that is queued has ended, and all other ranks have called it, or gone. In a group it begins at the group's end, and
+ * ends when those of all its communicators have ended. */
 inline ncclResult_t ncclCommFinalize(ncclComm_t comm, emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclCommFinalize", comm, at);
     if (api.error) return api.error;
     comm->finalizing = true;
-    auto over = [comm] {
-        bool all = !emu::in_flight(comm);
-        for (ncclComm_t m : comm->team->members) all &= !m || m->finalizing;
-        return all;
-    };
-    return emu::begin(api, comm, "ncclCommFinalize", at, over, [] {});
+    emu::group_finalizes.push_back(comm);
+    return emu::group_depth ? ncclSuccess : emu::finalize_group(api.lock);
 }
 
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm, emu::Place at = emu::Place::here()) {
@@ -354,10 +383,14 @@ inline ncclResult_t ncclGroupEnd(emu::Place at = emu::Place::here()) {
     if (!emu::group_depth) emu::fail(&at, "ncclGroupEnd without ncclGroupStart");
     if (--emu::group_depth) return api.error;
     std::vector<emu::NcclCall> calls = std::move(emu::group_calls);
+    if (!emu::group_finalizes.empty()) {
+        if (!calls.empty()) emu::fail(&at, "a group that communicates and finalizes: the emulator takes either");
+        return emu::finalize_group(api.lock);
+    }
     ncclResult_t e = api.error ? api.error : emu::group_error;
     emu::group_calls.clear();
     emu::group_error = ncclSuccess;
-    return e ? e : emu::issue(calls);
+    return e ? e : emu::issue(api.lock, calls);
 }
 
 // ---------------------------------------------------------------------------
