@@ -320,7 +320,7 @@ static UnitState *unit_state(Optimizer *o, const FsdpUnit *u) { return &o->state
 static void fetch_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
-    StreamKind before = device_set_stream(dev, STREAM_FETCH);
+    StreamKind before = device_set_stream(dev, o->offloaded ? STREAM_FETCH : STREAM_COMPUTE);
     device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
@@ -336,7 +336,7 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
     if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);
-    StreamKind before = device_set_stream(dev, STREAM_STORE);
+    StreamKind before = device_set_stream(dev, o->offloaded ? STREAM_STORE : STREAM_COMPUTE);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
@@ -414,7 +414,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
     Fsdp *fsdp = o->fsdp;
     Device *dev = fsdp->dev;
     const Update how = {a, grad_scale, step};
-    device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
+    if (o->offloaded) device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
     for (int first = 0, end; first < fsdp->table->num_units; first = end) {
         end = muon_group_end(&o->muon, first);
         if (muon_has(&o->muon, first)) {
@@ -427,7 +427,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
     }
     /* The next step's all-gathers read what was written here. */
     device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);
-    device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);
+    if (o->offloaded) device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);
 }
 
 #endif

@@ -801,7 +801,7 @@ static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
 static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
     for (; j; j = j->next) {
         dry_run_open(dry_run, j, rank, NULL);
-        check_memory(j, &dry_run->parallel.dev);
+        check_memory(j, &dry_run->parallel);
         trainer_close(dry_run);
     }
 }
@@ -809,13 +809,13 @@ static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
 static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
-    int checks = rank == 0 || j->host_transport == &transport_threads;
+    int checks = rank == 0 || j->host_transport == &transport_threads || uses_nccl(j);
     if (checks) check_memory_of_stages(dry_run, j->next, rank);
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
-    // processes, only rank 0 checks, and only its own host or, with NCCL, its own GPU.
-    if (checks) check_memory(j, &dry_run->parallel.dev);
+    // processes, only rank 0 checks its host, but with NCCL each rank checks its own GPU.
+    if (checks) check_memory(j, &dry_run->parallel);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank, NULL);
     int complete = j->task == DO_EXPORT;

@@ -229,7 +229,7 @@ static struct {
     const char *host; // named in errors; NULL: all processes are on one host, or this one is on the first of them
     int *said; // shared by the processes of a host: exit code of the one that reported an error; NULL: one process
     void (*last_words)(int code);    // writes files for a post-mortem, after the error line
-    void (*abort_collectives)(void); // ends collectives on the GPU, which may wait for a lost rank
+    void (*abort_collectives)(int code); // ends collectives on the GPU, which may wait for a lost rank, or the process
     void (*abort_all)(int code);     // ends the other processes
 } process_end;
 
@@ -263,7 +263,7 @@ static inline void end_process(int code, const char *prefix, const char *format,
     fwrite(line, 1, (size_t)used, stderr);
     fflush(stderr);
     if (process_end.last_words) process_end.last_words(code);
-    if (process_end.abort_collectives) process_end.abort_collectives();
+    if (process_end.abort_collectives) process_end.abort_collectives(code);
     if (process_end.abort_all) process_end.abort_all(code);
     _exit(code);
 }

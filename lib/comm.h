@@ -303,6 +303,8 @@ static inline void wait_expired(Comm *comm, int line, int64_t number, double wai
     if (comm->news.asked && heard == 1 && run_hosts.count > 2)
         say(&blame, "; no other host answers: the network of host %s itself may be cut", comm->heartbeats->host);
     if (times > 1) say(&blame, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
+    const char *library = comm->transport->last_error ? comm->transport->last_error() : "";
+    if (*library) say(&blame, "; the last error of %s: %s", comm->transport->name, library);
     say_collective(&collective, comm->heartbeat, line, number);
     if (!is_channel(line)) say(&collective, " (%d ranks)", comm->groups[line].size);
     run_failure("%s waited %.1f s for %s; %s. Look there first; --timeout sets the limit", rank_name(comm->rank),

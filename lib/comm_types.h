@@ -92,6 +92,8 @@ typedef struct Transport {
     Heartbeat *(*heartbeat_open)(Comm *);    // this rank's record in the heartbeat table
     void (*gpus_open)(Comm *);               // after the groups are open; NULL: nothing to do
     void (*gpus_close)(Comm *);              // before the groups close
+    void (*gpus_connect)(Comm *, const Comm *dry_run, int sums); // see comm_connect; NULL: nothing to do
+    const char *(*last_error)(void);         // what its library says of the last error; NULL: nothing
     void (*channel_open)(Comm *, Channel *); // NULL: nothing to do
     int (*ask_hosts)(Comm *);                // see mpi_ask_hosts; NULL: all ranks are on one host
     void (*answer_hosts)(Comm *);            // see mpi_answer_hosts
@@ -132,13 +134,13 @@ struct Comm {
     int question;       // the number of this rank's last question to the other hosts
     double answered_at; // seconds: when it last looked for questions of other hosts
 
-    double library_memory; // bytes of the GPU that NCCL allocated for itself
+    double free_before_nccl; // bytes of the GPU's memory that were free before NCCL allocated its own
+    double library_memory;   // bytes that NCCL allocated, by the time of the first step
 
     struct ThreadWorld *thread_world;
     int *members; // (world) memory of the GPU, for nccl_check_members; NULL without NCCL
 #ifdef HAVE_NCCL
-    /* All but that of AXIS_WORLD are split from it; NULL where there is none. Two stages have only the links TO_NEXT
-     * and FROM_PREVIOUS: next is previous. */
+    /* NULL where there is none. Two stages have only the links TO_NEXT and FROM_PREVIOUS: next is previous. */
     ncclComm_t nccl[NCCL_COMMUNICATORS];
     void *registered[NCCL_LINKS]; // NCCL's handles of the communication buffers; NULL: not registered
 #endif

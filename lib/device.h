@@ -243,6 +243,7 @@ static inline void device_open_with_state(Device *dev, const Device *dry_run, co
     dev->gpu = dry_run->gpu;
     dev->by_nccl = dry_run->by_nccl;
     dev->reductions_apart = dry_run->reductions_apart;
+    dev->streams_used = dry_run->streams_used;
     dev->threads = dry_run->threads;
     dev->deterministic = dry_run->deterministic;
     dev->max_events = dry_run->max_events;
@@ -271,6 +272,7 @@ static inline void device_open(Device *dev, const Device *dry_run, const char *o
 static inline void device_synchronize_all(Device *dev) {
     StreamKind before = dev->current_stream;
     for (int i = 0; i < STREAMS; i++) {
+        if (!(dev->streams_used >> i & 1)) continue;
         device_set_stream(dev, (StreamKind)i);
         device_synchronize(dev);
     }

@@ -74,6 +74,8 @@ static inline void device_prepare_process(int shares_work) {
     if (shares_work) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     // A GPU has several communicators; without this, kernels of two of them can wait for each other in a deadlock.
     if (shares_work) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    // A switch has few slots for NVLink SHARP, and from NCCL 2.29 on a communicator that gets none fails.
+    if (shares_work) setenv("NCCL_NVLS_ENABLE", "0", 0);
 }
 
 /* Returns how many GPUs there are; ends the run if there is none, or no suitable driver. */
@@ -282,9 +284,22 @@ static inline void clock_move(Device *dev) {
 // ---------------------------------------------------------------------------
 // streams and events, in PyTorch's words
 
+/* Creates a stream, or in a dry run notes that the run needs it. Streams on which other ranks wait have higher
+ * priority. */
+static inline void stream_open(Device *dev, StreamKind stream) {
+    int least, most;
+    dev->streams_used |= 1u << stream;
+    if (dev->dry_run) return;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for the priorities of streams");
+    cuda_check(cudaStreamCreateWithPriority(&dev->streams[stream], cudaStreamNonBlocking,
+                                            stream == STREAM_COMPUTE ? least : most),
+               "creating a stream");
+}
+
 /* Ops and copies go to stream `to` from here on. Returns the stream that was current. */
 static inline StreamKind device_set_stream(Device *dev, StreamKind to) {
     StreamKind before = dev->current_stream;
+    if (!(dev->streams_used >> to & 1)) stream_open(dev, to); // not used in the dry run
     dev->current_stream = to;
     dev->stream = dev->streams[to];
     return before;
@@ -352,17 +367,12 @@ static inline void device_pace(Device *dev) {
     device_record_event(dev, event);
 }
 
-/* Makes the GPU this thread's, creates its streams and starts its clock. Streams on which other ranks wait have higher
- * priority. */
+/* Makes the GPU this thread's, creates the streams that the run uses and starts its clock. */
 static inline void device_attach(Device *dev) {
-    int least, most;
     cuda_check(cudaSetDevice(dev->gpu), "choosing a GPU");
-    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for the priorities of streams");
-    for (int i = 0; i < STREAMS; i++) {
-        int priority = i == STREAM_COMPUTE ? least : most;
-        cuda_check(cudaStreamCreateWithPriority(&dev->streams[i], cudaStreamNonBlocking, priority),
-                   "creating a stream");
-    }
+    dev->streams_used |= 1u << STREAM_COMPUTE;
+    for (int i = 0; i < STREAMS; i++)
+        if (dev->streams_used >> i & 1) stream_open(dev, (StreamKind)i);
     dev->stream = dev->streams[STREAM_COMPUTE];
     cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu),
                "asking for the number of multiprocessors");

@@ -194,6 +194,8 @@ static const Transport transport_mpi = {
     "mpi",         mpi_group_open,   mpi_group_member, mpi_start, mpi_test, mpi_heartbeat_open,
     NULL, // gpus_open
     NULL, // gpus_close
+    NULL, // gpus_connect
+    NULL, // last_error
     NULL, // channel_open
     mpi_ask_hosts, mpi_answer_hosts,
 };

@@ -19,10 +19,10 @@ static inline int nccl_links(const Mesh *m) {
     return pp > 1 ? (int)NCCL_TURNS * links : 0;
 }
 
-/* How many communicators a rank has: of all ranks, of each axis, for reductions over fsdp if they have their own, of
- * the links to its neighbors. --plan counts their memory. */
+/* How many communicators a rank has: of each axis, for reductions over fsdp if they have their own, of the links to its
+ * neighbors. */
 static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
-    int count = (m->world > 1) + nccl_links(m);
+    int count = nccl_links(m);
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
     return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
 }
@@ -43,16 +43,35 @@ static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
     return NCCL_UNLIMITED;
 }
 
-/* Bytes that a rank's communicators take, if one without a limit takes `bytes` for 24 multiprocessors: each has its
- * channel, with buffers. */
-static inline double nccl_memory(const Mesh *m, int reductions_apart, double bytes) {
-    double channels = 24 * (m->world > 1) + nccl_links(m) * nccl_multiprocessors(m, NCCL_LINKS);
+/* Bytes that one communicator of `size` members allocates: MiB for each of its channels, one a multiprocessor, derived
+ * from the sizes that NCCL 2.26 to 2.30 allocates on a host with NVSwitch (channel.cc, transport/p2p.cc; each small
+ * allocation takes 2 MiB). NCCL_UNLIMITED gives 24 channels. Connections between all pairs have a power of two. */
+static inline double nccl_communicator_memory(int multiprocessors, int size, int has_rings, int has_pairs) {
+    int channels = multiprocessors == NCCL_UNLIMITED ? 24 : multiprocessors, pair_channels = 1;
+    while (pair_channels < channels) pair_channels *= 2;
+    double mib = 6 + 8 * channels;
+    if (has_rings) mib += 12 * channels;
+    if (has_pairs) mib += 12.0 * (size - 1) * pair_channels;
+    return mib * (1 << 20);
+}
+
+/* Bytes that NCCL allocates on a rank's GPU for a step with this traffic. `sums`: NCCL adds in the reduce-scatters over
+ * fsdp and dp_replicate; the others, and all without it, are all-to-alls, which connect every pair of members. Each
+ * communicator has a ring, over which its members have met (nccl_check_members). `traffic` NULL: no all-to-all. */
+static inline double nccl_memory(const Mesh *m, const Traffic traffic[AXES][COLLECTIVES], int reductions_apart,
+                                 int sums) {
+    double bytes = nccl_links(m) * nccl_communicator_memory(nccl_multiprocessors(m, NCCL_LINKS), 2, 0, 1);
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) {
-        int limit = nccl_multiprocessors(m, nccl_axes[i]);
-        if (mesh_group_size(m, nccl_axes[i]) > 1) channels += limit == NCCL_UNLIMITED ? 24 : limit;
+        Axis axis = nccl_axes[i];
+        int size = mesh_group_size(m, axis), is_apart = axis == AXIS_FSDP && reductions_apart;
+        if (size == 1) continue;
+        int adds_by_nccl = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
+        int scatters = traffic && traffic[axis][REDUCE_SCATTER].calls && !adds_by_nccl;
+        int pairs = (traffic && traffic[axis][ALL_TO_ALL].calls) || (scatters && !is_apart);
+        bytes += nccl_communicator_memory(nccl_multiprocessors(m, axis), size, 1, pairs);
+        if (is_apart) bytes += nccl_communicator_memory(nccl_multiprocessors(m, NCCL_REDUCTIONS), size, 1, scatters);
     }
-    if (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1) channels += nccl_multiprocessors(m, NCCL_REDUCTIONS);
-    return bytes / 24 * channels;
+    return bytes;
 }
 
 /* How many multiprocessors NCCL occupies while the matmuls of forward compute, or those of backward: forward prefetches
@@ -74,6 +93,9 @@ static inline int nccl_communicator_of(Axis axis, StreamKind stream, int reducti
 }
 
 #ifdef HAVE_NCCL
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 27, 3)
+#error "NCCL 2.27.3 or newer is needed: install a newer one, or build with HAVE_NCCL= for one GPU"
+#endif
 enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
 /* The axis of a rank's i-th communicator. */
@@ -86,17 +108,26 @@ static inline Axis nccl_axis(int i) {
 // errors and aborting
 
 static __thread Comm *nccl_own; // this thread's rank, for nccl_abort
+static int nccl_exit_code;      // of this process, which is ending
 
-static inline void nccl_is_stuck(int signal_number) {
+static inline void nccl_exit(int signal_number) {
     (void)signal_number;
-    if (process_end.abort_all) process_end.abort_all(2);
-    _exit(2);
+    _exit(nccl_exit_code);
 }
 
-/* Aborts this rank's communicators, as one group, so that all are told before the first is waited for. An abort may
- * itself wait for the GPU, so it gets one second. */
-static inline void nccl_abort(void) {
+/* Aborting takes too long. Ending the other processes may, too. */
+static inline void nccl_is_stuck(int signal_number) {
+    signal(SIGALRM, nccl_exit);
+    alarm(1);
+    if (process_end.abort_all) process_end.abort_all(nccl_exit_code);
+    nccl_exit(signal_number);
+}
+
+/* Aborts this rank's communicators. An abort waits until the other processes of this host have closed their
+ * connections, which a stopped one never does, so it gets one second. The message has been printed before. */
+static inline void nccl_abort(int code) {
     if (!nccl_own) return;
+    nccl_exit_code = code;
     signal(SIGALRM, nccl_is_stuck);
     alarm(1);
     ncclGroupStart();
@@ -106,96 +137,157 @@ static inline void nccl_abort(void) {
     alarm(0);
 }
 
-/* NCCL is still connecting the members of a communicator: tells the watchdog for which collective this rank waits. On
- * an axis that has been started, so it has its number (0 while the axis is being opened). The communicator of all ranks
- * is opened between two collectives on world, so the next one's number stands for it. */
-static inline void nccl_note_waiting(Comm *comm, ncclComm_t c, double since) {
-    Axis axis = AXIS_WORLD;
-    for (int i = 0; i < NCCL_COMMUNICATORS; i++)
-        if (comm->nccl[i] == c) axis = nccl_axis(i);
-    int64_t number = comm->heartbeat->started[axis] + (axis == AXIS_WORLD);
-    rank_waits(comm->heartbeat, (int)axis, number, since);
+/* What NCCL says about its last error; it keeps one text for all communicators. */
+static inline const char *nccl_last_error(void) { return ncclGetLastError(NULL); }
+
+/* Ends the run. If another process dies, NCCL may report the broken connection before the monitor of that process's host
+ * has named the process, so the monitors get two seconds. */
+__attribute__((noreturn)) static inline void nccl_failed(Comm *comm, ncclResult_t error, const char *what,
+                                                         const char *of) {
+    double start = seconds_now(), have = device_memory(comm->dev->gpu);
+    char memory[96] = "";
+    while ((error == ncclRemoteError || error == ncclSystemError) && !comm->heartbeats->threads &&
+           seconds_now() - start < 2) {
+        if (comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
+        usleep(20000);
+    }
+    if (error == ncclUnhandledCudaError)
+        snprintf(memory, sizeof memory, "; GPU %d has %.2f GB of free memory", comm->dev->gpu, have / 1e9);
+    const char *said = nccl_last_error();
+    run_failure("%s: NCCL could not %s %s: %s%s%s%s%s. NCCL_DEBUG=INFO gives details", rank_name(comm->rank), what, of,
+                ncclGetErrorString(error), *said ? " (" : "", said, *said ? ")" : "", memory);
 }
 
-/* Waits until a call on communicator `c`, which does not block, has ended. `what` was called `of` what, in words. */
-static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, const char *what, const char *of) {
+/* Asks for the state of a communicator that does not block: ncclInProgress until its last call has ended. A call may
+ * return ncclSuccess although it is in progress (ncclCommFinalize in a group, ncclCommSplit). */
+static inline ncclResult_t nccl_state(ncclComm_t c, ncclResult_t returned) {
+    ncclResult_t state = returned;
+    if (returned != ncclSuccess && returned != ncclInProgress) return returned;
+    ncclResult_t asked = ncclCommGetAsyncError(c, &state);
+    return asked == ncclSuccess ? state : asked;
+}
+
+/* Waits until a call on communicator `c` has ended. `what` was called `of` what, in words. The first operation of a kind
+ * ends only when all members have called it, so meanwhile this rank waits for collective `number` on a line of the
+ * heartbeat table, and answers other hosts that search for a culprit. */
+static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, int line, int64_t number, const char *what,
+                              const char *of) {
     double start = seconds_now();
     RankState before = (RankState)comm->heartbeat->state;
-    for (int spins = 0; result == ncclInProgress; spins++) {
-        if (ncclCommGetAsyncError(c, &result) != ncclSuccess) result = ncclSystemError;
-        if (result != ncclInProgress) break;
-        if (spins > 1000) usleep(100);
+    while ((result = nccl_state(c, result)) == ncclInProgress) {
         double waited = seconds_now() - start;
-        if (waited > 0.5 && comm->heartbeat->state != RANK_WAITING) nccl_note_waiting(comm, c, start);
-        if (waited > wait_limit(comm))
-            run_failure("%s: NCCL took longer than %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO "
-                        "gives details, --timeout sets the limit",
-                        rank_name(comm->rank), waited, what, of);
+        if (waited < 1e-3) {
+            sched_yield();
+            continue;
+        }
+        usleep(100);
+        if (comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
+        if (waited > 0.5 && comm->heartbeat->state != RANK_WAITING) rank_waits(comm->heartbeat, line, number, start);
+        if (waited > wait_limit(comm)) wait_expired(comm, line, number, waited);
     }
+    if (result != ncclSuccess) nccl_failed(comm, result, what, of);
+    if (comm->news.ranks) wait_recovered(comm);
     if (comm->heartbeat->state != (int)before) rank_state(comm->heartbeat, before, seconds_now());
-    if (result != ncclSuccess)
-        run_failure("%s: NCCL could not %s %s: %s (%s). NCCL_DEBUG=INFO gives details", rank_name(comm->rank), what, of,
-                    ncclGetErrorString(result), c ? ncclGetLastError(c) : "no communicator");
 }
 
 /* Ends the run if a communicator has failed. A rank that is lost need not show up here. */
 static inline void nccl_check_errors(Comm *comm) {
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
         ncclComm_t c = comm->nccl[i];
-        ncclResult_t state = ncclSuccess;
-        if (c) ncclCommGetAsyncError(c, &state);
+        ncclResult_t state = c ? nccl_state(c, ncclSuccess) : ncclSuccess;
         if (state != ncclSuccess && state != ncclInProgress)
-            run_failure("%s: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO gives "
-                        "details",
-                        rank_name(comm->rank), axis_names[nccl_axis(i)], ncclGetErrorString(state),
-                        ncclGetLastError(c));
+            nccl_failed(comm, state, "reach the group of", axis_names[nccl_axis(i)]);
     }
 }
 
 // ---------------------------------------------------------------------------
 // opening
 
-/* Each rank must have a GPU of its own. Otherwise NCCL would hang, or refuse without naming a rank. */
+/* What could share a GPU: the GPU, and for NCCL's tests of several ranks on one GPU the host that a rank claims to be. */
+typedef struct {
+    cudaUUID_t uuid;
+    char host[64];
+} NcclPlace;
+
+/* Each rank must have a GPU of its own. Otherwise NCCL would hang, or refuse to start. Ranks whose NCCL_HOSTID differs
+ * are hosts of their own to NCCL, which then communicates by sockets. */
 static inline void nccl_check_gpus(Comm *comm) {
-    cudaDeviceProp mine;
-    cuda_check(cudaGetDeviceProperties(&mine, comm->dev->gpu), "asking for the GPU's properties");
-    cudaUUID_t *all = new_array(cudaUUID_t, comm->mesh.world);
-    all_gather_now(comm, AXIS_WORLD, "GPUs", &mine.uuid, all, sizeof mine.uuid);
+    cudaDeviceProp gpu;
+    NcclPlace mine = ZERO, *all = new_array(NcclPlace, comm->mesh.world);
+    const char *host = getenv("NCCL_HOSTID");
+    cuda_check(cudaGetDeviceProperties(&gpu, comm->dev->gpu), "asking for the GPU's properties");
+    mine.uuid = gpu.uuid;
+    snprintf(mine.host, sizeof mine.host, "%s", host ? host : "");
+    all_gather_now(comm, AXIS_WORLD, "GPUs", &mine, all, sizeof mine);
     for (int i = 0; i < comm->rank; i++)
-        if (!memcmp(&all[i], &mine.uuid, sizeof mine.uuid))
+        if (!memcmp(&all[i], &mine, sizeof mine))
             user_error("ranks %d and %d share one GPU (%s, number %d of its host), but NCCL needs a GPU for each rank: "
                        "start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads",
-                       i, comm->rank, mine.name, comm->dev->gpu);
+                       i, comm->rank, gpu.name, comm->dev->gpu);
     free(all);
+}
+
+static inline void nccl_check_version(void) {
+    int version = 0;
+    ncclGetVersion(&version);
+    if (version < NCCL_VERSION(2, 27, 3))
+        user_error("NCCL has version %d.%d.%d, but 2.27.3 or newer is needed, where communicators can open and close side "
+                   "by side: install a newer one",
+                   version / 10000, version % 10000 / 100, version % 100);
+    if (getenv("NCCL_COMM_ID"))
+        user_error("NCCL_COMM_ID is set, so that all communicators would meet at one address: unset it; the ranks find "
+                   "each other by MPI");
 }
 
 /* The members of communicator `c` tell each other who they are; they must be the group's. */
 static inline void nccl_check_members(Comm *comm, ncclComm_t c, Group *g) {
     int size = 0, rank = -1, mine = comm->rank;
-    ncclCommCount(c, &size);
-    ncclCommUserRank(c, &rank);
+    int64_t number = comm->heartbeat->started[g->axis];
+    const char *name = axis_names[g->axis];
+    nccl_check(comm, c, ncclCommCount(c, &size), (int)g->axis, number, "count the members of", name);
+    nccl_check(comm, c, ncclCommUserRank(c, &rank), (int)g->axis, number, "find this rank in", name);
     if (size != g->size || rank != g->rank)
         run_failure("%s: NCCL's group of %s has %d members, of which this rank is number %d; expected %d and %d",
-                    rank_name(comm->rank), axis_names[g->axis], size, rank, g->size, g->rank);
+                    rank_name(comm->rank), name, size, rank, g->size, g->rank);
     size_t bytes = sizeof(int) * (size_t)size;
     int *members = (int *)checked_malloc(bytes), *gpu_members = comm->members;
     device_write(comm->dev, gpu_members + rank, &mine, sizeof mine);
-    nccl_check(comm, c, ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, c, comm->dev->stream),
-               "meet the members of", axis_names[g->axis]);
+    ncclResult_t met = ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, c, comm->dev->stream);
+    nccl_check(comm, c, met, (int)g->axis, number, "meet the members of", name);
     device_read(comm->dev, members, gpu_members, bytes);
     for (int i = 0; i < size; i++) {
         int expected = comm->hosts->group_member(comm, g, i);
         if (members[i] == expected) continue;
-        run_failure("%s: member %d of %s is rank %d to NCCL, and rank %d to %s", rank_name(comm->rank), i,
-                    axis_names[g->axis], members[i], expected, comm->hosts->name);
+        run_failure("%s: member %d of %s is rank %d to NCCL, and rank %d to %s", rank_name(comm->rank), i, name,
+                    members[i], expected, comm->hosts->name);
     }
     free(members);
 }
 
-/* Limits the multiprocessors of the next communicator. */
-static inline void nccl_limit(const Comm *comm, int communicator, ncclConfig_t *config) {
-    int most = nccl_multiprocessors(&comm->mesh, communicator);
-    config->maxCTAs = most == NCCL_UNLIMITED ? NCCL_CONFIG_UNDEF_INT : most;
+/* The identifiers (size, count) of communicators that the members of an axis make, each member `count` of them or, with
+ * makes = 0, none. */
+static inline ncclUniqueId *nccl_exchange_ids(Comm *comm, Axis axis, int count, int makes) {
+    ncclUniqueId *mine = new_array(ncclUniqueId, count), *all = new_array(ncclUniqueId, count * comm->groups[axis].size);
+    for (int i = 0; i < count && makes; i++)
+        if (ncclGetUniqueId(&mine[i]) != ncclSuccess)
+            run_failure("%s: NCCL found no network interface for meeting the other ranks (%s): NCCL_SOCKET_IFNAME, now "
+                        "%s, selects one; NCCL_DEBUG=INFO gives details",
+                        rank_name(comm->rank), nccl_last_error(),
+                        getenv("NCCL_SOCKET_IFNAME") ? getenv("NCCL_SOCKET_IFNAME") : "unset");
+    all_gather_now(comm, axis, "NCCL's identifiers", mine, all, sizeof *mine * (size_t)count);
+    free(mine);
+    return all;
+}
+
+/* Begins to open communicator `which`, and does not wait for its other members. */
+static inline void nccl_begin(Comm *comm, int which, const ncclUniqueId *id, int size, int rank, const char *name) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int most = nccl_multiprocessors(&comm->mesh, which);
+    config.blocking = 0;
+    config.commName = name;
+    config.maxCTAs = most == NCCL_UNLIMITED ? NCCL_CONFIG_UNDEF_INT : most;
+    ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl[which], size, *id, rank, &config);
+    if (!comm->nccl[which]) nccl_failed(comm, begun, "open the group of", name);
 }
 
 /* The number of the communicator for the n-th message of a link. */
@@ -203,102 +295,113 @@ static inline int nccl_link(Link link, int64_t n) {
     return (int)NCCL_LINKS + (int)NCCL_TURNS * (int)link + (int)(n % NCCL_TURNS);
 }
 
-/* Opens two communicators for each direction between neighbors of the pipeline. All ranks must call ncclCommSplit
- * together, and one call can split off several links if they share no rank. So the links are opened in turns: turn 0
- * has the links 0-1, 2-3, and so on, turn 1 has 1-2, 3-4, and so on, and with an odd number of ranks turn 2 has the
- * link from the last rank to the first. In a link the sender is rank 0. */
-static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
+/* Begins to open the communicators of the links to the neighbors in the pipeline. The sender makes the identifiers and
+ * is rank 0. Two ranks are each other's next and previous, and have the links to the next rank alone. */
+static inline void nccl_begin_links(Comm *comm) {
     const Group *g = &comm->groups[AXIS_PP];
-    int P = g->size, me = g->rank, previous = (me + P - 1) % P;
-    int turns = P == 1 ? 0 : 2 + P % 2, directions = P > 2 ? 2 : 1; // two ranks are each other's next
-    int my_turn = P % 2 && me == P - 1 ? 2 : me % 2;
-    int turn_of_previous = P % 2 && previous == P - 1 ? 2 : previous % 2;
-    ncclComm_t all = comm->nccl[AXIS_WORLD];
-    config->commName = "pp";
-    nccl_limit(comm, NCCL_LINKS, config);
-    for (int turn = 0; turn < turns; turn++)
-        for (int i = 0; i < directions * NCCL_TURNS; i++) {
-            int back = i / NCCL_TURNS, to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
-            Link forward = to_next ? LINK_TO_NEXT : LINK_FROM_PREVIOUS;
-            Link backward = to_next ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
-            Link link = back ? backward : forward;
-            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[nccl_link(link, i)] : &none;
-            int colour = NCCL_SPLIT_NOCOLOR, key = to_next != back ? 0 : 1;
-            if (takes_part) colour = mesh_member(&comm->mesh, comm->rank, AXIS_PP, to_next ? me : previous);
-            nccl_check(comm, all, ncclCommSplit(all, colour, key, made, config), "split off", "a link of pp");
-            if (takes_part) nccl_check(comm, *made, ncclInProgress, "open", "a link of pp");
-        }
+    int next = (g->rank + 1) % g->size, previous = (g->rank + g->size - 1) % g->size;
+    int directions = g->size > 2 ? 2 : 1, count = directions * (int)NCCL_TURNS;
+    ncclUniqueId *ids = nccl_exchange_ids(comm, AXIS_PP, count, 1); // (size, directions, NCCL_TURNS)
+    for (int i = 0; i < count; i++) {
+        int to_next = i < (int)NCCL_TURNS;
+        Link sends = to_next ? LINK_TO_NEXT : LINK_TO_PREVIOUS, receives = to_next ? LINK_FROM_PREVIOUS : LINK_FROM_NEXT;
+        nccl_begin(comm, nccl_link(sends, i), &ids[g->rank * count + i], 2, 0, "pp");
+        nccl_begin(comm, nccl_link(receives, i), &ids[(to_next ? previous : next) * count + i], 2, 1, "pp");
+    }
+    free(ids);
 }
 
-/* Splits communicator `which` off that of all ranks, and registers the communication buffers with it. Registration
- * needs equal buffers on all members, which tp's ranks need not have, as their parts of the model differ. cp's
- * collectives use none of these buffers. So neither is registered. */
-static inline void nccl_open_group(Comm *comm, int which, ncclConfig_t *config) {
-    Group *g = &comm->groups[nccl_axis(which)];
-    int colour = comm->heartbeat->lines.colour[g->axis];
+/* Begins to open the communicators of an axis. */
+static inline void nccl_begin_axis(Comm *comm, Axis axis) {
+    const Group *g = &comm->groups[axis];
+    int is_apart = axis == AXIS_FSDP && comm->dev->reductions_apart;
+    ncclUniqueId *ids = nccl_exchange_ids(comm, axis, 1 + is_apart, g->rank == 0);
+    nccl_begin(comm, (int)axis, &ids[0], g->size, g->rank, axis_names[axis]);
+    if (is_apart) nccl_begin(comm, NCCL_REDUCTIONS, &ids[1], g->size, g->rank, "fsdp reductions");
+    free(ids);
+}
+
+/* Registers the communication buffers, with which NVLink SHARP works in place. It needs equal buffers on all members,
+ * which tp's ranks need not have, as their parts of the model differ; cp's collectives use none of these buffers.
+ * Registration makes every collective wait for the hosts, and NVLink SHARP has too few slots for many communicators
+ * (NVIDIA/nccl issue 2077), so it is off unless the user turns it on. */
+static inline void nccl_register(Comm *comm, int which) {
+    const char *nvls = getenv("NCCL_NVLS_ENABLE"), *name = axis_names[nccl_axis(which)];
     const Arena *buffers = &comm->dev->arenas[MEM_COMM];
-    nccl_limit(comm, which, config);
-    config->commName = which == NCCL_REDUCTIONS ? "fsdp reductions" : axis_names[g->axis];
-    ncclComm_t all = comm->nccl[AXIS_WORLD], *made = &comm->nccl[which];
-    nccl_check(comm, all, ncclCommSplit(all, colour, g->rank, made, config), "split off", config->commName);
-    nccl_check(comm, *made, ncclInProgress, "open the group of", config->commName);
-    nccl_check_members(comm, *made, g);
-    if (g->axis < AXIS_DP_SHARD) return; // tp, cp
-    ncclResult_t registered = ncclCommRegister(*made, buffers->base, buffers->reserved, &comm->registered[which]);
-    nccl_check(comm, *made, registered, "register the memory of", config->commName);
+    if (!nvls || !strcmp(nvls, "0") || nccl_axis(which) < AXIS_DP_SHARD) return;
+    ncclComm_t c = comm->nccl[which];
+    ncclResult_t registered = ncclCommRegister(c, buffers->base, buffers->reserved, &comm->registered[which]);
+    nccl_check(comm, c, registered, (int)nccl_axis(which), comm->heartbeat->started[nccl_axis(which)],
+               "register the memory of", name);
 }
 
-/* Opens one communicator of all ranks, and from it one for each axis and link. All ranks split in the same order. */
+/* Says so if a rank has more streams than a GPU has hardware queues. NCCL has two for each communicator, and one. */
+static inline void nccl_note_streams(const Comm *comm) {
+    enum { QUEUES = 32 };
+    int communicators = nccl_communicators(&comm->mesh, comm->dev->reductions_apart);
+    int own = __builtin_popcount(comm->dev->streams_used), all = own + 2 * communicators + 1;
+    if (comm->rank == 0 && all > QUEUES)
+        fprintf(stderr,
+                "note: a rank has %d streams, %d of its own and %d of NCCL's %d communicators, but a GPU has %d hardware "
+                "queues: streams that share a queue can wait for each other; fewer parallel axes need fewer streams\n",
+                all, own, all - own, communicators, (int)QUEUES);
+}
+
+/* Opens the communicators of all axes and links at once. Each is opened from an identifier that the hosts exchange, so
+ * there is no communicator of all ranks, and no order in which ranks must open theirs. */
 static inline void nccl_open(Comm *comm) {
-    ncclUniqueId mine = ZERO, *all = new_array(ncclUniqueId, comm->mesh.world);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.splitShare = 0; // communicators that shared their resources could not run side by side
-    double free_before = device_memory(comm->dev->gpu);
-    int version = 0;
-    ncclGetVersion(&version);
-    if (version < 22600)
-        user_error("NCCL has version %d.%d, but 2.26 or newer is needed, where several groups can share a GPU safely: "
-                   "install a newer one",
-                   version / 10000, version % 10000 / 100);
+    comm->free_before_nccl = device_memory(comm->dev->gpu);
+    nccl_check_version();
     nccl_check_gpus(comm);
-    if (comm->rank == 0 && ncclGetUniqueId(&mine) != ncclSuccess)
-        run_failure("rank 0: NCCL found no network interface for meeting the other ranks: NCCL_SOCKET_IFNAME selects "
-                    "one, NCCL_DEBUG=INFO gives details");
-    all_gather_now(comm, AXIS_WORLD, "NCCL's identity", &mine, all, sizeof mine);
     nccl_own = comm;
     process_end.abort_collectives = nccl_abort;
-    ncclComm_t *made = &comm->nccl[AXIS_WORLD];
-    ncclResult_t begun = ncclCommInitRankConfig(made, comm->mesh.world, all[0], comm->rank, &config);
-    nccl_check(comm, *made, begun, "open the group of", "all ranks");
-    free(all);
     for (int i = 0; i < NCCL_AXES; i++)
-        if (comm->groups[nccl_axes[i]].size > 1) nccl_open_group(comm, nccl_axes[i], &config);
-    if (comm->dev->reductions_apart && comm->groups[AXIS_FSDP].size > 1)
-        nccl_open_group(comm, NCCL_REDUCTIONS, &config);
-    nccl_open_links(comm, &config);
+        if (comm->groups[nccl_axes[i]].size > 1) nccl_begin_axis(comm, nccl_axes[i]);
+    if (comm->groups[AXIS_PP].size > 1) nccl_begin_links(comm);
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        Axis axis = nccl_axis(i);
+        if (comm->nccl[i])
+            nccl_check(comm, comm->nccl[i], ncclInProgress, (int)axis, comm->heartbeat->started[axis],
+                       "open the group of", axis_names[axis]);
+    }
+    for (int i = 0; i < NCCL_LINKS; i++) {
+        if (!comm->nccl[i]) continue;
+        nccl_check_members(comm, comm->nccl[i], &comm->groups[nccl_axis(i)]);
+        nccl_register(comm, i);
+    }
+    nccl_note_streams(comm);
     // another number may mean another algorithm, and other bits than those of a layout with other communicators
     for (int backward = 0; backward < 2 && !comm->dev->deterministic; backward++)
         comm->dev->left_to_nccl[backward] =
             nccl_beside_matmuls(&comm->mesh, comm->dev->reductions_apart, backward, comm->dev->multiprocessors);
-    comm->library_memory = fmax(0, free_before - device_memory(comm->dev->gpu));
 }
 
-/* Closes all communicators. All begin to close before the first is waited for: neighbors wait in another order. */
+/* Closes all communicators; those that have failed are aborted. Closing may wait for other ranks without a limit, so the
+ * monitor must see that this rank waits. */
 static inline void nccl_close(Comm *comm) {
+    int is_closing[NCCL_COMMUNICATORS] = ZERO;
+    ncclGroupStart();
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
         ncclComm_t c = comm->nccl[i];
-        if (!c) continue;
+        is_closing[i] = c && nccl_state(c, ncclSuccess) == ncclSuccess;
+        if (!is_closing[i]) continue;
         if (i < NCCL_LINKS && comm->registered[i]) ncclCommDeregister(c, comm->registered[i]);
         ncclCommFinalize(c);
     }
+    ncclGroupEnd();
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        ncclComm_t c = comm->nccl[i];
-        if (!c) continue;
-        nccl_check(comm, c, ncclInProgress, "close the group of", axis_names[nccl_axis(i)]);
-        ncclCommDestroy(c);
+        Axis axis = nccl_axis(i);
+        int64_t number = comm->heartbeat->started[axis];
+        if (is_closing[i])
+            nccl_check(comm, comm->nccl[i], ncclSuccess, (int)axis, number, "close the group of", axis_names[axis]);
+    }
+    rank_waits(comm->heartbeat, AXIS_WORLD, comm->heartbeat->started[AXIS_WORLD], seconds_now());
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        if (is_closing[i]) ncclCommDestroy(comm->nccl[i]);
+        else if (comm->nccl[i]) ncclCommAbort(comm->nccl[i]);
         comm->nccl[i] = NULL;
     }
+    rank_state(comm->heartbeat, RANK_COMPUTING, seconds_now());
     nccl_own = NULL;
 }
 
@@ -344,15 +447,88 @@ static inline void nccl_start(Comm *comm, Request *r) {
     ncclComm_t c = r->channel ? r->channel->nccl[r->number % NCCL_TURNS] : comm->nccl[which];
     int size = 0;
     ncclResult_t result = ncclCommCount(c, &size);
-    if (result != ncclSuccess) nccl_check(comm, c, result, "count the members of", axis_names[g->axis]);
+    if (result != ncclSuccess) nccl_failed(comm, result, "count the members of", axis_names[g->axis]);
     request_begin(comm, r);
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, c, stream);
     else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream);
     else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, 0, c, stream);
     else if (r->collective == REDUCE_SCATTER && r->summed) result = nccl_reduce_scatter(r, c, stream);
     else result = nccl_all_to_all(r, c, size, stream);
-    nccl_check(comm, c, result, starts[r->collective], r->what);
+    nccl_check(comm, c, result, r->line, r->number, starts[r->collective], r->what);
     traffic_count(comm->traffic_measured, r, size);
+}
+
+// ---------------------------------------------------------------------------
+// the first use of everything
+
+/* One collective of the kind that the step has on this axis, in the memory for collectives, which nothing uses yet. With
+ * less than 256 bytes for each part none is run; then the step's first one connects. */
+static inline void nccl_connect_axis(Comm *comm, Axis axis, Collective kind, int sums) {
+    enum { MOST = 64 << 20 }; // bytes in all
+    Device *dev = comm->dev;
+    const Arena *a = &dev->arenas[MEM_COMM];
+    Request r = ZERO;
+    int size = comm->groups[axis].size;
+    int64_t mine = (int64_t)(a->reserved - a->used), *of_members = new_array(int64_t, size), room = MOST;
+    all_gather_now(comm, axis, "memory for the first collective", &mine, of_members, sizeof mine);
+    for (int i = 0; i < size; i++) room = min_i64(room, of_members[i]);
+    free(of_members);
+    size_t part = (size_t)(room / 2 / size) & ~(size_t)255, all = part * (size_t)size;
+    char *send = a->base + a->used, *recv = send + all;
+    if (!part) return;
+    StreamKind before = device_set_stream(dev, kind == REDUCE_SCATTER && axis == AXIS_FSDP ? STREAM_REDUCE : STREAM_GATHER);
+    r.summed = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
+    if (kind == ALL_GATHER) all_gather_start(comm, &r, axis, "the first one", send, recv, part, DTYPE_BYTE);
+    else if (kind == ALL_TO_ALL) all_to_all_start(comm, &r, axis, "the first one", send, recv, part, DTYPE_BYTE);
+    else reduce_scatter_start(comm, &r, axis, "the first one", send, recv, part / sizeof(float), DTYPE_F32);
+    comm_wait(comm, &r);
+    device_zero(dev, send, 2 * all); // buffers are zero when they are allocated
+    device_synchronize(dev);
+    device_set_stream(dev, before);
+    request_close(&r);
+}
+
+/* A message of each of a channel's communicators. */
+static inline void nccl_connect_channel(Comm *comm, const Channel *c) {
+    for (int i = 0; i < NCCL_TURNS; i++) {
+        Request r = ZERO;
+        if (c->receives) receive_start(comm, &r, (Axis)c->axis, c->peer, "the first one", comm->members, 1, DTYPE_F32);
+        else send_start(comm, &r, (Axis)c->axis, c->peer, "the first one", comm->members, 1, DTYPE_F32);
+        comm_wait(comm, &r);
+        request_close(&r);
+    }
+}
+
+/* The channels of the dry run. Members with even numbers send first and the others receive first, so that each message
+ * that a member waits for is one that its neighbor comes to. */
+static inline void nccl_connect_links(Comm *comm, const Comm *dry_run) {
+    const Group *g = &comm->groups[AXIS_PP];
+    int next = (g->rank + 1) % g->size;
+    for (int turn = 0; turn < 4; turn++) { // messages forward, then back
+        int is_back = turn / 2, receives = (turn + g->rank) % 2;
+        for (int i = 0; i < dry_run->num_channels; i++) {
+            const Channel *c = &dry_run->channels[i];
+            int goes_forward = (c->peer == next) == !c->receives || g->size == 2;
+            if (c->receives == receives && goes_forward == !is_back) nccl_connect_channel(comm, c);
+        }
+    }
+}
+
+/* NCCL connects the members of a communicator when they first use it, for each kind of operation. Hosts wait for each
+ * other then, and NCCL allocates buffers. Every kind that the step has is used here once, so that its first step is like
+ * the others, and so that the memory of all is known before it. */
+static inline void nccl_connect(Comm *comm, const Comm *dry_run, int sums) {
+    static const Collective kinds[] = {ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL};
+    int64_t events = comm->dev->num_events;
+    for (int i = 0; i < NCCL_AXES; i++)
+        for (int k = 0; k < 3; k++)
+            if (dry_run->traffic_started[nccl_axes[i]][kinds[k]].calls)
+                nccl_connect_axis(comm, nccl_axes[i], kinds[k], sums);
+    if (comm->groups[AXIS_PP].size > 1) nccl_connect_links(comm, dry_run);
+    device_synchronize(comm->dev);
+    timeline_truncate(comm->dev, events);
+    comm_clear_ledger(comm);
+    comm->library_memory = fmax(0, comm->free_before_nccl - device_memory(comm->dev->gpu));
 }
 
 /* Groups are opened by the transport of the hosts. */
@@ -365,6 +541,8 @@ static const Transport transport_nccl = {
     NULL,              // heartbeat_open
     nccl_open,         // gpus_open
     nccl_close,        // gpus_close
+    nccl_connect,      // gpus_connect
+    nccl_last_error,   // last_error
     nccl_channel_open, // channel_open
     NULL,              // ask_hosts: the transport of the hosts does
     NULL,              // answer_hosts

@@ -175,6 +175,8 @@ static const Transport transport_threads = {
     "threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_heartbeat_open,
     NULL, // gpus_open
     NULL, // gpus_close
+    NULL, // gpus_connect
+    NULL, // last_error
     NULL, // channel_open
     NULL, // ask_hosts
     NULL, // answer_hosts

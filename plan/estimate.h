@@ -120,10 +120,17 @@ static double exposed_seconds(const Estimate *e) {
     return sum;
 }
 
-/* Bytes of the rank that needs the most memory, with what NCCL takes. `c` NULL: without. */
+/* Do the planned ranks have GPUs, which communicate over NCCL? `c` NULL: no cluster is known. */
+static int plans_nccl(const Job *j, const Cluster *c) { return asks_nccl(&j->opt) || (c && c->rates.has_streams); }
+
+/* Bytes that NCCL allocates on the rank that needs the most memory. */
+static double plan_nccl_memory(const Plan *p, const Cluster *c) {
+    return plans_nccl(p->job, c) ? class_nccl_memory(p, plan_largest(p)) : 0;
+}
+
+/* Bytes of the rank that needs the most memory, with what NCCL takes. `c` NULL: no cluster is known. */
 static double memory_needed(const Plan *p, const Cluster *c) {
-    double nccl = c ? nccl_memory(p->mesh, p->reductions_apart, c->nccl_bytes) : 0;
-    return (double)device_peak(plan_largest(p)->dry_run) + nccl;
+    return (double)device_peak(plan_largest(p)->dry_run) + plan_nccl_memory(p, c);
 }
 
 /* Bytes that a rank receives over an axis per step, of the class that receives the most. */
@@ -183,14 +190,12 @@ static void print_rates(FILE *f, const Cluster *c, const Estimate *e) {
 }
 
 static void print_estimated_memory(FILE *f, const Cluster *c, const Plan *p) {
-    double need = memory_needed(p, c);
+    double need = memory_needed(p, c), nccl = plan_nccl_memory(p, c);
     int communicators = nccl_communicators(p->mesh, p->reductions_apart);
     if (c->memory <= 0) return;
     fprintf(f, "    memory: %.2f of %.2f GB per rank%s", need / 1e9, c->memory / 1e9,
             need > c->memory ? ": does not fit" : "");
-    if (c->nccl_bytes > 0)
-        fprintf(f, "; %.2f GB of it for NCCL's %d communicators",
-                nccl_memory(p->mesh, p->reductions_apart, c->nccl_bytes) / 1e9, communicators);
+    if (nccl > 0) fprintf(f, "; %.2f GB of it for NCCL's %d communicators", nccl / 1e9, communicators);
     fprintf(f, "\n");
 }
 

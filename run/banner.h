@@ -29,7 +29,10 @@ static void print_ranks(const Trainer *trainer) {
     printf("\n");
     layout_print(&j->mesh, trainer->parallel.layout, stdout);
     double library = trainer->parallel.comm.library_memory;
-    if (library > 0) printf("NCCL allocated another %.1f MB on each GPU\n", library / 1e6);
+    double most = nccl_memory(&j->mesh, trainer->dry_run->parallel.comm.traffic_started, dry_run->reductions_apart,
+                              transport_sums(&j->opt));
+    if (library > 0)
+        printf("NCCL allocated another %.1f MB on each GPU (expected: at most %.1f MB)\n", library / 1e6, most / 1e6);
 }
 
 /* The sources of a mixture, and how often the run will have gone through each of them at its last step. */

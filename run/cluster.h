@@ -25,8 +25,7 @@ typedef struct {
     double peak;                        // FLOP/s of a rank's fastest matmul
     double memory;                      // bytes of a rank; 0: the file does not say
     int ranks_per_host, hosts_per_rack; // hosts_per_rack 0: the file does not say
-    double nccl_bytes; // bytes per rank and NCCL communicator of 24 channels, outside the plan; 0: unknown
-    double storage;    // bytes per second that all hosts together write to files; 0: unknown
+    double storage; // bytes per second that all hosts together write to files; 0: unknown
     CollectiveRate collectives[AXES][COLLECTIVES];
 } Cluster;
 
@@ -281,7 +280,6 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
         json_number(root, path, "memory_bytes_per_host", 0, 0, 1e30) / (of_device ? ranks_per_host : c->ranks_per_host);
     c->hosts_per_rack = json_integer(root, path, "hosts_per_rack", 0, 0, 1 << 20);
     c->storage = json_number(root, path, "storage_bytes_per_s", 0, 0, 1e30);
-    c->nccl_bytes = json_number(root, path, "communicator_bytes", 0, 0, 1e12);
     cluster_ops(c, root, path, share);
     const cJSON *peaks = json_object(root, path, "peak_flops_per_s");
     if (peaks) c->peak = share * cluster_number(peaks, path, PRECISION_NAME, 1, 1e30);

@@ -21,10 +21,10 @@ typedef struct {
     int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
 } Parallel;
 
+static int asks_nccl(const Options *o) { return o->transport && !strcmp(o->transport, "nccl"); }
+
 /* Does the transport sum gradients while it reduces them? NCCL does, in an order of its own. */
-static int transport_sums(const Options *o) {
-    return o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
-}
+static int transport_sums(const Options *o) { return asks_nccl(o) && !o->deterministic; }
 
 /* How the options shard the model. */
 static Sharding sharding_of(const Options *o) {

@@ -110,6 +110,11 @@ static const RankClass *plan_largest(const Plan *p) {
     return largest;
 }
 
+/* Bytes that NCCL allocates on a rank of this class, if the ranks have GPUs, next to the arenas. */
+static double class_nccl_memory(const Plan *p, const RankClass *c) {
+    return nccl_memory(p->mesh, c->traffic[DRY_RUN], p->reductions_apart, transport_sums(&p->job->opt));
+}
+
 // ---------------------------------------------------------------------------
 // printed
 
@@ -181,8 +186,10 @@ static void print_class_memory(FILE *f, const Device *dry_run, int with_buffers)
         fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "total " OFFLOAD_PLACE, offloaded, (double)offloaded / 1e9);
 }
 
-static void print_class(FILE *f, const RankClass *c, int with_buffers) {
+static void print_class(FILE *f, const Plan *p, const RankClass *c, int with_buffers) {
+    double nccl = asks_nccl(&p->job->opt) && p->mesh->world > 1 ? class_nccl_memory(p, c) : 0;
     print_class_memory(f, c->dry_run, with_buffers);
+    if (nccl > 0) fprintf(f, "    %-45s %22.0f  (%.2f GB)\n", "NCCL, in addition, at most", nccl, nccl / 1e9);
     fprintf(f, "  FLOPs per rank and step: %.6g (a matmul M x N x K counts 2MNK; attention counts unmasked pairs)\n",
             device_flops(c->dry_run, 0));
     if (device_flops(c->dry_run, 1) > 0)
@@ -211,7 +218,7 @@ static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_
     else fprintf(f, "%d kinds of ranks, which differ in memory, FLOPs or traffic\n", p->count);
     for (int c = 0; c < p->count; c++) {
         if (p->count > 1) print_class_ranks(f, p, c);
-        print_class(f, &p->classes[c], &p->classes[c] == plan_largest(p));
+        print_class(f, p, &p->classes[c], &p->classes[c] == plan_largest(p));
     }
 }
 

@@ -249,11 +249,24 @@ static unsigned offloaded(const Options *o) {
     return !strcmp(o->offload, "optimizer") ? optimizer : 0;
 }
 
+/* Refuses a run over NCCL whose GPU, which is this rank's alone, has too little memory for the rank and for NCCL. */
+static void check_memory_of_gpu(const Job *j, const Parallel *dry) {
+    double nccl = nccl_memory(&dry->mesh, dry->comm.traffic_started, dry->dev.reductions_apart, transport_sums(&j->opt));
+    double need = (double)device_need(&dry->dev) + nccl, have = device_memory(dry->dev.gpu);
+    if (need > have)
+        user_error("%s needs %.2f GB of memory on GPU %d of its host, %.2f GB of them for NCCL, but %.2f GB are free: use "
+                   "more GPUs, a smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model (--plan "
+                   "lists what needs how much)",
+                   rank_name(dry->rank), need / 1e9, dry->dev.gpu, nccl / 1e9, have / 1e9);
+}
+
 /* Refuses a run that needs more memory than there is, before any rank allocates. */
-static void check_memory(const Job *j, const Device *dry_run) {
-    int sharing = uses_nccl(j) ? 1 : j->local_ranks; // with NCCL each rank has its own GPU
+static void check_memory(const Job *j, const Parallel *dry) {
+    const Device *dry_run = &dry->dev;
+    int sharing = j->local_ranks;
     double need = (double)device_need(dry_run) * sharing;
-    if (need > j->available_memory)
+    if (uses_nccl(j)) check_memory_of_gpu(j, dry);
+    else if (need > j->available_memory)
         user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB are free: use more "
                    "hosts or GPUs, a smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model "
                    "(--plan lists what needs how much)",
@@ -327,6 +340,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     device_open_with_state(&p->dev, &dry_run->parallel.dev, o->out, rank, before ? &before->state : NULL);
     ops_open(&p->dev, rank == 0);
     comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
+    comm_connect(&p->comm, &dry_run->parallel.comm, transport_sums(o));
     if (o->out) comm_set_flight_directory(&p->comm, o->out);
     check_agreement(&p->comm, j);
     check_shared_out(&p->comm, o->out);

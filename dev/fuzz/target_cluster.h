@@ -16,8 +16,7 @@ static void check_collective(const CollectiveRate *rate, int axis, int collectiv
 static void check_cluster(const Cluster *c, const Mesh *mesh) {
     EXPECT(c->name[0] && c->rates.count >= RATED_OPS && c->rates.memory > 0 && c->memory >= 0 && c->peak > 0,
            "%d rates, memory %g, peak %g were taken", c->rates.count, c->rates.memory, c->peak);
-    EXPECT(c->ranks_per_host >= 1 && c->ranks_per_host <= mesh->world && c->hosts_per_rack >= 0 && c->storage >= 0 &&
-               c->nccl_bytes >= 0,
+    EXPECT(c->ranks_per_host >= 1 && c->ranks_per_host <= mesh->world && c->hosts_per_rack >= 0 && c->storage >= 0,
            "%d ranks per host, %d hosts per rack, storage %g were taken", c->ranks_per_host, c->hosts_per_rack,
            c->storage);
     for (int i = 0; i < c->rates.count; i++)
@@ -52,7 +51,6 @@ static const char *const cluster_words[] = {
     "\"memory_bytes_per_s\":1e9",
     "\"memory_bytes_per_host\":1e9",
     "\"storage_bytes_per_s\":1e9",
-    "\"communicator_bytes\":1000",
     "\"peak_flops_per_s\":{\"fp32\":1e12}",
     "{\"dtype\":\"fp32\",\"op\":\"linear_forward\",\"M\":8,\"N\":8,\"K\":8,\"flops_per_s\":1e9}",
     "\"op\":\"linear_backward_weight\"",

@@ -35,7 +35,6 @@
  * may also have these keys, and needs them if its rates are those of a device:
  *   ranks_per_host        ranks are placed on hosts in the order of their numbers (default: one per core)
  *   hosts_per_rack        for people: which groups leave a rack
- *   communicator_bytes    memory of a rank for each NCCL communicator, on top of what a dry run counts
  *   storage_bytes_per_s   what all hosts together write to the file system of the checkpoints (--mtbf)
  *   peak_flops_per_s      {fp32, bf16}: the peak that utilization is relative to (default: the fastest matmul listed)
  *   links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}} of one rank and direction, for

@@ -1,7 +1,7 @@
 /* nccl_check.cu: every call of NCCL that the program makes, by one rank on one GPU. dev/gpu_check.sh runs it.
  *
- * Several ranks need several GPUs. One rank shows that the library is found, that its version has these calls, that
- * communicators open, split, end and abort, and that memory can be registered. With one rank a collective copies, and
+ * dev/gpu_check.sh nccl-ranks runs several. One rank shows that the library is found, that its version has these calls,
+ * that communicators open, end and abort, and that memory can be registered. With one rank a collective copies, and
  * in place it does nothing; only messages launch NCCL's kernels.
  */
 #include <cuda_runtime.h>
@@ -87,69 +87,69 @@ static void alternate(ncclComm_t a, ncclComm_t b, float *x, float *y, cudaStream
 }
 
 /* Each operation that the program enqueues, with from (2, COUNT). */
-static void run_operations(ncclComm_t world, ncclComm_t child, float *from, cudaStream_t one, cudaStream_t two) {
+static void run_operations(ncclComm_t first, ncclComm_t second, float *from, cudaStream_t one, cudaStream_t two) {
     float *to = from + COUNT, *others = NULL;
     fill(from, to, one);
-    expect_copy(world, ncclAllGather(from, to, COUNT, ncclFloat, world, one), to, one, "an all-gather");
+    expect_copy(first, ncclAllGather(from, to, COUNT, ncclFloat, first, one), to, one, "an all-gather");
     fill(from, from, one);
-    expect_copy(world, ncclAllGather(from, from, COUNT, ncclFloat, world, one), from, one, "an all-gather in place");
+    expect_copy(first, ncclAllGather(from, from, COUNT, ncclFloat, first, one), from, one, "an all-gather in place");
     fill(from, from, one);
-    expect_copy(world, ncclReduceScatter(from, from, COUNT, ncclFloat, ncclSum, world, one), from, one,
+    expect_copy(first, ncclReduceScatter(from, from, COUNT, ncclFloat, ncclSum, first, one), from, one,
                 "a reduce-scatter in place, fp32");
     fill(from, from, one);
-    expect_copy(world, ncclReduceScatter(from, from, 2 * COUNT, ncclBfloat16, ncclSum, world, one), from, one,
+    expect_copy(first, ncclReduceScatter(from, from, 2 * COUNT, ncclBfloat16, ncclSum, first, one), from, one,
                 "a reduce-scatter in place, bf16");
     fill(from, to, one);
-    expect_copy(child, send_to_itself(from, to, child, one), to, one, "a send and a receive of one group");
+    expect_copy(second, send_to_itself(from, to, second, one), to, one, "a send and a receive of one group");
     cuda(cudaMalloc((void **)&others, 2 * sizeof numbers), "memory");
     fill(from, to, one);
     fill(others, others + COUNT, two);
     cuda(cudaStreamSynchronize(one), "the first stream");
     cuda(cudaStreamSynchronize(two), "the second stream");
-    alternate(world, child, from, others, one, two);
-    expect_copy(child, ncclSuccess, others + COUNT, two, "what the second of them received");
+    alternate(first, second, from, others, one, two);
+    expect_copy(second, ncclSuccess, others + COUNT, two, "what the second of them received");
     cuda(cudaFree(others), "freeing memory");
 }
 
 int main(void) {
-    ncclUniqueId id;
+    ncclUniqueId ids[2];
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclComm_t world = NULL, child = NULL, none = NULL;
+    ncclComm_t first = NULL, second = NULL;
     cudaStream_t one, two;
     float *from = NULL;
     void *registered = NULL;
     int version = 0;
     char text[64];
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1); // as the program does
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
     cuda(cudaSetDevice(0), "choosing the GPU");
     cuda(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking), "making a stream");
     cuda(cudaStreamCreateWithFlags(&two, cudaStreamNonBlocking), "making a stream");
     ncclGetVersion(&version);
     snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-    check(version >= 22600, "NCCL is as new as the program demands (2.26)", text);
-    needed(NULL, ncclGetUniqueId(&id), "an identifier");
+    check(version >= NCCL_VERSION(2, 27, 3), "NCCL is as new as the program demands (2.27.3)", text);
+    for (int i = 0; i < 2; i++) needed(NULL, ncclGetUniqueId(&ids[i]), "an identifier");
     config.blocking = 0;
-    ncclResult_t opening = ncclCommInitRankConfig(&world, 1, id, 0, &config);
-    needed(world, opening, "a communicator that does not block");
-
-    needed(world, ncclCommSplit(world, 0, 0, &child, &config), "a split, by the parent");
-    needed(child, ncclInProgress, "a split, by the child");
-    ncclResult_t left_out = finished(world, ncclCommSplit(world, NCCL_SPLIT_NOCOLOR, 0, &none, &config));
-    check(left_out == ncclSuccess && !none, "a split without a color makes no communicator",
-          ncclGetErrorString(left_out));
+    ncclResult_t opening[2];
+    opening[0] = ncclCommInitRankConfig(&first, 1, ids[0], 0, &config);
+    opening[1] = ncclCommInitRankConfig(&second, 1, ids[1], 0, &config);
+    needed(first, opening[0], "the first of two communicators that open at once");
+    needed(second, opening[1], "the second of two communicators that open at once");
 
     ncclResult_t memory = ncclMemAlloc((void **)&from, 2 * sizeof numbers);
     check(memory == ncclSuccess, "memory from NCCL", ncclGetErrorString(memory));
     if (memory) cuda(cudaMalloc((void **)&from, 2 * sizeof numbers), "memory");
-    ncclResult_t known = finished(world, ncclCommRegister(world, from, 2 * sizeof numbers, &registered));
+    ncclResult_t known = finished(first, ncclCommRegister(first, from, 2 * sizeof numbers, &registered));
     check(known == ncclSuccess, "memory is registered", ncclGetErrorString(known));
 
-    run_operations(world, child, from, one, two);
-    if (registered) needed(world, ncclCommDeregister(world, registered), "memory is no longer registered");
-    needed(child, ncclCommFinalize(child), "the end of a communicator");
-    ncclResult_t ended = ncclCommDestroy(child);
+    run_operations(first, second, from, one, two);
+    if (registered) needed(first, ncclCommDeregister(first, registered), "memory is no longer registered");
+    ncclGroupStart();
+    ncclCommFinalize(second);
+    needed(second, ncclGroupEnd(), "the end of a communicator, in a group");
+    ncclResult_t ended = ncclCommDestroy(second);
     check(ended == ncclSuccess, "a communicator is destroyed", ncclGetErrorString(ended));
-    ended = ncclCommAbort(world);
+    ended = ncclCommAbort(first);
     check(ended == ncclSuccess, "a communicator is aborted", ncclGetErrorString(ended));
     if (memory) cuda(cudaFree(from), "freeing memory");
     else check(ncclMemFree(from) == ncclSuccess, "memory goes back to NCCL", "");
