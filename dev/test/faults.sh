@@ -43,6 +43,10 @@ choose_compiler() {
         compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags)
         libs=
     fi
+    if [[ $1 = *"between processes" ]]; then
+        compile="$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-mpi-fp32/flags) -DHAVE_MPI \
+            -DCUDA_ON_CPU_PROCESSES"
+    fi
     if [[ $1 = *"by wgmma" ]]; then
         compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-bf16/flags)
         libs=
@@ -124,7 +128,7 @@ edit+='if (count \&\& direction == BUFFER_TO_GRADIENTS \&\& u->table_unit->kind 
 more "adapters' sums of one tp rank are lost" run/shared_gradients.h "$edit" \
     adapters "gradients, losses of one rank"
 
-edit='s/^    device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);/&\n'
+edit='s/^    if (o->offloaded) device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);/&\n'
 edit+='    for (int u = 0; u < fsdp->table->num_units; u++) '
 edit+='if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) '
 edit+='scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/'
@@ -886,6 +890,52 @@ more "a matmul counts on multiprocessors that do not exist, over NCCL" lib/cuda/
 more "kernels are loaded behind collectives, over NCCL" lib/device_cuda.h \
     's|    if (shares_work) setenv("CUDA_MODULE_LOADING", "EAGER", 0);||' \
     streams "launched for the first time while a collective is queued"
+
+# What NCCL really does, and the emulator with it (dev/cuda_on_cpu/README.md)
+edit='s|^    if (returned != ncclSuccess && returned != ncclInProgress) return.*|    if (returned != ncclInProgress) return returned;|; '
+edit+='s|^    if (is_apart) nccl_begin(comm, NCCL_REDUCTIONS.*|    ncclComm_t all = comm->nccl[axis], *child = \&comm->nccl[NCCL_REDUCTIONS]; ncclConfig_t own = NCCL_CONFIG_INITIALIZER; own.blocking = 0; if (is_apart) nccl_check(comm, all, ncclInProgress, 0, 0, "open", "fsdp"), nccl_check(comm, all, ncclCommSplit(all, 0, g->rank, child, \&own), 0, 0, "split off", "fsdp"), nccl_check(comm, *child, ncclInProgress, 0, 0, "open", "the split");|'
+more "a split that says ncclSuccess counts as made, over NCCL" lib/transport_nccl.h "$edit" \
+    streams "could not open the split: invalid argument"
+
+more "a communicator that there is not is asked for its state, over NCCL" lib/transport_nccl.h \
+    's|^        if (comm->nccl\[i\])$|        if (1)|' \
+    streams "the communicator is NULL"
+
+more "a call that is in progress is not waited for, between processes" lib/transport_nccl.h \
+    's|^    nccl_check(comm, c, result, r->line, r->number, starts.*||' \
+    "gpu_processes all" "mpirun, 4 GPUs, full_shard: the checkpoint of ranks that are threads"
+
+more "a wait inside NCCL has no limit, between processes" lib/transport_nccl.h \
+    's|^        if (waited > wait_limit(comm)) wait_expired.*||' \
+    "gpu_processes all" "a rank that is stopped while communicators open is named"
+
+more "nothing is connected before the first step, over NCCL" lib/transport_nccl.h \
+    's|^            if (dry_run->traffic_started\[nccl_axes\[i\]\]\[kinds\[k\]\].calls)|            if (0)|' \
+    streams "is allocated before the first step"
+
+more "the plan forgets the connections between pairs, over NCCL" lib/transport_nccl.h \
+    's|^    if (has_pairs) mib +=.*||' \
+    streams "is allocated before the first step, and within the plan"
+
+more "NCCL's memory is not checked, over NCCL" run/trainer.h \
+    's|^    if (uses_nccl(j)) check_memory_of_gpu(j, dry);|    if (uses_nccl(j)) {}|' \
+    streams "a GPU without room for NCCL.s communicators is refused"
+
+more "an abort that does not return changes the exit code, between processes" lib/transport_nccl.h \
+    's|^    nccl_exit_code = code;|    nccl_exit_code = 2;|' \
+    "gpu_processes all" "an error of the user keeps its exit code"
+
+more "a broken connection is reported before the monitor names a process, between processes" lib/transport_nccl.h \
+    's|           seconds_now() - start < 2) {|           seconds_now() - start < 0) {|' \
+    "gpu_processes all" "a rank of another host that dies is named"
+
+more "messages leave out NCCL's last error, over NCCL" lib/transport_nccl.h \
+    's|{ return ncclGetLastError(NULL); }|{ return ""; }|' \
+    streams "what NCCL finds broken ends all, with the other rank.s address"
+
+more "NVLink SHARP is left on, over NCCL" lib/device_cuda.h \
+    's|^    if (shares_work) setenv("NCCL_NVLS_ENABLE", "0", 0);||' \
+    streams "NVLink SHARP"
 
 more "a stage sends what is not made yet" pipeline_parallel.h \
     's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' \

@@ -374,21 +374,74 @@ static void test_limits(void) {
     cuda_on_cpu.multiprocessors = multiprocessors;
 }
 
+/* NCCL's memory on one rank: what it had allocated before the first step, what the plan expected at most, and what the
+ * step allocated in addition; its streams and the rank's own. */
+static double memory_of_nccl[3];
+static int streams_of_rank;
+static void see_memory(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    const Parallel *p = &o->trainer.parallel;
+    double before = device_memory(p->dev.gpu);
+    for (int step = 1; step <= 2; step++) train_step(&o->trainer, step);
+    device_synchronize_all(&o->trainer.parallel.dev);
+    if (rank == 0) {
+        memory_of_nccl[0] = p->comm.library_memory;
+        memory_of_nccl[1] = nccl_memory(&p->mesh, o->dry_run.parallel.comm.traffic_started, p->dev.reductions_apart,
+                                        transport_sums(&j->opt));
+        memory_of_nccl[2] = before - device_memory(p->dev.gpu);
+        streams_of_rank = __builtin_popcount(p->dev.streams_used);
+    }
+    close_rank(o);
+}
+
+static void test_memory_of_nccl(void) {
+    static const struct {
+        const char *more;
+        int world, streams;
+    } layouts[] = {{"", 2, 3}, // compute, gather, reduce
+                   {" --deterministic", 4, 3},
+                   {" --deterministic --dp-replicate 2", 4, 3},
+                   {" --tp 2 --dp-shard 2", 4, 4},
+                   {" --cp 2", 2, 3},
+                   {" --pp 2 --accum 2", 2, 7}, // messages each way, in turns of two
+                   {" --pp 4 --accum 4", 4, 7},
+                   {" --optimizer muon", 2, 3}};
+    for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
+        char arguments[512], name[160];
+        snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --batch 1 --timeout 60 --transport nccl%s",
+                 mesh_model(0), make_token_file("memory.tok", 3000, 64, 0), layouts[i].more);
+        Job *j = make_job(arguments, layouts[i].world, transport_find("nccl"));
+        launch(j, 0, see_memory);
+        end_job(j);
+        const double *m = memory_of_nccl;
+        snprintf(name, sizeof name, "%d GPUs%s: NCCL's memory is allocated before the first step, and within the plan",
+                 layouts[i].world, layouts[i].more);
+        CHECK(name, m[0] <= m[1] && m[0] > 0.6 * m[1] && m[2] == 0,
+              "%.0f MiB, planned %.0f; in the steps another %.0f", m[0] / (1 << 20), m[1] / (1 << 20), m[2] / (1 << 20));
+        snprintf(name, sizeof name, "%d GPUs%s: a rank has only the streams that it uses", layouts[i].world,
+                 layouts[i].more);
+        CHECK(name, streams_of_rank == layouts[i].streams, "%d, expected %d", streams_of_rank, layouts[i].streams);
+    }
+}
+
+enum { SETTINGS = 4 };
 static void prepare_again(void *arg) {
-    static const char *const names[] = {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
-                                        "NCCL_LAUNCH_ORDER_IMPLICIT"};
-    for (int i = 0; i < 3; i++) unsetenv(names[i]);
+    static const char *const names[SETTINGS] = {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
+                                                "NCCL_LAUNCH_ORDER_IMPLICIT", "NCCL_NVLS_ENABLE"};
+    for (int i = 0; i < SETTINGS; i++) unsetenv(names[i]);
     if (arg) setenv(names[0], "4", 1);
+    if (arg) setenv(names[3], "1", 1);
     device_prepare_process(1);
-    for (int i = 0; i < 3; i++) printf("%s ", getenv(names[i]) ? getenv(names[i]) : "none");
+    for (int i = 0; i < SETTINGS; i++) printf("%s ", getenv(names[i]) ? getenv(names[i]) : "none");
 }
 static void test_settings(void) {
     char said[2][256];
     int asked = 1;
     child_says(prepare_again, NULL, said[0], sizeof said[0]);
     child_says(prepare_again, &asked, said[1], sizeof said[1]);
-    CHECK("CUDA gets 32 hardware queues and kernels loaded at the start, and what the user has set stays",
-          !strcmp(said[0], "32 EAGER 1 ") && !strcmp(said[1], "4 EAGER 1 "), "'%s', '%s'", said[0], said[1]);
+    CHECK("CUDA gets 32 hardware queues and kernels loaded at the start, NCCL no NVLink SHARP, and what the user has set "
+          "stays",
+          !strcmp(said[0], "32 EAGER 1 0 ") && !strcmp(said[1], "4 EAGER 1 1 "), "'%s', '%s'", said[0], said[1]);
 }
 
 /* A host that fills its GPU's queue is held in a call that knows no deadline: it stays a few blocks ahead, however many
@@ -449,8 +502,30 @@ static void run_shared_gpu(void *arguments) {
     cuda_on_cpu.devices = 2;
     launch(make_job((const char *)arguments, 3, transport_find("nccl")), 0, three_steps);
 }
-static void run_unsplit(void *arguments) {
-    cuda_on_cpu_fail("ncclCommSplit", (cudaError_t)ncclSystemError, 2);
+static void run_unopened(void *arguments) {
+    cuda_on_cpu_fail("ncclCommInitRankConfig", (cudaError_t)ncclSystemError, 2);
+    launch(make_job((const char *)arguments, 2, transport_find("nccl")), 0, three_steps);
+}
+static void run_old_nccl(void *arguments) {
+    cuda_on_cpu.nccl_version = 22702;
+    launch(make_job((const char *)arguments, 2, transport_find("nccl")), 0, three_steps);
+}
+static void run_one_address(void *arguments) {
+    setenv("NCCL_COMM_ID", "10.0.0.1:4000", 1);
+    launch(make_job((const char *)arguments, 2, transport_find("nccl")), 0, three_steps);
+}
+static void run_nvls(void *arguments) {
+    setenv("NCCL_NVLS_ENABLE", "1", 1);
+    launch(make_job((const char *)arguments, 2, transport_find("nccl")), 0, three_steps);
+}
+/* The plan's formula counts 166 MiB for each of fsdp's two communicators. */
+static void run_too_small_for_nccl(void *arguments) {
+    cuda_on_cpu.memory = 300 << 20;
+    launch(make_job((const char *)arguments, 2, transport_find("nccl")), 0, rank_main);
+}
+/* Another program takes memory between the check and NCCL's allocation. */
+static void run_without_room(void *arguments) {
+    cuda_on_cpu.memory = 200 << 20;
     launch(make_job((const char *)arguments, 2, transport_find("nccl")), 0, three_steps);
 }
 static void run_no_pinned(void *arguments) {
@@ -475,17 +550,46 @@ static void test_lost_gpus(void) {
                   "",
                   2,
                   {" waited 1.", " on fsdp (3 ranks)"}},
-                 {"what NCCL finds broken ends all", run_broken_gpu, "", 2, {": NCCL ", "remote process exited"}},
+                 {"what NCCL finds broken ends all, with the other rank's address",
+                  run_broken_gpu,
+                  "",
+                  2,
+                  {"remote process exited", "Connection closed by remote peer"}},
                  {"more ranks than GPUs are refused over nccl",
                   run_shared_gpu,
                   "",
                   1,
                   {"3 ranks were started on a host with 2 GPUs", "--transport threads"}},
                  {"a group that NCCL cannot open is named",
-                  run_unsplit,
+                  run_unopened,
                   "",
                   2,
-                  {"NCCL could not split off fsdp", "NCCL_DEBUG=INFO"}},
+                  {"NCCL could not open the group of fsdp", "NCCL_DEBUG=INFO"}},
+                 {"an NCCL that is too old is refused",
+                  run_old_nccl,
+                  "",
+                  1,
+                  {"NCCL has version 2.27.2, but 2.27.3 or newer is needed", "install a newer one"}},
+                 {"one address for all communicators is refused",
+                  run_one_address,
+                  "",
+                  1,
+                  {"NCCL_COMM_ID is set", "unset it"}},
+                 {"NVLink SHARP that the user turns on and the switch has no slot for is named",
+                  run_nvls,
+                  "",
+                  2,
+                  {"NCCL could not open the group of fsdp", "NVLink SHARP"}},
+                 {"a GPU without room for NCCL's communicators is refused, with its number",
+                  run_too_small_for_nccl,
+                  "",
+                  1,
+                  {" of memory on GPU ", "0.35 GB of them for NCCL, but 0.31 GB are free"}},
+                 {"communicators that find no memory say how much is free",
+                  run_without_room,
+                  "",
+                  2,
+                  {"out of memory", "GB of free memory"}},
                  {"--offload without room in the host's memory",
                   run_no_pinned,
                   " --offload optimizer",
@@ -495,7 +599,8 @@ static void test_lost_gpus(void) {
         char arguments[512], said[SAID];
         snprintf(arguments, sizeof arguments,
                  "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --transport %s%s", fixture_dir,
-                 make_token_file("lost.tok", 3000, 64, 0), i == 5 ? "threads" : "nccl", cases[i].more);
+                 make_token_file("lost.tok", 3000, 64, 0), strstr(cases[i].more, "offload") ? "threads" : "nccl",
+                 cases[i].more);
         double start = seconds_now();
         int code = child_says(cases[i].run, arguments, said, sizeof said);
         double took = seconds_now() - start;
@@ -514,6 +619,7 @@ static void test_streams(void) {
     test_timeline_of_gpus(nccl);
     test_settings();
     test_limits();
+    test_memory_of_nccl();
     test_reductions_apart();
     test_tensor_parallel_beside();
     test_queues(nccl);
