@@ -622,7 +622,8 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     int first = step == trainer->job->start.step + 1; // of the run, or of a stage
     int64_t updates = trainer->progress.updates;
     StepStats s = train_step(trainer, step);
-    s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
+    s.matmul_share = *rate > 0 ? flops / s.seconds / *rate : 0;
+    s.mfu = job_mfu(trainer->job, s.seconds);
     int asked = signals_asked(trainer);
     if (first) *rate = matmul_rate(&trainer->parallel.dev);
     if (!trainer->is_checked && trainer->progress.updates > updates) check_first_step(trainer);

@@ -223,7 +223,8 @@ static const OptionRow option_rows[] = {
     REAL("start-timeout", start_timeout, 0.1, 1e6, "SECONDS", "120",
          "longest time that ranks on several hosts may take to connect, before they read anything"),
     TEXT("transport", transport, "threads|mpi|nccl", NULL,
-         "communication backend (default: nccl for GPUs, mpi under mpirun or srun, threads otherwise)"),
+         "communication backend (default: for GPUs nccl, or threads if all --ranks share the only GPU; for CPUs mpi "
+         "under mpirun or srun, threads otherwise)"),
     INT("ranks", ranks, 0, 4096, "N", "0", "run N ranks as threads of one process, without mpirun; 0: one rank"),
     FLAG("deterministic", deterministic,
          "sum in a fixed order: FSDP and pipeline layouts with equally many micro-batches give equal bits, if the "

@@ -253,6 +253,11 @@ static unsigned offloaded(const Options *o) {
 static void check_memory(const Job *j, const Device *dry_run) {
     int sharing = uses_nccl(j) ? 1 : j->local_ranks; // with NCCL each rank has its own GPU
     double need = (double)device_need(dry_run) * sharing;
+    if (need > j->available_memory && need <= j->total_memory)
+        user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB of %.2f GB are free, "
+                   "because other processes hold the rest (nvidia-smi lists them): end them, choose another GPU with "
+                   "CUDA_VISIBLE_DEVICES, or use less memory (--plan lists what needs how much)",
+                   need / 1e9, sharing, sharing > 1 ? "s" : "", j->available_memory / 1e9, j->total_memory / 1e9);
     if (need > j->available_memory)
         user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB are free: use more "
                    "hosts or GPUs, a smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model "
