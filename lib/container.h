@@ -125,10 +125,11 @@ static inline ContainerLimits container_limits(void) {
  * gives a container 64 MB. */
 #define NCCL_SHARED_MEMORY 1e9
 
-/* Bytes that are free in /dev/shm, where processes share memory; INFINITY: there is none. */
+/* Bytes that are free in /dev/shm. A system without /dev/shm shares memory in another way: INFINITY. */
 static inline double shared_memory_free(void) {
     struct statvfs info;
-    return statvfs("/dev/shm", &info) ? INFINITY : (double)info.f_bavail * (double)info.f_frsize;
+    if (statvfs("/dev/shm", &info)) return errno == ENOENT ? INFINITY : 0;
+    return (double)info.f_bavail * (double)info.f_frsize;
 }
 
 #endif

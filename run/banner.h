@@ -89,6 +89,18 @@ static void print_resumed(const Checkpoint *from, double seconds) {
     printf("\n");
 }
 
+/* Recommends the batch of `larger`, which needs `need` bytes of the GPU. */
+static void print_larger_step(const Job *j, const Options *larger, double need) {
+    char own[32], more[32];
+    with_commas(own, samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
+    with_commas(more, samples_per_step(larger, &j->mesh) * j->opt.seq);
+    fprintf(stderr,
+            "note: a step has only %s tokens, so that the optimizer takes a larger part of its time than it needs to. With --batch %d "
+            "--accum %d it has %s and needs %.1f of the %.1f GB that are free on the GPU. This is not the default, "
+            "because a larger batch changes the result of training\n",
+            own, larger->batch, larger->accum, more, need / 1e9, j->available_memory / 1e9);
+}
+
 /* A stage of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */
 static void print_stage(const Job *j) {
     const Recipe *r = &j->recipe;

@@ -249,10 +249,18 @@ static unsigned offloaded(const Options *o) {
     return !strcmp(o->offload, "optimizer") ? optimizer : 0;
 }
 
+/* How many ranks share a device's memory: with NCCL each rank has its own GPU. */
+static int ranks_per_device(const Job *j) { return uses_nccl(j) ? 1 : j->local_ranks; }
+
+/* Bytes that all ranks on a device need of it, if each needs what this dry run needed. */
+static double need_of_device(const Job *j, const Device *dry_run) {
+    return (double)device_need(dry_run) * ranks_per_device(j);
+}
+
 /* Refuses a run that needs more memory than there is, before any rank allocates. */
 static void check_memory(const Job *j, const Device *dry_run) {
-    int sharing = uses_nccl(j) ? 1 : j->local_ranks; // with NCCL each rank has its own GPU
-    double need = (double)device_need(dry_run) * sharing;
+    int sharing = ranks_per_device(j);
+    double need = need_of_device(j, dry_run);
     if (need > j->available_memory && need <= j->total_memory)
         user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB of %.2f GB are free, "
                    "because other processes hold the rest (nvidia-smi lists them): end them, choose another GPU with "
