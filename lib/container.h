@@ -121,7 +121,7 @@ static inline ContainerLimits container_limits(void) {
     return container_limits_of("/proc/self/cgroup", "/proc/self/mountinfo");
 }
 
-/* Bytes of /dev/shm that suffice for NCCL, by the NCCL user guide (Troubleshooting, Shared memory: --shm-size=1g). Docker
+/* Bytes of /dev/shm that suffice for NCCL, by its user guide (Troubleshooting, Shared memory: --shm-size=1g). Docker
  * gives a container 64 MB. */
 #define NCCL_SHARED_MEMORY 1e9
 

@@ -14,8 +14,8 @@ static void print_model(const Job *j) {
     else printf("weights: random initialization (seed %d)\n", j->opt.seed);
 }
 
-/* The GPUs of rank 0's host that compute: "GPUs: 8 x NVIDIA H200". If a launcher shows each rank a GPU of its own, all of
- * them are taken to be like rank 0's. */
+/* The GPUs of rank 0's host that compute: "GPUs: 8 x NVIDIA H200". If a launcher shows each rank a GPU of its own, all
+ * of them are taken to be like rank 0's. */
 static void print_gpus(const Job *j) {
     char name[256], next[256];
     int count = uses_nccl(j) ? j->local_ranks : 1, visible = CUDA_BUILD ? device_count() : 0, alike = 0;
@@ -95,9 +95,9 @@ static void print_larger_step(const Job *j, const Options *larger, double need) 
     with_commas(own, samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
     with_commas(more, samples_per_step(larger, &j->mesh) * j->opt.seq);
     fprintf(stderr,
-            "note: a step has only %s tokens, so that the optimizer takes a larger part of its time than it needs to. With --batch %d "
-            "--accum %d it has %s and needs %.1f of the %.1f GB that are free on the GPU. This is not the default, "
-            "because a larger batch changes the result of training\n",
+            "note: a step has only %s tokens, so that the optimizer takes a larger part of its time than it needs to. "
+            "With --batch %d --accum %d it has %s and needs %.1f of the %.1f GB that are free on the GPU. This is not "
+            "the default, because a larger batch changes the result of training\n",
             own, larger->batch, larger->accum, more, need / 1e9, j->available_memory / 1e9);
 }
 

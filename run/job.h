@@ -221,15 +221,17 @@ static void note_nccl_host(int local_ranks) {
     int driver = driver_without_overlap();
     double shared = shared_memory_free();
     if (driver)
-        fprintf(stderr,
-                "note: the NVIDIA driver supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
-                "so that less communication overlaps with computation: update the driver\n",
-                driver / 1000, driver % 1000 / 10);
+        fprintf(
+            stderr,
+            "note: the NVIDIA driver supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
+            "so that less communication overlaps with computation: update the driver\n",
+            driver / 1000, driver % 1000 / 10);
     if (local_ranks > 1 && shared < NCCL_SHARED_MEMORY)
-        fprintf(stderr,
-                "note: /dev/shm has %.2f GB free. NCCL allocates there what GPUs cannot exchange directly, and fails if "
-                "it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
-                shared / 1e9);
+        fprintf(
+            stderr,
+            "note: /dev/shm has %.2f GB free. NCCL allocates there what GPUs cannot exchange directly, and fails if "
+            "it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
+            shared / 1e9);
 }
 
 static void check_gpus(const Job *j, int world, int local_ranks) {
@@ -667,8 +669,9 @@ static void check_counters(const Job *j, int world) {
 /* The bf16 FLOP/s of all GPUs of the run, if they are those of rank 0 and this build computes in bf16; else 0. */
 static double job_datasheet_rate(const Job *j, int world) {
     char name[256];
+    int gpus = uses_nccl(j) ? world : 1;
     device_model(job_gpu_of_rank(j, 0), name, sizeof name);
-    return sizeof(floatX) == sizeof(float) ? 0 : datasheet_rate(name) * (uses_nccl(j) ? world : 1);
+    return FLOATX == DTYPE_BF16 ? gpus * datasheet_rate(name) : 0;
 }
 
 /* The model FLOPs utilization of a step that took `seconds`; 0: not known. */
@@ -1116,16 +1119,17 @@ static void check_transport_option(const Options *o, int under_mpi, int processe
                    "use ./train_llama3_cuda");
 }
 
-/* The transport of ranks that are threads of a CUDA build, unless --transport names one: NCCL if each rank can have a GPU
- * of its own, or threads if all of them share the only GPU. `gpus`: how many there are. */
+/* The transport of ranks that are threads of a CUDA build, unless --transport names one: NCCL if each rank can have a
+ * GPU of its own, or threads if all of them share the only GPU. `gpus`: how many there are. */
 static const char *transport_of_gpus(int ranks, int gpus) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (gpus == 1) return "threads";
     if (ranks > gpus)
-        user_error("--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank, %d more: use --ranks %d, "
-                   "or let all %d ranks share the first GPU with --transport threads",
-                   ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
-                   ranks - gpus, gpus, ranks);
+        user_error(
+            "--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank, %d more: use --ranks %d, "
+            "or let all %d ranks share the first GPU with --transport threads",
+            ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
+            ranks - gpus, gpus, ranks);
     return "nccl";
 }
 
@@ -1147,9 +1151,10 @@ static int choose_transport(Job *j, int processes) {
     j->host_transport = under_mpi ? transport_find("mpi") : &transport_threads;
     j->transport = o->transport ? transport_find(o->transport) : j->host_transport;
     if (!j->transport)
-        user_error("--transport %s, which several GPUs need: this build has no NCCL: install it next to the CUDA toolkit "
-                   "and build again, or share one GPU with --ranks N --transport threads",
-                   o->transport);
+        user_error(
+            "--transport %s, which several GPUs need: this build has no NCCL: install it next to the CUDA toolkit "
+            "and build again, or share one GPU with --ranks N --transport threads",
+            o->transport);
     if (under_mpi) return processes;
     return o->ranks ? o->ranks : 1;
 }

@@ -14,8 +14,8 @@ static const struct {
     const char *name;
     double bf16;
 } datasheet_rates[] = {
-    // H100, H200 and GH200 datasheets give rates with sparsity, twice the dense ones: 1,979 (SXM), 1,671 (NVL) and 1,513
-    // (PCIe). The H100 architecture whitepaper, table 2, has 989.4 without.
+    // H100, H200 and GH200 datasheets give rates with sparsity, twice the dense ones: 1,979 (SXM), 1,671 (NVL) and
+    // 1,513 (PCIe). NVIDIA's whitepaper on the H100 architecture has 989.4 without.
     {"NVIDIA H200", 989.4e12},
     {"NVIDIA H200 NVL", 835.5e12},
     {"NVIDIA H100 80GB HBM3", 989.4e12},

@@ -212,19 +212,19 @@ struct Costs {                                    // of the logical clock (event
 struct CudaOnCpu {
     uint64_t seed = 1; // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
     int chip = 90;     // CUDA_ON_CPU_CHIP: 70, 75, 80, 86, 89 or 90, with or without sm_: compute capability and limits
-    size_t memory = 80ull << 30; // CUDA_ON_CPU_MEMORY: bytes of one device
-    size_t held = 0;             // CUDA_ON_CPU_HELD: of these, bytes that other processes hold
-    int devices = 1;             // CUDA_ON_CPU_DEVICES
+    size_t memory = 80ull << 30;   // CUDA_ON_CPU_MEMORY: bytes of one device
+    size_t held = 0;               // CUDA_ON_CPU_HELD: of these, bytes that other processes hold
+    int devices = 1;               // CUDA_ON_CPU_DEVICES
     const char *visible = nullptr; // CUDA_VISIBLE_DEVICES: the numbers of those devices that the program sees
     int multiprocessors = 8;
     int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER, _RUNTIME: versions that the two queries say
     const char *name = nullptr; // CUDA_ON_CPU_NAME: what the devices are called, such as "NVIDIA H200"
-    int tensor_maps = 1; // CUDA_ON_CPU_TENSOR_MAPS: the driver has cuTensorMapEncodeTiled
+    int tensor_maps = 1;        // CUDA_ON_CPU_TENSOR_MAPS: the driver has cuTensorMapEncodeTiled
     const char *failures =
         nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
-    int rough = 0; // CUDA_ON_CPU_ROUGH: 1 or 2: arithmetic errs as that of a GPU may (arithmetic.h)
+    int rough = 0;                   // CUDA_ON_CPU_ROUGH: 1 or 2: arithmetic errs as that of a GPU may (arithmetic.h)
     unsigned refused_algorithms = 0; // CUDA_ON_CPU_REFUSED_ALGORITHMS: bit i: cuBLASLt refuses to run proposal i
-    int protect = !CUDA_ON_CPU_ASAN;                        // the host that touches device memory is caught
+    int protect = !CUDA_ON_CPU_ASAN; // the host that touches device memory is caught
     const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
     Costs costs;
     size_t deepest = 0;              // operations in the fullest queue so far: near 1,000 a GPU's call would wait

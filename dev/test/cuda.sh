@@ -227,7 +227,8 @@ bad() {
 
 # what is wrong with a machine, a driver or a container, each in a sentence that says what to do
 problems_of_machine() {
-    local what=(1 "${train[@]}" --steps 1) busy="^error: CUDA: .*another process has it for itself.*nvidia-smi -c DEFAULT"
+    local what=(1 "${train[@]}" --steps 1)
+    local busy="^error: CUDA: .*another process has it for itself.*nvidia-smi -c DEFAULT"
     CUDA_ON_CPU_FAIL=cudaGetDeviceCount:802:1 bad "GPUs whose NVSwitch nobody manages" \
         "^error: CUDA: looking for a GPU: .*nvidia-fabricmanager must run" "${what[@]}"
     CUDA_ON_CPU_FAIL=cudaGetDeviceCount:803:1 bad "a driver and a library of two versions" \
@@ -247,8 +248,8 @@ problems_of_machine() {
     CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_FAIL=cudaEventCreateWithFlags:2:1 bad "memory that CUDA itself lacks" \
         "^error: CUDA: .*out of memory: [0-9.]+ GB of the GPU's 80\.00 GB are free" "${what[@]}"
     CUDA_ON_CPU_DEVICES=2 bad "more ranks than GPUs" \
-        "^error: --ranks 8, but this host has 2 GPUs, and .* 6 more: use --ranks 2, .*--transport threads" "${what[@]}" \
-        --ranks 8
+        "^error: --ranks 8, but this host has 2 GPUs, and .* 6 more: use --ranks 2, .*--transport threads" \
+        "${what[@]}" --ranks 8
     CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1 bad "more ranks than visible GPUs" \
         "^error: --ranks 4, but this host has 2 GPUs \(CUDA_VISIBLE_DEVICES=3,1\)" "${what[@]}" --ranks 4
     CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=-1 bad "no visible GPU" \
@@ -275,8 +276,8 @@ gpus_of_run() {
     CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=2,3 says "two of four GPUs are visible, and two ranks take them" \
         "^ranks: 2 x .* over nccl," --ranks 2
     says "ranks share the only GPU" "^ranks: 3 x .* over threads," --ranks 3
-    CUDA_ON_CPU_DEVICES=4 says "--transport threads shares a GPU of four" "^GPU: 1 x .*, shared by 3 ranks\$" --ranks 3 \
-        --transport threads
+    CUDA_ON_CPU_DEVICES=4 says "--transport threads shares a GPU of four" "^GPU: 1 x .*, shared by 3 ranks\$" \
+        --ranks 3 --transport threads
     CUDA_ON_CPU_NAME=$slice says "ranks share a slice of a GPU" "^GPU: 1 x NVIDIA H200 MIG 1g.18gb, shared by 2 ranks" \
         --ranks 2
     CUDA_ON_CPU_NAME=$h200 says "MFU by the datasheet of the GPU" "^step .* \| MFU +[0-9.]+ %" --out rated
@@ -310,7 +311,7 @@ default_batch() {
     says "a step of few tokens: a batch that fits" \
         "^note: a step has only 256 tokens, .* With --batch 128 --accum 1 it has 32,768 and needs 0\.[0-9] of the "
     CUDA_ON_CPU_MEMORY=300000000 says "with less memory, smaller micro-batches" \
-        "^note: a step has only 256 tokens, .* With --batch 64 --accum 2 it has 32,768 and needs 0\.[0-9] of the 0\.3 GB"
+        "^note: a step has only 256 tokens, .* --batch 64 --accum 2 it has 32,768 and needs 0\.[0-9] of the 0\.3 GB"
     CUDA_ON_CPU_MEMORY=300000000 bad "… and the next larger ones do not fit" "^error: the run needs 0\.[0-9]+ GB" 1 \
         "${train[@]}" --steps 1 --batch 128
     says "a batch that was chosen needs no note" "^step .* \| MB per rank" --batch 2

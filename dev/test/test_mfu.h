@@ -17,7 +17,7 @@ static void test_mfu(void) {
     adapted.base = BASE_FROZEN;
     adapted.lora_rank = 16;
     adapted.lora_targets = 1;
-    // Llama-3.2-1B: 1,235,814,400 parameters, the embedding among them because it is the head; attention 12·16·32·64·8192
+    // Llama-3.2-1B has 1,235,814,400 parameters. The embedding is among them, because it is the head.
     double of_small = counted_flops(&small), by_hand = 6 * 1235814400.0 + 12.0 * 16 * 32 * 64 * 8192;
     check(of_small == by_hand, "Llama-3.2-1B: FLOPs per token with a tied head", "%.0f, expected %.0f", of_small,
           by_hand);
