@@ -369,6 +369,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_tokenizer_files.h"
 #include "dev/test/test_tokenizer.h"
 #include "dev/test/test_family.h"
+#include "dev/test/test_mfu.h"
 #include "dev/test/test_data.h"
 #include "dev/test/test_safetensors.h"
 #include "dev/test/test_pytorch.h"
@@ -440,6 +441,7 @@ static const struct {
 } groups[] = {{"kernels", test_kernels, BOTH_BUILDS},
               {"tokenizer", test_tokenizer, C_BUILD},
               {"family", test_family, C_BUILD},
+              {"mfu", test_mfu, C_BUILD},
               {"data", test_data, C_BUILD},
               {"safetensors", test_safetensors, C_BUILD},
               {"pytorch", test_pytorch, BOTH_BUILDS},

@@ -622,7 +622,8 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     int first = step == trainer->job->start.step + 1; // of the run, or of a stage
     int64_t updates = trainer->progress.updates;
     StepStats s = train_step(trainer, step);
-    s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
+    s.matmul_share = *rate > 0 ? flops / s.seconds / *rate : 0;
+    s.mfu = job_mfu(trainer->job, s.seconds);
     int asked = signals_asked(trainer);
     if (first) *rate = matmul_rate(&trainer->parallel.dev);
     if (!trainer->is_checked && trainer->progress.updates > updates) check_first_step(trainer);
@@ -742,6 +743,27 @@ static void plan_main(Job *j) {
     if (planned) plan_close(&plan);
 }
 
+/* On a GPU, if a step has few tokens: names a larger batch, in the largest micro-batches for which there is memory. */
+static void note_small_step(const Job *j) {
+    int64_t samples = job_samples_of_full_step(j);
+    double need = INFINITY;
+    if (!samples) return;
+    Job *larger = (Job *)checked_malloc(sizeof *larger);
+    Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
+    *larger = *j;
+    larger->opt.trace = NULL;
+    for (int64_t batch = samples; batch && need > j->available_memory; batch /= 2) {
+        larger->opt.batch = (int)batch;
+        larger->opt.accum = (int)(samples / batch);
+        dry_run_open(dry_run, larger, 0, NULL);
+        need = need_of_device(j, &dry_run->parallel);
+        trainer_close(dry_run);
+    }
+    if (need <= j->available_memory) print_larger_step(j, &larger->opt, need);
+    free(dry_run);
+    free(larger);
+}
+
 static void write_run_files(const Trainer *trainer) {
     const Job *j = trainer->job;
     Plan plan;
@@ -767,6 +789,7 @@ static int rank_train(Trainer *trainer) {
         logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
                     j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
         note_cut_contexts(trainer);
+        note_small_step(j);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
                     begins_later_stage(j) || j->resume_from.data_changed);
         if (j->opt.out) write_run_files(trainer);

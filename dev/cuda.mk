@@ -39,7 +39,7 @@ train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	@echo "built $< ($(CUDA_PRECISION))"
 	@$(if $(HAVE_NCCL),,echo "  without NCCL: one GPU")
 	@$(if $(HAVE_MPI),,$(if $(HAVE_NCCL),echo \
-	    "  without MPI: the GPUs of one host$(comma) --ranks N --transport nccl"))
+	    "  without MPI: the GPUs of one host$(comma) --ranks N"))
 
 CUDA_PROGRAMS := train_llama3_cuda test_llama3_cuda
 # What ptxas says about each kernel, its registers and shared memory, stays next to the program.

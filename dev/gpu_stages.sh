@@ -83,7 +83,8 @@ ranks() {
         seq=24 model=$work/model
         small_model "$model"
     fi
-    local -a common=(--model "$model" --data "$work/random.tok" --seq $seq --batch 1 --steps 4 --warmup 2 --threads 1)
+    local -a common=(--model "$model" --data "$work/random.tok" --seq $seq --batch 1 --steps 4 --warmup 2 --threads 1
+        --transport threads) # ranks share a GPU on machines with several, too
     "${ours[@]}" "$bench" tokens "$work/random.tok" || return 1
     for run in "--accum 4" "--accum 4" "--accum 2 --ranks 2" "--accum 1 --ranks 4" \
         "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard" \

@@ -18,6 +18,8 @@ enum { OFFLOAD_IN_PLACE = 1 }; // ops read and write offloaded buffers directly:
 
 static inline void device_prepare_process(int shares_work) { (void)shares_work; }
 static inline int device_count(void) { return 1; }
+static inline int device_count_or_none(void) { return 1; }
+static inline int driver_without_overlap(void) { return 0; }
 
 /* The device of the `local`-th rank of this host. */
 static inline int device_of(int local) {
@@ -25,10 +27,22 @@ static inline int device_of(int local) {
     return 0;
 }
 
+/* The name of a GPU's model; "": the device is a CPU. */
+static inline void device_model(int gpu, char *name, size_t size) {
+    (void)gpu;
+    snprintf(name, size, "%s", "");
+}
+
 /* Bytes of memory, at most what the container allows. */
 static inline double device_memory(int gpu) {
     (void)gpu;
     return fmin((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), container_limits().memory);
+}
+
+/* Other processes do not count: what they hold may be cache, which the system gives up. */
+static inline double device_memory_with_total(int gpu, double *total) {
+    *total = device_memory(gpu);
+    return *total;
 }
 
 static inline double pinned_memory(void) { return INFINITY; }

@@ -18,14 +18,52 @@ enum { OFFLOAD_IN_PLACE = 0 }; // each matmul would read its weights over the bu
 // ---------------------------------------------------------------------------
 // errors and launches
 
+/* Errors of the machine or the installation, which its user can mend. */
+static const struct {
+    cudaError_t error;
+    const char *meaning;
+} cuda_problems[] = {
+    {cudaErrorNoKernelImageForDevice,
+     "this program contains no kernel for this GPU: build it on this machine with make CUDA=1"},
+    {cudaErrorSystemNotReady,
+     "the GPUs are not ready. On a machine whose GPUs are connected by NVSwitch, the service nvidia-fabricmanager must "
+     "run, in the version of the driver: start it with systemctl start nvidia-fabricmanager, and look for errors with "
+     "systemctl status nvidia-fabricmanager"},
+    {cudaErrorSystemDriverMismatch,
+     "the driver in the kernel and its library libcuda.so have different versions. After an update of the driver, "
+     "restart the machine; in a container, restart the container, so that it gets the host's library"},
+    {cudaErrorCompatNotSupportedOnDevice,
+     "libcuda.so is that of a cuda-compat package, which this GPU or its driver does not support: remove the package's "
+     "directory (often /usr/local/cuda/compat) from LD_LIBRARY_PATH, and update the driver instead"},
+    {cudaErrorDevicesUnavailable,
+     "the GPU is not available, most likely because another process has it for itself (compute mode "
+     "EXCLUSIVE_PROCESS): nvidia-smi lists the processes. Wait until that process ends, choose another GPU with "
+     "CUDA_VISIBLE_DEVICES, or let processes share it with nvidia-smi -c DEFAULT"},
+    {cudaErrorUnsupportedPtxVersion,
+     "this program has no machine code for this GPU, and its PTX is newer than the driver: update the driver, or build "
+     "with a CUDA toolkit that is not newer than the CUDA version that nvidia-smi prints"},
+};
+
+/* What is free of the current GPU's memory, in which other processes may hold some, too, for an error. */
+static inline const char *gpu_memory_text(void) {
+    static __thread char text[160];
+    size_t have = 0, total = 0;
+    if (cudaMemGetInfo(&have, &total) != cudaSuccess) {
+        cudaGetLastError(); // the caller reports another error
+        return "how much memory is free is not known";
+    }
+    snprintf(text, sizeof text, "%.2f GB of the GPU's %.2f GB are free (nvidia-smi lists the processes that use it)",
+             (double)have / 1e9, (double)total / 1e9);
+    return text;
+}
+
 static inline void cuda_failed(cudaError_t error, const char *what) {
-    if (error == cudaErrorNoKernelImageForDevice)
-        user_error("CUDA: %s: this program contains no kernel for this GPU: build it on this machine with make CUDA=1",
-                   what);
+    for (size_t i = 0; i < sizeof cuda_problems / sizeof *cuda_problems; i++)
+        if (error == cuda_problems[i].error) user_error("CUDA: %s: %s", what, cuda_problems[i].meaning);
     if (error == cudaErrorMemoryAllocation)
-        user_error("CUDA: %s: out of memory on the GPU: use more ranks, a smaller --batch or --seq, --recompute full, "
-                   "or a smaller model",
-                   what);
+        user_error("CUDA: %s: out of memory: %s. End other processes, or use more ranks, a smaller --batch or --seq, "
+                   "--recompute full, or a smaller model",
+                   what, gpu_memory_text());
     run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most errors of a kernel show up in a later "
                 "call: to find the kernel, run again on one rank with CUDA_LAUNCH_BLOCKING=1, or run the same options "
                 "with the build of make cuda-on-cpu, which names the place",
@@ -104,15 +142,46 @@ static inline int device_count(void) {
     return count;
 }
 
+/* How many GPUs there are; 0 if CUDA finds none. */
+static inline int device_count_or_none(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+    cudaGetLastError(); // clears the error
+    return 0;
+}
+
+/* The version of CUDA that the driver supports, 12020 for 12.2, if NCCL runs one collective after the other with it;
+ * else 0. NCCL_LAUNCH_ORDER_IMPLICIT lets them overlap only from 12.3 on (getImplicitOrder in NCCL's src/enqueue.cc).
+ */
+static inline int driver_without_overlap(void) {
+    int driver = 0;
+    cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version");
+    return driver < 12030 ? driver : 0;
+}
+
 /* The GPU of the `local`-th rank of this host. */
 static inline int device_of(int local) { return local % device_count(); }
 
+/* The name of a GPU's model, such as "NVIDIA H200"; a slice of a GPU is "NVIDIA H200 MIG 1g.18gb". */
+static inline void device_model(int gpu, char *name, size_t size) {
+    cudaDeviceProp properties;
+    cuda_check(cudaGetDeviceProperties(&properties, gpu), "asking for the GPU's properties");
+    snprintf(name, size, "%s", properties.name);
+}
+
+/* Bytes of the GPU's memory, all of it and what is free. */
+static inline double device_memory_with_total(int gpu, double *total) {
+    size_t have = 0, all = 0;
+    cuda_check(cudaSetDevice(gpu), "choosing a GPU");
+    cuda_check(cudaMemGetInfo(&have, &all), "asking for the GPU's memory");
+    *total = (double)all;
+    return (double)have;
+}
+
 /* Bytes of the GPU's memory that are free. */
 static inline double device_memory(int gpu) {
-    size_t have = 0, total = 0;
-    cuda_check(cudaSetDevice(gpu), "choosing a GPU");
-    cuda_check(cudaMemGetInfo(&have, &total), "asking for the GPU's memory");
-    return (double)have;
+    double total;
+    return device_memory_with_total(gpu, &total);
 }
 
 /* Bytes of the host's memory that can be pinned. The system would grant more than it has, and then kill processes. */
@@ -148,7 +217,6 @@ static inline cudaError_t gpu_alloc(const Device *dev, MemCategory category, voi
 /* Host memory could not be pinned, or the GPU has too little memory: says how much was needed. */
 __attribute__((noreturn)) static inline void memory_missing(const Device *dev, MemCategory category, size_t bytes,
                                                             size_t rank_needs) {
-    size_t have = 0, total = 0;
     cudaGetLastError(); // clears the error that is reported here
     if (dev->arenas[category].offloaded)
         user_error("could not pin %.2f GB of the host's memory for %s: --offload needs that much on each rank; use "
@@ -158,13 +226,10 @@ __attribute__((noreturn)) static inline void memory_missing(const Device *dev, M
         user_error("could not pin %.2f GB of the host's memory: use fewer ranks on a host, or a smaller --batch or "
                    "--seq",
                    (double)bytes / 1e9);
-    cudaMemGetInfo(&have, &total);
-    user_error(
-        "could not allocate %.2f GB for %s: a rank needs %.2f GB of the GPU, which has %.2f GB, %.2f GB of them "
-        "free now: use a smaller --batch or --seq, --recompute full, more GPUs, or a smaller model; --plan shows "
-        "how much memory each kind of buffer takes",
-        (double)bytes / 1e9, mem_category_names[category], (double)rank_needs / 1e9, (double)total / 1e9,
-        (double)have / 1e9);
+    user_error("could not allocate %.2f GB for %s: a rank needs %.2f GB, and %s. End other processes, or use a smaller "
+               "--batch or --seq, --recompute full, more GPUs, or a smaller model; --plan shows how much memory each "
+               "kind of buffer takes",
+               (double)bytes / 1e9, mem_category_names[category], (double)rank_needs / 1e9, gpu_memory_text());
 }
 
 /* Memory for an arena, set to zero. Offloaded arenas are pinned memory of the host, which kernels can reach. */

@@ -145,17 +145,20 @@ static inline const char *nccl_last_error(void) { return ncclGetLastError(NULL);
 __attribute__((noreturn)) static inline void nccl_failed(Comm *comm, ncclResult_t error, const char *what,
                                                          const char *of) {
     double start = seconds_now(), have = device_memory(comm->dev->gpu);
-    char memory[96] = "";
+    char hint[128] = "";
     while ((error == ncclRemoteError || error == ncclSystemError) && !comm->heartbeats->threads &&
            seconds_now() - start < 2) {
         if (comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
         usleep(20000);
     }
     if (error == ncclUnhandledCudaError)
-        snprintf(memory, sizeof memory, "; GPU %d has %.2f GB of free memory", comm->dev->gpu, have / 1e9);
+        snprintf(hint, sizeof hint, "; GPU %d has %.2f GB of free memory", comm->dev->gpu, have / 1e9);
+    if (error == ncclSystemError && shared_memory_free() < NCCL_SHARED_MEMORY)
+        snprintf(hint, sizeof hint, "; /dev/shm has %.0f MB free, NCCL may need 1 GB: docker run --shm-size=1g",
+                 shared_memory_free() / 1e6);
     const char *said = nccl_last_error();
     run_failure("%s: NCCL could not %s %s: %s%s%s%s%s. NCCL_DEBUG=INFO gives details", rank_name(comm->rank), what, of,
-                ncclGetErrorString(error), *said ? " (" : "", said, *said ? ")" : "", memory);
+                ncclGetErrorString(error), *said ? " (" : "", said, *said ? ")" : "", hint);
 }
 
 /* Asks for the state of a communicator that does not block: ncclInProgress until its last call has ended. A call may

@@ -14,6 +14,26 @@ static void print_model(const Job *j) {
     else printf("weights: random initialization (seed %d)\n", j->opt.seed);
 }
 
+/* The GPUs of rank 0's host that compute: "GPUs: 8 x NVIDIA H200". If a launcher shows each rank a GPU of its own, all
+ * of them are taken to be like rank 0's. */
+static void print_gpus(const Job *j) {
+    char name[256], next[256];
+    int count = uses_nccl(j) ? j->local_ranks : 1, visible = CUDA_BUILD ? device_count() : 0, alike = 0;
+    if (!CUDA_BUILD) return;
+    printf("GPU%s", plural(count));
+    if (run_hosts.count > 1) printf(" of host %s", host_of_rank(0)->name);
+    for (int i = 0; i < count; i += alike) {
+        device_model(i % visible, name, sizeof name);
+        for (alike = 1; i + alike < count; alike++) {
+            device_model((i + alike) % visible, next, sizeof next);
+            if (strcmp(next, name)) break;
+        }
+        printf("%s %d x %s", i ? "," : ":", alike, name);
+    }
+    if (j->local_ranks > count) printf(", shared by %d ranks", j->local_ranks);
+    printf("\n");
+}
+
 static void print_ranks(const Trainer *trainer) {
     const Job *j = trainer->job;
     const Device *dry_run = &trainer->dry_run->parallel.dev;
@@ -22,7 +42,9 @@ static void print_ranks(const Trainer *trainer) {
     printf("ranks: %d x %d thread%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
            plural(j->threads_per_rank), j->transport->name, j->opt.sharding, fsdp->ranks);
     if (fsdp->replicas > 1) printf(", %d replicas", fsdp->replicas);
-    printf("\nmemory per rank: %.1f MB", (double)device_peak(dry_run) / 1e6);
+    printf("\n");
+    print_gpus(j);
+    printf("memory per rank: %.1f MB", (double)device_peak(dry_run) / 1e6);
     if (offloaded) printf(" and %.1f MB " OFFLOAD_PLACE, (double)offloaded / 1e6);
     if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->opt.out))
         printf(", which is memory, too: --out is on a tmpfs; choose a directory on a disk");
@@ -68,6 +90,18 @@ static void print_resumed(const Checkpoint *from, double seconds) {
            with_commas(step, from->progress.step), with_commas(samples, from->progress.samples));
     if (from->changes) printf("; changed since then: %s", from->changes);
     printf("\n");
+}
+
+/* Recommends the batch of `larger`, which needs `need` bytes of the GPU. */
+static void print_larger_step(const Job *j, const Options *larger, double need) {
+    char own[32], more[32];
+    with_commas(own, samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
+    with_commas(more, samples_per_step(larger, &j->mesh) * j->opt.seq);
+    fprintf(stderr,
+            "note: a step has only %s tokens, so that the optimizer takes a larger part of its time than it needs to. "
+            "With --batch %d --accum %d it has %s and needs %.1f of the %.1f GB that are free on the GPU. This is not "
+            "the default, because a larger batch changes the result of training\n",
+            own, larger->batch, larger->accum, more, need / 1e9, j->available_memory / 1e9);
 }
 
 /* A stage of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */

@@ -62,6 +62,9 @@ static BaseKind config_read_base(const cJSON *json, const char *path) {
     return cJSON_IsTrue(all) ? BASE_INT8_ALL : BASE_INT8;
 }
 
+/* The longest default of --seq. 4,096 tokens of a model of a billion parameters take 4e13 FLOPs, minutes on a CPU. */
+enum { DEFAULT_POSITIONS = CUDA_BUILD ? 4096 : 256 };
+
 static Llama3Config config_from_json(const char *path) {
     cJSON *json = json_read_object(path, "a Hugging Face config.json");
     if (!json)
@@ -85,7 +88,7 @@ static Llama3Config config_from_json(const char *path) {
     c.tied = json_flag(json, path, "tie_word_embeddings");
     config_read_rope(&c, json, path);
     c.base = config_read_base(json, path);
-    c.T = c.max_positions < 256 ? c.max_positions : 256;
+    c.T = (int)min_i64(c.max_positions, DEFAULT_POSITIONS);
     c.B = 1;
     cJSON_Delete(json);
     return c;

@@ -52,7 +52,7 @@ typedef struct {
     double last[CURVES];           // the newest finite values; NAN: none so far
     double best[CURVES];           // the lowest losses, and the steps at which they were reached
     int64_t best_step[CURVES];
-    double seconds, mfu;  // of the last step
+    double seconds, matmul_share, mfu; // of the last step; the shares may be NAN
     double total_seconds; // of all steps
     int64_t tokens, skips, saves, resumes, last_save;
     int64_t outliers;   // of the skipped steps, those with an outlier
@@ -179,6 +179,7 @@ static void history_add_step(History *h, const cJSON *line, int64_t step) {
     h->resumes += resumed;
     h->seconds = isfinite(seconds) ? seconds : 0;
     h->total_seconds += h->seconds;
+    h->matmul_share = line_number(line, "matmul_share");
     h->mfu = line_number(line, "mfu");
     double tokens = line_number(line, "tokens");
     if (tokens > 0 && tokens < 1e18) h->tokens = (int64_t)tokens;

@@ -8,7 +8,6 @@
 #define HOST_PROBLEMS_H
 #include "agreement.h"  // defines: RankStart, gather_starts, say_other_start, gather_views_of_out
 #include "host_rates.h" // defines: measure_hosts, measure_links, measure_axes, RankRates, LinkRate, AxisRate
-#include <sys/statvfs.h>
 
 /* Factors to the median host beyond which a host counts as slow, or as short of memory. */
 static const double SLOW_LINK = 2.5, SLOW_COMPUTE = 1.5, LITTLE_MEMORY = 2;
@@ -65,13 +64,6 @@ static double free_memory(void) {
     return 1024 * kilobytes;
 }
 
-static double free_shm(void) {
-    struct statvfs shm;
-    // A system without /dev/shm shares memory in another way.
-    if (statvfs("/dev/shm", &shm)) return errno == ENOENT ? INFINITY : 0;
-    return (double)shm.f_bavail * (double)shm.f_frsize;
-}
-
 // ---------------------------------------------------------------------------
 // finding out
 
@@ -81,7 +73,7 @@ static void gather_facts(HostCheck *h, Listener *listener) {
     Comm *comm = h->comm;
     h->facts = new_array(HostFacts, comm->mesh.world);
     mine.free_memory = free_memory();
-    mine.free_shm = free_shm();
+    mine.free_shm = shared_memory_free();
     mine.cores = core_set_of_process();
     mine.network.count = list_interfaces(mine.network.interfaces);
     mine.network.id = mix64((uint64_t)(wall_clock() * 1e6) ^ (uint64_t)comm->rank << 48 ^ (uint64_t)getpid());

@@ -14,6 +14,7 @@
 #include "export.h"
 #include "trace.h"
 #include "logger.h"
+#include "mfu.h"
 #include "prompts.h"
 #include "recipe_data.h" // defines: recipe_count_used, recipe_check_epochs; includes recipe.h
 #include "requests.h"
@@ -46,6 +47,8 @@ typedef struct Job {
     int threads_per_rank, cores_per_rank; // compute threads; cores of this host for each of its ranks
     int local_rank, local_ranks;          // this process among those of its host; ranks on this host
     double available_memory;              // bytes free on a rank's device before any rank allocates
+    double total_memory;                  // bytes of that device
+    double datasheet_rate;                // bf16 FLOP/s of all GPUs of the run, by the datasheet; 0: not known
     char tokenizer_path[4096];            // "": no tokenizer found
     char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
     size_t tokenizer_length;
@@ -207,14 +210,45 @@ static void check_offload(const Job *j) {
                    "--accumulate local");
 }
 
-static void check_gpus(const Job *j, int local_ranks) {
-    if (!uses_nccl(j)) return; // without NCCL, ranks can share a GPU
+/* The GPU of a rank: with NCCL its own; otherwise all ranks share the first one. */
+static int job_gpu_of_rank(const Job *j, int rank) {
+    if (!uses_nccl(j)) return 0;
+    return device_of(j->host_transport == &transport_threads ? rank : j->local_rank);
+}
+
+/* Says what will make communication slow or impossible on this host, although the run can start. */
+static void note_nccl_host(int local_ranks) {
+    int driver = driver_without_overlap();
+    double shared = shared_memory_free();
+    if (driver)
+        fprintf(
+            stderr,
+            "note: the NVIDIA driver supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
+            "so that less communication overlaps with computation: update the driver\n",
+            driver / 1000, driver % 1000 / 10);
+    if (local_ranks > 1 && shared < NCCL_SHARED_MEMORY)
+        fprintf(
+            stderr,
+            "note: /dev/shm has %.2f GB free. NCCL allocates there what GPUs cannot exchange directly, and fails if "
+            "it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
+            shared / 1e9);
+}
+
+static void check_gpus(const Job *j, int world, int local_ranks) {
+    char name[256];
+    if (!uses_nccl(j) || world == 1) return; // without NCCL, ranks can share a GPU
     int gpus = device_count();
+    device_model(job_gpu_of_rank(j, 0), name, sizeof name);
+    if (strstr(name, " MIG "))
+        user_error("this rank's GPU is a slice of one, %s, and NCCL cannot connect slices: run one rank, or let ranks "
+                   "share the slice with --ranks N --transport threads, or turn MIG off (nvidia-smi -mig 0)",
+                   name);
     int may_be_hidden = gpus == 1 && j->host_transport != &transport_threads; // launchers can show each rank its own
     if (local_ranks > gpus && !may_be_hidden)
         user_error("%d ranks were started on a host with %d GPU%s, but NCCL needs one GPU per rank: start at most as "
                    "many ranks per host as it has GPUs, or share one GPU with --ranks N --transport threads",
                    local_ranks, gpus, gpus == 1 ? "" : "s");
+    if (process_end.process == 0) note_nccl_host(local_ranks);
 }
 
 // ---------------------------------------------------------------------------
@@ -632,10 +666,19 @@ static void check_counters(const Job *j, int world) {
                    tokens, bytes);
 }
 
-/* The GPU of a rank: with NCCL its own; otherwise all ranks share the first one. */
-static int job_gpu_of_rank(const Job *j, int rank) {
-    if (!uses_nccl(j)) return 0;
-    return device_of(j->host_transport == &transport_threads ? rank : j->local_rank);
+/* The bf16 FLOP/s of all GPUs of the run, if they are those of rank 0 and this build computes in bf16; else 0. */
+static double job_datasheet_rate(const Job *j, int world) {
+    char name[256];
+    int gpus = uses_nccl(j) ? world : 1;
+    device_model(job_gpu_of_rank(j, 0), name, sizeof name);
+    return FLOATX == DTYPE_BF16 ? gpus * datasheet_rate(name) : 0;
+}
+
+/* The model FLOPs utilization of a step that took `seconds`; 0: not known. */
+static double job_mfu(const Job *j, double seconds) {
+    double tokens = (double)mesh_data_ranks(&j->mesh) * j->opt.batch * j->opt.accum * j->opt.seq;
+    if (j->datasheet_rate <= 0) return 0;
+    return mfu_flops_per_token(&j->table, &j->config, j->opt.seq) * tokens / seconds / j->datasheet_rate;
 }
 
 /* The common divisors of a and b as text, "1, 2, 4". */
@@ -783,13 +826,28 @@ static void job_find_checkpoint(Job *j) {
     if (!option_given(o, "model")) o->model = j->resume_from.dir;
 }
 
+enum { TOKENS_OF_FULL_STEP = 32768 }; // AdamW takes 2 % of such a step of Llama-3.2-1B on an H200
+
+/* On a GPU, how many samples per data rank a step would have with TOKENS_OF_FULL_STEP, as a power of two; 0: the run's
+ * own step is large enough, or its size was chosen. */
+static int64_t job_samples_of_full_step(const Job *j) {
+    const Options *o = &j->opt;
+    int64_t ranks = mesh_data_ranks(&j->mesh), own = (int64_t)o->batch * o->accum, samples = 1;
+    int is_chosen = option_given(o, "batch") || option_given(o, "accum") || o->recipe || j->resume_from.dir[0];
+    if (!CUDA_BUILD || is_chosen || j->mesh.size[AXIS_PP] > 1) return 0;
+    if (own * ranks * o->seq >= TOKENS_OF_FULL_STEP) return 0;
+    while (samples * ranks * o->seq < TOKENS_OF_FULL_STEP) samples *= 2;
+    while (samples * ranks > dataset_samples(&j->data)) samples /= 2; // a step must fit into an epoch
+    return samples > own ? samples : 0;
+}
+
 /* The configuration of the model. */
 static void job_model(Job *j) {
     Options *o = &j->opt;
     j->config = config_load(o->model);
     if (j->task != DO_PLAN) {
         ops_require_head_size(j->config.HD);
-        j->available_memory = device_memory(job_gpu_of_rank(j, 0));
+        j->available_memory = device_memory_with_total(job_gpu_of_rank(j, 0), &j->total_memory);
     }
     if (o->vocab_size) j->config.V = o->vocab_size;
     job_adapters(j);
@@ -1004,7 +1062,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     check_needed_options(o);
     check_offload(j);
     check_matmul_choices(j);
-    check_gpus(j, local_ranks);
+    check_gpus(j, world, local_ranks);
     job_find_checkpoint(j);
     job_model(j);
     job_mesh(j, world, local_ranks, ranks_sharing);
@@ -1017,6 +1075,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)%s",
                    j->recipe.path ? ", or give the recipe's first stage \"data\"" : "");
+    if (j->task == DO_TRAIN) j->datasheet_rate = job_datasheet_rate(j, world);
     if (j->task != DO_PLAN && j->task != DO_CHECK_HOSTS) job_weights(j);
     if (j->task != DO_PLAN && (j->task != DO_CHECK_HOSTS || o->data)) job_data(j);
     if (!job_trains(j)) return;
@@ -1060,23 +1119,42 @@ static void check_transport_option(const Options *o, int under_mpi, int processe
                    "use ./train_llama3_cuda");
 }
 
+/* The transport of ranks that are threads of a CUDA build, unless --transport names one: NCCL if each rank can have a
+ * GPU of its own, or threads if all of them share the only GPU. `gpus`: how many there are. */
+static const char *transport_of_gpus(int ranks, int gpus) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (gpus == 1) return "threads";
+    if (ranks > gpus)
+        user_error(
+            "--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank, %d more: use --ranks %d, "
+            "or let all %d ranks share the first GPU with --transport threads",
+            ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
+            ranks - gpus, gpus, ranks);
+    return "nccl";
+}
+
 /* Chooses the transports. Returns the number of ranks. */
 static int choose_transport(Job *j, int processes) {
     Options *o = &j->opt;
     int asks_threads = o->transport && !strcmp(o->transport, "threads"), under_mpi = launched_by_mpi() && !asks_threads;
     if (o->plan) {
-        if (CUDA_BUILD && !o->transport && !o->ranks) o->transport = "nccl"; // what the planned run would use
+        // what the planned run would use; without a GPU here, the plan is for another machine
+        int shares_gpu = o->ranks > 1 && device_count_or_none() == 1;
+        if (CUDA_BUILD && !o->transport && !shares_gpu) o->transport = "nccl";
         if (o->world) return o->world;
         return o->ranks ? o->ranks : processes;
     }
     check_transport_option(o, under_mpi, processes);
     if (CUDA_BUILD && under_mpi && processes > 1 && !o->transport) o->transport = "nccl";
+    if (CUDA_BUILD && !under_mpi && o->ranks > 1 && !o->transport)
+        o->transport = transport_of_gpus(o->ranks, device_count());
     j->host_transport = under_mpi ? transport_find("mpi") : &transport_threads;
     j->transport = o->transport ? transport_find(o->transport) : j->host_transport;
     if (!j->transport)
-        user_error("--transport %s: this build has no NCCL: install it next to the CUDA toolkit and build again, or "
-                   "share one GPU with --ranks N --transport threads",
-                   o->transport);
+        user_error(
+            "--transport %s, which several GPUs need: this build has no NCCL: install it next to the CUDA toolkit "
+            "and build again, or share one GPU with --ranks N --transport threads",
+            o->transport);
     if (under_mpi) return processes;
     return o->ranks ? o->ranks : 1;
 }

@@ -21,7 +21,8 @@ typedef struct {                    // of one training step
     double data_wait_seconds;     // waiting for samples
     double communication_seconds; // with a collective or message in flight
     double overlap;               // fraction of communication_seconds during which this rank did not wait
-    double mfu;                   // FLOP/s relative to the measured rate of a large matmul; 0: not measured yet
+    double matmul_share;          // FLOP/s relative to the measured rate of a large matmul; 0: not measured
+    double mfu;                   // model FLOPs utilization, as mfu.h has it; 0: the GPU's datasheet is not known
     int skipped;                  // loss or gradient was not finite or an outlier; the weights were not changed
     int64_t targets, samples;     // of all ranks
     int64_t target_bytes;         // evaluation: of the targets' text
@@ -235,6 +236,11 @@ static void json_add_device(cJSON *line, const Parallel *p) {
     cJSON_AddItemToObject(waits, axis_names[AXIS_WORLD], json_real("%.6f", p->comm.wait_seconds[AXIS_WORLD]));
 }
 
+/* A share of a rate, or null if the rate is not known. */
+static void json_add_share(cJSON *line, const char *key, double share) {
+    cJSON_AddItemToObject(line, key, share > 0 ? json_real("%.4f", share) : cJSON_CreateNull());
+}
+
 /* How often the run has gone through each source of a mixture, in the order of --data. */
 static void json_add_source_epochs(cJSON *line, const Progress *progress) {
     const Dataset *data = progress->data;
@@ -265,7 +271,8 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     if (l->progress->data && l->progress->data->mixture) json_add_source_epochs(line, l->progress);
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
     cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * o->seq) / s->seconds));
-    cJSON_AddItemToObject(line, "mfu", json_real("%.4f", s->mfu));
+    json_add_share(line, "matmul_share", s->matmul_share);
+    json_add_share(line, "mfu", s->mfu);
     cJSON_AddItemToObject(line, "wait_s", json_real("%.6f", s->wait_seconds));
     cJSON_AddItemToObject(line, "data_wait_s", json_real("%.6f", s->data_wait_seconds));
     cJSON_AddItemToObject(line, "communication_s", json_real("%.6f", s->communication_seconds));
@@ -299,7 +306,8 @@ static void logger_progress(const Logger *l, int64_t step, const StepStats *s, c
     printf("step %6" PRId64 "/%d | loss %7.4f", step, o->steps, s->loss);
     if (o->z_loss > 0) printf(" | z-loss %.2e", s->z_loss);
     printf(" | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", s->grad_norm, s->lr, s->seconds, rate);
-    if (s->mfu > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->mfu);
+    if (s->matmul_share > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->matmul_share);
+    if (s->mfu > 0) printf(" | MFU %4.1f %%", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->communication_seconds > 0) printf(" · communication %2.0f %% overlapped", 100 * s->overlap);
     if (all->lead > 1.1)

@@ -89,7 +89,9 @@ static const OptionRow option_rows[] = {
         "threads per rank that read samples ahead; 0: one per core, at most 4"),
     FLAG("doc-mask", doc_mask, "attention stays within a document; documents end at the tokenizer's end-of-text token"),
     GROUP("batch"),
-    INT("seq", seq, 0, 1 << 24, "T", "0", "tokens per sample; 0: the model's default"),
+    INT("seq", seq, 0, 1 << 24, "T", "0",
+        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its positions, on a GPU at "
+        "most 4096 and on a CPU at most 256"),
     INT("batch", batch, 0, 1 << 20, "B", "0", "samples per micro-batch and rank; 0: the model's default"),
     INT("accum", accum, 1, 1 << 16, "K", "1", "micro-batches per step"),
     TEXT(
@@ -223,7 +225,8 @@ static const OptionRow option_rows[] = {
     REAL("start-timeout", start_timeout, 0.1, 1e6, "SECONDS", "120",
          "longest time that ranks on several hosts may take to connect, before they read anything"),
     TEXT("transport", transport, "threads|mpi|nccl", NULL,
-         "communication backend (default: nccl for GPUs, mpi under mpirun or srun, threads otherwise)"),
+         "communication backend (default: for GPUs nccl, or threads if all --ranks share the only GPU; for CPUs mpi "
+         "under mpirun or srun, threads otherwise)"),
     INT("ranks", ranks, 0, 4096, "N", "0", "run N ranks as threads of one process, without mpirun; 0: one rank"),
     FLAG("deterministic", deterministic,
          "sum in a fixed order: FSDP and pipeline layouts with equally many micro-batches give equal bits, if the "

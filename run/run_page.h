@@ -437,9 +437,13 @@ static void page_speed_tiles(FILE *f, const RunPage *p) {
     const History *h = p->history;
     char value[64], detail[96], number[32];
     double rate = h->last[CURVE_RATE];
+    size_t used;
     snprintf(value, sizeof value, "%s", isfinite(rate) ? page_si(number, rate) : "–");
-    snprintf(detail, sizeof detail, "tokens/s");
-    if (h->mfu > 0) snprintf(detail, sizeof detail, "tokens/s; %.0f\u00A0%% of the matmul rate", 100 * h->mfu);
+    used = (size_t)snprintf(detail, sizeof detail, "tokens/s");
+    if (h->matmul_share > 0)
+        used += (size_t)snprintf(detail + used, sizeof detail - used, "; %.0f\u00A0%% of the matmul rate",
+                                 100 * h->matmul_share);
+    if (h->mfu > 0) snprintf(detail + used, sizeof detail - used, "; MFU %.1f\u00A0%%", 100 * h->mfu);
     page_tile(f, "Speed", value, detail);
     page_tile(f, "Last step", page_duration(number, h->seconds), "from data to update");
     snprintf(value, sizeof value, "%s", page_si(number, (double)h->tokens));

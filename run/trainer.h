@@ -249,29 +249,40 @@ static unsigned offloaded(const Options *o) {
     return !strcmp(o->offload, "optimizer") ? optimizer : 0;
 }
 
-/* Refuses a run over NCCL whose GPU, which is this rank's alone, has too little memory for the rank and for NCCL. */
-static void check_memory_of_gpu(const Job *j, const Parallel *dry) {
-    double nccl = nccl_memory(&dry->mesh, dry->comm.traffic_started, dry->dev.reductions_apart, transport_sums(&j->opt));
-    double need = (double)device_need(&dry->dev) + nccl, have = device_memory(dry->dev.gpu);
-    if (need > have)
-        user_error("%s needs %.2f GB of memory on GPU %d of its host, %.2f GB of them for NCCL, but %.2f GB are free: use "
-                   "more GPUs, a smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model (--plan "
-                   "lists what needs how much)",
-                   rank_name(dry->rank), need / 1e9, dry->dev.gpu, nccl / 1e9, have / 1e9);
+/* Bytes that NCCL allocates on a rank's GPU. */
+static double nccl_need(const Job *j, const Parallel *dry) {
+    return nccl_memory(&dry->mesh, dry->comm.traffic_started, dry->dev.reductions_apart, transport_sums(&j->opt));
+}
+
+/* Bytes that all ranks on a device need of it, if each needs what this dry run needed. With NCCL a rank has a GPU of its
+ * own, on which NCCL allocates, too. */
+static double need_of_device(const Job *j, const Parallel *dry) {
+    double of_rank = (double)device_need(&dry->dev);
+    return uses_nccl(j) ? of_rank + nccl_need(j, dry) : of_rank * j->local_ranks;
 }
 
 /* Refuses a run that needs more memory than there is, before any rank allocates. */
 static void check_memory(const Job *j, const Parallel *dry) {
-    const Device *dry_run = &dry->dev;
-    int sharing = j->local_ranks;
-    double need = (double)device_need(dry_run) * sharing;
-    if (uses_nccl(j)) check_memory_of_gpu(j, dry);
-    else if (need > j->available_memory)
-        user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB are free: use more "
-                   "hosts or GPUs, a smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model "
-                   "(--plan lists what needs how much)",
-                   need / 1e9, sharing, sharing > 1 ? "s" : "", j->available_memory / 1e9);
-    double pinned = (double)pinned_need(dry_run) * j->local_ranks, have = pinned_memory();
+    double need = need_of_device(j, dry), have = j->available_memory, total = j->total_memory;
+    char needs[256];
+    if (uses_nccl(j)) {
+        have = device_memory_with_total(dry->dev.gpu, &total);
+        snprintf(needs, sizeof needs, "%s needs %.2f GB of memory on GPU %d of its host, %.2f GB of them for NCCL",
+                 rank_name(dry->rank), need / 1e9, dry->dev.gpu, nccl_need(j, dry) / 1e9);
+    } else {
+        snprintf(needs, sizeof needs, "the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s", need / 1e9,
+                 j->local_ranks, j->local_ranks > 1 ? "s" : "");
+    }
+    if (need > have && need <= total)
+        user_error("%s, but %.2f GB of %.2f GB are free, because other processes hold the rest (nvidia-smi lists them): "
+                   "end them, choose another GPU with CUDA_VISIBLE_DEVICES, or use less memory (--plan lists what needs "
+                   "how much)",
+                   needs, have / 1e9, total / 1e9);
+    if (need > have)
+        user_error("%s, but %.2f GB are free: use more hosts or GPUs, a smaller --batch, --seq or --logit-rows, "
+                   "--recompute full, or a smaller model (--plan lists what needs how much)",
+                   needs, have / 1e9);
+    double pinned = (double)pinned_need(&dry->dev) * j->local_ranks, have = pinned_memory();
     if (pinned > have)
         user_error("the run needs %.2f GB of pinned memory on this host for %d rank%s, but %.2f GB are free: use more "
                    "hosts, or offload less",

@@ -165,6 +165,7 @@ enum { warpSize = 32 };
     E(cudaErrorNotSupported, 801, "operation not supported")                                                           \
     E(cudaErrorSystemNotReady, 802, "system not yet initialized")                                                      \
     E(cudaErrorSystemDriverMismatch, 803, "system has unsupported display driver / cuda driver combination")           \
+    E(cudaErrorCompatNotSupportedOnDevice, 804, "forward compatibility was attempted on non supported HW")            \
     E(cudaErrorTimeout, 909, "wait operation timed out")                                                               \
     E(cudaErrorUnknown, 999, "unknown error")
 // clang-format on
@@ -211,16 +212,19 @@ struct Costs {                                    // of the logical clock (event
 struct CudaOnCpu {
     uint64_t seed = 1; // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
     int chip = 90;     // CUDA_ON_CPU_CHIP: 70, 75, 80, 86, 89 or 90, with or without sm_: compute capability and limits
-    size_t memory = 80ull << 30; // CUDA_ON_CPU_MEMORY: bytes of one device
-    int devices = 1;             // CUDA_ON_CPU_DEVICES
+    size_t memory = 80ull << 30;   // CUDA_ON_CPU_MEMORY: bytes of one device
+    size_t held = 0;               // CUDA_ON_CPU_HELD: of these, bytes that other processes hold
+    int devices = 1;               // CUDA_ON_CPU_DEVICES
+    const char *visible = nullptr; // CUDA_VISIBLE_DEVICES: the numbers of those devices that the program sees
     int multiprocessors = 8;
-    int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER: versions, as the two queries say them
-    int tensor_maps = 1; // CUDA_ON_CPU_TENSOR_MAPS: the driver has cuTensorMapEncodeTiled
+    int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER, _RUNTIME: versions that the two queries say
+    const char *name = nullptr; // CUDA_ON_CPU_NAME: what the devices are called, such as "NVIDIA H200"
+    int tensor_maps = 1;        // CUDA_ON_CPU_TENSOR_MAPS: the driver has cuTensorMapEncodeTiled
     const char *failures =
         nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
-    int rough = 0; // CUDA_ON_CPU_ROUGH: 1 or 2: arithmetic errs as that of a GPU may (arithmetic.h)
+    int rough = 0;                   // CUDA_ON_CPU_ROUGH: 1 or 2: arithmetic errs as that of a GPU may (arithmetic.h)
     unsigned refused_algorithms = 0; // CUDA_ON_CPU_REFUSED_ALGORITHMS: bit i: cuBLASLt refuses to run proposal i
-    int protect = !CUDA_ON_CPU_ASAN;                        // the host that touches device memory is caught
+    int protect = !CUDA_ON_CPU_ASAN; // the host that touches device memory is caught
     const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
     int nvls = 0;         // CUDA_ON_CPU_NVLS: the switch has multicast slots for NVLink SHARP
     int nccl_version = 0; // CUDA_ON_CPU_NCCL_VERSION: what ncclGetVersion says; 0: that of the header
@@ -233,12 +237,16 @@ struct CudaOnCpu {
         if (const char *s = getenv("CUDA_ON_CPU_SEED")) seed = strtoull(s, nullptr, 10);
         if (const char *s = getenv("CUDA_ON_CPU_CHIP")) chip = atoi(strncmp(s, "sm_", 3) ? s : s + 3);
         if (const char *s = getenv("CUDA_ON_CPU_MEMORY")) memory = strtoull(s, nullptr, 10);
+        if (const char *s = getenv("CUDA_ON_CPU_HELD")) held = strtoull(s, nullptr, 10);
         if (const char *s = getenv("CUDA_ON_CPU_DEVICES")) devices = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_DRIVER")) driver = atoi(s);
+        if (const char *s = getenv("CUDA_ON_CPU_RUNTIME")) runtime = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_TENSOR_MAPS")) tensor_maps = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_PROTECT")) protect = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_ROUGH")) rough = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_REFUSED_ALGORITHMS")) refused_algorithms = (unsigned)atoi(s);
+        name = getenv("CUDA_ON_CPU_NAME");
+        visible = getenv("CUDA_VISIBLE_DEVICES");
         failures = getenv("CUDA_ON_CPU_FAIL");
         registers = getenv("CUDA_ON_CPU_REGISTERS");
         nccl_lose = getenv("CUDA_ON_CPU_NCCL_LOSE");

@@ -16,7 +16,8 @@
 namespace emu {
 
 struct NcclMember { // of a communicator, as its process introduces itself
-    int rank, world, process, device;
+    int rank, world, process;
+    cudaUUID_t gpu;
     char host[64];
 };
 
@@ -83,13 +84,13 @@ template <typename T> inline std::vector<T> hear(ncclComm_t comm, NcclMessage ki
     return what;
 }
 
-/* The members of a communicator have met. Two of them on one device of one host are an error. */
+/* The members of a communicator have met. Two of them on one GPU of one host are an error. */
 inline void have_met(ncclComm_t comm, std::vector<NcclMember> members) {
     comm->members.resize((size_t)comm->size);
     for (const NcclMember &m : members) comm->members[(size_t)m.rank] = m;
     for (const NcclMember &m : members)
         for (const NcclMember &other : members)
-            if (m.rank < other.rank && m.device == other.device && !strcmp(m.host, other.host))
+            if (m.rank < other.rank && !memcmp(&m.gpu, &other.gpu, sizeof m.gpu) && !strcmp(m.host, other.host))
                 comm->error = refuse(ncclInvalidUsage, "Duplicate GPU detected on host ", m.host);
 }
 
@@ -379,6 +380,8 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 /* Ranks that have the same id meet at the process that made it. */
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank,
                                            ncclConfig_t *config) {
+    cudaDeviceProp gpu;
+    cudaGetDeviceProperties(&gpu, emu::device_now);
     std::unique_lock<std::mutex> lock(emu::machine().lock);
     unsigned hash = 2166136261u;
     int creator = -1;
@@ -393,7 +396,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniq
     ncclComm_t c = new ncclComm{rank, ranks, emu::device_now, 1000 + (int)(hash % (1u << 24)) * emu::NCCL_MESSAGES, creator,
                                 config->commName ? config->commName : "unnamed", *config, ncclSuccess, {}, {}, nullptr,
                                 {}, {}, {}, {}, emu::nccl_memory_of(config->maxCTAs), 0};
-    emu::NcclMember me = {rank, 0, (int)getpid(), emu::device_now, ""};
+    emu::NcclMember me = {rank, 0, (int)getpid(), gpu.uuid, ""};
     const char *host = getenv("NCCL_HOSTID");
     MPI_Comm_rank(MPI_COMM_WORLD, &me.world);
     if (host) snprintf(me.host, sizeof me.host, "%s", host);

@@ -235,7 +235,7 @@ inline cudaError_t allocate(void **out, size_t bytes, const char *name, cudaMemo
                             size_t before = PAGE) {
     Machine &m = machine();
     *out = nullptr;
-    if (m.used[device_now] + counted > cuda_on_cpu.memory) return cudaErrorMemoryAllocation;
+    if (m.used[device_now] + counted + cuda_on_cpu.held > cuda_on_cpu.memory) return cudaErrorMemoryAllocation;
     size_t inner = (GUARD_BYTES + bytes + GUARD_BYTES + PAGE - 1) / PAGE * PAGE, mapped = before + inner + PAGE;
     char *p = (char *)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
@@ -814,18 +814,32 @@ inline cudaError_t cudaPeekAtLastError() {
     return emu::machine().sticky ? emu::machine().sticky : emu::last_error;
 }
 
+namespace emu {
+/* The numbers of the devices that the program sees. A number that is no device hides those after it, as in CUDA. */
+inline std::vector<int> visible_devices() {
+    std::vector<int> numbers;
+    const char *list = cuda_on_cpu.visible;
+    for (int i = 0; i < cuda_on_cpu.devices && !list; i++) numbers.push_back(i);
+    for (char *end; list && *list; list = *end ? end + 1 : end) {
+        long number = strtol(list, &end, 10);
+        if (end == list || number < 0 || number >= cuda_on_cpu.devices) break;
+        numbers.push_back((int)number);
+    }
+    return numbers;
+}
+} // namespace emu
+
 inline cudaError_t cudaGetDeviceCount(int *count) {
     emu::Call call("cudaGetDeviceCount");
     *count = 0;
     if (call.error) return call.error;
-    if (!cuda_on_cpu.devices) return call.give(cudaErrorNoDevice);
-    *count = cuda_on_cpu.devices;
-    return cudaSuccess;
+    *count = (int)emu::visible_devices().size();
+    return *count ? cudaSuccess : call.give(cudaErrorNoDevice);
 }
 
 inline cudaError_t cudaSetDevice(int device) {
     CUDA_ON_CPU_CALL("cudaSetDevice");
-    if (device < 0 || device >= cuda_on_cpu.devices || device >= emu::MAX_DEVICES)
+    if (device < 0 || device >= (int)emu::visible_devices().size() || device >= emu::MAX_DEVICES)
         return call.give(cudaErrorInvalidDevice);
     emu::device_now = device;
     return cudaSuccess;
@@ -855,13 +869,15 @@ struct cudaDeviceProp {
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = cudaDeviceProp();
     CUDA_ON_CPU_CALL("cudaGetDeviceProperties");
-    if (device < 0 || device >= cuda_on_cpu.devices) return call.give(cudaErrorInvalidDevice);
+    const std::vector<int> visible = emu::visible_devices();
+    if (device < 0 || device >= (int)visible.size()) return call.give(cudaErrorInvalidDevice);
     const emu::Limits &chip = emu::chip_limits();
-    snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
+    if (cuda_on_cpu.name) snprintf(p->name, sizeof p->name, "%s", cuda_on_cpu.name);
+    else snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
     char host[64] = "";
     gethostname(host, sizeof host - 1);
     snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "%08x %u", (unsigned)std::hash<std::string>()(host),
-             (unsigned)device % 1000);
+             (unsigned)visible[(size_t)device] % 1000);
     p->totalGlobalMem = cuda_on_cpu.memory;
     p->sharedMemPerBlock = emu::STATIC_SHARED_LIMIT;
     p->sharedMemPerBlockOptin = chip.shared;
@@ -882,7 +898,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->l2CacheSize = 50 << 20;
     p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = p->concurrentKernels = 1;
     p->asyncEngineCount = 2;
-    p->pciBusID = device;
+    p->pciBusID = visible[(size_t)device];
     return cudaSuccess;
 }
 
@@ -947,7 +963,7 @@ inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     *total = *free_bytes = 0;
     CUDA_ON_CPU_CALL("cudaMemGetInfo");
     *total = cuda_on_cpu.memory;
-    *free_bytes = cuda_on_cpu.memory - emu::machine().used[emu::device_now];
+    *free_bytes = cuda_on_cpu.memory - cuda_on_cpu.held - emu::machine().used[emu::device_now];
     return cudaSuccess;
 }
 

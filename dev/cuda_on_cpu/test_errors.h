@@ -69,6 +69,13 @@ static void test_memory() {
           "memory ends where the setting says");
     MUST(cudaMemGetInfo(&free_bytes, &total));
     check(total == 1 << 20 && free_bytes == total - 4, "cudaMemGetInfo: %zu of %zu free", free_bytes, total);
+    cuda_on_cpu.held = 1 << 19;
+    big = d;
+    MUST(cudaMemGetInfo(&free_bytes, &total));
+    check(cudaMalloc(&big, 3 << 18) == cudaErrorMemoryAllocation && !big && refused(cudaErrorMemoryAllocation) &&
+              total == 1 << 20 && free_bytes == total - 4 - (1 << 19),
+          "other processes hold memory: %zu of %zu free", free_bytes, total);
+    cuda_on_cpu.held = 0;
     cuda_on_cpu.memory = 80ull << 30;
     cuda_on_cpu_fail("cudaMalloc", cudaErrorMemoryAllocation, 2);
     void *first = nullptr;
@@ -104,6 +111,27 @@ static void test_device_count() {
     check(cudaSetDevice(1) == cudaErrorInvalidDevice && refused(cudaErrorInvalidDevice), "no second device");
 }
 
+/* CUDA_VISIBLE_DEVICES: which devices a process sees, and in what order. */
+static void test_visible_devices() {
+    cudaDeviceProp all[4], seen[2];
+    int count = -1, none = -1;
+    cuda_on_cpu.devices = 4;
+    for (int i = 0; i < 4; i++) MUST(cudaGetDeviceProperties(&all[i], i));
+    cuda_on_cpu.visible = "3,1,7,0"; // 7 is no device, and hides those after it
+    cuda_on_cpu.name = "NVIDIA H200";
+    MUST(cudaGetDeviceCount(&count));
+    for (int i = 0; i < 2; i++) MUST(cudaGetDeviceProperties(&seen[i], i));
+    int right = count == 2 && !memcmp(&seen[0].uuid, &all[3].uuid, sizeof all[3].uuid) &&
+                !memcmp(&seen[1].uuid, &all[1].uuid, sizeof all[1].uuid) && !strcmp(seen[0].name, "NVIDIA H200");
+    check(right && cudaSetDevice(2) == cudaErrorInvalidDevice && refused(cudaErrorInvalidDevice),
+          "CUDA_VISIBLE_DEVICES=3,1,7,0 shows %d of 4 devices", count);
+    cuda_on_cpu.visible = "-1";
+    check(cudaGetDeviceCount(&none) == cudaErrorNoDevice && !none && refused(cudaErrorNoDevice),
+          "CUDA_VISIBLE_DEVICES=-1 shows none");
+    cuda_on_cpu.visible = cuda_on_cpu.name = nullptr;
+    cuda_on_cpu.devices = 1;
+}
+
 static void test_pointers() {
     cudaPointerAttributes a;
     float *d = device_floats(1, nullptr), *pinned, *managed;
@@ -127,6 +155,7 @@ static void test_errors() {
     test_registers();
     test_memory();
     test_device_count();
+    test_visible_devices();
     test_pointers();
     int blocks = 0;
     MUST(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing, 256, 50000));

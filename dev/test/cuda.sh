@@ -225,6 +225,99 @@ bad() {
     fi
 }
 
+# what is wrong with a machine, a driver or a container, each in a sentence that says what to do
+problems_of_machine() {
+    local what=(1 "${train[@]}" --steps 1)
+    local busy="^error: CUDA: .*another process has it for itself.*nvidia-smi -c DEFAULT"
+    CUDA_ON_CPU_FAIL=cudaGetDeviceCount:802:1 bad "GPUs whose NVSwitch nobody manages" \
+        "^error: CUDA: looking for a GPU: .*nvidia-fabricmanager must run" "${what[@]}"
+    CUDA_ON_CPU_FAIL=cudaGetDeviceCount:803:1 bad "a driver and a library of two versions" \
+        "^error: CUDA: looking for a GPU: .*different versions.*restart the machine" "${what[@]}"
+    CUDA_ON_CPU_FAIL=cudaGetDeviceCount:804:1 bad "a cuda-compat package that the GPU does not support" \
+        "^error: CUDA: looking for a GPU: .*cuda-compat.*LD_LIBRARY_PATH" "${what[@]}"
+    CUDA_ON_CPU_FAIL=cudaSetDevice:46:1 bad "a GPU that another process has for itself" "$busy" "${what[@]}"
+    CUDA_ON_CPU_FAIL=cudaMemGetInfo:46:1 bad "a GPU that another process takes meanwhile" "$busy" "${what[@]}"
+    CUDA_ON_CPU_FAIL=LAUNCH:222:1 bad "PTX that is newer than the driver" \
+        "^error: CUDA: the launch of .*its PTX is newer than the driver: update the driver" "${what[@]}"
+    CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_HELD=79990000000 bad "a GPU whose memory others hold, by the plan" \
+        "^error: the run needs 0\.[0-9]+ GB .*0\.01 GB of 80\.00 GB are free, because other processes.*nvidia-smi" \
+        "${what[@]}"
+    CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_HELD=79000000000 CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad \
+        "memory that others take meanwhile" \
+        "^error: could not allocate .* 1\.00 GB of the GPU's 80\.00 GB are free.*End other processes" "${what[@]}"
+    CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_FAIL=cudaEventCreateWithFlags:2:1 bad "memory that CUDA itself lacks" \
+        "^error: CUDA: .*out of memory: [0-9.]+ GB of the GPU's 80\.00 GB are free" "${what[@]}"
+    CUDA_ON_CPU_DEVICES=2 bad "more ranks than GPUs" \
+        "^error: --ranks 8, but this host has 2 GPUs, and .* 6 more: use --ranks 2, .*--transport threads" \
+        "${what[@]}" --ranks 8
+    CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1 bad "more ranks than visible GPUs" \
+        "^error: --ranks 4, but this host has 2 GPUs \(CUDA_VISIBLE_DEVICES=3,1\)" "${what[@]}" --ranks 4
+    CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=-1 bad "no visible GPU" \
+        "^error: no NVIDIA GPU is visible \(CUDA_VISIBLE_DEVICES may hide some\)" "${what[@]}"
+    CUDA_ON_CPU_DEVICES=2 CUDA_ON_CPU_NAME="NVIDIA H200 MIG 1g.18gb" bad "NCCL between slices of a GPU" \
+        "^error: this rank's GPU is a slice of one, NVIDIA H200 MIG 1g\.18gb, and NCCL cannot" "${what[@]}" --ranks 2
+}
+
+# says NAME PATTERN ARGUMENT… : the run succeeds and prints one line that matches, on either stream
+says() {
+    local name=$1 pattern=$2 got
+    shift 2
+    timeout 120 "$(cuda bf16)" "${train[@]}" --steps 1 "$@" </dev/null >.out 2>&1
+    got=$?
+    if [ "$got" = 0 ] && [ "$(grep -cE "$pattern" .out)" = 1 ]; then pass "$name" "$(grep -E "$pattern" .out)"
+    else fail "$name" "exit code $got, expected 0 and one line like '$pattern': $(head -n 6 .out | tr '\n' ';')"; fi
+}
+
+# which GPUs a run takes, and what it says about them
+gpus_of_run() {
+    local h200="NVIDIA H200" slice="NVIDIA H200 MIG 1g.18gb"
+    CUDA_ON_CPU_DEVICES=2 says "as many ranks as GPUs use NCCL" "^ranks: 2 x .* over nccl," --ranks 2
+    CUDA_ON_CPU_DEVICES=4 CUDA_ON_CPU_NAME=$h200 says "the banner names the GPUs" "^GPUs: 2 x NVIDIA H200\$" --ranks 2
+    CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=2,3 says "two of four GPUs are visible, and two ranks take them" \
+        "^ranks: 2 x .* over nccl," --ranks 2
+    says "ranks share the only GPU" "^ranks: 3 x .* over threads," --ranks 3
+    CUDA_ON_CPU_DEVICES=4 says "--transport threads shares a GPU of four" "^GPU: 1 x .*, shared by 3 ranks\$" \
+        --ranks 3 --transport threads
+    CUDA_ON_CPU_NAME=$slice says "ranks share a slice of a GPU" "^GPU: 1 x NVIDIA H200 MIG 1g.18gb, shared by 2 ranks" \
+        --ranks 2
+    CUDA_ON_CPU_NAME=$h200 says "MFU by the datasheet of the GPU" "^step .* \| MFU +[0-9.]+ %" --out rated
+    CUDA_ON_CPU_NAME=$slice says "a slice of a GPU has no MFU" "^step [^M]* \| MB per rank" --out sliced
+    if grep -q '"mfu":0\.[0-9]*,' rated/metrics.jsonl && grep -q '"mfu":null,' sliced/metrics.jsonl; then
+        pass "metrics.jsonl: mfu is a number on an H200 and null on a slice of one" \
+            "$(grep -ho '"mfu":[^,]*' rated/metrics.jsonl sliced/metrics.jsonl | tr '\n' ' ')"
+    else
+        fail "metrics.jsonl: mfu is a number on an H200 and null on a slice of one" \
+            "$(grep -ho '"mfu":[^,]*' rated/metrics.jsonl sliced/metrics.jsonl | tr '\n' ' ')"
+    fi
+    CUDA_ON_CPU_DEVICES=2 CUDA_ON_CPU_RUNTIME=12020 CUDA_ON_CPU_DRIVER=12020 says \
+        "a driver with which NCCL does not overlap" "^note: the NVIDIA driver supports CUDA 12\.2, and before 12\.3" \
+        --ranks 2
+    if "${CC:-cc}" -shared -fPIC -O1 -o shim.so "$top/dev/test/file_system_shim.c" 2>.out; then
+        CUDA_ON_CPU_DEVICES=2 LD_PRELOAD=$PWD/shim.so WITHOUT=shm says "a container with a small /dev/shm" \
+            "^note: /dev/shm has 0\.07 GB free\. .*docker run --shm-size=1g" --ranks 2
+    else fail "dev/test/file_system_shim.c" "does not build: $(head -n 1 .out)"; fi
+}
+
+# A GPU's default sequence is the model's positions, at most 4,096. A step of few tokens has a note with a larger batch
+# that fits into the memory.
+default_batch() {
+    local long=(--model long --data text/train.tok --threads 1 --steps 1 --plan --world 1) planned
+    mkdir long
+    sed 's/"max_position_embeddings": 256/"max_position_embeddings": 8192/' model/config.json >long/config.json
+    planned=$("$(cuda bf16)" "${long[@]}" 2>&1 | grep -oE '[0-9]+ tokens per step')
+    if [ "$planned" = "4096 tokens per step" ]; then pass "a GPU's default is 4,096 of 8,192 positions" "$planned"
+    else fail "a GPU's default is 4,096 of 8,192 positions" "$planned"; fi
+    train=(--model model --data text/train.tok --threads 1)
+    says "a step of few tokens: a batch that fits" \
+        "^note: a step has only 256 tokens, .* With --batch 128 --accum 1 it has 32,768 and needs 0\.[0-9] of the "
+    CUDA_ON_CPU_MEMORY=300000000 says "with less memory, smaller micro-batches" \
+        "^note: a step has only 256 tokens, .* --batch 64 --accum 2 it has 32,768 and needs 0\.[0-9] of the 0\.3 GB"
+    CUDA_ON_CPU_MEMORY=300000000 bad "… and the next larger ones do not fit" "^error: the run needs 0\.[0-9]+ GB" 1 \
+        "${train[@]}" --steps 1 --batch 128
+    says "a batch that was chosen needs no note" "^step .* \| MB per rank" --batch 2
+    if grep -q '^note: a step has' .out; then fail "no note with --batch" "$(grep '^note: a step has' .out)"; fi
+}
+
 refusals() {
     bad "heads that no kernel has" "head.* 320.*256" 1 "${train[@]}" --model wide --steps 1
     bad "MPI between GPUs" "^error: --transport mpi needs a launcher: start with mpirun" 1 "${train[@]}" --steps 1 \
@@ -246,6 +339,7 @@ refusals() {
         "^error: .*compute capability 7\.0 \(older than Turing\), but 8\.0.*needed" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_CHIP=sm_75 bad "a GPU like a T4" \
         "^error: .*compute capability 7\.5 \(Turing, as a T4 has\), but 8\.0.*needed" 1 "${train[@]}" --steps 1
+    problems_of_machine
     if make --no-print-directory -C "$top" -n PRECISION=fp8 >.out 2>&1; then
         fail "fp8 is refused by name" "make takes it"
     elif grep -q "PRECISION=fp8: this program has no arithmetic in fp8" .out; then
@@ -346,6 +440,8 @@ use
 saves
 [ -z "$all" ] || meshes
 refusals
+gpus_of_run
+default_batch
 compiled
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

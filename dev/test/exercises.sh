@@ -79,13 +79,14 @@ parameters = L * block + embedding + head
 
 # 1: FLOPs over time and peak, which is printed in the question
 matmuls = 6 * T * (L * (block - 2 * C) + V * C)
-attention = L * 4 * C * T * (T + 1) / 2
+attention = L * 4 * C * T * T  # forward
 def mfu(flops): return 100 * flops / step_s / 989.4e12
-say(1, "right", f"{mfu(matmuls + 3.5 * attention):.1f} %", "", "2 FLOPs forward and 4 backward per parameter and token")
-say(1, "right", f"{mfu(matmuls + 3.5 * attention) / 100:.3f}", "", "the same as a fraction")
+say(1, "right", f"{mfu(matmuls + 3 * attention):.1f} %", "", "2 FLOPs forward and 4 backward per parameter and token")
+say(1, "right", f"{mfu(matmuls + 3 * attention) / 100:.3f}", "", "the same as a fraction")
 say(1, "wrong", f"{mfu(matmuls):.1f} %", "Attention multiplies too", "attention left out")
-say(1, "wrong", f"{mfu(matmuls + 7 * attention):.1f} %", "half of the keys", "attention over all keys")
-say(1, "wrong", f"{mfu(matmuls + 3.5 * attention + 6 * T * V * C):.1f} %", "no matmul", "the embedding as a matmul")
+say(1, "wrong", f"{mfu(matmuls + 1.5 * attention):.1f} %", "half of the pairs", "attention over the causal pairs")
+say(1, "wrong", f"{mfu(matmuls + 1.75 * attention):.1f} %", "the scores a second", "what the program computes")
+say(1, "wrong", f"{mfu(matmuls + 3 * attention + 6 * T * V * C):.1f} %", "no matmul", "the embedding as a matmul")
 
 # 2: 18 bytes per parameter
 state = 18 * parameters // 8

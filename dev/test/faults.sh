@@ -748,6 +748,13 @@ more "checkpoints that a dead run had no time to remove stay" run/out_dir.h \
     's/^    remove_old_checkpoints(out, keep, -1);.*//' \
     "checkpoints points" "other checkpoints"
 
+more "MFU counts the embedding" run/mfu.h 's/ - (c->tied ? 0 : (int64_t)c->V \* c->C);/;/' mfu \
+    "16 blocks of Llama-3-8B: FLOPs per token without the embedding"
+more "MFU counts the pairs of the causal mask" run/mfu.h 's/12\.0 \* c->L/6.0 * c->L/' mfu \
+    "MFU of two measured steps"
+more "a slice of a GPU has the rate of all of it" run/mfu.h \
+    's/!strcmp(datasheet_rates\[i\]\.name, name)/strstr(name, datasheet_rates[i].name)/' \
+    mfu "a slice of a GPU"
 more "metrics are not synced before a checkpoint" run/logger.h \
     's/ || fsync(fileno(l->metrics))//' \
     "checkpoints points" "other figures in metrics.jsonl"

@@ -1,7 +1,8 @@
 /* file_system_shim.c: a file system that lacks what WITHOUT lists, for dev/test/hard_places.sh.
  *
  * As a library (cc -shared -fPIC), preloaded into the program. WITHOUT is a list of words: flock, symlink, dirsync,
- * fallocate, direct (O_DIRECT), hardlink, or whole (each write ends after half of its bytes).
+ * fallocate, direct (O_DIRECT), hardlink, whole (each write ends after half of its bytes), or shm (/dev/shm is as small
+ * as Docker makes it).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -68,4 +70,11 @@ int open(const char *path, int flags, ...) {
 ssize_t pwrite(int fd, const void *bytes, size_t count, off_t at) {
     if (lacks("whole") && count > 1) count /= 2;
     return syscall(SYS_pwrite64, fd, bytes, count, at);
+}
+
+int statvfs(const char *path, struct statvfs *info) {
+    int (*real)(const char *, struct statvfs *) = (int (*)(const char *, struct statvfs *))dlsym(RTLD_NEXT, "statvfs");
+    int result = real(path, info);
+    if (!result && lacks("shm") && !strcmp(path, "/dev/shm")) info->f_bavail = (64 << 20) / info->f_frsize;
+    return result;
 }

@@ -89,6 +89,32 @@ own_host=
 refused "more ranks on a host than it has GPUs" 4 2 "^error: 4 ranks were started on a host with 2 GPUs"
 refused "each rank sees one GPU, and it is the same" 2 1 "^error: ranks 0 and 1 share one GPU"
 
+# shown RANKS WHICH: under mpirun on a host with 4 GPUs; each rank sees those that WHICH, a shell expression, names
+shown() {
+    CUDA_ON_CPU_DEVICES=4 timeout 120 mpirun --oversubscribe --bind-to none -np "$1" bash -c \
+        "CUDA_VISIBLE_DEVICES=$2 exec \"\$@\"" - "$processes" "${train[@]}" >"$work/said" 2>&1
+    code=$?
+}
+shown 2 '$OMPI_COMM_WORLD_LOCAL_RANK'
+if [ "$code" = 0 ] && grep -q "^ranks: 2 x .* over nccl" "$work/said"; then
+    pass "a launcher that shows each rank a GPU of its own" "$(grep '^GPUs' "$work/said")"
+else fail "a launcher that shows each rank a GPU of its own" "exit code $code: $(tail -n 2 "$work/said")"; fi
+shown 2 '3,1'
+if [ "$code" = 0 ] && grep -q "^ranks: 2 x .* over nccl" "$work/said"; then
+    pass "two visible GPUs of four for two ranks" "$(grep '^GPUs' "$work/said")"
+else fail "two visible GPUs of four for two ranks" "exit code $code: $(tail -n 2 "$work/said")"; fi
+shown 2 2
+if [ "$code" = 1 ] && grep -qa "^error: ranks 0 and 1 share one GPU" "$work/said"; then
+    pass "a launcher that shows all ranks the same GPU" "$(grep -a -m1 '^error' "$work/said")"
+else fail "a launcher that shows all ranks the same GPU" "exit code $code: $(tail -n 2 "$work/said")"; fi
+CUDA_ON_CPU_NAME="NVIDIA H200 MIG 1g.18gb" refused "a slice of a GPU for each rank" 2 2 \
+    "^error: this rank's GPU is a slice of one, .*NCCL cannot connect slices"
+[ "$(grep -ac '^error' "$work/said")" = 1 ] || fail "one line for all ranks" "$(grep -a '^error' "$work/said")"
+CUDA_ON_CPU_RUNTIME=12020 CUDA_ON_CPU_DRIVER=12020 start 2 2
+if [ "$code" = 0 ] && [ "$(grep -ac '^note: the NVIDIA driver supports CUDA 12\.2' "$work/said")" = 1 ]; then
+    pass "an old driver is noted once for all ranks" "$(grep -a -m1 '^note: the NVIDIA driver' "$work/said")"
+else fail "an old driver is noted once for all ranks" "exit code $code: $(grep -a '^note' "$work/said")"; fi
+
 # ends NAME CODE PATTERN RANKS OPTION…: a run on as many GPUs as ranks that must fail so, within 20 seconds
 ends() {
     local name=$1 expected=$2 pattern=$3 ranks=$4 began=$SECONDS

@@ -429,8 +429,9 @@ files() {
     local rows unequal option
     grep '"loss"' threads/metrics.jsonl >steps.jsonl
     grep '"val_loss"' threads/metrics.jsonl >validations.jsonl
-    json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s data_wait_s rank_min_max \
-        memory params grads optimizer activations comm workspace bytes fsdp dp_replicate tp cp pp wait_axis_s world
+    json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s matmul_share mfu wait_s data_wait_s \
+        rank_min_max memory params grads optimizer activations comm workspace bytes fsdp dp_replicate tp cp pp \
+        wait_axis_s world
     json validations.jsonl step val_loss
     if grep -qE "step +1/.* \| MB per rank: params [0-9.]+, grads [0-9.]+, optimizer [0-9.]+, activations [0-9.]+" \
         threads.said; then

@@ -6,7 +6,8 @@ static void feed_step(History *h, int64_t step, const char *loss, const char *mo
     char text[600];
     snprintf(text, sizeof text,
              "{\"step\":%" PRId64 ",\"loss\":%s,\"grad_norm\":%.9g%s,\"lr\":0.0003,\"tokens\":%" PRId64
-             ",\"seconds\":0.5,\"tokens_per_s\":%d,\"mfu\":0.4,\"wait_s\":0.2,\"data_wait_s\":0.01,\"wait_axis_s\":"
+             ",\"seconds\":0.5,\"tokens_per_s\":%d,\"matmul_share\":0.4,\"mfu\":0.651,\"wait_s\":0.2,"
+             "\"data_wait_s\":0.01,\"wait_axis_s\":"
              "{\"fsdp\":0.1,\"dp_replicate\":0.0,\"tp\":0.07,\"cp\":0.0,\"pp\":0.0,\"world\":0.03}}",
              step, loss, 1.0 + (double)(step % 7), more, step * 100, (int)(1000 + step % 50));
     cJSON *line = cJSON_Parse(text);
@@ -94,6 +95,8 @@ static void test_odd_histories(void) {
           data_has(one, "loss", "3.25]") && !strstr(one, "validation loss") && !strstr(one, "best marked") &&
               !strstr(one, "nan") && !strstr(one, "inf"),
           "%zu bytes", length);
+    CHECK("the page says which share is of the measured rate and which is MFU",
+          strstr(one, "tokens/s; 40\u00A0% of the matmul rate; MFU 65.1\u00A0%"), "%zu bytes", length);
     feed_step(h, 2, "null", ",\"skipped\":true");
     feed_step(h, 3, "1e400", ",\"skipped\":true");
     feed_step(h, 4, "3.5", "");
