@@ -204,9 +204,8 @@ static void cuda_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *
 
 /* A block has NORM_ROWS rows, one after the other. A thread has the same vector of each, and therefore its dw in
  * registers. x, dout and dresidual are read once and dx is written once. There are only N / NORM_ROWS blocks, too few
- * to hide the latency of memory by their number. So the next row's x and dout are under way while a row's dx is
- * computed, and dresidual while the block adds up the dot product g y. The formula is rmsnorm_backward's in lib/ops.h.
- * */
+ * to hide the latency of memory by their number. So the next row's x, dout and dresidual are under way while a row is
+ * computed and the block adds up its dot product g y. The formula is rmsnorm_backward's in lib/ops.h. */
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     rmsnorm_backward_kernel(floatX *dx, float *partial /* (blocks, C) = */, const floatX *dout, const floatX *dresidual,
@@ -214,19 +213,26 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     SHARED(float, sums, 2 * WARP); // two halves in turn: one row's sums are read while the next row's are written
     const int begin = (int)blockIdx.x * NORM_ROWS, end = min(N, begin + NORM_ROWS), column = (int)threadIdx.x * W;
     const int exists = column < C;
-    Waiting<W> x_next = {}, d_next = {}, residual = {}, weights = {};
-    float dw[W] = {};
+    Waiting<W> x_next = {}, d_next = {}, residual_next = {}, weights = {};
+    float dw[W] = {}, scale_next = rstd[begin];
     if (exists) {
         fetch(weights, w + column);
         fetch(x_next, x + (int64_t)begin * C + column);
         fetch(d_next, dout + (int64_t)begin * C + column);
+        if (dresidual) fetch(residual_next, dresidual + (int64_t)begin * C + column);
     }
     for (int n = begin; n < end; n++) {
-        const Waiting<W> x_now = x_next, d_now = d_next;
+        const Waiting<W> x_now = x_next, d_now = d_next, residual_now = residual_next;
         const int64_t at = (int64_t)n * C + column;
-        const float scale = rstd[n];
+        const float scale = scale_next;
         float y[W], d[W], weight[W], r[W], dot = 0;
-        if (exists && dresidual) fetch(residual, dresidual + at);
+        if (exists && n + 1 < end) {
+            scale_next = rstd[n + 1];
+            fetch(x_next, x + at + C);
+            fetch(d_next, dout + at + C);
+            if (dresidual) fetch(residual_next, dresidual + at + C);
+        }
+        issue_loads();
         unpack(y, x_now);
         unpack(d, d_now);
         unpack(weight, weights);
@@ -235,16 +241,12 @@ __global__ void __launch_bounds__(MAX_BLOCK)
             dot = fmaf(d[j] * weight[j], y[j], dot);
             dw[j] = fmaf(d[j], y[j], dw[j]);
         }
-        if (exists && n + 1 < end) {
-            fetch(x_next, x + at + C);
-            fetch(d_next, dout + at + C);
-        }
         const float mean = -__fdividef(block_sum(dot, sums + n % 2 * WARP), (float)C);
         if (!exists) continue;
         unpack(y, x_now);
         unpack(d, d_now);
         unpack(weight, weights);
-        unpack(r, residual);
+        unpack(r, residual_now);
         UNROLL for (int j = 0; j < W; j++) r[j] = fmaf(fmaf(y[j] * scale, mean, d[j] * weight[j]), scale, r[j]);
         store(dx + at, r);
     }
