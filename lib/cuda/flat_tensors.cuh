@@ -114,7 +114,12 @@ static void cuda_exact_total(Device *dev, ExactSum *total, const float *x, int64
 }
 
 /* A warp takes WARP blocks of NORM_BLOCK elements at a time. Each lane has 4 elements of every block; when a block's
- * sum of squares is complete, lane k keeps the sum of block k and adds it to its exact sum. */
+ * sum of squares is complete, lane k keeps the sum of block k and adds it to its exact sum. The loads of NORM_AHEAD
+ * blocks are issued before the first of them is summed. */
+static constexpr int NORM_AHEAD = 8;
+DEVICE float squares_of_block(const float (&v)[4]) {
+    return warp_sum(fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], __fmul_rn(v[0], v[0])))));
+}
 template <int W, class T>
 DEVICE void squared_norm_of(ExactSum *total, const T *x, int64_t count) {
     static_assert(NORM_BLOCK == 4 * WARP, "a lane has 4 elements");
@@ -122,18 +127,24 @@ DEVICE void squared_norm_of(ExactSum *total, const T *x, int64_t count) {
     int64_t warp = thread_of_grid() / WARP, warps = (int64_t)gridDim.x * BLOCK / WARP;
     ExactPart s = {};
     for (int64_t first = warp * WARP * NORM_BLOCK; first < count; first += warps * WARP * NORM_BLOCK) {
-        float mine = 0;
-#pragma unroll 8
-        for (int k = 0; k < WARP; k++) {
-            int64_t i = first + k * NORM_BLOCK + lane * 4;
-            float v[4];
-            load_some<true>(v, x + i, W == 4 || i + 4 > count ? count - i : 0);
-            if (W == 1 && i + 4 <= count)
-                for (int j = 0; j < 4; j++) v[j] = widen(x[i + j]);
-            float squares = warp_sum(fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], __fmul_rn(v[0], v[0])))));
-            mine = k == lane ? squares : mine;
+        const T *mine = x + first + lane * 4;
+        float v[NORM_AHEAD][4], kept = 0;
+        int k = 0;
+        ROLLED for (; W == 4 && first + (k + NORM_AHEAD) * NORM_BLOCK <= count && k < WARP; k += NORM_AHEAD) {
+            UNROLL for (int i = 0; i < NORM_AHEAD; i++) load<true>(v[i], mine + (k + i) * NORM_BLOCK);
+            issue_loads();
+            UNROLL for (int i = 0; i < NORM_AHEAD; i++) {
+                float squares = squares_of_block(v[i]);
+                kept = k + i == lane ? squares : kept;
+            }
         }
-        exact_add_to(&s, mine);
+        ROLLED for (; k < WARP && first + k * NORM_BLOCK < count; k++) { // the tensor's end, or unaligned
+            int64_t left = count - first - k * NORM_BLOCK - lane * 4;
+            UNROLL for (int j = 0; j < 4; j++) v[0][j] = j < left ? widen(mine[k * NORM_BLOCK + j]) : 0;
+            float squares = squares_of_block(v[0]);
+            kept = k == lane ? squares : kept;
+        }
+        exact_add_to(&s, kept);
     }
     exact_add_all(total, &s);
 }
