@@ -9,9 +9,9 @@
 #include "vectors.cuh"     // defines: load, store, block_sum, add_rows, KERNEL_BY_WIDTH
 
 static constexpr int TOKEN_BLOCK = 64; // occurrences of tokens in a partial sum of the embedding's gradient
-static constexpr int TOKENS_AHEAD = 4; // rows of dx that a thread loads ahead of adding them
+static constexpr int TOKENS_AHEAD = 4; // rows of dx and of dembed that a thread loads ahead of adding them
 static constexpr int SORT_BLOCK = 512; // threads in a block of the sort
-static constexpr int SORT_TOKENS = 4;  // tokens that each of its threads places
+static constexpr int SORT_TOKENS = 2;  // tokens that each of its threads places
 
 // ---------------------------------------------------------------------------
 // embedding
@@ -89,28 +89,32 @@ __global__ void __launch_bounds__(BLOCK)
     }
     int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // a run of this id began earlier
     __syncthreads();
-    if (column >= C) return;
-    float v[TOKENS_AHEAD][W], sum[W] = {};
+    const int exists = column < C;
+    Waiting<W> rows[TOKENS_AHEAD];
+    float old[TOKENS_AHEAD][W], v[W], sum[W] = {};
     for (int k0 = 0; k0 < count; k0 += TOKENS_AHEAD) {
         int any = -1; // other ranks' tokens are sorted next to each other; their rows of dx are not read
         UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) any = max(any, id[k0 + r]);
         if (any < 0) continue;
-        UNROLL for (int r = 0; r < TOKENS_AHEAD; r++)
-            load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
+        UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) {
+            int k = k0 + r, run_ends = id[k] >= 0 && id[k + 1] != id[k];
+            if (exists) fetch(rows[r], dx + (int64_t)token[k < count ? k : k0] * C + column);
+            if (exists && run_ends && id[k] != earlier) load(old[r], dembed + (int64_t)id[k] * C + column);
+        }
+        issue_loads();
         UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) {
             int k = k0 + r;
-            if (k >= count || id[k] < 0) continue;
-            for (int j = 0; j < W; j++) sum[j] += v[r][j];
+            if (!exists || id[k] < 0) continue;
+            unpack(v, rows[r]);
+            UNROLL for (int j = 0; j < W; j++) sum[j] += v[j];
             if (id[k + 1] == id[k]) continue; // the run continues
             if (id[k] == earlier) {
                 store(partial + (int64_t)blockIdx.x * C + column, sum);
             } else {
-                float *out = dembed + (int64_t)id[k] * C + column, old[W];
-                load(old, out);
-                for (int j = 0; j < W; j++) old[j] += sum[j];
-                store(out, old);
+                UNROLL for (int j = 0; j < W; j++) old[r][j] += sum[j];
+                store(dembed + (int64_t)id[k] * C + column, old[r]);
             }
-            for (int j = 0; j < W; j++) sum[j] = 0;
+            UNROLL for (int j = 0; j < W; j++) sum[j] = 0;
         }
     }
 }
