@@ -46,7 +46,8 @@ static __global__ void __launch_bounds__(BLOCK) fp8_amax_kernel(uint32_t *amax, 
 
 /* A block has a tile of FP8_TILE x FP8_TILE elements. */
 static __global__ void __launch_bounds__(BLOCK) fp8_cast_kernel(Fp8Tensor t, int with_transposed) {
-    SHARED(uint32_t, tile, FP8_TILE *(FP8_TILE / 4 + 1)); // four elements a word; rows one word apart, against conflicts
+    SHARED(uint32_t, tile,
+           FP8_TILE * (FP8_TILE / 4 + 1)); // four elements a word; rows one word apart, against conflicts
     const int64_t row0 = (int64_t)blockIdx.y * FP8_TILE, col0 = (int64_t)blockIdx.x * FP8_TILE;
     const float scale = fp8_scale(__uint_as_float(*t.amax), t.format);
     if (!blockIdx.x && !blockIdx.y && threadIdx.x < 2) t.scales[threadIdx.x] = threadIdx.x ? 1 / scale : scale;
@@ -65,8 +66,8 @@ static __global__ void __launch_bounds__(BLOCK) fp8_cast_kernel(Fp8Tensor t, int
     __syncthreads();
     int col = (int)threadIdx.x / 4, first = (int)threadIdx.x % 4 * 16; // 16 rows of a column
     uint32_t out[4] = {};
-    UNROLL for (int j = 0; j < 16; j++)
-        out[j / 4] |= (tile[(first + j) * (FP8_TILE / 4 + 1) + col / 4] >> col % 4 * 8 & 0xFF) << j % 4 * 8;
+    UNROLL for (int j = 0; j < 16; j++) out[j / 4] |=
+        (tile[(first + j) * (FP8_TILE / 4 + 1) + col / 4] >> col % 4 * 8 & 0xFF) << j % 4 * 8;
     *(uint4 *)(void *)(t.transposed + (col0 + col) * t.rows + row0 + first) =
         make_uint4(out[0], out[1], out[2], out[3]);
 }
@@ -87,8 +88,14 @@ template <class T> static T fp8_read(Bench *b, const T *p) {
 
 /* A random tensor in all its forms; some casts are checked. rows and cols are multiples of FP8_TILE. */
 static Fp8Tensor take_fp8(Bench *b, int64_t rows, int64_t cols, Fp8Format format) {
-    Fp8Tensor t = {take_x(b, rows * cols), (uint8_t *)take(b, rows * cols), (uint8_t *)take(b, rows * cols),
-                   (float *)take(b, 8),    (uint32_t *)take(b, 4),          rows, cols, format};
+    Fp8Tensor t = {take_x(b, rows * cols),
+                   (uint8_t *)take(b, rows * cols),
+                   (uint8_t *)take(b, rows * cols),
+                   (float *)take(b, 8),
+                   (uint32_t *)take(b, 4),
+                   rows,
+                   cols,
+                   format};
     fp8_cast(&b->dev, &t, 1);
     for (uint64_t s = 0; s < FP8_SAMPLES; s++) {
         int64_t i = (int64_t)(mix64(s) % (uint64_t)rows), j = (int64_t)(mix64(~s) % (uint64_t)cols);
@@ -101,7 +108,7 @@ static Fp8Tensor take_fp8(Bench *b, int64_t rows, int64_t cols, Fp8Format format
 
 /* c (M, N) = a (M, K) b (N, K)^T in fp8; c is bf16 or, where dW is added to gradients, fp32. To cuBLASLt a is B. */
 typedef struct {
-    const Fp8Tensor *of[2];    // the tensors of b and a
+    const Fp8Tensor *of[2];   // the tensors of b and a
     const uint8_t *b_q, *a_q; // their copies that are contiguous along K
     Matmul shape;
     void *c;
@@ -169,7 +176,8 @@ static void fp8_rows(Bench *b, const char *what, const char *pass, const Fp8Matm
         CudaMatmulEntry entry = fp8_describe(b, m, way == 2);
         seconds[way] = way ? sustained(b, [&] { fp8_matmul(b, &entry, m); }) : sustained(b, in_bf16);
         sums[way] += seconds[way];
-        snprintf(name, sizeof name, "%s %s, %s, error %.2g", what, pass, names[way], way ? fp8_error(b, &entry, m) : 0.0);
+        snprintf(name, sizeof name, "%s %s, %s, error %.2g", what, pass, names[way],
+                 way ? fp8_error(b, &entry, m) : 0.0);
         figure("fp8", name, seconds[way], 1e-12 * flops / seconds[way], seconds[0] / seconds[way]);
     }
 }
@@ -195,7 +203,9 @@ static double fp8_weight(Bench *b, const char *what, int64_t N, int64_t IC, int6
         for (int both = 0; both < 2; both++) {
             double took = sustained(b, [&] { fp8_cast(dev, t, both); }), bytes = (5.0 + both) * t->rows * t->cols;
             snprintf(name, sizeof name, "%s, %s of %s", what, both ? "cast and transpose" : "cast",
-                     t == &x ? "x" : t == &dy ? "dy" : "w");
+                     t == &x    ? "x"
+                     : t == &dy ? "dy"
+                                : "w");
             figure("fp8", name, took, 1e-9 * bytes / took, bytes / took / b->copy);
             if (both) casts += took / (t == &w ? MICRO_BATCHES : 1);
         }
@@ -204,8 +214,8 @@ static double fp8_weight(Bench *b, const char *what, int64_t N, int64_t IC, int6
 
 static void fp8_probe(Bench *b) {
     const int64_t N = b->tiny ? FP8_TILE : 8192;
-    heading("Matmuls of the blocks in fp8, operands cast before; casts, at the bytes that they move",
-            "TFLOP/s, GB/s", "of bf16's speed, of the copy rate");
+    heading("Matmuls of the blocks in fp8, operands cast before; casts, at the bytes that they move", "TFLOP/s, GB/s",
+            "of bf16's speed, of the copy rate");
     for (int i = 0; i < 2; i++) {
         const Shape *s = b->tiny ? &tiny_shapes[i] : &shapes[i];
         const int64_t C = s->C, F = round_up(s->F, FP8_TILE);

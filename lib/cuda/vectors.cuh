@@ -145,8 +145,9 @@ template <int W> DEVICE void fetch(Waiting<W> &v, const floatX *p) {
         memcpy(v.words, &x, sizeof x);
     }
 }
-/* Loads written before this line are issued before what is written after it. Left to itself, ptxas, the assembler,
- * moves a load whose result is needed late to a late place. It moves none over a barrier of the warp. */
+/* Loads that come before this call are issued before what follows it. Otherwise ptxas moves a load down to where its
+ * result is needed, and a thread waits for memory with nothing else under way. It moves no load over a warp barrier.
+ * dev/test/loads.py checks where loads are. */
 DEVICE void issue_loads() { __syncwarp(); }
 template <int W> DEVICE void unpack(float (&v)[W], const Waiting<W> &from) {
     UNROLL for (int j = 0; j < W; j++) {
