@@ -9,7 +9,7 @@
 #define BENCH_FP8_H
 #include "fp8.h" // defines: fp8_round, fp8_value, fp8_scale
 
-enum { FP8_TILE = 64, FP8_SAMPLES = 64, MICRO_BATCHES = 4 };
+enum { FP8_TILE = 64, FP8_SAMPLES = 16, MICRO_BATCHES = 4 };
 static const double SUSTAINED = 0.3;
 
 typedef struct {
@@ -46,8 +46,7 @@ static __global__ void __launch_bounds__(BLOCK) fp8_amax_kernel(uint32_t *amax, 
 
 /* A block has a tile of FP8_TILE x FP8_TILE elements. */
 static __global__ void __launch_bounds__(BLOCK) fp8_cast_kernel(Fp8Tensor t, int with_transposed) {
-    SHARED(uint32_t, tile,
-           FP8_TILE * (FP8_TILE / 4 + 1)); // four elements a word; rows one word apart, against conflicts
+    SHARED(uint32_t, tile, FP8_TILE *(FP8_TILE / 4 + 1)); // four elements a word; rows are a word longer than needed
     const int64_t row0 = (int64_t)blockIdx.y * FP8_TILE, col0 = (int64_t)blockIdx.x * FP8_TILE;
     const float scale = fp8_scale(__uint_as_float(*t.amax), t.format);
     if (!blockIdx.x && !blockIdx.y && threadIdx.x < 2) t.scales[threadIdx.x] = threadIdx.x ? 1 / scale : scale;
