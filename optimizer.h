@@ -360,9 +360,9 @@ typedef struct {
     int step;         // counts updates from 1
 } Update;
 
-/* Extends a piece that AdamW updates by the unit's next tensors, as long as each begins where the one before it ends and
- * has the same weight decay: one call of AdamW then updates all of them. Padding is left out. The tensors that follow
- * begin with *i, as for next_state_piece. */
+/* Extends a piece that AdamW updates by the unit's next tensors, as long as each begins where the one before it ends
+ * and has the same weight decay: one call of AdamW then updates all of them. Padding is left out. The tensors that
+ * follow begin with *i, as for next_state_piece. */
 static void join_neighbours(const Fsdp *fsdp, int *i, ShardPiece *piece) {
     ShardPiece next;
     for (int after = *i; next_state_piece(fsdp, &after, &next) && next.unit == piece->unit; *i = after) {

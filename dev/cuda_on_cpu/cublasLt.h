@@ -336,7 +336,10 @@ inline uint64_t problem_hash(const CublasLtDesc *op, CublasLtLayout *const (&x)[
     return h;
 }
 
-inline size_t element_bytes(int type) { return is_fp8(type) ? 1 : type == CUDA_R_32F ? 4 : 2; }
+inline size_t element_bytes(int type) {
+    if (is_fp8(type)) return 1;
+    return type == CUDA_R_32F ? 4 : 2;
+}
 
 inline size_t extent(const CublasLtLayout &l) { // bytes from the first element to behind the last
     return (size_t)(((int64_t)l.columns - 1) * l.ld + (int64_t)l.rows) * element_bytes(l.type);
@@ -402,7 +405,8 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
     int32_t v = 0;
     bool is_scale =
         attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER || attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
-    size_t expected = is_scale ? sizeof(void *) : attribute == CUBLASLT_MATMUL_DESC_FAST_ACCUM ? 1 : sizeof v;
+    size_t expected = is_scale ? sizeof(void *) : sizeof v;
+    if (attribute == CUBLASLT_MATMUL_DESC_FAST_ACCUM) expected = 1;
     if (!d || !value || bytes != expected)
         return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matmul has %zu bytes, given are %zu",
                            attribute, expected, bytes);

@@ -198,16 +198,16 @@ static double fp8_weight(Bench *b, const char *what, int64_t N, int64_t IC, int6
     fp8_rows(b, what, "dW", &to_w, sums, [&] { linear_backward_weight(dev, dw, dy.x, OC, x.x, n, ic, oc, 1); });
     char name[96];
     double casts = 0;
-    for (const Fp8Tensor *t : {&x, &dy, &w})
-        for (int both = 0; both < 2; both++) {
-            double took = sustained(b, [&] { fp8_cast(dev, t, both); }), bytes = (5.0 + both) * t->rows * t->cols;
-            snprintf(name, sizeof name, "%s, %s of %s", what, both ? "cast and transpose" : "cast",
-                     t == &x    ? "x"
-                     : t == &dy ? "dy"
-                                : "w");
-            figure("fp8", name, took, 1e-9 * bytes / took, bytes / took / b->copy);
-            if (both) casts += took / (t == &w ? MICRO_BATCHES : 1);
-        }
+    const Fp8Tensor *tensors[3] = {&x, &dy, &w};
+    const char *names[3] = {"x", "dy", "w"};
+    for (int i = 0; i < 6; i++) {
+        const Fp8Tensor *t = tensors[i / 2];
+        int both = i % 2; // the cast alone is for a comparison
+        double took = sustained(b, [&] { fp8_cast(dev, t, both); }), bytes = (5.0 + both) * t->rows * t->cols;
+        snprintf(name, sizeof name, "%s, %s of %s", what, both ? "cast and transpose" : "cast", names[i / 2]);
+        figure("fp8", name, took, 1e-9 * bytes / took, bytes / took / b->copy);
+        if (both) casts += took / (t == &w ? MICRO_BATCHES : 1);
+    }
     return casts;
 }
 
