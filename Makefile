@@ -54,7 +54,8 @@ FLAGS := -std=c11 $(CFLAGS) $(NO_VECTORIZER) -march=$(ARCH) -ffp-contract=fast -
 LIBS  := $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread \
          $(DEPS_LINK)
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
-HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h dev/test/*.h dev/data/*.h)
+HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h dev/test/*.h dev/data/*.h) \
+           dev/kernels/fp8.h
 
 include dev/cuda.mk
 include dev/book.mk

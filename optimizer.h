@@ -360,6 +360,18 @@ typedef struct {
     int step;         // counts updates from 1
 } Update;
 
+/* Extends a piece that AdamW updates by the unit's next tensors, as long as each begins where the one before it ends
+ * and has the same weight decay: one call of AdamW then updates all of them. Padding is left out. The tensors that
+ * follow begin with *i, as for next_state_piece. */
+static void join_neighbours(const Fsdp *fsdp, int *i, ShardPiece *piece) {
+    ShardPiece next;
+    for (int after = *i; next_state_piece(fsdp, &after, &next) && next.unit == piece->unit; *i = after) {
+        if (next.tensor->is_frozen || next.tensor->is_muon || next.at != piece->at + piece->count) return;
+        if (next.tensor->row->weight_decay != piece->tensor->row->weight_decay) return;
+        piece->count += next.count;
+    }
+}
+
 /* AdamW (Loshchilov and Hutter 2019), or Muon on the matrices of the blocks, on what this rank keeps of one unit.
  * `shard`: (state_count) Muon's updates, from PASS_MOMENTUM to PASS_UPDATE; NULL: AdamW trains the whole unit. */
 static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX *shard, const Update *how) {
@@ -383,6 +395,7 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
             muon_update_piece(&o->muon, &p, shard, master, copy, a->lr, weight_decay);
         } else {
             float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
+            join_neighbours(o->fsdp, &i, &p);
             adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
                   weight_decay, how->grad_scale, how->step);
         }

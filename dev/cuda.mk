@@ -71,7 +71,7 @@ $(MPI_CUDA_BUILD)/train_llama3_cuda: train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $
 	$(CXX) -fopenmp $@.o $(MPI_CUDA_BUILD)/commit.o -o $@ $(MPI_LIBS) -lcjson -lpcre2-8 -lz -lm -pthread
 
 # the program with times, op by op and step by step; dev/gpu_check.sh runs it
-BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_step.h train_llama3.cu
+BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_fp8.h dev/kernels/bench_step.h train_llama3.cu
 $(CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_BUILD)/flags | needed
 	$(NVCC) $(CUDA_FLAGS) -I. $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 

@@ -7,7 +7,7 @@
 #                                  speed        roofline attention profiler pages
 #                                  training     a step of Llama-3.2-1B beside PyTorch's
 #                                  sanitizers   variants of the step; compute-sanitizer on the kernels
-#                                  training-8b  the shape of Llama-3-8B
+#                                  training-8b  fp8: whether matmuls in fp8 would pay; the shape of Llama-3-8B
 #                                  without a CALL: all of them, and before them the stage build
 #   STAGES="kernels ranks" dev/gpu_check.sh    these stages alone
 #   OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md;
@@ -20,7 +20,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 die() { echo "error: $*" >&2; exit 1; }
 all_stages="build machine nccl kernels tests ranks curve roofline attention profiler sanitizer variants training
-    training-8b pages"
+    fp8 training-8b pages"
 stages=
 own_function= # `stage` calls this script again to run a function under its time limit
 if [ "${1:-}" = --function ]; then
@@ -31,7 +31,8 @@ else
         case $call in
             correctness) stages+=" machine nccl kernels tests ranks curve" ;;
             speed) stages+=" roofline attention profiler pages" ;;
-            training | training-8b) stages+=" $call" ;;
+            training) stages+=" training" ;;
+            training-8b) stages+=" fp8 training-8b" ;;
             sanitizers) stages+=" variants sanitizer" ;;
             *) die "$call: expected correctness, speed, training, sanitizers or training-8b" ;;
         esac
@@ -255,6 +256,7 @@ if wanted sanitizer; then
     fi
 fi
 if wanted training; then beside_pytorch training 520 1B; fi
+if wanted fp8; then stage fp8 100 "${ours[@]}" $bench fp8 ${dry:+tiny}; fi
 if wanted training-8b; then beside_pytorch training-8b 520 --rounds 2 8B; fi
 if wanted pages; then function_stage pages 500 pages; fi
 [ -z "$left_out" ] || echo "left out, because the call's time is over:$left_out"

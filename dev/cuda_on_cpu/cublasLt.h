@@ -31,7 +31,14 @@ enum cublasComputeType_t {
     CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
     CUBLAS_COMPUTE_64F = 70
 };
-enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+enum cudaDataType_t {
+    CUDA_R_32F = 0,
+    CUDA_R_64F = 1,
+    CUDA_R_16F = 2,
+    CUDA_R_16BF = 14,
+    CUDA_R_8F_E4M3 = 28,
+    CUDA_R_8F_E5M2 = 29
+};
 typedef cudaDataType_t cudaDataType;
 enum cublasLtPointerMode_t { CUBLASLT_POINTER_MODE_HOST = 0, CUBLASLT_POINTER_MODE_DEVICE = 1 };
 enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1 };
@@ -44,7 +51,10 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
     CUBLASLT_MATMUL_DESC_TRANSC = 5,
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15
+    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
+    CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25
 };
 enum cublasLtMatrixLayoutAttribute_t {
     CUBLASLT_MATRIX_LAYOUT_TYPE = 0,
@@ -76,6 +86,8 @@ struct cublasLtContext {
 };
 struct CublasLtDesc {
     int32_t compute, scale, pointer_mode, transposed[2], epilogue, sm_count;
+    const float *scales[2]; // of A and B in fp8, on the device; NULL: 1
+    int8_t fast_accum;      // of sums in fp8; the emulator's are the same
 };
 struct CublasLtLayout {
     int32_t type;
@@ -157,9 +169,23 @@ inline Matrix matrix(const void *data, const CublasLtLayout &l, int transposed) 
     return Matrix{(char *)data, l.type, transposed ? l.ld : 1, transposed ? 1 : l.ld};
 }
 
+inline bool is_fp8(int type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+
+/* E5M2 is the upper half of an fp16, with infinities and NaN; E4M3 has a NaN of either sign and no infinity. */
+inline float fp8_to_float(uint8_t x, int type) {
+    int mantissa = type == CUDA_R_8F_E5M2 ? 2 : 3, bias = mantissa == 2 ? 15 : 7;
+    int exponent = (x & 0x7F) >> mantissa, fraction = x & ((1 << mantissa) - 1);
+    float sign = x & 0x80 ? -1.0f : 1.0f;
+    if (mantissa == 2 && exponent == 31) return fraction ? NAN : sign * INFINITY;
+    if (mantissa == 3 && (x & 0x7F) == 0x7F) return NAN;
+    if (exponent) fraction += 1 << mantissa;
+    return sign * ldexpf((float)fraction, std::max(exponent, 1) - bias - mantissa);
+}
+
 inline float element(const Matrix &m, int64_t i, int64_t j) {
     int64_t at = i * m.row + j * m.column;
     if (m.type == CUDA_R_32F) return ((const float *)m.data)[at];
+    if (is_fp8(m.type)) return fp8_to_float(((const uint8_t *)m.data)[at], m.type);
     return __uint_as_float((unsigned)((const unsigned short *)m.data)[at] << 16);
 }
 
@@ -234,6 +260,27 @@ struct Problem {
     uint64_t M, N, K;
 };
 
+/* fp8 as Hopper has it (cuBLAS manual, "cublasLtMatmul()"): both operands are contiguous along K, which is A transposed
+ * and B not; not E5M2 by E5M2; sizes are multiples of 16. */
+inline cublasStatus_t check_fp8(Place at, const CublasLtDesc *op, CublasLtLayout *const (&x)[4], const Problem &p) {
+    if (!op->transposed[0] || op->transposed[1])
+        return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with transposes %d and %d: A must be transposed, B not",
+                      op->transposed[0], op->transposed[1]);
+    if (!is_fp8(x[1]->type) || (x[0]->type == CUDA_R_8F_E5M2 && x[1]->type == CUDA_R_8F_E5M2) ||
+        x[2]->type != x[3]->type || (x[3]->type != CUDA_R_16BF && x[3]->type != CUDA_R_32F) ||
+        op->compute != CUBLAS_COMPUTE_32F || op->scale != CUDA_R_32F)
+        return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
+                      "types A %d, B %d, C %d, D %d, compute %d: fp8 is E4M3 by E4M3 or by E5M2, C and D bf16 or fp32 "
+                      "alike, sums in fp32",
+                      x[0]->type, x[1]->type, x[2]->type, x[3]->type, op->compute);
+    if (p.M % 16 || p.N % 16 || p.K % 16 || x[0]->ld % 16 || x[1]->ld % 16)
+        return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
+                      "fp8 of %llu by %llu by %llu: sizes and leading dimensions must be multiples of 16",
+                      (unsigned long long)p.M, (unsigned long long)p.N, (unsigned long long)p.K);
+    if (cuda_on_cpu.chip < 89) return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "sm_%d has no fp8", cuda_on_cpu.chip);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 inline cublasStatus_t check_problem(Place at, const CublasLtDesc *op, CublasLtLayout *const (&x)[4],
                                     Problem *p) { // layouts of A, B, C, D
     if (!op || !x[0] || !x[1] || !x[2] || !x[3]) return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "a descriptor is NULL");
@@ -255,6 +302,7 @@ inline cublasStatus_t check_problem(Place at, const CublasLtDesc *op, CublasLtLa
             return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu, the product is %llu by %llu", "ABCD"[i],
                           (unsigned long long)x[i] -> rows, (unsigned long long)x[i] -> columns,
                           (unsigned long long)p -> M, (unsigned long long)p -> N);
+    if (is_fp8(x[0]->type) || is_fp8(x[1]->type)) return check_fp8(at, op, x, *p);
     bool bf16 = x[0]->type == CUDA_R_16BF;
     bool compute =
         op->compute == CUBLAS_COMPUTE_32F || op->compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
@@ -288,8 +336,13 @@ inline uint64_t problem_hash(const CublasLtDesc *op, CublasLtLayout *const (&x)[
     return h;
 }
 
+inline size_t element_bytes(int type) {
+    if (is_fp8(type)) return 1;
+    return type == CUDA_R_32F ? 4 : 2;
+}
+
 inline size_t extent(const CublasLtLayout &l) { // bytes from the first element to behind the last
-    return (size_t)(((int64_t)l.columns - 1) * l.ld + (int64_t)l.rows) * (l.type == CUDA_R_32F ? 4 : 2);
+    return (size_t)(((int64_t)l.columns - 1) * l.ld + (int64_t)l.rows) * element_bytes(l.type);
 }
 
 } // namespace emu
@@ -314,7 +367,7 @@ inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasCo
     emu::LtCall call("cublasLtMatmulDescCreate");
     if (call.error) return call.error;
     *d = new CublasLtDesc{
-        compute, scale, CUBLASLT_POINTER_MODE_HOST, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, 0};
+        compute, scale, CUBLASLT_POINTER_MODE_HOST, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, 0, {}, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
@@ -349,12 +402,21 @@ inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute,
                                                      const void *value, size_t bytes,
                                                      emu::Place at = emu::Place::here()) {
-    int32_t v;
-    if (!d || !value || bytes != sizeof v)
-        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matmul has 4 bytes, given are %zu",
-                           attribute, bytes);
-    memcpy(&v, value, sizeof v);
+    int32_t v = 0;
+    bool is_scale =
+        attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER || attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
+    size_t expected = is_scale ? sizeof(void *) : sizeof v;
+    if (attribute == CUBLASLT_MATMUL_DESC_FAST_ACCUM) expected = 1;
+    if (!d || !value || bytes != expected)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matmul has %zu bytes, given are %zu",
+                           attribute, expected, bytes);
+    if (is_scale) {
+        memcpy(&d->scales[attribute - CUBLASLT_MATMUL_DESC_A_SCALE_POINTER], value, bytes);
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    memcpy(&v, value, bytes);
     switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: d->fast_accum = (int8_t)v; break;
     case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: d->compute = v; break;
     case CUBLASLT_MATMUL_DESC_SCALE_TYPE: d->scale = v; break;
     case CUBLASLT_MATMUL_DESC_POINTER_MODE:
@@ -514,7 +576,7 @@ inline cublasStatus_t check_operands(Place at, CublasLtLayout *const x[4], const
     for (int i = 0; i < 4; i++) {
         if (i == 2 && !pointers[i]) continue;
         std::string what = std::string("cublasLt: matrix ") + "ABCD"[i];
-        uint64_t need = x[i]->type == CUDA_R_32F ? 4 : 2;
+        uint64_t need = is_fp8(x[i]->type) ? 16 : element_bytes(x[i]->type);
         if (algo) need = algo->data[1 + i];
         check_range(what.c_str(), pointers[i], extent(*x[i]), device, at);
         if (need && (uintptr_t)pointers[i] % need)
@@ -580,13 +642,18 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
     emu::check_overlaps(at, x, pointers, workspace, wanted);
     emu::Matrix a = emu::matrix(A, *Adesc, op->transposed[0]), b = emu::matrix(B, *Bdesc, op->transposed[1]),
                 c = emu::matrix(C, *Cdesc, 0), d = emu::matrix(D, *Ddesc, 0);
+    const float *scale_a = op->scales[0], *scale_b = op->scales[1];
+    if (emu::is_fp8(a.type) && scale_a) emu::check_range("cublasLt: the scale of A", scale_a, 4, s->device, at);
+    if (emu::is_fp8(b.type) && scale_b) emu::check_range("cublasLt: the scale of B", scale_b, 4, s->device, at);
     float alpha_now = on_device ? 0 : *(const float *)alpha, beta_now = on_device ? 0 : *(const float *)beta;
     double flops = 2.0 * (double)p.M * (double)p.N * (double)p.K, relative = algo ? (double)algo->data[7] / 100 : 1;
     emu::enqueue(s, (cuda_on_cpu.costs.product + cuda_on_cpu.costs.flop * flops) * relative, [=] {
         emu::check_no_zone("cublasLt: matrix D", D, extent_d, at);
         if (wanted) memset(workspace, 0xFF, wanted); // nobody else may use it meanwhile
+        float scale = emu::is_fp8(a.type) && scale_a ? *scale_a : 1; // read when the matmul runs
+        if (emu::is_fp8(b.type) && scale_b) scale *= *scale_b;
         emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K,
-                               on_device ? *(const float *)alpha : alpha_now,
+                               scale * (on_device ? *(const float *)alpha : alpha_now),
                                on_device ? *(const float *)beta : beta_now);
     });
     return CUBLAS_STATUS_SUCCESS;

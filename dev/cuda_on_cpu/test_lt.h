@@ -155,7 +155,65 @@ static void test_lt_parts() {
     MUST(cudaFree(workspace));
 }
 
+static uint8_t *device_codes(size_t n, const uint8_t (&codes)[5]) { // 5 divides no size: rows differ
+    std::vector<uint8_t> all(n);
+    uint8_t *x;
+    for (size_t i = 0; i < n; i++) all[i] = codes[i % 5];
+    MUST(cudaMalloc((void **)&x, n));
+    MUST(cudaMemcpy(x, all.data(), n, cudaMemcpyHostToDevice));
+    return x;
+}
+
+/* fp8: E4M3 by E5M2, scaled, added to fp32; and what Hopper refuses. */
+static void test_lt_fp8() {
+    enum { M = 32, N = 16, K = 48 };
+    const uint8_t e4m3[5] = {0x38, 0x40, 0xBC, 0x01, 0x7E}, e5m2[5] = {0x3C, 0xC0, 0x34, 0x42, 0x7B};
+    const float as[5] = {1, 2, -1.5f, 0x1p-9f, 448}, bs[5] = {1, -2, 0.25f, 3, 57344};
+    uint8_t *a = device_codes(M * K, e4m3), *b = device_codes(N * K, e5m2);
+    float *c = device_floats(M * N, index_value), *workspace = device_floats(1 << 14, nullptr),
+          *scales = device_floats(2, [](size_t i) { return i ? 4.0f : 0.5f; }), *scale_b = scales + 1;
+    Lt lt(M, N, K, 1, 0, CUDA_R_8F_E4M3, CUDA_R_32F, 0, 256);
+    const int32_t e5m2_type = CUDA_R_8F_E5M2, plain = CUBLAS_OP_N;
+    const int8_t fast = 1;
+    int found = 0, bad = 0;
+    auto again = [&] {
+        return cublasLtMatmulAlgoGetHeuristic(lt.handle, lt.op, lt.a, lt.b, lt.c, lt.c, lt.preference, 1, &lt.best,
+                                              &found);
+    };
+    MUST(cublasLtMatrixLayoutSetAttribute(lt.b, CUBLASLT_MATRIX_LAYOUT_TYPE, &e5m2_type, 4));
+    MUST(cublasLtMatmulDescSetAttribute(lt.op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales, sizeof scales));
+    MUST(cublasLtMatmulDescSetAttribute(lt.op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof scale_b));
+    MUST(cublasLtMatmulDescSetAttribute(lt.op, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, 1));
+    MUST(again());
+    MUST(lt.run(1, a, b, 1, c, c, workspace, 1 << 16));
+    std::vector<float> got = host_floats(c, M * N);
+    for (int j = 0; j < N; j++)
+        for (int i = 0; i < M; i++) {
+            double sum = 0;
+            for (int k = 0; k < K; k++) sum += (double)as[(i * K + k) % 5] * bs[(j * K + k) % 5];
+            double want = 2 * sum + j * M + i; // the scales are 0.5 and 4
+            bad += !(fabs(got[(size_t)(j * M + i)] - want) <= 1e-6 * fabs(want) + 8);
+        }
+    check(!bad, "fp8: E4M3 by E5M2, with scales, added to fp32: %d of %d differ", bad, M * N);
+    MUST(cublasLtMatrixLayoutSetAttribute(lt.a, CUBLASLT_MATRIX_LAYOUT_TYPE, &e5m2_type, 4));
+    check(again() == CUBLAS_STATUS_NOT_SUPPORTED, "E5M2 by E5M2 is refused");
+    Lt square(32, 32, 32, 1, 0, CUDA_R_8F_E4M3, CUDA_R_16BF, 0, 256);
+    Lt odd(32, 32, 24, 1, 0, CUDA_R_16BF, CUDA_R_16BF, 0, 256);
+    MUST(cublasLtMatmulDescSetAttribute(square.op, CUBLASLT_MATMUL_DESC_TRANSA, &plain, 4));
+    check(cublasLtMatmulAlgoGetHeuristic(square.handle, square.op, square.a, square.b, square.c, square.c,
+                                         square.preference, 1, &lt.best, &found) == CUBLAS_STATUS_NOT_SUPPORTED,
+          "fp8 whose A is not transposed is refused");
+    const int32_t e4m3_type = CUDA_R_8F_E4M3;
+    MUST(cublasLtMatrixLayoutSetAttribute(odd.a, CUBLASLT_MATRIX_LAYOUT_TYPE, &e4m3_type, 4));
+    MUST(cublasLtMatrixLayoutSetAttribute(odd.b, CUBLASLT_MATRIX_LAYOUT_TYPE, &e4m3_type, 4));
+    check(cublasLtMatmulAlgoGetHeuristic(odd.handle, odd.op, odd.a, odd.b, odd.c, odd.c, odd.preference, 1, &lt.best,
+                                         &found) == CUBLAS_STATUS_NOT_SUPPORTED,
+          "fp8 with sums of 24 elements is refused");
+    for (void *p : {(void *)a, (void *)b, (void *)c, (void *)workspace, (void *)scales}) MUST(cudaFree(p));
+}
+
 static void test_lt() {
+    test_lt_fp8();
     test_lt_sums();
     test_lt_refusals();
     test_lt_parts();

@@ -4,6 +4,7 @@
  *   bench_gpu tokens FILE         random tokens of a vocabulary of 4,096, for runs of --model tiny
  *   bench_gpu roofline [tiny]     copy rate and matmul rate, then every op next to them: Markdown, one JSON object per
  *                                 figure, and lines `bound: …`
+ *   bench_gpu fp8 [tiny]          the blocks' matmuls in bf16 and fp8 in turns, casts, errors; figures as above
  *   bench_gpu attention [tiny]    for each input line `HD CALLS` a JSON object: milliseconds of forward and backward,
  *                                 call by call
  *   bench_gpu train OPTION…       a job of one rank with the program's options and random tokens; for each input line
@@ -489,6 +490,8 @@ static void roofline(Bench *b) {
     printf("\nAll matmuls together: %.2f ms, the fastest of each %.2f ms.\n", 1e3 * sums[0], 1e3 * sums[1]);
 }
 
+#include "bench_fp8.h" // defines: fp8_probe
+
 // ---------------------------------------------------------------------------
 
 static void probe(void) {
@@ -525,12 +528,17 @@ int main(int argc, char **argv) {
         write_tokens(argv[2], 4096, 1 << 17);
         return 0;
     }
-    if (strcmp(what, "roofline") && strcmp(what, "attention"))
-        user_error("bench_gpu probe | tokens FILE | roofline [tiny] | attention [tiny] | train OPTION…, not '%s'",
+    if (strcmp(what, "roofline") && strcmp(what, "attention") && strcmp(what, "fp8"))
+        user_error("bench_gpu probe | tokens FILE | roofline [tiny] | fp8 [tiny] | attention [tiny] | train OPTION…, "
+                   "not '%s'",
                    what);
     bench_open(&b, tiny, (size_t)20 << 30);
     if (!strcmp(what, "attention")) attention_answers(&b);
-    else roofline(&b);
+    else if (!strcmp(what, "roofline")) roofline(&b);
+    else {
+        rates(&b);
+        fp8_probe(&b);
+    }
     bench_close(&b);
     return 0;
 }

@@ -99,6 +99,6 @@ static const Version backward_versions[] = {
      backward_first_owns},
     {"in use: sorted",
      "The op of lib/cuda: tokens are sorted by id, blocks sum up 64 sorted tokens each, then the parts of a row are "
-     "added in order.",
+     "added in order. dx and the table's rows are loaded four tokens ahead.",
      backward_in_use},
     END_OF_VERSIONS};

@@ -214,7 +214,7 @@ static const Version backward_versions[] = {
      "waits for memory twice.",
      backward_one_pass},
     {"in use",
-     "The op of lib/cuda: while a row is computed, the next row's x and dout and its own residual gradient are under "
-     "way.",
+     "The op of lib/cuda: the next row's x, dout and residual gradient are under way while a row is computed and the "
+     "block adds up its dot product. A barrier of the warp keeps their loads in front of the sum.",
      backward_in_use},
     END_OF_VERSIONS};

@@ -79,5 +79,8 @@ static const Version rope_versions[] = {{"1 pow, cos and sin",
                                          "Loads of 16 bytes: an eighth of the instructions (bf16), and the divisions "
                                          "that compute a thread's head and element are done once for eight pairs.",
                                          rope_vectors},
-                                        {"in use", "The op of lib/cuda.", rope_in_use},
+                                        {"in use",
+                                         "The op of lib/cuda: x is loaded before the position and the angles, which "
+                                         "take two loads in a row.",
+                                         rope_in_use},
                                         END_OF_VERSIONS};

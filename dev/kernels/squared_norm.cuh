@@ -71,6 +71,7 @@ static const Version norm_versions[] = {
      norm_two_stages},
     {"in use: exact",
      "fp32 sums of 128 elements, added as integers to a fixed-point number that is wide enough for every float: "
-     "atomics again, and yet the same bits on each run and for any number of ranks.",
+     "atomics again, and yet the same bits on each run and for any number of ranks. A warp loads four blocks before it "
+     "adds up the first.",
      norm_in_use},
     END_OF_VERSIONS};

@@ -418,6 +418,11 @@ compiled() {
     if "$top/dev/test/cuda_table.sh" >.out 2>&1; then
         pass "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 1 .out)"
     else fail "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 3 .out)"; fi
+    if ! command -v cuobjdump >/dev/null || ! command -v nvdisasm >/dev/null; then
+        echo "no cuobjdump and nvdisasm: whether loads are in flight together is left out"
+    elif "$top/dev/test/loads.py" "$top"/build/cuda-{bf16,fp32}/test_llama3_cuda >.out 2>&1; then
+        pass "loads of memory-bound kernels are in flight together, as their comments say" "$(tail -n 1 .out)"
+    else fail "loads of memory-bound kernels are in flight together, as their comments say" "$(head -n 3 .out)"; fi
     instructions >.sass
     grep attention .sass | grep hopper >.hopper
     grep attention .sass | grep -v hopper >.mma

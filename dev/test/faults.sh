@@ -964,6 +964,26 @@ more "AdamW does not wait for offloaded state" optimizer.h \
     's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);||' \
     orders "have one rank's bits"
 
+more "AdamW joins tensors of unequal weight decay" optimizer.h \
+    's|^        if (next.tensor->row->weight_decay != piece->tensor->row->weight_decay) return;||' \
+    pytorch "weights after ten steps equal"
+
+more "AdamW joins tensors over the padding between them" optimizer.h \
+    's/ || next.at != piece->at + piece->count) return;/) return;/' \
+    pytorch "weights after ten steps equal"
+
+more "AdamW is called for each tensor" optimizer.h \
+    's|^            join_neighbours(o->fsdp, &i, &p);||' \
+    pytorch "one call of AdamW for neighbouring tensors"
+
+more "fp8 rounds ties away from zero" dev/kernels/fp8.h \
+    's| - 1 + (bits >> shift & 1);|;|' \
+    kernels:fp8 "E4M3: PyTorch's saturating casts"
+
+more "fp8 does not saturate" dev/kernels/fp8.h \
+    's|fminf(fabsf(x), f.largest)|fabsf(x)|' \
+    kernels:fp8 "E5M2: PyTorch's saturating casts"
+
 more "offloaded state is overwritten on its way back" optimizer.h \
     's|    device_wait_event(dev, s->stored);||' \
     orders "have one rank's bits"

@@ -60,7 +60,7 @@ dev/gpu_check.sh --function loss_curve_on_cpu >"$work/said" 2>&1 ||
 
 measured="attention training training-8b"
 command -v python3 >/dev/null || measured=
-check machine nccl kernels tests ranks curve roofline sanitizer profiler variants pages $measured
+check machine nccl kernels tests ranks curve roofline sanitizer profiler variants fp8 pages $measured
 if [ $code = 0 ] && ! grep -q FAILED "$work/out/gpu-check.md"; then
     pass "every stage runs" "$(grep -c '^== ' "$work/said") stages"
 else
@@ -69,7 +69,7 @@ else
 fi
 missing=
 for stage in machine nccl kernels-bf16 kernels-fp32 tests-bf16 tests-fp32 ranks curve-fp32 curve-bf16 roofline \
-    profiler sanitizer memcheck-bf16 racecheck-bf16 synccheck-bf16 variants $measured; do
+    profiler sanitizer memcheck-bf16 racecheck-bf16 synccheck-bf16 variants fp8 $measured; do
     [ "$(rows $stage 'CUDA on a CPU')" = 1 ] || missing+=" $stage"
 done
 if [ -z "$missing" ]; then
@@ -99,6 +99,11 @@ if [ "$count" = 68 ] && [ "$(rows roofline '>= 0')" = 2 ]; then
 else
     fail "the roofline has every figure and two bounds" "$count figures, expected 68; $(row roofline)"
 fi
+name="the fp8 probe has 24 matmuls in 3 ways, 48 casts and two bounds for each model"
+count=$(grep -cE '^\{"section":"fp8"' "$work/out/gpu-check.log")
+bounds=$(rows fp8 '| [<>]= [01]\.[16][02] |')
+if [ "$count" = 120 ] && [ "$bounds" = 4 ]; then pass "$name" "$count figures"
+else fail "$name" "$count figures, $bounds bounds: $(row fp8)"; fi
 if [ -n "$measured" ]; then
     if python3 -m json.tool "$work/out/gpu-check.json" >/dev/null; then
         pass "results are JSON" "$(wc -c <"$work/out/gpu-check.json") bytes"

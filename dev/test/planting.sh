@@ -21,7 +21,7 @@ copy_source() {
     mkdir -p "$1/dev"
     cp ./*.h ./*.cu "$1/"
     cp -r lib run plan "$1/"
-    cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$1/dev/"
+    cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu dev/kernels "$1/dev/"
 }
 
 # choose_flags FILE: sets `compile` and `libs` to those of a build, from its file of flags

@@ -7,6 +7,7 @@
 #include "test_cross_entropy.h"
 #include "test_attention.h"
 #include "test_flat.h"
+#include "test_fp8.h"
 #include "test_muon_ops.h"
 
 /* Every op once. */
@@ -144,6 +145,7 @@ static const struct {
                     {"flat", test_flat},
                     {"sum-pieces", test_sum_pieces},
                     {"adamw", test_adamw},
+                    {"fp8", test_fp8},
                     {"muon", test_muon_ops},
                     {"dry-run", test_dry_run}};
 enum { KERNEL_TESTS = sizeof kernel_tests / sizeof kernel_tests[0] };

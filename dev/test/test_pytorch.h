@@ -95,7 +95,23 @@ static double compare_final_weights(Trainer *trainer, const StFiles *s, int *com
     return error;
 }
 
+/* Calls of AdamW in a step of one rank: one for each run of tensors that follow each other without padding in a unit
+ * and have equal weight decay. */
+static int64_t adamw_calls_expected(const TensorTable *table) {
+    int64_t runs = 0;
+    const Tensor *before = NULL; // the trained tensor before this one
+    for (int i = 0; i < table->num_tensors; i++) {
+        const Tensor *t = &table->tensors[i];
+        if (table->units[t->unit].frozen || t->is_frozen) continue;
+        runs += !before || before->unit != t->unit || before->row->weight_decay != t->row->weight_decay ||
+                before->offset + before->rows * before->cols != t->offset;
+        before = t;
+    }
+    return runs;
+}
+
 static void compare_steps(Trainer *trainer, const StFiles *s, const char *fixture) {
+    int64_t calls = trainer->parallel.dev.ops[OP_ADAMW].calls, runs = adamw_calls_expected(&trainer->model.table);
     double loss_error = 0, norm_error = 0, z_error = 0;
     float *losses = fixture_tensor(s, "step_losses", NULL), *norms = fixture_tensor(s, "step_norms", NULL);
     float *z_losses = st_find(s, "z_loss") ? fixture_tensor(s, "step_z_losses", NULL) : NULL;
@@ -116,6 +132,10 @@ static void compare_steps(Trainer *trainer, const StFiles *s, const char *fixtur
     double error = compare_final_weights(trainer, s, &compared);
     snprintf(name, sizeof name, "%s: weights after ten steps equal PyTorch's", fixture);
     if (compared) CHECK(name, error <= 1e-5, "worst of %d tensors %.2g <= 1e-5", compared, error);
+    calls = trainer->parallel.dev.ops[OP_ADAMW].calls - calls;
+    snprintf(name, sizeof name, "%s: one call of AdamW for neighbouring tensors with equal weight decay", fixture);
+    CHECK(name, calls == 10 * runs, "%" PRId64 " calls in ten steps, expected 10 x %" PRId64 " of %d tensors", calls,
+          runs, trainer->model.table.num_tensors);
     free(losses);
     free(norms);
     free(z_losses);

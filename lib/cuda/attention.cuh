@@ -16,36 +16,47 @@
 // before backward
 
 /* Computes D and lse2 and zeroes dq_sums. A block has ATTENTION_PAD queries of a head; LANES threads share a row: HD /
- * 8 with loads of 16 bytes, or a whole warp with single elements. */
-template <int LANES> static __global__ void __launch_bounds__(256) attention_backward_prepare(const AttentionCall a) {
+ * 8 with loads of 16 bytes, those of AHEAD rows issued together, or a whole warp with single elements. Zeros come
+ * first, because nothing waits for them. Without the bound of 4 blocks per multiprocessor, ptxas saves registers by
+ * loading in several turns; so it does in the rounding of dq. */
+template <int LANES>
+static __global__ void __launch_bounds__(256, 4) attention_backward_prepare(const AttentionCall a) {
+    enum { ROWS = 256 / LANES, VECTORS = LANES < 32, AHEAD = VECTORS ? 4 : 1, W = VECTORS ? WIDE : 1 };
     const AttentionShape &s = a.s;
     const int lane = (int)threadIdx.x % LANES, tiles = a.padded / ATTENTION_PAD;
     const int h = (int)blockIdx.x % s.NH, t0 = (int)blockIdx.x / s.NH % tiles * ATTENTION_PAD;
     const int b = (int)blockIdx.x / s.NH / tiles;
     const int64_t first = ((int64_t)b * s.NH + h) * a.padded + t0;
-    for (int row = (int)threadIdx.x / LANES; row < ATTENTION_PAD; row += 256 / LANES) {
-        const int t = t0 + row, exists = t < s.Tq;
-        const floatX *x = a.dout + ((int64_t)b * s.Tq + t) * s.o_stride + h * s.HD, *y = a.out_read + (x - a.dout);
-        float sum = 0;
-        if (exists && LANES < 32) {
-            uint4 u = *(const uint4 *)(const void *)(x + lane * 8), v = *(const uint4 *)(const void *)(y + lane * 8);
-            const uint32_t us[4] = {u.x, u.y, u.z, u.w}, vs[4] = {v.x, v.y, v.z, v.w};
-            UNROLL for (int i = 0; i < 4; i++) {
-                sum = fmaf(__uint_as_float(us[i] << 16), __uint_as_float(vs[i] << 16), sum);
-                sum = fmaf(__uint_as_float(us[i] & 0xFFFF0000u), __uint_as_float(vs[i] & 0xFFFF0000u), sum);
-            }
-        } else if (exists) {
-            for (int d = lane; d < s.HD; d += LANES) sum = fmaf(to_float(x[d]), to_float(y[d]), sum);
-        }
-        for (int d = LANES / 2; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        if (lane) continue;
-        float lse = exists ? a.lse_read[((int64_t)b * s.NH + h) * s.Tq + t] : -INFINITY;
-        a.D[first + row] = sum;
-        a.lse2[first + row] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
-    }
+    const int64_t lse_first = ((int64_t)b * s.NH + h) * s.Tq;
     const float4 zero = {0, 0, 0, 0};
     for (int i = (int)threadIdx.x; a.dq_sums && i < ATTENTION_PAD * s.HD / 4; i += 256)
         ((float4 *)(void *)(a.dq_sums + first * s.HD))[i] = zero;
+    ROLLED for (int row = (int)threadIdx.x / LANES; row < ATTENTION_PAD; row += AHEAD * ROWS) {
+        Waiting<W> x[AHEAD] = {}, y[AHEAD] = {};
+        float lse[AHEAD], v[W], w[W];
+        UNROLL for (int r = 0; r < AHEAD; r++) {
+            const int t = t0 + row + r * ROWS;
+            const int64_t at = ((int64_t)b * s.Tq + t) * s.o_stride + h * s.HD + lane * W;
+            lse[r] = t < s.Tq ? a.lse_read[lse_first + t] : -INFINITY;
+            if (t < s.Tq && VECTORS) fetch(x[r], a.dout + at);
+            if (t < s.Tq && VECTORS) fetch(y[r], a.out_read + at);
+        }
+        issue_loads();
+        UNROLL for (int r = 0; r < AHEAD; r++) {
+            const int t = t0 + row + r * ROWS;
+            const int64_t at = ((int64_t)b * s.Tq + t) * s.o_stride + h * s.HD;
+            float sum = 0;
+            unpack(v, x[r]);
+            unpack(w, y[r]);
+            UNROLL for (int j = 0; j < W && VECTORS; j++) sum = fmaf(v[j], w[j], sum);
+            for (int d = lane; d < s.HD && t < s.Tq && !VECTORS; d += LANES)
+                sum = fmaf(to_float(a.dout[at + d]), to_float(a.out_read[at + d]), sum);
+            for (int d = LANES / 2; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+            if (lane) continue;
+            a.D[first + row + r * ROWS] = sum;
+            a.lse2[first + row + r * ROWS] = lse[r] == -INFINITY ? INFINITY : lse[r] * LOG2_E;
+        }
+    }
 }
 
 // ---------------------------------------------------------------------------

@@ -229,7 +229,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 
 /* dq = dq_sums / sqrt(HD), rounded. A block has a tile, whose warps hold what the consumers' warps have added. */
 template <int HD>
-static __global__ void __launch_bounds__(128 * HOPPER_CONSUMERS)
+static __global__ void __launch_bounds__(128 * HOPPER_CONSUMERS, 4)
     attention_backward_round_dq_hopper(const AttentionCall a) {
     typedef HopperBackward<HD> Z;
     enum { THREADS = 128 * HOPPER_CONSUMERS };

@@ -505,7 +505,7 @@ static __global__ void __launch_bounds__(KEYS) attention_backward_join(const Att
 
 /* dq = dq_sums / sqrt(HD), rounded. A block has a tile, with as many warps as computed it. */
 template <int HD, int KEYS>
-static __global__ void __launch_bounds__(2 * KEYS) attention_backward_round_dq(const AttentionCall a) {
+static __global__ void __launch_bounds__(2 * KEYS, 512 / KEYS) attention_backward_round_dq(const AttentionCall a) {
     typedef Backward<HD, KEYS> Z;
     SHARED(bf16, tile, Z::TILE);
     const AttentionShape &s = a.s;

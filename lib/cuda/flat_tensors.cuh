@@ -114,31 +114,43 @@ static void cuda_exact_total(Device *dev, ExactSum *total, const float *x, int64
 }
 
 /* A warp takes WARP blocks of NORM_BLOCK elements at a time. Each lane has 4 elements of every block; when a block's
- * sum of squares is complete, lane k keeps the sum of block k and adds it to its exact sum. */
+ * sum of squares is complete, lane k keeps the sum of block k and adds it to its exact sum. The loads of NORM_AHEAD
+ * blocks are issued before the first of them is summed. */
+static constexpr int NORM_AHEAD = 4;
+DEVICE float squares_of_block(const float (&v)[4]) {
+    return warp_sum(fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], __fmul_rn(v[0], v[0])))));
+}
 template <int W, class T>
 DEVICE void squared_norm_of(ExactSum *total, const T *x, int64_t count) {
     static_assert(NORM_BLOCK == 4 * WARP, "a lane has 4 elements");
     int lane = (int)threadIdx.x % WARP;
-    int64_t warp = thread_of_grid() / WARP, warps = (int64_t)gridDim.x * BLOCK / WARP;
+    int64_t begin = thread_of_grid() / WARP * WARP * NORM_BLOCK, step = (int64_t)gridDim.x * BLOCK * NORM_BLOCK;
+    const T *mine = x + begin + lane * 4;
     ExactPart s = {};
-    for (int64_t first = warp * WARP * NORM_BLOCK; first < count; first += warps * WARP * NORM_BLOCK) {
-        float mine = 0;
-#pragma unroll 8
-        for (int k = 0; k < WARP; k++) {
-            int64_t i = first + k * NORM_BLOCK + lane * 4;
-            float v[4];
-            load_some<true>(v, x + i, W == 4 || i + 4 > count ? count - i : 0);
-            if (W == 1 && i + 4 <= count)
-                for (int j = 0; j < 4; j++) v[j] = widen(x[i + j]);
-            float squares = warp_sum(fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], __fmul_rn(v[0], v[0])))));
-            mine = k == lane ? squares : mine;
+    for (int64_t left = count - begin; left > 0; left -= step, mine += step) {
+        int k = 0, whole = W == 4 ? (int)min_i64(WARP, left / NORM_BLOCK) : 0;
+        float v[NORM_AHEAD][4], kept = 0;
+        ROLLED for (; k + NORM_AHEAD <= whole; k += NORM_AHEAD) {
+            const T *from = mine + k * NORM_BLOCK;
+            UNROLL for (int i = 0; i < NORM_AHEAD; i++) load<true>(v[i], from + i * NORM_BLOCK);
+            issue_loads();
+            UNROLL for (int i = 0; i < NORM_AHEAD; i++) {
+                float squares = squares_of_block(v[i]);
+                kept = k + i == lane ? squares : kept;
+            }
         }
-        exact_add_to(&s, mine);
+        ROLLED for (; k < WARP && k * NORM_BLOCK < left; k++) { // the tensor's end, or unaligned
+            int64_t mine_left = left - k * NORM_BLOCK - lane * 4;
+            UNROLL for (int j = 0; j < 4; j++) v[0][j] = j < mine_left ? widen(mine[k * NORM_BLOCK + j]) : 0;
+            float squares = squares_of_block(v[0]);
+            kept = k == lane ? squares : kept;
+        }
+        exact_add_to(&s, kept);
     }
     exact_add_all(total, &s);
 }
 template <int W>
-__global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
+__global__ void __launch_bounds__(BLOCK, 4) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
     squared_norm_of<W>(total, x, count);
 }
 static void cuda_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {

@@ -9,9 +9,9 @@
 #include "vectors.cuh"     // defines: load, store, block_sum, add_rows, KERNEL_BY_WIDTH
 
 static constexpr int TOKEN_BLOCK = 64; // occurrences of tokens in a partial sum of the embedding's gradient
-static constexpr int TOKENS_AHEAD = 4; // rows of dx that a thread loads ahead of adding them
+static constexpr int TOKENS_AHEAD = 4; // rows of dx and of dembed that a thread loads ahead of adding them
 static constexpr int SORT_BLOCK = 512; // threads in a block of the sort
-static constexpr int SORT_TOKENS = 4;  // tokens that each of its threads places
+static constexpr int SORT_TOKENS = 2;  // tokens that each of its threads places
 
 // ---------------------------------------------------------------------------
 // embedding
@@ -89,28 +89,32 @@ __global__ void __launch_bounds__(BLOCK)
     }
     int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // a run of this id began earlier
     __syncthreads();
-    if (column >= C) return;
-    float v[TOKENS_AHEAD][W], sum[W] = {};
+    const int exists = column < C;
+    Waiting<W> rows[TOKENS_AHEAD];
+    float old[TOKENS_AHEAD][W], v[W], sum[W] = {};
     for (int k0 = 0; k0 < count; k0 += TOKENS_AHEAD) {
         int any = -1; // other ranks' tokens are sorted next to each other; their rows of dx are not read
         UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) any = max(any, id[k0 + r]);
         if (any < 0) continue;
-        UNROLL for (int r = 0; r < TOKENS_AHEAD; r++)
-            load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
+        UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) {
+            int k = k0 + r, run_ends = id[k] >= 0 && id[k + 1] != id[k];
+            if (exists) fetch(rows[r], dx + (int64_t)token[k < count ? k : k0] * C + column);
+            if (exists && run_ends && id[k] != earlier) load(old[r], dembed + (int64_t)id[k] * C + column);
+        }
+        issue_loads();
         UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) {
             int k = k0 + r;
-            if (k >= count || id[k] < 0) continue;
-            for (int j = 0; j < W; j++) sum[j] += v[r][j];
+            if (!exists || id[k] < 0) continue;
+            unpack(v, rows[r]);
+            UNROLL for (int j = 0; j < W; j++) sum[j] += v[j];
             if (id[k + 1] == id[k]) continue; // the run continues
             if (id[k] == earlier) {
                 store(partial + (int64_t)blockIdx.x * C + column, sum);
             } else {
-                float *out = dembed + (int64_t)id[k] * C + column, old[W];
-                load(old, out);
-                for (int j = 0; j < W; j++) old[j] += sum[j];
-                store(out, old);
+                UNROLL for (int j = 0; j < W; j++) old[r][j] += sum[j];
+                store(dembed + (int64_t)id[k] * C + column, old[r]);
             }
-            for (int j = 0; j < W; j++) sum[j] = 0;
+            UNROLL for (int j = 0; j < W; j++) sum[j] = 0;
         }
     }
 }
@@ -204,9 +208,8 @@ static void cuda_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *
 
 /* A block has NORM_ROWS rows, one after the other. A thread has the same vector of each, and therefore its dw in
  * registers. x, dout and dresidual are read once and dx is written once. There are only N / NORM_ROWS blocks, too few
- * to hide the latency of memory by their number. So the next row's x and dout are under way while a row's dx is
- * computed, and dresidual while the block adds up the dot product g y. The formula is rmsnorm_backward's in lib/ops.h.
- * */
+ * to hide the latency of memory by their number. So the next row's x, dout and dresidual are under way while a row is
+ * computed and the block adds up its dot product g y. The formula is rmsnorm_backward's in lib/ops.h. */
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     rmsnorm_backward_kernel(floatX *dx, float *partial /* (blocks, C) = */, const floatX *dout, const floatX *dresidual,
@@ -214,19 +217,26 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     SHARED(float, sums, 2 * WARP); // two halves in turn: one row's sums are read while the next row's are written
     const int begin = (int)blockIdx.x * NORM_ROWS, end = min(N, begin + NORM_ROWS), column = (int)threadIdx.x * W;
     const int exists = column < C;
-    Waiting<W> x_next = {}, d_next = {}, residual = {}, weights = {};
-    float dw[W] = {};
+    Waiting<W> x_next = {}, d_next = {}, residual_next = {}, weights = {};
+    float dw[W] = {}, scale_next = rstd[begin];
     if (exists) {
         fetch(weights, w + column);
         fetch(x_next, x + (int64_t)begin * C + column);
         fetch(d_next, dout + (int64_t)begin * C + column);
+        if (dresidual) fetch(residual_next, dresidual + (int64_t)begin * C + column);
     }
     for (int n = begin; n < end; n++) {
-        const Waiting<W> x_now = x_next, d_now = d_next;
+        const Waiting<W> x_now = x_next, d_now = d_next, residual_now = residual_next;
         const int64_t at = (int64_t)n * C + column;
-        const float scale = rstd[n];
+        const float scale = scale_next;
         float y[W], d[W], weight[W], r[W], dot = 0;
-        if (exists && dresidual) fetch(residual, dresidual + at);
+        if (exists && n + 1 < end) {
+            scale_next = rstd[n + 1];
+            fetch(x_next, x + at + C);
+            fetch(d_next, dout + at + C);
+            if (dresidual) fetch(residual_next, dresidual + at + C);
+        }
+        issue_loads();
         unpack(y, x_now);
         unpack(d, d_now);
         unpack(weight, weights);
@@ -235,16 +245,12 @@ __global__ void __launch_bounds__(MAX_BLOCK)
             dot = fmaf(d[j] * weight[j], y[j], dot);
             dw[j] = fmaf(d[j], y[j], dw[j]);
         }
-        if (exists && n + 1 < end) {
-            fetch(x_next, x + at + C);
-            fetch(d_next, dout + at + C);
-        }
         const float mean = -__fdividef(block_sum(dot, sums + n % 2 * WARP), (float)C);
         if (!exists) continue;
         unpack(y, x_now);
         unpack(d, d_now);
         unpack(weight, weights);
-        unpack(r, residual);
+        unpack(r, residual_now);
         UNROLL for (int j = 0; j < W; j++) r[j] = fmaf(fmaf(y[j] * scale, mean, d[j] * weight[j]), scale, r[j]);
         store(dx + at, r);
     }
@@ -353,21 +359,28 @@ static void cuda_residual_add(Device *dev, floatX *out, const floatX *x, const f
 // RoPE
 
 /* A block has one token, so that its angles are read once. A thread rotates W pairs of elements of one head, then of
- * another. */
+ * another. It loads x first: the angles take two loads in a row, the token's position and then its row of the table. */
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     rope_kernel(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int T, int heads, int HD,
                 float direction) {
-    int half = HD / 2, parts = half / W;
-    const float *table = cos_sin + (int64_t)positions[blockIdx.x % (unsigned)T] * HD; // cosines, then sines
-    for (int u = (int)threadIdx.x; u < heads * parts; u += (int)blockDim.x) {
-        int i = u % parts * W;
+    int half = HD / 2, parts = half / W, units = heads * parts;
+    ROLLED for (int begin = 0; begin < units; begin += (int)blockDim.x) {
+        int u = begin + (int)threadIdx.x, i = u % parts * W;
         floatX *first = x + (int64_t)blockIdx.x * stride + (int64_t)(u / parts) * HD + i, *second = first + half;
+        Waiting<W> pair[2];
         float c[W], s[W], x0[W], x1[W], y0[W], y1[W];
+        if (u < units) {
+            fetch(pair[0], first);
+            fetch(pair[1], second);
+        }
+        issue_loads();
+        if (u >= units) break;
+        const float *table = cos_sin + (int64_t)positions[blockIdx.x % (unsigned)T] * HD; // cosines, then sines
         load(c, table + i);
         load(s, table + half + i);
-        load(x0, first);
-        load(x1, second);
+        unpack(x0, pair[0]);
+        unpack(x1, pair[1]);
         UNROLL for (int j = 0; j < W; j++) {
             s[j] *= direction;
             y0[j] = fmaf(x0[j], c[j], -__fmul_rn(x1[j], s[j]));
@@ -380,9 +393,11 @@ __global__ void __launch_bounds__(BLOCK)
 static void cuda_rope(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N,
                       int T, int heads, int HD, float direction) {
     int vectors = in_vectors(HD / 2, WIDE, x, cos_sin) && stride % WIDE == 0;
+    int64_t units = (int64_t)heads * (HD / 2) / (vectors ? WIDE : 1);
+    unsigned threads = threads_for(blocks_of(units, max_i64(1, blocks_of(units, BLOCK))), BLOCK); // in equal rounds
     if (N && heads && HD > 1)
-        KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads_for((int64_t)heads * (HD / 2) / W, BLOCK),
-                        0, x, stride, cos_sin, positions, T, heads, HD, direction);
+        KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads, 0, x, stride, cos_sin, positions, T,
+                        heads, HD, direction);
 }
 
 // ---------------------------------------------------------------------------

@@ -43,7 +43,7 @@ typedef struct {
 static size_t cuda_normalize_matrix_scratch(void) { return sizeof(MatrixNorm); }
 
 template <int W>
-__global__ void __launch_bounds__(BLOCK) squares_of_matrix_kernel(ExactSum *total, const floatX *x, int64_t count) {
+__global__ void __launch_bounds__(BLOCK, 4) squares_of_matrix_kernel(ExactSum *total, const floatX *x, int64_t count) {
     squared_norm_of<W>(total, x, count);
 }
 

@@ -145,6 +145,10 @@ template <int W> DEVICE void fetch(Waiting<W> &v, const floatX *p) {
         memcpy(v.words, &x, sizeof x);
     }
 }
+/* Loads that come before this call are issued before what follows it. Otherwise ptxas moves a load down to where its
+ * result is needed, and a thread waits for memory with nothing else under way. It moves no load over a warp barrier.
+ * dev/test/loads.py checks where loads are. */
+DEVICE void issue_loads() { __syncwarp(); }
 template <int W> DEVICE void unpack(float (&v)[W], const Waiting<W> &from) {
     UNROLL for (int j = 0; j < W; j++) {
         if (W == 1 || FLOATX == DTYPE_F32) v[j] = __uint_as_float(from.words[j]);
@@ -198,7 +202,7 @@ DEVICE void add_rows(float *out, const float *in, int64_t n, int width, float *s
     int column = ((int)blockIdx.y * WARP + (int)threadIdx.x) * W;
     float sum[W] = {}, v[W];
     if (column < width)
-#pragma unroll 4
+#pragma unroll 16
         for (int64_t k = threadIdx.y; k < n; k += SUM_LANES) {
             load(v, in + k * width + column);
             for (int j = 0; j < W; j++) sum[j] += v[j];
