@@ -77,7 +77,7 @@ VISIBLE void SYMBOL(cost)(void *handle, double *flops, double *bytes) {
 
 /* Sizes of the structs that calls receive, so that a caller can compare them with its own declarations. */
 VISIBLE int SYMBOL(struct_bytes)(int which) {
-    static const size_t bytes[] = {sizeof(AttentionShape), sizeof(ZLoss), sizeof(ExactSum)};
+    static const size_t bytes[] = {sizeof(AttentionShape), sizeof(ZLoss), sizeof(Logits), sizeof(ExactSum)};
     return (int)bytes[which];
 }
 
