@@ -15,7 +15,7 @@
 enum {
     LOSS_BLOCK = 512,  // logits in one partial sum of exponentials
     LOGIT_ROWS = 1024, // the model computes the loss in tiles of at most so many tokens,
-    LOGITS = 1 << 25   // and of at most so many logits: 128 MiB
+    LOGITS = 1 << 25   // and of at most so many logits: 128 MiB in fp32, 64 MiB in bf16
 };
 
 /* Floats per thread for the blocks' factors, and as many for their sums. */
