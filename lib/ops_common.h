@@ -1,8 +1,8 @@
 /* ops_common.h: what the CPU and the CUDA implementation of the ops share.
  *
- * The attention mask, rows of logits, the z-loss, slices of a vocabulary that tensor parallelism splits, the description
- * of a matmul, and the block sizes at which sums are cut. Both implementations call the same functions, so they agree on
- * every rule here.
+ * The attention mask, rows of logits, the z-loss, slices of a vocabulary that tensor parallelism splits, the
+ * description of a matmul, and the block sizes at which sums are cut. Both implementations call the same functions, so
+ * they agree on every rule here.
  */
 #ifndef OPS_COMMON_H
 #define OPS_COMMON_H

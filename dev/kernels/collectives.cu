@@ -841,12 +841,8 @@ typedef struct {
     int64_t count;     // memory: floats
 } Rates;
 
-static void forward(Rates *r) {
-    linear_forward(r->dev, r->y, r->x, r->w, r->N, r->IC, r->OC);
-}
-static void backward_input(Rates *r) {
-    linear_backward_input(r->dev, r->x, r->y, r->OC, r->w, r->N, r->IC, r->OC);
-}
+static void forward(Rates *r) { linear_forward(r->dev, r->y, r->x, r->w, r->N, r->IC, r->OC); }
+static void backward_input(Rates *r) { linear_backward_input(r->dev, r->x, r->y, r->OC, r->w, r->N, r->IC, r->OC); }
 static void backward_weight(Rates *r) {
     linear_backward_weight(r->dev, r->dw, r->y, r->OC, r->x, r->N, r->IC, r->OC, 0);
 }

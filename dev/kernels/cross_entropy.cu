@@ -2,8 +2,8 @@
  * softmax(logits) - onehot(target), which overwrites the logits.
  *
  * A row has tens of thousands of logits, each of which takes an exponential. Logits and gradient are floatX, as in
- * training; exponentials, their sum and the loss are fp32. A negative target is ignored: its loss and gradient are zero.
- * The largest logit is subtracted first, so that no exponential overflows; this does not change the softmax.
+ * training; exponentials, their sum and the loss are fp32. A negative target is ignored: its loss and gradient are
+ * zero. The largest logit is subtracted first, so that no exponential overflows; this does not change the softmax.
  *
  * The z-loss, weight · log²Z with Z the sum of exp(logit), keeps the softmax's denominator near 1 (Chowdhery et al.
  * 2022, section 5). Its gradient is 2 weight log Z · softmax(logits): the row's probabilities get one more factor, and
@@ -96,8 +96,8 @@ static void loss_in_slices(Case *c) { // all by one rank: their logits are copie
         int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
         cross_entropy_join(c->dev, F("losses"), apart[r], parts, I("targets"), z_loss_of(c), (int)slices, (int)first,
                            (int)N, (int)width, 1);
-        device_copy_rows(c->dev, X("logits") + first, (size_t)(V * XS), apart[r].data,
-                         (size_t)(apart[r].stride * XS), (size_t)(width * XS), (int)N);
+        device_copy_rows(c->dev, X("logits") + first, (size_t)(V * XS), apart[r].data, (size_t)(apart[r].stride * XS),
+                         (size_t)(width * XS), (int)N);
     }
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
@@ -188,8 +188,7 @@ static void loss_vectors(Case *c) {
         vfloat max = largest(logits, 0, V), sums = vsplat(0);
         for (int64_t i = 0; i < V; i += VL) sums += vexp(logits_at(logits, i, V) - max);
         float sum = vsum(sums), inverse = 1 / sum;
-        for (int64_t i = 0; i < V; i += VL)
-            store_x(logits + i, vexp(logits_at(logits, i, V) - max) * inverse, V - i);
+        for (int64_t i = 0; i < V; i += VL) store_x(logits + i, vexp(logits_at(logits, i, V) - max) * inverse, V - i);
         logits[target] = from_float(exp_float(at_target - max[0]) * inverse - 1);
         F("losses")[n] = logf(sum) + (max[0] - at_target);
     }
@@ -272,8 +271,8 @@ static const Version op_versions[] = {
      "check whether it contains the target.",
      loss_vectors},
     {"4 exponentials kept",
-     "Each exponential is computed once and stored in fp32 until the sum is known, in its logit's place or, in bf16, in "
-     "a row of its own: a store costs less than an exponential.",
+     "Each exponential is computed once and stored in fp32 until the sum is known: in its logit's place or, in bf16, "
+     "in a row of its own. A store costs less than an exponential.",
      loss_kept},
     {"5 blocks",
      "A block's largest logit, exponentials and sum while it is in the cache: the row comes from memory once, "

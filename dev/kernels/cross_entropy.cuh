@@ -1,8 +1,8 @@
 /* cross_entropy.cuh: the steps of the loss on a GPU.
  *
- * A block has a row: in bf16 a quarter of a megabyte of logits for Llama 3's vocabulary. One pass for the largest logit,
- * one for the sum and one for the gradient read it three times; once is enough if the row fits on the multiprocessor.
- * The gradient takes the place of the logits: each thread overwrites what it has read itself.
+ * A block has a row: in bf16 a quarter of a megabyte of logits for Llama 3's vocabulary. One pass for the largest
+ * logit, one for the sum and one for the gradient read it three times; once is enough if the row fits on the
+ * multiprocessor. The gradient takes the place of the logits: each thread overwrites what it has read itself.
  */
 
 /* Gradient of a row from its largest logit and the inverse of its sum, W elements a thread and step. */
@@ -111,8 +111,8 @@ static const Version op_versions[] = {
      "Largest logit and sum in one pass (Milakov & Gimelshein 2018), with loads of 16 bytes: the row is read twice.",
      loss_online},
     {"in use",
-     "The op of lib/cuda: the end of the row stays in shared memory, which in bf16 holds 115,712 logits on an H100, and "
-     "a longer row's beginning in the L2 cache. So memory is read once.",
+     "The op of lib/cuda: the end of the row stays in shared memory, which in bf16 holds 115,712 logits on an H100; "
+     "the beginning of a longer row is still in the L2 cache. So memory is read once.",
      loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "

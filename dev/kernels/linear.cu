@@ -404,8 +404,7 @@ static const Op input = {
              {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
              {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
          FOR_GPU({"even", {192, 136, 160, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}},
-                 {"1B head, 2k tokens", {2048, 2048, 128256}})}};
+                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256}})}};
 
 static const Op weight = {
     "linear_backward_weight",
@@ -418,7 +417,6 @@ static const Op weight = {
              {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
              {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
          FOR_GPU({"even", {192, 160, 136, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}},
-                 {"1B head, 2k tokens", {2048, 2048, 128256, 0, 1}})}};
+                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 0, 1}})}};
 
 PAGE(&forward, &input, &weight)

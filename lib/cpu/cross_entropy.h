@@ -30,7 +30,7 @@ static float *loss_factors(void *workspace, int64_t V) {
 
 /* One row. */
 typedef struct {
-    void *data;  // (V)
+    void *data; // (V)
     int64_t V;
     int is_fp32; // otherwise the logits are bf16
 } LogitRow;
@@ -139,8 +139,7 @@ static void cpu_cross_entropy(Device *dev, float *losses, Logits logits, const i
                               int want_grad, void *workspace) {
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // adjacent rows: the hardware prefetches them
     for (int n = 0; n < N; n++)
-        losses[n] =
-            cross_entropy_row(logit_row(logits, n, V), targets[n], z, n, want_grad, loss_factors(workspace, V));
+        losses[n] = cross_entropy_row(logit_row(logits, n, V), targets[n], z, n, want_grad, loss_factors(workspace, V));
 }
 
 // ---------------------------------------------------------------------------

@@ -22,8 +22,7 @@ template <int W, class T> DEVICE void fetch_logits(Waiting<W, T> &v, const T *ro
     const uint32_t none = pairs ? 0xFF80FF80u : 0xFF800000u;
     UNROLL for (uint32_t &word : v.words) word = none;
     if (i < V) fetch(v, row + i);
-    if (pairs && i < V && i + W > V)
-        UNROLL for (int k = 0; k < W / 2; k++) {
+    if (pairs && i < V && i + W > V) UNROLL for (int k = 0; k < W / 2; k++) {
             if (i + 2 * k + 1 >= V) v.words[k] = (v.words[k] & 0xFFFFu) | 0xFF800000u;
             if (i + 2 * k >= V) v.words[k] = none;
         }
@@ -82,8 +81,8 @@ DEVICE void exponentials_sum(const T *row, int V, T *tail, int near, float *larg
 }
 
 /* Overwrites a row of logits with its gradient. `inverse` is what exp(logit - max) is multiplied by; `target` is the
- * target's index in the row, -1 if another rank has it. Logits from `near` on are in `tail`. A thread overwrites what it
- * has read itself. */
+ * target's index in the row, -1 if another rank has it. Logits from `near` on are in `tail`. A thread overwrites what
+ * it has read itself. */
 template <int W, class T>
 DEVICE void loss_gradient(T *row, int V, int target, float max, float inverse, const T *tail, int near) {
     int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W;
@@ -98,8 +97,7 @@ DEVICE void loss_gradient(T *row, int V, int target, float max, float inverse, c
         UNROLL for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
             unpack(v, logits[u]);
-            UNROLL for (int j = 0; j < W; j++)
-                v[j] = __expf(v[j] - max) * inverse - (i + j == target ? 1.0f : 0.0f);
+            UNROLL for (int j = 0; j < W; j++) v[j] = __expf(v[j] - max) * inverse - (i + j == target ? 1.0f : 0.0f);
             if (i < V) store_gradient(row, i, V, v);
         }
     }
@@ -147,7 +145,7 @@ static int rows_in_vectors(Logits logits, int64_t V) {
     if (logits.dtype == DTYPE_F32) return in_vectors(V, FLAT, logits.data) && logits.stride % FLAT == 0;
     return in_vectors(logits.stride, WIDE, logits.data) && round_up(V, WIDE) <= logits.stride;
 }
-/* Launches kernel<W, T> on `rows`, the logits in their dtype T. grid, block and arguments are expressions of W and rows. */
+/* Launches kernel<W, T> on `rows`, the logits in their dtype T. grid, block and arguments are expressions of W. */
 #define KERNEL_OF_ROWS(dev, logits, V, T, wide, kernel, grid, block, shared_bytes, ...)                                \
     do {                                                                                                               \
         T *rows = (T *)(logits).data;                                                                                  \
