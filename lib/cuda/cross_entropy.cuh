@@ -22,10 +22,11 @@ template <int W, class T> DEVICE void fetch_logits(Waiting<W, T> &v, const T *ro
     const uint32_t none = pairs ? 0xFF80FF80u : 0xFF800000u;
     UNROLL for (uint32_t &word : v.words) word = none;
     if (i < V) fetch(v, row + i);
-    if (pairs && i < V && i + W > V) UNROLL for (int k = 0; k < W / 2; k++) {
-            if (i + 2 * k + 1 >= V) v.words[k] = (v.words[k] & 0xFFFFu) | 0xFF800000u;
-            if (i + 2 * k >= V) v.words[k] = none;
-        }
+    if (!pairs || i + W <= V) return;
+    UNROLL for (int k = 0; k < W / 2; k++) {
+        if (i + 2 * k + 1 >= V) v.words[k] = (v.words[k] & 0xFFFFu) | 0xFF800000u;
+        if (i + 2 * k >= V) v.words[k] = none;
+    }
 }
 /* Stores W elements of a gradient from i on, but not into the row's padding. */
 template <int W> DEVICE void store_gradient(float *row, int i, int, const float (&v)[W]) { store(row + i, v); }
