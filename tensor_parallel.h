@@ -151,7 +151,7 @@ static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = 
 
 /* What the loss needs to know of each row of logits: the LossParts (lib/ops_common.h) of all slices of the vocabulary,
  * in the order of ranks. */
-static const float *tp_softmax_statistics(TensorParallel *tp, const float *logits /* (rows,V) */,
+static const float *tp_softmax_statistics(TensorParallel *tp, Logits logits /* (rows,V) */,
                                           const int32_t *targets /* (rows) */, int rows, int V) {
     float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
     cross_entropy_part(tp->dev, own, logits, targets, tp->first_token_id, rows, V);
@@ -164,7 +164,7 @@ static const float *tp_softmax_statistics(TensorParallel *tp, const float *logit
 /* As cross_entropy (lib/ops.h), but this rank has only the logits of its slice of the vocabulary: V token ids from
  * first_token_id on. For each row the ranks all-gather three numbers, the largest logit, the sum of exponentials and
  * the target's logit, and so compute the same loss and the same z-loss. */
-static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, float *logits /* (rows,V) */,
+static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, Logits logits /* (rows,V) */,
                              const int32_t *targets /* (rows) */, ZLoss z, int rows, int V, int with_gradient) {
     if (tp->size == 1) {
         cross_entropy(tp->dev, losses, logits, targets, z, rows, V, with_gradient);

@@ -401,6 +401,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_muon.h"
 #include "dev/test/test_mesh_use.h"
 #include "dev/test/test_z_loss.h"
+#include "dev/test/test_logits.h"
 #include "dev/test/test_outliers.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
@@ -469,6 +470,7 @@ static const struct {
               {"mixture", test_mixture, C_BUILD},
               {"checkpoints-all", test_checkpoints_all, IF_NAMED},
               {"z-loss", test_z_loss, C_BUILD},
+              {"logits", test_logits_of_model, BOTH_BUILDS},
               {"outliers", test_outliers, C_BUILD},
               {"adapters", test_adapters, BOTH_BUILDS},
               {"muon", test_muon, BOTH_BUILDS},

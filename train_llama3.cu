@@ -232,11 +232,10 @@ const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
  * norm; d_final_norm is its gradient. */
 static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) = */,
                                 const floatX *x /* (N,C) */, int first, int count) {
-    int C = m->config.C, V = m->config.V;
-    int64_t at = (int64_t)first * C, stride = (int64_t)V * (int64_t)(sizeof(float) / sizeof(floatX));
-    const floatX *d_logits = (const floatX *)m->logits; // overwrites the fp32 logits: rows are V floats apart
+    int C = m->config.C, V = m->config.V, accumulates = w->accumulates || first > 0;
+    int64_t at = (int64_t)first * C, stride = logits_stride(V);
+    const floatX *d_logits = (const floatX *)m->logits;
     linear_backward_input(m->dev, d_final_norm + at, d_logits, stride, w->head, count, C, V);
-    int accumulates = w->accumulates || first > 0;
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, accumulates);
 }
 
@@ -246,19 +245,22 @@ static void sum_losses(const Model *m, ExactSum *sum, const float *losses /* (N)
 }
 
 /* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
- * in chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
- * before the next one replaces it. Evaluation has no z-loss. */
+ * in chunks of tokens, so that those of a long micro-batch never exist at once: each chunk goes backward before the
+ * next one replaces it. Where backward follows, logits are rounded to floatX, as torch.autocast's linear layers round
+ * them; evaluation has fp32 logits, and no z-loss. */
 void head_loss(Model *m, int micro_batch) {
     int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
+    int rows = goes_backward ? m->logit_rows : m->fp32_rows;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
     const floatX *x = final_norm_forward(m, &w);
     floatX *d_final_norm = tp_partial(m->tp, m->d_norm); // (N, C) under tp: this rank's partial sums
     const ZLoss z = goes_backward ? m->z_loss : no_z_loss();
-    for (int first = 0; first < N; first += m->logit_rows) {
-        int count = (int)min_i64(m->logit_rows, N - first);
-        linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
-        tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, z_loss_from(z, first), count, V,
+    const Logits logits = model_logits(m, goes_backward);
+    for (int first = 0; first < N; first += rows) {
+        int count = (int)min_i64(rows, N - first);
+        linear_forward_logits(m->dev, logits, x + (int64_t)first * C, w.head, count, C, V);
+        tp_cross_entropy(m->tp, m->losses + first, logits, m->targets + first, z_loss_from(z, first), count, V,
                          goes_backward);
         if (goes_backward) head_chunk_backward(m, &w, d_final_norm, x, first, count);
     }

@@ -12,7 +12,7 @@
 #define OPS_H
 #include "device.h"         // defines: Device, floatX, op_begin, op_end, scratch, arena_release
 #include "matmul_choices.h" // defines: MatmulChoices, matmul_choice_add
-#include "ops_common.h"     // defines: AttentionShape, NORM_BLOCK, NORM_ROWS
+#include "ops_common.h"     // defines: AttentionShape, Logits, ZLoss, NORM_BLOCK, NORM_ROWS
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
@@ -95,11 +95,11 @@ static void linear_forward(Device *dev, floatX *y, const floatX *x, const floatX
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
-/* The same with an output in fp32: the logits. */
-static void linear_forward_fp32(Device *dev, float *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
-    Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = OC,
-                .c_float = 1, .accumulate = 0};
-    linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
+/* The same with logits for its output: fp32, or floatX with a stride between rows (Logits in lib/ops_common.h). */
+static void linear_forward_logits(Device *dev, Logits y, const floatX *x, const floatX *w, int N, int IC, int OC) {
+    Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = y.stride,
+                .c_float = y.dtype == DTYPE_F32, .accumulate = 0};
+    linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y.data, x, w);
 }
 
 /* dx (N, IC) = dy (N, OC) w (OC, IC). dy's rows are dy_stride elements apart. In bf16 the sum is not cut, since dx
@@ -338,14 +338,15 @@ static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, con
 // ---------------------------------------------------------------------------
 // cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored), with z-loss
 
-/* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N). With want_grad
- * the logits' memory then holds the gradient of the sum of losses, softmax(logits) - onehot(target) or, where the
- * target is negative, 0. It is floatX: its rows begin where the rows of fp32 logits began, V * 4 / sizeof(floatX)
- * elements apart. With a z-loss (lib/ops_common.h), z.losses (N) are the rows' z-losses, and the gradient is that of
- * the sum of both; `losses` are the same as without. */
-static void cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V,
+/* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N). Losses are
+ * computed in fp32 from the logits as they are stored. With want_grad the gradient of the sum of losses,
+ * softmax(logits) - onehot(target) or, where the target is negative, 0, takes the place of the logits, in their dtype.
+ * With a z-loss (lib/ops_common.h), z.losses (N) are the rows' z-losses, and the gradient is that of the sum of both;
+ * `losses` are the same as without. */
+static void cross_entropy(Device *dev, float *losses, Logits logits, const int32_t *targets, ZLoss z, int N, int V,
                           int want_grad) {
-    double bytes = (double)N * V * (F_BYTES + (want_grad ? X_BYTES : 0)) + (z.losses ? 3 : 2) * F_BYTES * N;
+    double moved = want_grad ? 2 : 1; // times that a logit or its gradient crosses the memory bus
+    double bytes = moved * N * V * (double)dtype_size(logits.dtype) + (z.losses ? 3 : 2) * F_BYTES * N;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(dev, V));
     if (op_begin(dev, OP_CROSS_ENTROPY, 4.0 * N * V, bytes)) {
@@ -359,9 +360,9 @@ static void cross_entropy(Device *dev, float *losses, float *logits, const int32
  * beginning with `first`, contributes. parts (N, 3) = the LossPart of each row: the largest logit, the sum of
  * exp(logit - largest), the target's logit or -INFINITY. targets (N) are of the whole vocabulary. The ranks then
  * all-gather their parts. */
-static void cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first, int N,
+static void cross_entropy_part(Device *dev, float *parts, Logits logits, const int32_t *targets, int first, int N,
                                int V) {
-    double bytes = (double)N * V * F_BYTES + 4 * F_BYTES * N;
+    double bytes = (double)N * V * (double)dtype_size(logits.dtype) + 4 * F_BYTES * N;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(dev, V));
     if (op_begin(dev, OP_CROSS_ENTROPY, 3.0 * N * V, bytes)) {
@@ -373,11 +374,11 @@ static void cross_entropy_part(Device *dev, float *parts, const float *logits, c
 
 /* Second half: losses and z-losses (N) from all ranks' parts (ranks, N, 3), in the order of their slices, with the same
  * bits on every rank. With want_grad this rank's logits (N, V) become their gradient, as in cross_entropy. */
-static void cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets,
+static void cross_entropy_join(Device *dev, float *losses, Logits logits, const float *parts, const int32_t *targets,
                                ZLoss z, int ranks, int first, int N, int V, int want_grad) {
     double flops = 4.0 * ranks * N + (want_grad ? 3.0 * N * V : 0);
     double of_row = 3.0 * ranks + (z.losses ? 3 : 2);
-    double bytes = (want_grad ? (double)N * V * (F_BYTES + X_BYTES) : 0) + of_row * F_BYTES * N;
+    double bytes = (want_grad ? 2.0 * N * V * (double)dtype_size(logits.dtype) : 0) + of_row * F_BYTES * N;
     if (!op_begin(dev, OP_CROSS_ENTROPY, flops, bytes)) return;
     IMPLEMENTATION(cross_entropy_join)(dev, losses, logits, parts, targets, z, ranks, first, N, V, want_grad);
     op_end(dev);

@@ -1,8 +1,8 @@
 /* ops_common.h: what the CPU and the CUDA implementation of the ops share.
  *
- * The attention mask, the z-loss, slices of a vocabulary that tensor parallelism splits, the description of a matmul,
- * and the block sizes at which sums are cut. Both implementations call the same functions, so they agree on every rule
- * here.
+ * The attention mask, rows of logits, the z-loss, slices of a vocabulary that tensor parallelism splits, the
+ * description of a matmul, and the block sizes at which sums are cut. Both implementations call the same functions, so
+ * they agree on every rule here.
  */
 #ifndef OPS_COMMON_H
 #define OPS_COMMON_H
@@ -29,6 +29,31 @@ typedef struct {
     int64_t c_float;    // 1: C is fp32; 0: C is floatX
     int64_t accumulate; // 1: +=, and a floatX C is rounded again
 } Matmul;
+
+// ---------------------------------------------------------------------------
+// logits
+
+/* Rows of V logits. Where backward follows, they are floatX and the gradient takes their place; losses and scores alone
+ * are computed from fp32 logits. */
+typedef struct {
+    void *data;     // the rows; what a row leaves of its stride is padding, which no op writes
+    int64_t stride; // elements from one row to the next
+    Dtype dtype;    // DTYPE_F32 or floatX; the gradient has the same
+} Logits;
+
+/* Elements from one row of floatX logits to the next. In bf16, rows begin at multiples of 16 bytes, as a GPU's vectors
+ * do, also if V is odd. */
+static inline int64_t logits_stride(int64_t V) {
+    return FLOATX == DTYPE_BF16 ? round_up(V, 16 / (int64_t)sizeof(bf16)) : V;
+}
+static inline Logits logits_x(floatX *data, int64_t V) {
+    Logits logits = {data, logits_stride(V), FLOATX};
+    return logits;
+}
+static inline Logits logits_fp32(float *data, int64_t V) {
+    Logits logits = {data, V, DTYPE_F32};
+    return logits;
+}
 
 // ---------------------------------------------------------------------------
 // a slice of the vocabulary: tensor parallelism gives each rank V consecutive tokens, beginning with `first`

@@ -36,7 +36,7 @@ static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count,
     model_forward(m, &trainer->parallel.pipeline, &batch);
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
     const floatX *x = final_norm_forward(m, &w);
-    linear_forward_fp32(m->dev, m->logits, x + (int64_t)(count - 1) * C, w.head, 1, C, V);
+    linear_forward_logits(m->dev, model_logits(m, 0), x + (int64_t)(count - 1) * C, w.head, 1, C, V);
     fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
     device_read(m->dev, m->next_logits, m->logits, sizeof(float) * V);
     return m->next_logits;

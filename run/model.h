@@ -66,8 +66,9 @@ typedef struct {
     floatX *final_x;      // (n, C) residual stream after the last block
     floatX *final_norm;   // (n, C) its final norm
     float *final_rstd;    // (n)
-    float *logits;        // (logit_rows, V) of a chunk of tokens; backward overwrites them with their gradients
-    int logit_rows;       // tokens in a chunk
+    void *logits;         // of a chunk of tokens: model_logits
+    int logit_rows;       // tokens in a chunk that goes backward; its gradients overwrite the logits
+    int fp32_rows;        // tokens in a chunk of fp32 logits, in the same memory
     float *losses;        // (n·tp)
     ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
     ZLoss z_loss;         // its losses: (n·tp), NULL without --z-loss
@@ -88,6 +89,12 @@ typedef struct {
 } Model;
 
 static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
+
+/* The logits of a chunk: floatX of m->logit_rows tokens if it goes backward, otherwise fp32 of m->fp32_rows tokens. */
+static inline Logits model_logits(const Model *m, int goes_backward) {
+    int V = m->config.V;
+    return goes_backward ? logits_x((floatX *)m->logits, V) : logits_fp32((float *)m->logits, V);
+}
 
 static inline FsdpUnit *fsdp_unit(const Model *m, int unit) { return &m->fsdp->units[unit]; }
 
@@ -254,13 +261,20 @@ static void blocks_open(Model *m, const Schedule *schedule) {
     model_enter_stage(m, 0, 0);
 }
 
-/* Tokens whose logits exist at the same time; every tp rank has the same number, whatever its part of the vocabulary.
- */
-static int logit_rows(const Model *m) {
+/* Tokens whose logits exist at the same time; every tp rank has the same numbers, whatever its part of the vocabulary.
+ * In a bf16 build that trains, the memory of floatX logits has room for half as many in fp32. */
+static void logits_open(Model *m) {
     int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
     int64_t rows = m->opt->logit_rows;
     if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
-    return (int)min_i64(m->B * m->T, rows);
+    m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
+    int64_t bytes = 0;
+    if (m->training) {
+        m->fp32_rows = (int)max_i64(1, m->logit_rows * (int64_t)sizeof(floatX) / (int64_t)sizeof(float));
+        bytes = m->logit_rows * logits_stride(m->config.V) * (int64_t)sizeof(floatX);
+    }
+    bytes = max_i64(bytes, m->fp32_rows * (int64_t)m->config.V * (int64_t)sizeof(float));
+    m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
 }
 
 static void head_open(Model *m) {
@@ -271,8 +285,7 @@ static void head_open(Model *m) {
     m->final_rstd = activation_fp32(m, "1/rms", n);
     m->losses = activation_fp32(m, "losses", all);
     m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
-    m->logit_rows = logit_rows(m);
-    m->logits = activation_fp32(m, "logits", (int64_t)m->logit_rows * c->V);
+    logits_open(m);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
     if (m->training && m->opt->z_loss > 0) {
         m->z_loss.weight = (float)m->opt->z_loss;

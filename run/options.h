@@ -143,8 +143,8 @@ static const OptionRow option_rows[] = {
          "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
          "those of every Nth block"),
     INT("logit-rows", logit_rows, 0, 1 << 30, "N", "0",
-        "tokens whose logits exist at a time; 0: as many as have 4 GB of logits on a GPU and 128 MB on a CPU, at most "
-        "8192 and 1024; fewer take less memory and more time"),
+        "tokens whose logits exist at a time; 0: as many as have 4 GB of logits in fp32 on a GPU and 128 MB on a CPU, "
+        "at most 8192 and 1024; fewer take less memory and more time"),
     GROUP("optimizer"),
     TEXT("recipe", recipe, "FILE", NULL,
          "train in stages that FILE describes, JSON with their tokens, batch, sequence length, learning rate and data "

@@ -68,10 +68,11 @@ static void score_head(Trainer *trainer, RequestScore *scores) {
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
     const floatX *x = final_norm_forward(m, &w);
-    for (int first = 0; first < N; first += m->logit_rows) {
-        int count = (int)min_i64(m->logit_rows, N - first);
-        linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
-        const float *statistics = tp_softmax_statistics(m->tp, m->logits, m->targets + first, count, V);
+    const Logits logits = model_logits(m, 0);
+    for (int first = 0; first < N; first += m->fp32_rows) {
+        int count = (int)min_i64(m->fp32_rows, N - first);
+        linear_forward_logits(m->dev, logits, x + (int64_t)first * C, w.head, count, C, V);
+        const float *statistics = tp_softmax_statistics(m->tp, logits, m->targets + first, count, V);
         if (m->tp->rank) continue; // all tp ranks know the same statistics
         device_read(m->dev, trainer->host_statistics, statistics, sizeof(float) * 3 * (size_t)(m->tp->size * count));
         if (!m->dev->dry_run) add_scores(trainer, scores, first, count);

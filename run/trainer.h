@@ -82,7 +82,7 @@ typedef struct Trainer {
     // --score and --choices; NULL without them
     RequestScore *scores;       // of all requests
     RequestScore *batch_scores; // (1 + world, MOST_SCORE_ROWS) of a batch: this rank's, then those of every rank
-    float *host_statistics;     // (tp, logit_rows, 3) softmax statistics in host memory
+    float *host_statistics;     // (tp, fp32_rows, 3) softmax statistics in host memory
 
     double load_seconds; // from the start of loading to the moment when all ranks had their weights
 } Trainer;
@@ -143,7 +143,7 @@ static void scores_open(Trainer *trainer) {
     const Job *j = trainer->job;
     const Model *m = &trainer->model;
     Device *dev = &trainer->parallel.dev;
-    int64_t rows = m->table.head < 0 ? 0 : m->logit_rows;
+    int64_t rows = m->table.head < 0 ? 0 : m->fp32_rows;
     if (!j->requests.count) return;
     trainer->scores = arena_array(RequestScore, dev, MEM_HOST, "scores", j->requests.count);
     trainer->batch_scores =

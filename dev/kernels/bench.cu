@@ -52,11 +52,11 @@ static void head_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
     Model *m = &trainer->model;
     const FsdpUnit *u = &trainer->parallel.fsdp.units[trainer->model.table.head];
-    int64_t head = u->table_unit->offsets[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
+    int64_t head = u->table_unit->offsets[W_HEAD], stride = logits_stride(c->V);
     for (int row = 0; row < m->B * m->T; row += m->logit_rows) {
         int n = (int)min_i64(m->logit_rows, m->B * m->T - row);
         const floatX *in = m->final_norm + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;
-        linear_forward_fp32(&trainer->parallel.dev, m->logits, in, u->sharded_weights + head, n, c->C, c->V);
+        linear_forward_logits(&trainer->parallel.dev, model_logits(m, 1), in, u->sharded_weights + head, n, c->C, c->V);
         linear_backward_input(&trainer->parallel.dev, m->d_norm + (int64_t)row * c->C, dlogits, stride,
                               u->sharded_weights + head, n, c->C, c->V);
         linear_backward_weight(&trainer->parallel.dev, u->grad + head, dlogits, stride, in, n, c->C, c->V, row > 0);

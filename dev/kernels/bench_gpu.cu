@@ -228,10 +228,9 @@ template <class Run> static void memory_op(Bench *b, Worst *worst, OpKind op, co
 static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     Device *dev = &b->dev;
     int N = b->tiny ? 48 : 8192, T = b->tiny ? 24 : 8192, rows = b->tiny ? 16 : LOGIT_ROWS, QKV = width(s);
-    int64_t C = s->C, F = s->F, V = s->V,
-            halves = rows * V * (int64_t)(sizeof(float) / sizeof(floatX)); // of the logits, as random_kernel counts
+    int64_t C = s->C, F = s->F, V = s->V, count = rows * logits_stride(V); // count: of the logits
     floatX *x[SETS], *y[SETS], *z[SETS], *sum[SETS];
-    float *logits[SETS];
+    floatX *logits[SETS];
     b->used = 0;
     for (int i = 0; i < SETS; i++) {
         x[i] = take_x(b, N * C);
@@ -265,13 +264,15 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     memory_op(b, worst, OP_SWIGLU_FORWARD, s->name, [&](int i) { swiglu_forward(dev, x[i], y[i], N, s->F); });
     memory_op(b, worst, OP_SWIGLU_BACKWARD, s->name, [&](int i) { swiglu_backward(dev, y[i], x[i], y[i], N, s->F); });
     b->used = mark;
-    for (int i = 0; i < SETS; i++) logits[i] = take_floats(b, rows * V, -1, 1);
+    for (int i = 0; i < SETS; i++) logits[i] = take_x(b, count);
     memory_op(
         b, worst, OP_CROSS_ENTROPY, s->name,
-        [&](int i) { cross_entropy(dev, losses, logits[i], ids, no_z_loss(), rows, s->V, 1); }, // overwrites the logits
+        [&](int i) { // overwrites the logits
+            cross_entropy(dev, losses, logits_x(logits[i], V), ids, no_z_loss(), rows, s->V, 1);
+        },
         [&](int i) {
-            KERNEL(dev, random_kernel, grid_of(blocks_of(halves, 256)), 256, 0, (floatX *)logits[i], halves,
-                   (uint64_t)i << 40, -1.0f, 1.0f);
+            KERNEL(dev, random_kernel, grid_of(blocks_of(count, 256)), 256, 0, logits[i], count, (uint64_t)i << 40,
+                   -1.0f, 1.0f);
         });
 }
 
@@ -451,7 +452,7 @@ static void matmuls_of(Bench *b, Worst *worst, double *sums, const Shape *s) {
                 {"head", s->C, s->V, 1}};
     for (const auto &p : list) {
         int M = p.head ? rows : N, IC = p.IC, OC = p.OC;
-        int64_t stride = p.head ? (int64_t)OC * (int64_t)(sizeof(float) / sizeof(floatX)) : OC;
+        int64_t stride = p.head ? logits_stride(OC) : OC;
         double flops = 2.0 * M * IC * OC;
         b->used = 0;
         floatX *x = take_x(b, (int64_t)M * IC), *dx = take_x(b, (int64_t)M * IC), *w = take_x(b, (int64_t)OC * IC),
@@ -462,7 +463,7 @@ static void matmuls_of(Bench *b, Worst *worst, double *sums, const Shape *s) {
         snprintf(what, sizeof what, "%s %s, %d rows, forward", s->name, p.name, M);
         if (p.head)
             matmul_row(b, worst, sums, what, flops,
-                       [&](int) { linear_forward_fp32(dev, (float *)into, x, w, M, IC, OC); });
+                       [&](int) { linear_forward_logits(dev, logits_x(into, OC), x, w, M, IC, OC); });
         else matmul_row(b, worst, sums, what, flops, [&](int) { linear_forward(dev, into, x, w, M, IC, OC); });
         snprintf(what, sizeof what, "%s %s, %d rows, dX", s->name, p.name, M);
         matmul_row(b, worst, sums, what, flops, [&](int) { linear_backward_input(dev, dx, y, stride, w, M, IC, OC); });

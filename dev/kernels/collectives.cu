@@ -833,23 +833,17 @@ static void run_mpi(int process, int processes, int on_host) {
 
 typedef struct {
     Device *dev;
-    int N, IC, OC, wide; // of a matmul; wide: the output is fp32, as logits are
+    int N, IC, OC; // of a matmul
     AttentionShape shape;
     floatX *x, *y, *w; // inputs, outputs, weights of a matmul; attention: q, k and v; out; their gradients
     float *dw;         // matmuls: gradient of the weights; attention: lse
     int64_t count;     // memory: floats
 } Rates;
 
-static void forward(Rates *r) {
-    if (r->wide) linear_forward_fp32(r->dev, (float *)(void *)r->y, r->x, r->w, r->N, r->IC, r->OC);
-    else linear_forward(r->dev, r->y, r->x, r->w, r->N, r->IC, r->OC);
-}
-static int64_t output_stride(const Rates *r) { return r->OC * (int64_t)(r->wide ? sizeof(float) / sizeof(floatX) : 1); }
-static void backward_input(Rates *r) {
-    linear_backward_input(r->dev, r->x, r->y, output_stride(r), r->w, r->N, r->IC, r->OC);
-}
+static void forward(Rates *r) { linear_forward(r->dev, r->y, r->x, r->w, r->N, r->IC, r->OC); }
+static void backward_input(Rates *r) { linear_backward_input(r->dev, r->x, r->y, r->OC, r->w, r->N, r->IC, r->OC); }
 static void backward_weight(Rates *r) {
-    linear_backward_weight(r->dev, r->dw, r->y, output_stride(r), r->x, r->N, r->IC, r->OC, 0);
+    linear_backward_weight(r->dev, r->dw, r->y, r->OC, r->x, r->N, r->IC, r->OC, 0);
 }
 
 static void attend(Rates *r) {
@@ -934,12 +928,11 @@ static void matmul_rates(Device *dev, cJSON *list) {
         r.dev = dev;
         r.N = shapes[i].tokens;
         r.IC = c->C;
-        r.wide = shapes[i].which == HEAD;
         const int outputs[] = {[QKV] = (c->NH + 2 * c->NKV) * c->HD, [GATE_UP] = 2 * c->F, [HEAD] = c->V};
         r.OC = outputs[shapes[i].which];
         r.x = random_x(dev, (int64_t)r.N * r.IC, 1);
         r.w = random_x(dev, (int64_t)r.OC * r.IC, 0.02f);
-        r.y = random_x(dev, r.N * output_stride(&r), 1);
+        r.y = random_x(dev, (int64_t)r.N * r.OC, 1);
         r.dw = floats(dev, (int64_t)r.OC * r.IC);
         const int forward_size[] = {r.N, r.OC, r.IC}, input_size[] = {r.N, r.IC, r.OC},
                   weight_size[] = {r.OC, r.IC, r.N};

@@ -1,10 +1,9 @@
 /* cross_entropy.cu: the loss of a row of logits, -log softmax(logits)[target], and its gradient,
  * softmax(logits) - onehot(target), which overwrites the logits.
  *
- * A row has tens of thousands of logits, each of which takes an exponential. Logits are fp32 and the gradient is
- * floatX, so in bf16 a row's gradient fills the first half of the row. A negative target is ignored: its loss and
- * gradient are zero. The largest logit is subtracted first, so that no exponential overflows; this does not change the
- * softmax.
+ * A row has tens of thousands of logits, each of which takes an exponential. Logits and gradient are floatX, as in
+ * training; exponentials, their sum and the loss are fp32. A negative target is ignored: its loss and gradient are
+ * zero. The largest logit is subtracted first, so that no exponential overflows; this does not change the softmax.
  *
  * The z-loss, weight · log²Z with Z the sum of exp(logit), keeps the softmax's denominator near 1 (Chowdhery et al.
  * 2022, section 5). Its gradient is 2 weight log Z · softmax(logits): the row's probabilities get one more factor, and
@@ -22,10 +21,7 @@ static const float Z_WEIGHT = 1.0f / 128; // of the z-loss; a bf16 number
 
 static void loss_case(Case *c) { // size: N, V
     int64_t N = c->size[0], V = c->size[1];
-    PageTensor *logits = updates(c, "logits", IN_FLOAT, N, V, 4);
-    logits->becomes_x = 1;
-    logits->touched =
-        N * V * (int64_t)(sizeof(float) + sizeof(floatX)) / 2; // is counted twice: floats read, floatX written
+    updates(c, "logits", IN_X, N, V, 4);
     reads(c, "targets", IN_INT, N, 1, (double)V);
     writes(c, "losses", IN_FLOAT, N, 1);
     c->restore = 1; // the gradient has overwritten the logits
@@ -76,26 +72,31 @@ static void loss_definition(Case *c) {
     }
 }
 
+static Logits logits_of_case(Case *c) {
+    Logits logits = {X("logits"), c->size[1], FLOATX};
+    return logits;
+}
 static void loss_in_use(Case *c) {
-    cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), z_loss_of(c), (int)c->size[0], (int)c->size[1], 1);
+    cross_entropy(c->dev, F("losses"), logits_of_case(c), I("targets"), z_loss_of(c), (int)c->size[0], (int)c->size[1],
+                  1);
 }
 static void loss_in_slices(Case *c) { // all by one rank: their logits are copied apart, and the gradients together
-    int64_t N = c->size[0], V = c->size[1], row = V * (int64_t)sizeof(float), XS = (int64_t)sizeof(floatX),
-            slices = min_i64(4, V);
+    int64_t N = c->size[0], V = c->size[1], XS = (int64_t)sizeof(floatX), slices = min_i64(4, V);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *parts = (float *)scratch(c->dev, "parts", (size_t)(slices * N * 3) * sizeof(float)),
-          *apart = (float *)scratch(c->dev, "slices", (size_t)(N * row));
+    float *parts = (float *)scratch(c->dev, "parts", (size_t)(slices * N * 3) * sizeof(float));
+    Logits apart[4];
     for (int r = 0; r < slices; r++) {
-        int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
-        device_copy_rows(c->dev, apart + N * first, (size_t)width * 4, F("logits") + first, (size_t)row,
-                         (size_t)width * 4, (int)N);
-        cross_entropy_part(c->dev, parts + r * N * 3, apart + N * first, I("targets"), (int)first, (int)N, (int)width);
+        int64_t first = V * r / slices, width = V * (r + 1) / slices - first, row = logits_stride(width) * XS;
+        apart[r] = logits_x((floatX *)scratch(c->dev, "slice", (size_t)(N * row)), width);
+        device_copy_rows(c->dev, apart[r].data, (size_t)row, X("logits") + first, (size_t)(V * XS),
+                         (size_t)(width * XS), (int)N);
+        cross_entropy_part(c->dev, parts + r * N * 3, apart[r], I("targets"), (int)first, (int)N, (int)width);
     }
     for (int r = 0; r < slices; r++) {
         int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
-        cross_entropy_join(c->dev, F("losses"), apart + N * first, parts, I("targets"), z_loss_of(c), (int)slices,
-                           (int)first, (int)N, (int)width, 1);
-        device_copy_rows(c->dev, (char *)F("logits") + first * XS, (size_t)row, apart + N * first, (size_t)width * 4,
+        cross_entropy_join(c->dev, F("losses"), apart[r], parts, I("targets"), z_loss_of(c), (int)slices, (int)first,
+                           (int)N, (int)width, 1);
+        device_copy_rows(c->dev, X("logits") + first, (size_t)(V * XS), apart[r].data, (size_t)(apart[r].stride * XS),
                          (size_t)(width * XS), (int)N);
     }
     arena_release(c->dev, MEM_WORKSPACE, mark);
@@ -103,127 +104,144 @@ static void loss_in_slices(Case *c) { // all by one rank: their logits are copie
 
 #ifndef USE_CUDA
 /* Row n, or NULL if its target is negative: then its gradient is zero already. */
-static float *row_of(Case *c, int64_t n) {
-    float *logits = F("logits") + n * c->size[1];
+static floatX *row_of(Case *c, int64_t n) {
+    floatX *logits = X("logits") + n * c->size[1];
     if (I("targets")[n] >= 0) return logits;
     memset(logits, 0, (size_t)c->size[1] * sizeof(floatX));
     F("losses")[n] = 0;
     return NULL;
 }
+static double logit(const floatX *logits, int64_t i) { return to_float(logits[i]); }
 
 static void loss_double(Case *c) {
     int64_t N = c->size[0], V = c->size[1];
     for (int64_t n = 0; n < N; n++) {
-        float *logits = row_of(c, n);
+        floatX *logits = row_of(c, n); // the gradient takes their place
         if (!logits) continue;
-        floatX *gradient = (floatX *)(void *)logits; // floatX is no wider, so writing does not overtake reading
         int32_t target = I("targets")[n];
         double max = -INFINITY, sum = 0;
-        for (int64_t i = 0; i < V; i++) max = fmax(max, (double)logits[i]);
-        for (int64_t i = 0; i < V; i++) sum += exp((double)logits[i] - max);
-        F("losses")[n] = (float)(log(sum) + max - (double)logits[target]);
+        for (int64_t i = 0; i < V; i++) max = fmax(max, logit(logits, i));
+        for (int64_t i = 0; i < V; i++) sum += exp(logit(logits, i) - max);
+        F("losses")[n] = (float)(log(sum) + max - logit(logits, target));
         for (int64_t i = 0; i < V; i++)
-            gradient[i] = from_float((float)(exp((double)logits[i] - max) / sum - (i == target)));
+            logits[i] = from_float((float)(exp(logit(logits, i) - max) / sum - (i == target)));
     }
 }
 
 static void z_loss_double(Case *c) {
     int64_t N = c->size[0], V = c->size[1];
     for (int64_t n = 0; n < N; n++) {
-        float *logits = row_of(c, n);
+        floatX *logits = row_of(c, n);
         F("z_losses")[n] = 0;
         if (!logits) continue;
-        floatX *gradient = (floatX *)(void *)logits;
         int32_t target = I("targets")[n];
         double max = -INFINITY, sum = 0;
-        for (int64_t i = 0; i < V; i++) max = fmax(max, (double)logits[i]);
-        for (int64_t i = 0; i < V; i++) sum += exp((double)logits[i] - max);
+        for (int64_t i = 0; i < V; i++) max = fmax(max, logit(logits, i));
+        for (int64_t i = 0; i < V; i++) sum += exp(logit(logits, i) - max);
         double log_z = log(sum) + max, factor = 1 + 2 * (double)Z_WEIGHT * log_z;
-        F("losses")[n] = (float)(log_z - (double)logits[target]);
+        F("losses")[n] = (float)(log_z - logit(logits, target));
         F("z_losses")[n] = (float)((double)Z_WEIGHT * log_z * log_z);
         for (int64_t i = 0; i < V; i++)
-            gradient[i] = from_float((float)(factor * exp((double)logits[i] - max) / sum - (i == target)));
+            logits[i] = from_float((float)(factor * exp(logit(logits, i) - max) / sum - (i == target)));
     }
 }
 
 static void loss_float(Case *c) {
     int64_t N = c->size[0], V = c->size[1];
     for (int64_t n = 0; n < N; n++) {
-        float *logits = row_of(c, n);
+        floatX *logits = row_of(c, n);
         if (!logits) continue;
-        floatX *gradient = (floatX *)(void *)logits;
         int32_t target = I("targets")[n];
         float max = -INFINITY;
         double sum = 0;
-        for (int64_t i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
-        for (int64_t i = 0; i < V; i++) sum += (double)expf(logits[i] - max);
+        for (int64_t i = 0; i < V; i++) max = fmaxf(max, to_float(logits[i]));
+        for (int64_t i = 0; i < V; i++) sum += (double)expf(to_float(logits[i]) - max);
         float inverse = (float)(1 / sum);
-        F("losses")[n] = (float)log(sum) + (max - logits[target]);
-        for (int64_t i = 0; i < V; i++) gradient[i] = from_float(expf(logits[i] - max) * inverse - (i == target));
+        F("losses")[n] = (float)log(sum) + (max - to_float(logits[target]));
+        for (int64_t i = 0; i < V; i++)
+            logits[i] = from_float(expf(to_float(logits[i]) - max) * inverse - (i == target));
     }
 }
 
-static vfloat largest(const float *logits, int64_t V) {
+/* VL logits from i on; -infinity beyond the end of the row. */
+static inline vfloat logits_at(const floatX *logits, int64_t i, int64_t V) {
+#ifdef PRECISION_BF16
+    return load_fill_bf16(logits + i, V - i, -INFINITY);
+#else
+    return load_fill(logits + i, V - i, -INFINITY);
+#endif
+}
+/* The largest of logits [begin, end), in all lanes. */
+static vfloat largest(const floatX *logits, int64_t begin, int64_t end) {
     vfloat max = vsplat(-INFINITY);
-    for (int64_t i = 0; i < V; i += VL) max = vmax(max, load_fill(logits + i, V - i, -INFINITY));
+    for (int64_t i = begin; i < end; i += VL) max = vmax(max, logits_at(logits, i, end));
     return vsplat(vmax_lane(max));
 }
 
 static void loss_vectors(Case *c) {
     int64_t N = c->size[0], V = c->size[1];
     for (int64_t n = 0; n < N; n++) {
-        float *logits = row_of(c, n);
+        floatX *logits = row_of(c, n);
         if (!logits) continue;
-        floatX *gradient = (floatX *)(void *)logits;
         int32_t target = I("targets")[n];
-        float at_target = logits[target];
-        vfloat max = largest(logits, V), sums = vsplat(0);
-        for (int64_t i = 0; i < V; i += VL) sums += vexp(load_fill(logits + i, V - i, -INFINITY) - max);
+        float at_target = to_float(logits[target]);
+        vfloat max = largest(logits, 0, V), sums = vsplat(0);
+        for (int64_t i = 0; i < V; i += VL) sums += vexp(logits_at(logits, i, V) - max);
         float sum = vsum(sums), inverse = 1 / sum;
-        for (int64_t i = 0; i < V; i += VL)
-            store_x(gradient + i, vexp(load_float(logits + i, V - i) - max) * inverse, V - i);
-        gradient[target] = from_float(exp_float(at_target - max[0]) * inverse - 1);
+        for (int64_t i = 0; i < V; i += VL) store_x(logits + i, vexp(logits_at(logits, i, V) - max) * inverse, V - i);
+        logits[target] = from_float(exp_float(at_target - max[0]) * inverse - 1);
         F("losses")[n] = logf(sum) + (max[0] - at_target);
     }
+}
+
+/* Where a row's fp32 exponentials wait: in fp32 the row itself. */
+static float *exponentials_row(Case *c, floatX *logits) {
+#ifdef PRECISION_BF16
+    (void)logits;
+    return (float *)scratch(c->dev, "exponentials", (size_t)c->size[1] * sizeof(float));
+#else
+    (void)c;
+    return logits;
+#endif
 }
 
 static void loss_kept(Case *c) {
     int64_t N = c->size[0], V = c->size[1];
     for (int64_t n = 0; n < N; n++) {
-        float *logits = row_of(c, n);
+        floatX *logits = row_of(c, n);
         if (!logits) continue;
-        floatX *gradient = (floatX *)(void *)logits;
+        size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
         int32_t target = I("targets")[n];
-        float at_target = logits[target];
-        vfloat max = largest(logits, V), sums = vsplat(0);
+        float at_target = to_float(logits[target]), *kept = exponentials_row(c, logits);
+        vfloat max = largest(logits, 0, V), sums = vsplat(0);
         for (int64_t i = 0; i < V; i += VL) {
-            vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - max);
-            store_float(logits + i, e, V - i);
+            vfloat e = vexp(logits_at(logits, i, V) - max);
+            store_float(kept + i, e, V - i);
             sums += e;
         }
-        float sum = vsum(sums), inverse = 1 / sum, gradient_at_target = logits[target] * inverse - 1;
-        for (int64_t i = 0; i < V; i += VL) store_x(gradient + i, load_float(logits + i, V - i) * inverse, V - i);
-        gradient[target] = from_float(gradient_at_target);
+        float sum = vsum(sums), inverse = 1 / sum, gradient_at_target = kept[target] * inverse - 1;
+        for (int64_t i = 0; i < V; i += VL) store_x(logits + i, load_float(kept + i, V - i) * inverse, V - i);
+        logits[target] = from_float(gradient_at_target);
         F("losses")[n] = logf(sum) + (max[0] - at_target);
+        arena_release(c->dev, MEM_WORKSPACE, mark);
     }
 }
 
 static void loss_by_blocks(Case *c) {
     int64_t N = c->size[0], V = c->size[1], blocks = blocks_of(V, LOSS_BLOCK);
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *maxima = (float *)scratch(c->dev, "maxima", (size_t)blocks * sizeof(float));
     for (int64_t n = 0; n < N; n++) {
-        float *logits = row_of(c, n);
+        floatX *logits = row_of(c, n);
         if (!logits) continue;
-        floatX *gradient = (floatX *)(void *)logits;
+        size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+        float *maxima = (float *)scratch(c->dev, "maxima", (size_t)blocks * sizeof(float));
         int32_t target = I("targets")[n];
-        float at_target = logits[target], max = -INFINITY, sum = 0;
+        float at_target = to_float(logits[target]), *kept = exponentials_row(c, logits), max = -INFINITY, sum = 0;
         for (int64_t block = 0; block < blocks; block++) {
             int64_t begin = block * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
-            vfloat own = largest(logits + begin, end - begin), sums = vsplat(0);
+            vfloat own = largest(logits, begin, end), sums = vsplat(0);
             for (int64_t i = begin; i < end; i += VL) {
-                vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - own);
-                store_float(logits + i, e, V - i);
+                vfloat e = vexp(logits_at(logits, i, end) - own);
+                store_float(kept + i, e, end - i);
                 sums += e;
             }
             float larger = fmaxf(max, own[0]);
@@ -235,12 +253,12 @@ static void loss_by_blocks(Case *c) {
         for (int64_t block = 0; block < blocks; block++) {
             float factor = exp_float(maxima[block] - max) / sum;
             for (int64_t i = block * LOSS_BLOCK; i < min_i64(V, (block + 1) * LOSS_BLOCK); i += VL)
-                store_x(gradient + i, load_float(logits + i, V - i) * factor, V - i);
+                store_x(logits + i, load_float(kept + i, V - i) * factor, V - i);
         }
-        gradient[target] = from_float(gradient_at_target);
+        logits[target] = from_float(gradient_at_target);
         F("losses")[n] = logf(sum) + (max - at_target);
+        arena_release(c->dev, MEM_WORKSPACE, mark);
     }
-    arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
 static const Version op_versions[] = {
@@ -253,8 +271,8 @@ static const Version op_versions[] = {
      "check whether it contains the target.",
      loss_vectors},
     {"4 exponentials kept",
-     "Each exponential is computed once and stored in its logit's place until the sum is known: a store costs less "
-     "than an exponential.",
+     "Each exponential is computed once and stored in fp32 until the sum is known: in its logit's place or, in bf16, "
+     "in a row of its own. A store costs less than an exponential.",
      loss_kept},
     {"5 blocks",
      "A block's largest logit, exponentials and sum while it is in the cache: the row comes from memory once, "
@@ -263,7 +281,8 @@ static const Version op_versions[] = {
      loss_by_blocks},
     {"in use: threads",
      "As 5, with rows divided over threads, and the blocks' factors and their weighted sum by vectors once all maxima "
-     "are known.",
+     "are known. In bf16 the exponentials are computed a second time: a row of floats for each of many threads would "
+     "take much of the memory that bf16 logits save.",
      loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "

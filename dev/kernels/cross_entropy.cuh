@@ -1,29 +1,24 @@
 /* cross_entropy.cuh: the steps of the loss on a GPU.
  *
- * A block has a row: half a megabyte of logits for Llama 3's vocabulary. One pass for the largest logit, one for the
- * sum and one for the gradient read it three times; once is enough if the row fits on the multiprocessor. The gradient
- * overwrites the beginning of the row. Threads advance together: since floatX is no wider than a float, what a step
- * writes covers only logits that all threads have read before the barrier in the middle of the step.
+ * A block has a row: in bf16 a quarter of a megabyte of logits for Llama 3's vocabulary. One pass for the largest
+ * logit, one for the sum and one for the gradient read it three times; once is enough if the row fits on the
+ * multiprocessor. The gradient takes the place of the logits: each thread overwrites what it has read itself.
  */
 
 /* Gradient of a row from its largest logit and the inverse of its sum, W elements a thread and step. */
 template <int W>
-static __device__ void gradient_of(float *logits, int32_t target, int64_t V, float max, float inverse) {
-    floatX *gradient = (floatX *)(void *)logits;
+static __device__ void gradient_of(floatX *logits, int32_t target, int64_t V, float max, float inverse) {
     float v[W] = {};
-    for (int64_t begin = 0; begin < V; begin += blockDim.x * W) {
-        int64_t i = begin + threadIdx.x * W;
-        if (i < V) load<true>(v, logits + i);
-        __syncthreads();
+    for (int64_t i = threadIdx.x * W; i < V; i += blockDim.x * W) {
+        load<true>(v, logits + i);
         for (int j = 0; j < W; j++) v[j] = expf(v[j] - max) * inverse - (i + j == target);
-        if (i < V) store(gradient + i, v);
+        store(logits + i, v);
     }
 }
 /* A row without a target: its gradient is zero, and the block is done. */
-static __device__ bool ignored_row(float *losses, float *logits, int32_t target, int64_t V) {
+static __device__ bool ignored_row(float *losses, floatX *logits, int32_t target, int64_t V) {
     if (target >= 0) return false;
-    floatX *gradient = (floatX *)(void *)logits;
-    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) gradient[i] = from_float(0);
+    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) logits[i] = from_float(0);
     if (threadIdx.x == 0) losses[blockIdx.x] = 0;
     return true;
 }
@@ -35,58 +30,62 @@ static __device__ float block_largest(float x, float *sums) {
 }
 
 static __global__ void __launch_bounds__(256)
-    loss_kernel1(float *losses, float *logits, const int32_t *targets, int64_t V) {
+    loss_kernel1(float *losses, floatX *logits, const int32_t *targets, int64_t V) {
     SHARED(float, maxima, WARP);
     SHARED(float, sums, WARP);
-    float *row = logits + blockIdx.x * V, largest = -INFINITY, sum = 0;
+    floatX *row = logits + blockIdx.x * V;
+    float largest = -INFINITY, sum = 0;
     int32_t target = targets[blockIdx.x];
     if (ignored_row(losses, row, target, V)) return;
-    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) largest = fmaxf(largest, row[i]);
+    float target_logit = widen(row[target]); // before the first barrier, after which the gradient overwrites it
+    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) largest = fmaxf(largest, widen(row[i]));
     float max = block_largest(largest, maxima);
-    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) sum += expf(row[i] - max);
+    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) sum += expf(widen(row[i]) - max);
     float total = block_sum(sum, sums);
-    if (threadIdx.x == 0)
-        losses[blockIdx.x] =
-            logf(total) + (max - row[target]); // read before gradient_of's first barrier, so it is not overwritten yet
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + (max - target_logit);
     gradient_of<1>(row, target, V, max, 1 / total);
 }
 /* The same with z-loss. */
 static __global__ void __launch_bounds__(256)
-    z_loss_kernel1(float *losses, float *z_losses, float *logits, const int32_t *targets, int64_t V, float weight) {
+    z_loss_kernel1(float *losses, float *z_losses, floatX *logits, const int32_t *targets, int64_t V, float weight) {
     SHARED(float, maxima, WARP);
     SHARED(float, sums, WARP);
-    float *row = logits + blockIdx.x * V, largest = -INFINITY, sum = 0;
+    floatX *row = logits + blockIdx.x * V;
+    float largest = -INFINITY, sum = 0;
     int32_t target = targets[blockIdx.x];
     if (threadIdx.x == 0) z_losses[blockIdx.x] = 0;
     if (ignored_row(losses, row, target, V)) return;
-    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) largest = fmaxf(largest, row[i]);
+    float target_logit = widen(row[target]); // before the first barrier, after which the gradient overwrites it
+    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) largest = fmaxf(largest, widen(row[i]));
     float max = block_largest(largest, maxima);
-    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) sum += expf(row[i] - max);
+    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) sum += expf(widen(row[i]) - max);
     float total = block_sum(sum, sums), log_z = logf(total) + max;
     if (threadIdx.x == 0) {
-        losses[blockIdx.x] = logf(total) + (max - row[target]);
+        losses[blockIdx.x] = logf(total) + (max - target_logit);
         z_losses[blockIdx.x] = weight * log_z * log_z;
     }
     gradient_of<1>(row, target, V, max, (1 + 2 * weight * log_z) / total);
 }
 static void z_loss_three_passes(Case *c) {
-    KERNEL(c->dev, z_loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("z_losses"), F("logits"), I("targets"),
+    KERNEL(c->dev, z_loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("z_losses"), X("logits"), I("targets"),
            c->size[1], Z_WEIGHT);
 }
 
 static void loss_three_passes(Case *c) {
-    KERNEL(c->dev, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("logits"), I("targets"), c->size[1]);
+    KERNEL(c->dev, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), X("logits"), I("targets"), c->size[1]);
 }
 
 // One pass for both: a thread's sum is relative to its own largest logit so far, and is rescaled when that grows.
 template <int W>
 static __global__ void __launch_bounds__(512)
-    loss_kernel2(float *losses, float *logits, const int32_t *targets, int64_t V) {
+    loss_kernel2(float *losses, floatX *logits, const int32_t *targets, int64_t V) {
     SHARED(float, maxima, WARP);
     SHARED(float, sums, WARP);
-    float *row = logits + blockIdx.x * V, largest = -INFINITY, sum = 0, v[W];
+    floatX *row = logits + blockIdx.x * V;
+    float largest = -INFINITY, sum = 0, v[W];
     int32_t target = targets[blockIdx.x];
     if (ignored_row(losses, row, target, V)) return;
+    float target_logit = widen(row[target]); // before the first barrier, after which the gradient overwrites it
     for (int64_t i = threadIdx.x * W; i < V; i += blockDim.x * W) {
         float before = largest;
         load(v, row + i);
@@ -96,12 +95,12 @@ static __global__ void __launch_bounds__(512)
     }
     float max = block_largest(largest, maxima);
     float total = block_sum(largest > -INFINITY ? sum * expf(largest - max) : 0, sums);
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + (max - row[target]);
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + (max - target_logit);
     gradient_of<W>(row, target, V, max, 1 / total);
 }
 static void loss_online(Case *c) {
-    KERNEL_BY_WIDTH(c->dev, c->size[1] % FLAT == 0, FLAT, loss_kernel2, (unsigned)c->size[0], 512, 0, F("losses"),
-                    F("logits"), I("targets"), c->size[1]);
+    KERNEL_BY_WIDTH(c->dev, c->size[1] % WIDE == 0, WIDE, loss_kernel2, (unsigned)c->size[0], 512, 0, F("losses"),
+                    X("logits"), I("targets"), c->size[1]);
 }
 
 static const Version op_versions[] = {
@@ -112,9 +111,8 @@ static const Version op_versions[] = {
      "Largest logit and sum in one pass (Milakov & Gimelshein 2018), with loads of 16 bytes: the row is read twice.",
      loss_online},
     {"in use",
-     "The op of lib/cuda: the end of the row stays in shared memory, its beginning in the L2 cache, so memory is read "
-     "once. For the gradient, threads wait for each other at the first tile, the third, the seventh, … only: a tile's "
-     "gradients overwrite logits up to the middle of what has been read.",
+     "The op of lib/cuda: the end of the row stays in shared memory, which in bf16 holds 115,712 logits on an H100; "
+     "the beginning of a longer row is still in the L2 cache. So memory is read once.",
      loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "

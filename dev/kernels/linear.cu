@@ -35,7 +35,7 @@ static Work work_of(Case *c) { // the name of its output says which of the three
 static void in_use(Case *c) {
     int N = (int)c->size[0], IC = (int)c->size[1], OC = (int)c->size[2];
     PageTensor *y = page_find(c, "y");
-    if (y && y->storage == IN_FLOAT) linear_forward_fp32(c->dev, F("y"), X("x"), X("w"), N, IC, OC);
+    if (y && y->storage == IN_FLOAT) linear_forward_logits(c->dev, logits_fp32(F("y"), OC), X("x"), X("w"), N, IC, OC);
     else if (y) linear_forward(c->dev, X("y"), X("x"), X("w"), N, IC, OC);
     else if (page_find(c, "dx")) linear_backward_input(c->dev, X("dx"), X("dy"), OC + c->size[3], X("w"), N, IC, OC);
     else linear_backward_weight(c->dev, F("dw"), X("dy"), OC + c->size[3], X("x"), N, IC, OC, (int)c->size[4]);
@@ -245,7 +245,7 @@ static void case_of(Case *c) {
     double work = 2.0 * (double)c->size[0] * (double)c->size[1] * (double)c->size[2];
     c->flops = c->matmul_flops = work;
 }
-static void forward_case(Case *c) { // size: N, IC, OC, 1: y is fp32, as logits are
+static void forward_case(Case *c) { // size: N, IC, OC, 1: y is fp32, as logits are where no backward follows
     reads(c, "x", IN_X, c->size[0], c->size[1], 1);
     reads(c, "w", IN_X, c->size[2], c->size[1], 1);
     writes(c, "y", c->size[3] ? IN_FLOAT : IN_X, c->size[0], c->size[2]);
@@ -289,9 +289,7 @@ static const Version forward_versions[] = {
 #endif
 
 // ---------------------------------------------------------------------------
-// backward. Rows of dy may be further apart than they are long: the head's are in the memory of fp32 logits.
-
-enum { HEAD_SPARE = FLOATX == DTYPE_BF16 ? 32000 : 0 };
+// backward. Rows of dy may be further apart than they are long: the head's are padded to multiples of 16 bytes.
 
 static void input_case(Case *c) { // size: N, IC, OC, elements behind each row of dy
     int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
@@ -391,9 +389,9 @@ static const Op forward = {
     {{"odd", {131, 301, 277}},
      FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
              {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
-             {"bench-125m head", {1024, 768, 32000, 1}}, {"1B layer gate_up", {1024, 2048, 16384}})
+             {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
          FOR_GPU({"even", {192, 160, 136, 1}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 1}})}};
+                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256}})}};
 
 static const Op input = {
     "linear_backward_input",
@@ -404,10 +402,9 @@ static const Op input = {
     {{"odd", {131, 277, 301, 5}},
      FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
              {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
-             {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
+             {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
          FOR_GPU({"even", {192, 136, 160, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}},
-                 {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0}})}};
+                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256}})}};
 
 static const Op weight = {
     "linear_backward_weight",
@@ -418,9 +415,8 @@ static const Op weight = {
     {{"odd", {1030, 77, 139, 5, 1}},
      FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
              {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
-             {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
+             {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
          FOR_GPU({"even", {192, 160, 136, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}},
-                 {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0, 1}})}};
+                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 0, 1}})}};
 
 PAGE(&forward, &input, &weight)

@@ -37,7 +37,6 @@ typedef struct {
     int64_t rows, cols;
     double scale;    // random values: a sum of two from (-scale, scale); IN_INT: 0 ... scale - 1; IN_BYTE: -127 ... 127
     int64_t touched; // bytes that one call reads or writes of it: all, unless the page says otherwise
-    int becomes_x;   // the op replaces each fp32 row by a floatX row that begins at the same address
     void *data;      // (rows, cols), in the device's arena
     void *host;      // (rows, cols), the host's copy of data; the same pointer on a CPU
     void *before;    // a copy of data, UPDATED only
@@ -207,8 +206,8 @@ typedef struct {
  * a bound of its own; its ||ref|| counts as at least about a tenth of an average row's. */
 static double compare(const Case *c, const PageTensor *t, const double *torch, Worst *w) {
     double error = 0, norm = 0, worst = 0;
-    int64_t rows = 0, stride = t->becomes_x ? t->cols * 4 / (int64_t)sizeof(floatX) : t->cols;
-    int is_x = t->storage == IN_X || t->becomes_x;
+    int64_t rows = 0;
+    int is_x = t->storage == IN_X;
     for (int pass = 0; pass < 2; pass++)
         for (int64_t r = 0; r < t->rows; r++) {
             double row_error = 0, row_norm = 0;
@@ -217,7 +216,7 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
             for (int64_t i = 0; i < t->cols; i++) {
                 double y;
                 if (torch) y = t->result[r * t->cols + i];
-                else y = is_x ? to_float(((floatX *)t->host)[r * stride + i]) : ((float *)t->host)[r * stride + i];
+                else y = is_x ? to_float(((floatX *)t->host)[r * t->cols + i]) : ((float *)t->host)[r * t->cols + i];
                 if (y == ref[i]) row_norm += isinf(y) ? 0 : y * y; // infinities may agree
                 else {
                     row_error += (y - ref[i]) * (y - ref[i]);

@@ -248,12 +248,21 @@ def first_of(name):
 # ---------------------------------------------------------------- linear layers
 
 
+def logits_of(logits, stride):
+    """The struct that calls receive."""
+    if getattr(state, "fake", False):
+        return None
+    is_bf16 = int(logits.dtype == torch.bfloat16)  # Dtype in lib/base.h
+    return op_contracts.Logits(logits.data_ptr(), stride, is_bf16)
+
+
 def linear_of(contract, x, weight, dtype):
     a = Arguments(contract, "x", x)
     N, IC = a.rows("x", x)
     OC, _ = a.matrix("weight", weight, columns=IC)
     y = x.new_empty((*x.shape[:-1], OC), dtype=dtype)
-    call(contract, y, x.dtype, y, x, weight, N, IC, OC)
+    out = logits_of(y, OC) if contract == "linear_forward_logits" else y
+    call(contract, y, x.dtype, out, x, weight, N, IC, OC)
     return y
 
 
@@ -262,9 +271,9 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return linear_of("linear_forward", x, weight, x.dtype)
 
 
-@op("linear_forward_fp32")
+@op("linear_forward_logits")
 def linear_fp32(x: Tensor, weight: Tensor) -> Tensor:
-    return linear_of("linear_forward_fp32", x, weight, FLOAT32)
+    return linear_of("linear_forward_logits", x, weight, FLOAT32)
 
 
 @op("linear_backward_input")
@@ -708,12 +717,13 @@ swiglu.register_autograd(swiglu_gradients, setup_context=save_first)
 # ---------------------------------------------------------------- cross-entropy
 
 
-def loss_arguments(op_name, logits, targets, dtype):
-    a = Arguments(op_name, "logits", logits, (FLOAT32,))
-    check_precision(f"llama3.{op_name}: dtype", dtype)
-    N, V = a.rows("logits", logits)
+def loss_arguments(op_name, logits, targets):
+    """The checks, N, V, and the struct that describes the logits: fp32 or bf16, with a stride between rows."""
+    a = Arguments(op_name, "logits", logits)
+    a.dims("logits", logits, 1, "(…, V)")
+    N, V = count(logits.shape[:-1]), logits.shape[-1]
     a.tensor("targets", targets, logits.shape[:-1], INT32)
-    return a, N, V
+    return a, N, V, logits_of(logits, a.row_stride("logits", logits))
 
 
 def z_loss_of(weight, z_losses):
@@ -723,35 +733,27 @@ def z_loss_of(weight, z_losses):
     return op_contracts.ZLoss(weight, z_losses.data_ptr() if weight else None)
 
 
-def losses_of(op_name, logits, targets, z_loss, want_grad, dtype):
-    a, N, V = loss_arguments(op_name, logits, targets, dtype)
+def losses_of(op_name, logits, targets, z_loss, want_grad):
+    a, N, V, rows = loss_arguments(op_name, logits, targets)
     a.within("targets", targets, None, V, "the size of the vocabulary")
-    losses, z_losses = logits.new_empty(logits.shape[:-1]), logits.new_zeros(logits.shape[:-1])
+    losses = logits.new_empty(logits.shape[:-1], dtype=FLOAT32)
+    z_losses = torch.zeros_like(losses)
     z = z_loss_of(z_loss, z_losses)
-    call("cross_entropy", losses, dtype, losses, logits, targets, z, N, V, int(want_grad))
+    call("cross_entropy", losses, logits.dtype, losses, rows, targets, z, N, V, int(want_grad))
     return losses, z_losses
 
 
 @op("cross_entropy")
 def cross_entropy(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
-    """The loss of each row, z-loss included: 0 where the target is negative."""
-    losses, z_losses = losses_of("cross_entropy", logits, targets, z_loss, False, FLOAT32)
+    """The loss of each row in fp32, z-loss included: 0 where the target is negative."""
+    losses, z_losses = losses_of("cross_entropy", logits, targets, z_loss, False)
     return losses + z_losses if z_loss else losses
 
 
 @op("cross_entropy", changes=("logits",))
-def cross_entropy_(
-    logits: Tensor, targets: Tensor, z_loss: float, want_grad: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Losses and z-losses of each row. With want_grad the logits become their gradient in this dtype, which
-    logits_gradient finds."""
-    return losses_of("cross_entropy_", logits, targets, z_loss, want_grad, dtype)
-
-
-def logits_gradient(logits, dtype):
-    """The gradient (…, V) that cross_entropy_ or cross_entropy_join has written over the logits: each row begins where
-    the row of logits began."""
-    return logits.view(dtype)[..., : logits.shape[-1]]
+def cross_entropy_(logits: Tensor, targets: Tensor, z_loss: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    """Losses and z-losses of each row. With want_grad the logits become their gradient."""
+    return losses_of("cross_entropy_", logits, targets, z_loss, want_grad)
 
 
 def save_loss(ctx, inputs, output):
@@ -762,8 +764,8 @@ def save_loss(ctx, inputs, output):
 def loss_gradients(ctx, dlosses):
     logits, targets = ctx.saved_tensors
     d = logits.clone()
-    torch.ops.llama3.cross_entropy_(d, targets, ctx.z_loss, True, FLOAT32)
-    return d * dlosses[..., None], None, None
+    torch.ops.llama3.cross_entropy_(d, targets, ctx.z_loss, True)
+    return (d * dlosses[..., None]).to(d.dtype), None, None
 
 
 cross_entropy.register_autograd(loss_gradients, setup_context=save_loss)
@@ -771,22 +773,23 @@ cross_entropy.register_autograd(loss_gradients, setup_context=save_loss)
 
 @op("cross_entropy_part")
 def cross_entropy_part(logits: Tensor, targets: Tensor, first: int = 0) -> Tensor:
-    _, N, V = loss_arguments("cross_entropy_part", logits, targets, FLOAT32)
-    parts = logits.new_empty((*logits.shape[:-1], 3))
-    call("cross_entropy_part", parts, FLOAT32, parts, logits, targets, first, N, V)
+    _, N, V, rows = loss_arguments("cross_entropy_part", logits, targets)
+    parts = logits.new_empty((*logits.shape[:-1], 3), dtype=FLOAT32)
+    call("cross_entropy_part", parts, logits.dtype, parts, rows, targets, first, N, V)
     return parts
 
 
 @op("cross_entropy_join", changes=("logits",))
 def cross_entropy_join(
-    logits: Tensor, parts: Tensor, targets: Tensor, first: int, z_loss: float, want_grad: bool, dtype: torch.dtype
+    logits: Tensor, parts: Tensor, targets: Tensor, first: int, z_loss: float, want_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    a, N, V = loss_arguments("cross_entropy_join", logits, targets, dtype)
+    a, N, V, rows = loss_arguments("cross_entropy_join", logits, targets)
     a.dims("parts", parts, 2, "(ranks, …, 3)")
     a.tensor("parts", parts, (parts.shape[0], *logits.shape[:-1], 3), FLOAT32)
-    losses, z_losses = logits.new_empty(logits.shape[:-1]), logits.new_zeros(logits.shape[:-1])
-    arguments = (losses, logits, parts, targets, z_loss_of(z_loss, z_losses), parts.shape[0], first, N, V)
-    call("cross_entropy_join", losses, dtype, *arguments, int(want_grad))
+    losses = logits.new_empty(logits.shape[:-1], dtype=FLOAT32)
+    z_losses = torch.zeros_like(losses)
+    arguments = (losses, rows, parts, targets, z_loss_of(z_loss, z_losses), parts.shape[0], first, N, V)
+    call("cross_entropy_join", losses, logits.dtype, *arguments, int(want_grad))
     return losses, z_losses
 
 

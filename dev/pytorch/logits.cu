@@ -10,7 +10,7 @@ static void all_logits(Model *m, int T, FILE *out) {
     int C = m->config.C, V = m->config.V;
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
     for (int t = 0; t < T; t++) {
-        linear_forward_fp32(m->dev, m->logits, m->final_norm + (int64_t)t * C, w.head, 1, C, V);
+        linear_forward_logits(m->dev, model_logits(m, 0), m->final_norm + (int64_t)t * C, w.head, 1, C, V);
         device_read(m->dev, m->next_logits, m->logits, sizeof(float) * (size_t)V);
         if (fwrite(m->next_logits, sizeof(float), (size_t)V, out) != (size_t)V)
             run_failure("the logits could not be written: %s", strerror(errno));

@@ -34,6 +34,10 @@ class ZLoss(ctypes.Structure):  # lib/ops_common.h
     _fields_ = [("weight", ctypes.c_float), ("losses", ctypes.c_void_p)]
 
 
+class Logits(ctypes.Structure):  # lib/ops_common.h
+    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("dtype", ctypes.c_int)]
+
+
 EXACT_WORDS = 11  # an ExactSum (lib/base.h): ten digits and the number of values that were not finite
 SPINS = "2000"  # of a waiting OpenMP thread, before it sleeps
 INT8_BLOCK = 64  # elements of an int8 tensor that share a scale (lib/base.h)
@@ -43,6 +47,7 @@ C_TYPES = {
     "float": ctypes.c_float,
     "Dtype": ctypes.c_int,
     "ZLoss": ZLoss,
+    "Logits": Logits,
 }
 
 
@@ -153,7 +158,7 @@ class Library:
             self.functions[name].argtypes = [ctypes.c_void_p] + [p.ctype for p in contract.parameters]
         for name in HANDLE_FUNCTIONS:
             self.functions[name] = self.find(loaded, name)
-        for which, struct in enumerate((AttentionShape, ZLoss, ctypes.c_uint64 * EXACT_WORDS)):
+        for which, struct in enumerate((AttentionShape, ZLoss, Logits, ctypes.c_uint64 * EXACT_WORDS)):
             if self.functions["struct_bytes"](which) != ctypes.sizeof(struct):
                 raise LibraryError(f"{path} has another layout of struct {which} than op_contracts.py: correct it here")
         self.functions["open"].restype = ctypes.c_void_p

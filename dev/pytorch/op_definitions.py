@@ -269,7 +269,7 @@ def cross_entropy(logits, targets, z_loss=0.0):
 
 
 @returns("losses", "z_losses", "logits")
-def cross_entropy_(logits, targets, z_loss, want_grad, dtype):
+def cross_entropy_(logits, targets, z_loss, want_grad):
     losses, z_losses = losses_of(logits, targets, z_loss)
     if not want_grad:
         return losses, z_losses, logits
@@ -293,7 +293,7 @@ def cross_entropy_part(logits, targets, first=0):
 
 
 @returns("losses", "z_losses", "logits")
-def cross_entropy_join(logits, parts, targets, first, z_loss, want_grad, dtype):
+def cross_entropy_join(logits, parts, targets, first, z_loss, want_grad):
     largest, target = parts[..., 0].amax(0), parts[..., 2].amax(0)
     log_z = largest + torch.log((parts[..., 1] * torch.exp(parts[..., 0] - largest)).sum(0))
     has_target = targets >= 0

@@ -77,7 +77,7 @@ VISIBLE void SYMBOL(cost)(void *handle, double *flops, double *bytes) {
 
 /* Sizes of the structs that calls receive, so that a caller can compare them with its own declarations. */
 VISIBLE int SYMBOL(struct_bytes)(int which) {
-    static const size_t bytes[] = {sizeof(AttentionShape), sizeof(ZLoss), sizeof(ExactSum)};
+    static const size_t bytes[] = {sizeof(AttentionShape), sizeof(ZLoss), sizeof(Logits), sizeof(ExactSum)};
     return (int)bytes[which];
 }
 
@@ -149,8 +149,8 @@ static void library_called(Library *l) {
 EXPORT(linear_forward)(Library *l, floatX *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
     CALL(l, linear_forward, y, x, w, N, IC, OC);
 }
-EXPORT(linear_forward_fp32)(Library *l, float *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
-    CALL(l, linear_forward_fp32, y, x, w, N, IC, OC);
+EXPORT(linear_forward_logits)(Library *l, Logits y, const floatX *x, const floatX *w, int N, int IC, int OC) {
+    CALL(l, linear_forward_logits, y, x, w, N, IC, OC);
 }
 EXPORT(linear_backward_input)
 (Library *l, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N, int IC, int OC) {
@@ -228,15 +228,15 @@ EXPORT(swiglu_backward)(Library *l, floatX *dgate_up, const floatX *dh, const fl
 }
 
 EXPORT(cross_entropy)
-(Library *l, float *losses, float *logits, const int32_t *targets, ZLoss z, int N, int V, int want_grad) {
+(Library *l, float *losses, Logits logits, const int32_t *targets, ZLoss z, int N, int V, int want_grad) {
     CALL(l, cross_entropy, losses, logits, targets, z, N, V, want_grad);
 }
 EXPORT(cross_entropy_part)
-(Library *l, float *parts, const float *logits, const int32_t *targets, int first, int N, int V) {
+(Library *l, float *parts, Logits logits, const int32_t *targets, int first, int N, int V) {
     CALL(l, cross_entropy_part, parts, logits, targets, first, N, V);
 }
 EXPORT(cross_entropy_join)
-(Library *l, float *losses, float *logits, const float *parts, const int32_t *targets, ZLoss z, int ranks, int first,
+(Library *l, float *losses, Logits logits, const float *parts, const int32_t *targets, ZLoss z, int ranks, int first,
  int N, int V, int want_grad) {
     CALL(l, cross_entropy_join, losses, logits, parts, targets, z, ranks, first, N, V, want_grad);
 }

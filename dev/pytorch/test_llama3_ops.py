@@ -354,10 +354,10 @@ def test_errors():
         lambda: ops.cross_entropy(x, ids + 6),
     )
     refused(
-        "logits in bf16",
+        "logits in fp16",
         TypeError,
-        r"cross_entropy: logits is torch.bfloat16, expected torch.float32",
-        lambda: ops.cross_entropy(x.bfloat16(), ids),
+        r"cross_entropy: logits is torch.float16, expected torch.float32 or torch.bfloat16",
+        lambda: ops.cross_entropy(x.half(), ids),
     )
     refused(
         "a position beyond the table",

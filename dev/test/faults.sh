@@ -47,7 +47,11 @@ choose_compiler() {
         compile="$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-mpi-fp32/flags) -DHAVE_MPI \
             -DCUDA_ON_CPU_PROCESSES"
     fi
-    if [[ $1 = *"by wgmma" ]]; then
+    if [[ $1 = *", in bf16" ]]; then
+        choose_flags build/cpu-bf16/flags
+        compile="${compile/-O3/-O0}"
+    fi
+    if [[ $1 = *"by wgmma" || $1 = *"by CUDA in bf16" ]]; then
         compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-bf16/flags)
         libs=
     fi
@@ -428,6 +432,34 @@ more "the factor 2 is missing in the gradient of the z-loss" lib/ops_common.h \
 more "masked targets have a z-loss" lib/cpu/cross_entropy.h \
     's/z.losses\[n\] = targets\[n\] < 0 ? 0 : z_loss_value/z.losses[n] = z_loss_value/' \
     kernels "z-losses in slices"
+
+fault "validation has logits in bf16, in bf16" train_llama3.cu \
+    's/model_logits(m, goes_backward)/model_logits(m, 1)/' \
+    logits "training's losses are those of logits in bf16, validation's of fp32 logits"
+
+fault "rows of logits have no padding, in bf16" lib/ops_common.h \
+    's/return FLOATX == DTYPE_BF16 ? round_up(V, 16 . (int64_t)sizeof(bf16)) : V;/return V;/' \
+    logits "a chunk of logits takes a row of floatX per token"
+
+more "a chunk of fp32 logits has as many rows as one of bf16 logits, in bf16" run/model.h \
+    's/m->logit_rows \* (int64_t)sizeof(floatX) . (int64_t)sizeof(float))/m->logit_rows)/' \
+    logits "a chunk of logits takes a row of floatX per token"
+
+more "the head's backward skips no padding, in bf16" train_llama3.cu \
+    's/stride = logits_stride(V);/stride = V;/' \
+    pytorch "bf16 gradients err at most"
+
+more "the end of a row's last vector counts as logits of 0, in bf16" lib/cpu/vectors.h \
+    's/return WHOLE(n) ? x : vselect(lane < (int)n, x, vsplat(fill));/return x;/' \
+    kernels "cross_entropy losses"
+
+more "the padding of a row of logits is read as logits, by CUDA in bf16" lib/cuda/cross_entropy.cuh \
+    's/    if (!pairs || i + W <= V) return;/    return;/' \
+    kernels:cross-entropy "cross_entropy losses"
+
+more "the gradient is written into the padding of its row, by CUDA in bf16" lib/cuda/cross_entropy.cuh \
+    's/store_some(row + i, v, V - i);/store(row + i, v);/' \
+    kernels:cross-entropy "cross_entropy without gradient leaves the logits, with it their padding"
 
 more "every tp rank adds up the z-losses of all tokens" train_llama3.cu \
     's/sum_losses(m, m->z_loss_sum, z.losses);/exact_total(m->dev, m->z_loss_sum, z.losses, N);/' \

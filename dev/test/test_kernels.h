@@ -31,7 +31,7 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     rmsnorm_backward(dev, x, f, x + D, NULL, x + 2 * D, f + D, x + 4 * D, N, C);
     residual_add(dev, x, x + D, x + 2 * D, N * C);
     linear_forward(dev, x, x + D, x + 2 * D, N, C, V);
-    linear_forward_fp32(dev, f, x + D, x + 2 * D, N, C, V);
+    linear_forward_logits(dev, logits_fp32(f, V), x + D, x + 2 * D, N, C, V);
     linear_backward_input(dev, x, x + D, C, x + 2 * D, N, C, V);
     linear_backward_weight(dev, f, x + D, C, x + 2 * D, N, C, V, 1);
     rope_forward(dev, x, 40, f, ids, N, 8, 2, 10);
@@ -40,9 +40,9 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     attention_backward(dev, x + 4 * D, x + 5 * D, x + 6 * D, x + 7 * D, x, f, x + D, x + 2 * D, x + 3 * D, &s);
     swiglu_forward(dev, x, x + D, N, C);
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
-    cross_entropy(dev, f, f + D, ids, no_z_loss(), N, V, 1);
-    cross_entropy_part(dev, f + 2 * D, f + D, ids, 5, N, V);
-    cross_entropy_join(dev, f, f + D, f + 2 * D, ids, no_z_loss(), 1, 5, N, V, 1);
+    cross_entropy(dev, f, logits_fp32(f + D, V), ids, no_z_loss(), N, V, 1);
+    cross_entropy_part(dev, f + 2 * D, logits_fp32(f + D, V), ids, 5, N, V);
+    cross_entropy_join(dev, f, logits_fp32(f + D, V), f + 2 * D, ids, no_z_loss(), 1, 5, N, V, 1);
     tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
     sum_pieces(dev, x, x + D, 3, 500);
     squared_norm(dev, (ExactSum *)(void *)f, f + 1000, 1000);

@@ -9,6 +9,7 @@ typedef struct {
 } LinearCase;
 typedef struct {
     floatX *y, *dx, *sum, *dsum; // (N, OC), (N, IC), (N, stride), (N, IC)
+    floatX *rows;                // (N, stride): y, its rows further apart
     float *logits, *dw;          // (N, OC), (OC, IC)
 } LinearOutputs;
 
@@ -30,12 +31,15 @@ static LinearOutputs linear_outputs(KernelTest *t, Device *dev, const LinearCase
     LinearOutputs o;
     o.y = test_xs(t, N * OC, 1);
     o.dx = test_xs(t, N * IC, 1);
+    o.rows = (floatX *)test_copy(t, c->sum_start, N * c->stride * XS);
     o.logits = test_floats(t, N * OC, 1);
     o.dw = (float *)test_copy(t, c->dw_start, OC * IC * 4);
     o.sum = (floatX *)test_copy(t, c->sum_start, N * c->stride * XS);
     o.dsum = (floatX *)test_copy(t, c->dsum_start, N * IC * XS);
     linear_forward(dev, o.y, c->x, c->w, N, IC, OC);
-    linear_forward_fp32(dev, o.logits, c->x, c->w, N, IC, OC);
+    linear_forward_logits(dev, logits_fp32(o.logits, OC), c->x, c->w, N, IC, OC);
+    const Logits rows = {o.rows, c->stride, FLOATX};
+    linear_forward_logits(dev, rows, c->x, c->w, N, IC, OC);
     linear_backward_input(dev, o.dx, c->dy, c->stride, c->w, N, IC, OC);
     linear_backward_weight(dev, o.dw, c->dy, c->stride, c->x, N, IC, OC, c->accumulate);
     linear_forward_add(dev, o.sum, c->stride, c->x, c->w, N, IC, OC);
@@ -62,6 +66,7 @@ static void linear_compare(KernelTest *t, const LinearCase *c, const LinearOutpu
                 dw[o_at * IC + i] += dy * x;
             }
     test_compare(t, o->y, 1, OC, y, N, OC);
+    test_compare(t, o->rows, 1, c->stride, y, N, OC);
     test_compare(t, o->dx, 1, IC, dx, N, IC);
     test_compare(t, o->sum, 1, c->stride, sum, N, OC);
     test_compare(t, o->dsum, 1, IC, dsum, N, IC);
@@ -80,6 +85,7 @@ static void test_linear(KernelTest *t) {
         for (int threads = 2; threads <= TEST_THREADS; threads++) {
             LinearOutputs o = linear_outputs(t, &t->dev[threads], &c);
             test_same(t, o.y, first.y, N * OC * XS);
+            test_same(t, o.rows, first.rows, N * stride * XS);
             test_same(t, o.dx, first.dx, N * IC * XS);
             test_same(t, o.sum, first.sum, N * stride * XS);
             test_same(t, o.dsum, first.dsum, N * IC * XS);
@@ -89,6 +95,7 @@ static void test_linear(KernelTest *t) {
         for (int n = 0; n < N; n++) { // between rows nothing is written
             int64_t gap = n * stride + OC;
             test_same(t, first.sum + gap, c.sum_start + gap, (stride - OC) * XS);
+            test_same(t, first.rows + gap, c.sum_start + gap, (stride - OC) * XS);
         }
         linear_compare(t, &c, &first);
     }
@@ -107,13 +114,14 @@ static void test_few_rows(KernelTest *t) {
         for (int threads = 2; threads <= TEST_THREADS; threads++) {
             LinearOutputs o = linear_outputs(t, &t->dev[threads], &c);
             test_same(t, o.y, first.y, N * OC * XS);
+            test_same(t, o.rows, first.rows, N * c.stride * XS);
             test_same(t, o.sum, first.sum, N * c.stride * XS);
             test_same(t, o.logits, first.logits, N * OC * 4);
         }
 #ifndef USE_CUDA // cuBLASLt's bits depend on the number of rows
         float *alone = test_floats(t, OC, 1);
         for (int n = 0; n < N && N <= FEW_ROWS; n++) {
-            linear_forward_fp32(&t->dev[1], alone, c.x + n * IC, c.w, 1, IC, OC);
+            linear_forward_logits(&t->dev[1], logits_fp32(alone, OC), c.x + n * IC, c.w, 1, IC, OC);
             test_same(t, alone, first.logits + n * OC, OC * 4);
         }
 #endif

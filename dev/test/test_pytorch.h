@@ -176,7 +176,7 @@ static void compare_loss_and_logits(Trainer *trainer, const StFiles *s, const ch
     char name[128];
     int64_t n;
     float *want = fixture_tensor(s, "logits", &n), *want_loss = fixture_tensor(s, "loss", NULL);
-    float *logits = floats_on_host(&trainer->parallel.dev, trainer->model.logits, n);
+    float *logits = floats_on_host(&trainer->parallel.dev, (const float *)trainer->model.logits, n);
     double error = norm_of_difference(logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
     snprintf(name, sizeof name, "%s: loss equals PyTorch's", fixture);

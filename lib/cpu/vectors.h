@@ -260,6 +260,12 @@ static inline vuint load_words(const bf16 *p, int64_t n) {
 #endif
 }
 static inline vfloat load_bf16(const bf16 *p, int64_t n) { return (vfloat)(load_bits(p, n) << 16); }
+/* Lanes from n on hold `fill`. */
+static inline vfloat load_fill_bf16(const bf16 *p, int64_t n, float fill) {
+    const vint lane = LANE_NUMBERS;
+    vfloat x = load_bf16(p, n);
+    return WHOLE(n) ? x : vselect(lane < (int)n, x, vsplat(fill));
+}
 
 /* Rounds to the nearest bf16, ties to even, as float_to_bf16 does. The AVX512_BF16 instruction differs in one point: it
  * turns denormals into 0. */

@@ -34,8 +34,10 @@ static void cuda_ops_open(Device *dev, int say) {
                 "because %s\n",
                 missing);
     cache->workspace = workspace;
-    const void *kernels[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
-    for (int i = 0; i < 2; i++) // more than 48 KB of shared memory must be asked for
+    const void *kernels[4] = {
+        (const void *)cross_entropy_kernel<FLAT, float>, (const void *)cross_entropy_kernel<1, float>,
+        (const void *)cross_entropy_kernel<WIDE, floatX>, (const void *)cross_entropy_kernel<1, floatX>};
+    for (int i = 0; i < 4; i++) // more than 48 KB of shared memory must be asked for
         cuda_check(
             cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)),
             "asking for shared memory");

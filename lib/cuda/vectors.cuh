@@ -133,14 +133,14 @@ template <int W> DEVICE void store_shared(float *p, const float (&v)[W]) {
 }
 
 /* W elements in their format in memory: in bf16, data that waits for its use takes half the registers of W floats. */
-template <int W> struct Waiting {
-    uint32_t words[W == 1 ? 1 : W * (int)sizeof(floatX) / 4]; // W = 1: the element as fp32
+template <int W, class T = floatX> struct Waiting {
+    uint32_t words[W == 1 ? 1 : W * (int)sizeof(T) / 4]; // W = 1: the element as fp32
 };
-template <int W> DEVICE void fetch(Waiting<W> &v, const floatX *p) {
+template <int W, class T> DEVICE void fetch(Waiting<W, T> &v, const T *p) {
     if constexpr (W == 1) {
         v.words[0] = __float_as_uint(widen(*p));
     } else {
-        static_assert(W == WIDE, "16 bytes");
+        static_assert(W * sizeof(T) == 16, "16 bytes");
         uint4 x = *(const uint4 *)p;
         memcpy(v.words, &x, sizeof x);
     }
@@ -149,9 +149,9 @@ template <int W> DEVICE void fetch(Waiting<W> &v, const floatX *p) {
  * result is needed, and a thread waits for memory with nothing else under way. It moves no load over a warp barrier.
  * dev/test/loads.py checks where loads are. */
 DEVICE void issue_loads() { __syncwarp(); }
-template <int W> DEVICE void unpack(float (&v)[W], const Waiting<W> &from) {
+template <int W, class T> DEVICE void unpack(float (&v)[W], const Waiting<W, T> &from) {
     UNROLL for (int j = 0; j < W; j++) {
-        if (W == 1 || FLOATX == DTYPE_F32) v[j] = __uint_as_float(from.words[j]);
+        if (W == 1 || sizeof(T) == sizeof(float)) v[j] = __uint_as_float(from.words[j]);
         else v[j] = __uint_as_float(j % 2 ? from.words[j / 2] & 0xFFFF0000u : from.words[j / 2] << 16);
     }
 }
