@@ -282,11 +282,11 @@ static void check_memory(const Job *j, const Parallel *dry) {
         user_error("%s, but %.2f GB are free: use more hosts or GPUs, a smaller --batch, --seq or --logit-rows, "
                    "--recompute full, or a smaller model (--plan lists what needs how much)",
                    needs, have / 1e9);
-    double pinned = (double)pinned_need(&dry->dev) * j->local_ranks, have = pinned_memory();
-    if (pinned > have)
+    double pinned = (double)pinned_need(&dry->dev) * j->local_ranks, pinnable = pinned_memory();
+    if (pinned > pinnable)
         user_error("the run needs %.2f GB of pinned memory on this host for %d rank%s, but %.2f GB are free: use more "
                    "hosts, or offload less",
-                   pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", have / 1e9);
+                   pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", pinnable / 1e9);
 }
 
 /* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step that has
