@@ -223,14 +223,14 @@ variants() {
  "max_position_embeddings": 8192, "rope_theta": 500000, "tie_word_embeddings": true}
 END
     [ -z "$dry" ] || { small_model "$model"; more=(--seq 24 --batch 1 --accum 2); }
-    for options in "" wgmma "--matmul-choices $work/choices.json" "--deterministic" "--recompute selective" \
+    for options in "" wgmma "--deterministic" "--recompute selective" \
         "--recompute full" "--accumulate local" "--lora-rank 16 --base int8"; do
-        local label=${options/$work\//} lines='steps 2\nsteps 4\nquit\n'
+        local lines='steps 2\nsteps 4\nquit\n'
         [ "$options" != wgmma ] || lines="attention wgmma\n$lines"
         printf "$lines" | "${ours[@]}" "$bench" train --model "$model" "${more[@]}" ${options/wgmma/} \
             >"$work/answers" || { tail -n 3 "$work/answers"; return 1; }
         sed -nE 's/.*"ms":\[([0-9.,e+]*)\].*/\1/p' "$work/answers" | tail -n 1 | tr , '\n' | middle |
-            sed "s/^/step in ms, ${label:-default}: /"
+            sed "s/^/step in ms, ${options:-default}: /"
     done
 }
 

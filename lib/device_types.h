@@ -276,8 +276,7 @@ typedef struct {
     void (*comm_finished)(void *, int line, int64_t number, double start, double end); // the GPU finished a collective
     void *poll_arg;
 
-    struct MatmulChoices *matmul_choices; // lib/matmul_choices.h; NULL: without --matmul-choices
-    struct MatmulCache *matmuls;          // oneDNN's primitives by shape (lib/cpu/matmul.h)
+    struct MatmulCache *matmuls; // oneDNN's primitives by shape (lib/cpu/matmul.h)
 #ifdef USE_CUDA
     cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];

@@ -118,7 +118,6 @@ inline const char *cublasGetStatusName(cublasStatus_t s) {
 inline const char *cublasLtGetStatusName(cublasStatus_t s) { return cublasGetStatusName(s); }
 inline const char *cublasGetStatusString(cublasStatus_t s) { return cublasGetStatusName(s); }
 inline const char *cublasLtGetStatusString(cublasStatus_t s) { return cublasGetStatusName(s); }
-inline size_t cublasLtGetVersion() { return 130000; }
 
 namespace emu {
 
@@ -477,27 +476,6 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
         results[i].wavesCount = 1;
         *found = i + 1;
     }
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-/* Can this device run an algorithm for this problem, and with how much workspace? */
-inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t A,
-                                              cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
-                                              cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
-                                              cublasLtMatmulHeuristicResult_t *result,
-                                              emu::Place at = emu::Place::here()) {
-    emu::LtCall call("cublasLtMatmulAlgoCheck");
-    if (call.error) return call.error;
-    CublasLtLayout *const x[4] = {A, B, C, D};
-    emu::Problem p;
-    if (!h || !algo || !result) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no handle, algorithm or result");
-    if (cublasStatus_t e = emu::check_problem(at, op, x, &p)) return e;
-    if (algo->data[0] != emu::problem_hash(op, x) || algo->data[6] >= emu::PROPOSALS)
-        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is none of this problem's");
-    *result = cublasLtMatmulHeuristicResult_t();
-    result->algo = *algo;
-    result->workspaceSize = algo->data[5];
-    result->wavesCount = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 

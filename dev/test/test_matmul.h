@@ -123,11 +123,42 @@ static void test_few_rows(KernelTest *t) {
     test_report(t, "linear layers of 1 to 6 rows follow their definition, each row as if it were alone");
 }
 
+#ifdef CUDA_ON_CPU
+/* cuBLASLt may refuse its own proposals, and each refused one gives way to the next. The emulator proposes five, which
+ * compute the same bits. */
+static void test_refused_proposals(KernelTest *t) {
+    const int N = 48, IC = 71, OC = 55; // a shape that no other test has: a refused proposal is not tried again
+    Device *dev = &t->dev[1];
+    LinearCase c = linear_case(t, N, IC, OC, OC, 0);
+    LinearOutputs first = linear_outputs(t, dev, &c);
+    int wrong = 0, entries = 0;
+    for (unsigned refused = 0; refused <= 5; refused++, t->cases++) {
+        cuda_on_cpu.refused_algorithms = (1u << refused) - 1; // all before this one
+        LinearOutputs o = linear_outputs(t, dev, &c);
+        for (CudaMatmulEntry *m = dev->cuda_matmuls->entries; m; m = m->next) {
+            int is_here = m->key.matmul.M == N && m->key.matmul.K == IC;
+            entries += is_here;
+            wrong += is_here && m->now != (int)refused;
+        }
+        if (refused < 5) test_same(t, o.y, first.y, N * OC * (int)sizeof(floatX));
+        else linear_compare(t, &c, &o);
+    }
+    cuda_on_cpu.refused_algorithms = 0;
+    if (wrong || !entries) test_bad(t, "%d of %d matmuls compute with another proposal", wrong, entries);
+    t->unequal += wrong || !entries;
+    test_free_all(t);
+}
+#endif
+
 static void test_linears(KernelTest *t) {
     test_bounds(t, ROUNDING, ROUNDING_ROW);
     test_linear(t);
 #ifdef USE_CUDA
     test_report(t, "linear (cuBLASLt) forward and backward follow their definition");
+#ifdef CUDA_ON_CPU
+    test_refused_proposals(t);
+    test_report(t, "a matmul proposal that cuBLASLt refuses gives way to the next, the last one to the plain kernel");
+#endif
 #else
     test_report(t, t->dev[1].matmuls->plain ? "linear (plain C) forward and backward follow their definition"
                                             : "linear (oneDNN) forward and backward follow their definition");
