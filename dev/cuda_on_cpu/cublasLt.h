@@ -136,7 +136,10 @@ __attribute__((format(printf, 3, 4))) inline cublasStatus_t refuse(Place at, cub
 struct LtCall {
     std::unique_lock<std::mutex> lock;
     cublasStatus_t error;
-    explicit LtCall(const char *api) : lock(machine().lock), error((cublasStatus_t)Call::injected(api)) {
+    explicit LtCall(const char *api) : error(CUBLAS_STATUS_NOT_INITIALIZED) {
+        if (in_forked_child()) return;
+        lock = std::unique_lock<std::mutex>(machine().lock);
+        error = (cublasStatus_t)Call::injected(api);
         if (machine().sticky) error = CUBLAS_STATUS_EXECUTION_FAILED;
     }
 };
