@@ -482,6 +482,28 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* What an algorithm is. None of the emulator's splits K. */
+enum cublasLtMatmulAlgoConfigAttributes_t {
+    CUBLASLT_ALGO_CONFIG_ID = 0,
+    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
+    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
+    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6
+};
+inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                           cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
+                                                           size_t bytes, size_t *written,
+                                                           emu::Place at = emu::Place::here()) {
+    if (!algo || !value || bytes != 4)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no algorithm, or a value that has not 4 bytes");
+    uint32_t answer = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    if (attribute == CUBLASLT_ALGO_CONFIG_ID) answer = (uint32_t)algo->data[6];
+    memcpy(value, &answer, bytes);
+    if (written) *written = bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 namespace emu {
 inline bool overlap(const void *a, size_t n, const void *b, size_t m) {
     return (const char *)a < (const char *)b + m && (const char *)b < (const char *)a + n;

@@ -43,7 +43,47 @@ static LinearOutputs linear_outputs(KernelTest *t, Device *dev, const LinearCase
     return o;
 }
 
+#ifdef USE_CUDA
+/* Prints how cuBLASLt computed the matmuls of a case that failed: whether an output that is not the nearest bf16 was
+ * rounded more than once depends on how the sum over K was split and its parts were added. */
+static void linear_print_algorithms(const Device *dev, const LinearCase *c) {
+    static const struct {
+        cublasLtMatmulAlgoConfigAttributes_t what;
+        const char *name;
+    } settings[] = {{CUBLASLT_ALGO_CONFIG_ID, "algorithm"},
+                    {CUBLASLT_ALGO_CONFIG_TILE_ID, "tile"},
+                    {CUBLASLT_ALGO_CONFIG_STAGES_ID, "stages"},
+                    {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, "split-K"},
+                    {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, "reduction scheme"},
+                    {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, "custom option"}};
+    for (const CudaMatmulEntry *m = dev->cuda_matmuls->entries; m; m = m->next) {
+        const Matmul *p = &m->key.matmul;
+        int is_forward = p->M == c->N && p->N == c->OC, is_input = p->M == c->N && p->N == c->IC,
+            is_weight = p->M == c->OC && p->N == c->IC;
+        if (p->M * p->N * p->K != (int64_t)c->N * c->IC * c->OC || !(is_forward || is_input || is_weight)) continue;
+        printf("  matmul M %" PRId64 ", N %" PRId64 ", K %" PRId64 ", C %s%s, row of %" PRId64 ", aligned %" PRId64
+               " %" PRId64 " %" PRId64,
+               p->M, p->N, p->K, p->c_float ? "fp32" : "bf16", p->accumulate ? " added to" : "", p->c_row,
+               m->key.aligned[0], m->key.aligned[1], m->key.aligned[2]);
+        if (m->now < m->count) printf(": proposal %d of %d", m->now + 1, m->count);
+        else printf(": the plain kernel");
+        for (size_t i = 0; i < sizeof settings / sizeof *settings && m->now < m->count; i++) {
+            uint32_t value = 0;
+            size_t written;
+            cublas_check(cublasLtMatmulAlgoConfigGetAttribute(&m->algorithms[m->now], settings[i].what, &value,
+                                                              sizeof value, &written),
+                         "describing an algorithm");
+            printf(", %s %" PRIu32, settings[i].name, value);
+        }
+        printf("\n");
+    }
+}
+#endif
+
 static void linear_compare(KernelTest *t, const LinearCase *c, const LinearOutputs *o) {
+#ifdef USE_CUDA
+    int was_good = !t->bad[0];
+#endif
     const int N = c->N, IC = c->IC, OC = c->OC;
     double *y = test_doubles(t, N * OC), *dx = test_doubles(t, N * IC), *dw = test_doubles(t, OC * IC),
            *sum = test_doubles(t, N * OC), *dsum = test_doubles(t, N * IC);
@@ -67,6 +107,9 @@ static void linear_compare(KernelTest *t, const LinearCase *c, const LinearOutpu
     test_compare(t, o->dsum, 1, IC, dsum, N, IC);
     test_compare(t, o->logits, 0, OC, y, N, OC);
     test_compare(t, o->dw, 0, IC, dw, OC, IC);
+#ifdef USE_CUDA
+    if (was_good && t->bad[0]) linear_print_algorithms(&t->dev[1], c);
+#endif
 }
 
 static void test_linear(KernelTest *t) {
