@@ -47,7 +47,8 @@ stages=${STAGES:-${stages:-$all_stages}}
 for name in $stages; do
     [[ " ${all_stages//$'\n'/ } " == *" $name "* ]] || die "there is no stage $name; these are there:" $all_stages
 done
-out=$(realpath -m "${OUT:-dev/results}") whole=${LIMIT:-$((seconds ? seconds : 540))} left_out= python=${PYTHON:-python3} dry=${DRY:+1} failed=0
+whole=${LIMIT:-$((seconds ? seconds : 540))} # seconds; a call without names gets as much as a single stage may take
+out=$(realpath -m "${OUT:-dev/results}") left_out= python=${PYTHON:-python3} dry=${DRY:+1} failed=0
 on=${dry:+-on-cpu} # build/cuda-bf16 or build/cuda-on-cpu-bf16
 bench=build/cuda$on-bf16/bench_gpu
 json=$out/gpu-check.json all=$out/gpu-check.log work=$(mktemp -d)

@@ -38,9 +38,9 @@ limited() {
 }
 out_of_time() { [ $((${STAGE_LIMIT:-3600} - SECONDS - 6)) -lt 5 ]; }
 
-# in_fours PROGRAM TEST…: runs each test in a process of its own, because the first error of a kernel ends a process, and
-# four at a time. A test that fails runs once more, alone, under the memory checker, which names the line, or else with
-# launches that block.
+# in_fours PROGRAM TEST…: runs each test in a process of its own, because the first error of a kernel ends a process.
+# Four run at a time. A test that fails runs once more, alone, under the memory checker, which names the line, or else
+# with launches that block.
 in_fours() {
     local program=$1 name code counts late= total_passed=0 total_failed=0 checker=(env CUDA_LAUNCH_BLOCKING=1)
     shift
@@ -205,17 +205,17 @@ loss_curve() {
 # ---------------------------------------------------------------------------
 # 2 and 4 processes that share the GPU, over NCCL
 
-# over_mpi RANKS COMMAND…: starts processes with the mpirun of build/openmpi (make gpu-programs), or else of this machine.
-# By its NCCL_HOSTID each rank is on a host of its own to NCCL, which then lets them share a GPU and communicates by
+# over_mpi RANKS COMMAND…: starts processes with the mpirun of build/openmpi (make gpu-programs), or of this machine. By
+# its NCCL_HOSTID each rank is on a host of its own to NCCL, which then lets them share a GPU and communicates by
 # sockets. Processes take turns on the GPU, so times mean nothing.
 over_mpi() {
     local ranks=$1 mpi=$PWD/build/openmpi from=()
     shift
     [ ! -x "$mpi/bin/mpirun" ] || from=("OPAL_PREFIX=$mpi" "PATH=$mpi/bin:$PATH" OMPI_MCA_plm=isolated
         OMPI_MCA_plm_rsh_agent=/bin/true PMIX_MCA_pcompress_base_silence_warning=1)
-    limited 100 env "LD_LIBRARY_PATH=${from:+$mpi/lib:}$libraries" "${from[@]}" OMPI_ALLOW_RUN_AS_ROOT=1 \
-        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_mpi_yield_when_idle=1 \
-        OMPI_MCA_btl_vader_single_copy_mechanism=none NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 \
+    limited $((dry ? 400 : 100)) env "LD_LIBRARY_PATH=${from:+$mpi/lib:}$libraries" "${from[@]}" \
+        OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader \
+        OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 \
         NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_PXN_DISABLE=1 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN \
         mpirun --oversubscribe --bind-to none -np "$ranks" \
         bash -c 'NCCL_HOSTID=h$OMPI_COMM_WORLD_RANK exec "$@"' - "$@"
@@ -227,12 +227,14 @@ lost_process() {
     rm -rf "$work/lost"
     over_mpi 2 "$program" "${common[@]}" --steps 1000000 --timeout 5 --out "$work/lost" >"$work/said" 2>&1 &
     launched=$!
-    for ((i = 0; i < 600; i++)); do
+    for ((i = 0; i < 900; i++)); do
         [ "$(wc -l 2>/dev/null <"$work/lost/metrics.jsonl" || echo 0)" -lt 3 ] || break
         sleep 0.1
     done
     for process in $(pgrep -f -- "--out $work/lost" | sort -n); do
-        ! tr '\0' '\n' 2>/dev/null <"/proc/$process/environ" | grep -qx OMPI_COMM_WORLD_RANK=1 || victim=${victim:-$process}
+        if [ -z "$victim" ] && grep -zqx OMPI_COMM_WORLD_RANK=1 "/proc/$process/environ" 2>/dev/null; then
+            victim=$process
+        fi
     done
     [ -z "$victim" ] || kill "-$signal" "$victim"
     wait $launched
@@ -246,17 +248,17 @@ nccl_ranks() {
     local program=build/cuda-nccl-bf16/train_llama3_cuda threads=build/cuda$on-bf16/train_llama3_cuda seq=256 run start
     local ranks equal=0 runs=0 named=0 result=MISSED beside
     if [ -n "$dry" ]; then
-        program=build/cuda-on-mpi-bf16/train_llama3_cuda seq=24
+        program=build/cuda-on-mpi-fp32/train_llama3_cuda threads=build/cuda-on-cpu-fp32/train_llama3_cuda seq=16
         echo "CUDA on a CPU, and NCCL emulated over MPI: this tests the script, not NCCL"
     fi
     [ -x $program ] || { echo "left out: no $program (make gpu-programs, where MPI and NCCL are)"; return; }
     mkdir -p "$work/four"
     cat >"$work/four/config.json" <<'EOF'
-{"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
- "head_dim": 64, "intermediate_size": 192, "vocab_size": 4096, "max_position_embeddings": 256, "rope_theta": 500000}
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+ "head_dim": 64, "intermediate_size": 96, "vocab_size": 4096, "max_position_embeddings": 256, "rope_theta": 500000}
 EOF
-    local -a common=(--model "$work/four" --data "$work/random.tok" --seq $seq --batch 1 --warmup 2 --threads 1)
-    "${ours[@]}" "$bench" tokens "$work/random.tok" || return 1
+    sed -i "s/\"vocab_size\": 4096/\"vocab_size\": ${CURVE_VOCABULARY:-4096}/" "$work/four/config.json"
+    local -a common=(--model "$work/four" --data "$curve/text/train.tok" --seq $seq --batch 1 --warmup 2 --threads 1)
     for run in "2" "4" "4 --dp-replicate 2" "2 --tp 2" "2 --cp 2" "2 --pp 2 --accum 2" "4 --pp 4 --accum 4" \
         "2 --pp 2 --accum 4 --pp-schedule interleaved --pp-chunks 2"; do
         read -r ranks run <<<"$run"
@@ -324,6 +326,7 @@ use_model() {
  "max_position_embeddings": 4096, "rope_theta": 500000}
 EOF
     [ -z "$dry" ] || { small_model "$work/new"; size=(--seq 24 --batch 1 --steps 4); }
+    sed -i "s/\"vocab_size\": 4096/\"vocab_size\": ${CURVE_VOCABULARY:-4096}/" "$work/new/config.json"
     rm -rf "$curve"/model*
     timed "training and export" "$train" --model "$work/new" --data "$curve/text/train.tok" "${size[@]}" --lr 1e-3 \
         --export "$curve/model"
@@ -355,8 +358,9 @@ use_generation() {
     local prompt="In the" text
     use_model && timed "64 tokens" "$train" --model "$curve/model" --generate "$prompt" --max-tokens 64 \
         --temperature 0 || return
-    text=$(grep -avE '^(note|model|weights|ranks): ' "$work/said" | tr -d '\000-\037"\\')
-    [[ "$text" = "$prompt"* ]] && [ ${#text} -gt 70 ] || { echo "FAIL the text is not continued: $text"; return 1; }
+    # special tokens and what cannot stand in JSON as it is are left out of what is forced
+    text=$(grep -avE '^(note|model|weights|ranks): ' "$work/said" | sed 's/<|[^|]*|>//g' | tr -cd ' !#-[]-~')
+    [[ "$text" = "$prompt"* ]] && [ ${#text} -gt 20 ] || { echo "FAIL the text is not continued: $text"; return 1; }
     printf '{"context":"%s","continuation":"%s"}\n' "$prompt" "${text#"$prompt"}" >"$work/forced.jsonl"
     scores_agree "the generated tokens" "$work/forced.jsonl"
 }

@@ -5,7 +5,10 @@
 set -euo pipefail
 to=${1:?portable_mpi.sh: expected a directory}
 where() { ompi_info --parsable --path "$1" | cut -d: -f3; }
-command -v ompi_info >/dev/null || { echo "error: no ompi_info: install Open MPI (apt install openmpi-bin)" >&2; exit 1; }
+command -v ompi_info >/dev/null || {
+    echo "error: no ompi_info: install Open MPI (apt install openmpi-bin)" >&2
+    exit 1
+}
 components=$(where pkglibdir) prefix=$(where prefix)
 rm -rf "$to"
 mkdir -p "$to/bin" "$to/lib" "$to/etc" "$to/share" "$to${components#"$prefix"}"

@@ -293,7 +293,7 @@ typedef struct {
     int multiprocessors;
     int left_to_nccl[2];     // of them, those that persistent kernels of forward and of backward leave
     int shared_limit;        // bytes of shared memory that a block may use
-    int hopper_attention;    // 1: attention uses the kernels of lib/cuda/attention_hopper.cuh; tests and benchmarks set it
+    int hopper_attention;    // 1: attention by lib/cuda/attention_hopper.cuh; tests and benchmarks change it
     void *encode_tensor_map; // the driver's cuTensorMapEncodeTiled, which they need; NULL: it has none
 #endif
 } Device;

@@ -82,8 +82,21 @@ MODELS = {
         kinds={"compiled": ("default",)},
     ),
     "tiny": dict(
-        title="A tiny model", V=300, C=64, L=2, few=2, NH=2, NKV=1, HD=64, FF=96, tied=False, T=40, batch=1, accum=2, apart=False,
-        kinds=KINDS
+        title="A tiny model",
+        V=300,
+        C=64,
+        L=2,
+        few=2,
+        NH=2,
+        NKV=1,
+        HD=64,
+        FF=96,
+        tied=False,
+        T=40,
+        batch=1,
+        accum=2,
+        apart=False,
+        kinds=KINDS,
     ),
     "tiny-apart": dict(
         title="{L} blocks of another",
