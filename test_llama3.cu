@@ -405,12 +405,10 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_outliers.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
-#include "dev/test/test_matmul_choices.h"
 #else
 static void test_mesh_of_gpus(void) {}
 static void test_streams(void) {} // these need several GPUs, or dev/cuda_on_cpu
 static void test_orders(void) {}
-static void test_matmul_choices(void) {}
 static void test_mesh_orders(void) {}
 #endif
 
@@ -426,7 +424,7 @@ static const char *spaced(const char *word) {
 /* `short` runs a group in the build that finds the most with it; all builds together run each group. */
 static const char *left_out_if_short(void) {
     if (CUDA_BUILD && FLOATX == DTYPE_BF16)
-        return " mesh orders mesh-orders streams matmul-choices pipeline faults use adapters simulate muon ";
+        return " mesh orders mesh-orders streams pipeline faults use adapters simulate muon ";
     if (CUDA_BUILD) return " documents bits simulate pytorch mesh adapters ";
     if (FLOATX == DTYPE_BF16)
         return " tokenizer data mesh mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
@@ -484,7 +482,6 @@ static const struct {
               {"pipeline", test_pipeline, BOTH_BUILDS},
               {"faults", test_faults, CUDA}, // a part of "ranks"
               {"streams", test_streams, CUDA},
-              {"matmul-choices", test_matmul_choices, CUDA},
               {"accumulation", test_accumulation, IF_NAMED}, // a part of "ranks"
               {"orders", test_orders, CUDA},
               {"mesh-orders", test_mesh_orders, CUDA}};

@@ -39,7 +39,6 @@
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file, stage_json
 #include "run/matmul_rate.h"       // defines: matmul_rate
-#include "run/matmul_choices.h"    // defines: matmul_choices_reserve
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
@@ -516,7 +515,6 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->deterministic = j->opt.deterministic;
     dev->gpu = job_gpu_of_rank(j, rank);
     dev->by_nccl = uses_nccl(j);
-    if (j->opt.matmul_choices) dev->matmul_choices = &trainer->matmul_choices;
     dev->reductions_apart = job_reductions_apart(j);
     ops_open(dev, 0);
     dev->max_events = max_events;
@@ -537,7 +535,6 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
-    matmul_choices_reserve(dev);
 }
 
 /* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry

@@ -262,8 +262,9 @@ def report(name, code):
 
 def main():
     print("# Attention on a Hopper GPU: instructions of a tile, and what they allow\n")
-    print("Nothing here was measured on a GPU. `dev/attention_sass.py` counted instructions of machine code, on "
-          "the way through the loop that masks and rescales nothing. Cycles are those of one of the four parts of a "
+    print("These are counts, and [roofline-gpu.md](roofline-gpu.md) has what an H200 measured. "
+          "`dev/attention_sass.py` counted instructions of machine code, on the way through the loop that masks and "
+          "rescales nothing. Cycles are those of one of the four parts of a "
           "multiprocessor, each of which has a warp of either consumer. The simulation lets both consumers execute the "
           "loop: the tensor cores compute matmuls in the order in which they were started, the warps' other "
           "instructions exclude each other, a matmul's result is there %d cycles after its end, and a barrier takes "

@@ -102,6 +102,10 @@ gpu-programs:
 	@$(MAKE) --no-print-directory -j$(JOBS) $(GPU_HOST) HAVE_MPI= HAVE_NCCL= PRECISION=bf16 cuda-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) $(GPU_HOST) HAVE_MPI= HAVE_NCCL= PRECISION=fp32 cuda-programs
 	@$(if $(HAVE_NCCL),$(MAKE) --no-print-directory $(GPU_HOST) PRECISION=bf16 build/cuda-bf16/nccl_check)
+	@$(if $(and $(HAVE_NCCL),$(HAVE_MPI)),$(MAKE) --no-print-directory $(GPU_HOST) PRECISION=bf16 \
+	    CUDA_BUILD=build/cuda-nccl-bf16 "CUDA_CODE=-gencode arch=compute_90a$(comma)code=sm_90a" \
+	    build/cuda-nccl-bf16/train_llama3_cuda && bash dev/portable_mpi.sh build/openmpi, \
+	    echo "  without NCCL or MPI here: the stage nccl-ranks is left out")
 	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3
 	@bash dev/gpu_check.sh --function loss_curve_on_cpu
 	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels $(GPU_HOST) CUDA_ARCH=sm_90a cuda-pages

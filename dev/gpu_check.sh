@@ -3,25 +3,27 @@
 # minutes; it writes the results to disk after each stage.
 #
 #   make gpu-programs              builds everything that it runs; docs/guide/gpus.md says what to copy elsewhere
-#   dev/gpu_check.sh CALL…         correctness  machine nccl kernels tests ranks curve
-#                                  speed        roofline attention profiler pages
-#                                  training     a step of Llama-3.2-1B beside PyTorch's
-#                                  sanitizers   variants of the step; compute-sanitizer on the kernels
-#                                  training-8b  fp8: whether matmuls in fp8 would pay; the shape of Llama-3-8B
+#   dev/gpu_check.sh CALL…         correctness  300 s  machine tests nccl nccl-ranks generation scores lora-int8 resume
+#                                                      directory ranks curve
+#                                  speed        280 s  roofline attention training (Llama-3.2-1B beside PyTorch's)
+#                                  training-8b  160 s  the shape of Llama-3-8B; fp8: whether matmuls in fp8 would pay
+#                                  nccl-ranks   120 s  2 and 4 processes that share the GPU, over NCCL
+#                                  profiles     540 s  profiler pages
+#                                  sanitizers   540 s  variants of the step; compute-sanitizer on the kernels
 #                                  without a CALL: all of them, and before them the stage build
-#   STAGES="kernels ranks" dev/gpu_check.sh    these stages alone
+#   STAGES="tests ranks" dev/gpu_check.sh    these stages alone
 #   OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md;
 #                    earlier results of other stages are kept
-#   LIMIT=seconds    for the whole call (540): a stage gets at most what is left
+#   LIMIT=seconds    for all that is called, instead of the sum above: a stage gets at most what is left
 #   PYTHON=python3   with PyTorch, for comparison in attention and training; without it only this program is measured
-#   TESTS=groups     groups of the test program, instead of those that the stages kernels and tests run
+#   TESTS=groups     groups of the test program, instead of all that run on one GPU
 #   DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, but figures mean nothing
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 die() { echo "error: $*" >&2; exit 1; }
-all_stages="build machine nccl kernels tests ranks curve roofline attention profiler sanitizer variants training
-    fp8 training-8b pages"
-stages=
+all_stages="build machine tests nccl nccl-ranks generation scores lora-int8 resume directory ranks curve roofline
+    attention training training-8b fp8 profiler variants sanitizer pages"
+stages= seconds=0
 own_function= # `stage` calls this script again to run a function under its time limit
 if [ "${1:-}" = --function ]; then
     own_function=$2
@@ -29,12 +31,15 @@ if [ "${1:-}" = --function ]; then
 else
     for call; do
         case $call in
-            correctness) stages+=" machine nccl kernels tests ranks curve" ;;
-            speed) stages+=" roofline attention profiler pages" ;;
-            training) stages+=" training" ;;
-            training-8b) stages+=" fp8 training-8b" ;;
-            sanitizers) stages+=" variants sanitizer" ;;
-            *) die "$call: expected correctness, speed, training, sanitizers or training-8b" ;;
+            correctness)
+                stages+=" machine tests nccl nccl-ranks generation scores lora-int8 resume directory ranks curve"
+                seconds=$((seconds + 300)) ;;
+            speed) stages+=" roofline attention training" seconds=$((seconds + 280)) ;;
+            training-8b) stages+=" training-8b fp8" seconds=$((seconds + 160)) ;;
+            nccl-ranks) stages+=" $call" seconds=$((seconds + 120)) ;;
+            profiles) stages+=" profiler pages" seconds=$((seconds + 540)) ;;
+            sanitizers) stages+=" variants sanitizer" seconds=$((seconds + 540)) ;;
+            *) die "$call: expected correctness, speed, training-8b, nccl-ranks, profiles or sanitizers" ;;
         esac
     done
 fi
@@ -42,7 +47,8 @@ stages=${STAGES:-${stages:-$all_stages}}
 for name in $stages; do
     [[ " ${all_stages//$'\n'/ } " == *" $name "* ]] || die "there is no stage $name; these are there:" $all_stages
 done
-out=$(realpath -m "${OUT:-dev/results}") whole=${LIMIT:-540} left_out= python=${PYTHON:-python3} dry=${DRY:+1} failed=0
+whole=${LIMIT:-$((seconds ? seconds : 540))} # seconds; a call without names gets as much as a single stage may take
+out=$(realpath -m "${OUT:-dev/results}") left_out= python=${PYTHON:-python3} dry=${DRY:+1} failed=0
 on=${dry:+-on-cpu} # build/cuda-bf16 or build/cuda-on-cpu-bf16
 bench=build/cuda$on-bf16/bench_gpu
 json=$out/gpu-check.json all=$out/gpu-check.log work=$(mktemp -d)
@@ -214,20 +220,23 @@ function_stage() {
     shift 2
     stage "$name" "$limit" bash dev/gpu_check.sh --function "$@"
 }
-if wanted machine; then function_stage machine 120 machine; cat "$log"; fi
+if wanted machine; then function_stage machine 60 machine; cat "$log"; fi
+if wanted tests; then
+    for precision in bf16 fp32; do
+        function_stage tests-$precision 150 tests build/cuda$on-$precision/test_llama3_cuda
+    done
+fi
 if wanted nccl; then function_stage nccl 60 nccl; fi
+if wanted nccl-ranks; then function_stage nccl-ranks 120 nccl_ranks; fi
+for use in generation scores lora-int8 resume directory; do
+    if wanted $use; then function_stage $use 60 use_${use/-/_}; fi
+done
 if wanted ranks; then function_stage ranks 60 ranks; fi
 if wanted curve; then
-    # Two fp32 builds for CPUs differ by 0.00004 on average, and one in bf16 from one in fp32 by 0.006.
+    # Two fp32 builds for CPUs differ by 0.00004 on average; curve_bound measures what bf16 changes.
     function_stage curve-fp32 60 loss_curve fp32 0.0004
-    function_stage curve-bf16 60 loss_curve bf16 0.015
+    function_stage curve-bf16 60 loss_curve bf16 "$bf16_bound"
 fi
-for group in kernels tests; do
-    wanted $group || continue
-    for precision in bf16 fp32; do
-        function_stage $group-$precision 150 tests build/cuda$on-$precision/test_llama3_cuda $group
-    done
-done
 if wanted roofline; then
     stage roofline 150 "${ours[@]}" $bench roofline ${dry:+tiny}
     [ ! -s "$log" ] || {
@@ -247,6 +256,9 @@ beside_pytorch() {
     [ ! -s "$work/clocks" ] || printf '\nClocks while it ran: %s.\n' "$(clocks)" >>"$out/training-gpu.md"
 }
 if wanted attention; then beside_pytorch attention 100 attention; fi
+if wanted training; then beside_pytorch training 520 1B 1B-batch-4; fi
+if wanted training-8b; then beside_pytorch training-8b 520 --rounds 2 8B; fi
+if wanted fp8; then stage fp8 100 "${ours[@]}" $bench fp8 ${dry:+tiny}; fi
 if wanted profiler; then function_stage profiler 100 profiler; fi
 if wanted variants; then function_stage variants 120 variants; fi
 if wanted sanitizer; then
@@ -255,9 +267,6 @@ if wanted sanitizer; then
         for tool in memcheck racecheck synccheck; do function_stage $tool-bf16 130 checked $tool; done
     fi
 fi
-if wanted training; then beside_pytorch training 520 1B; fi
-if wanted fp8; then stage fp8 100 "${ours[@]}" $bench fp8 ${dry:+tiny}; fi
-if wanted training-8b; then beside_pytorch training-8b 520 --rounds 2 8B; fi
 if wanted pages; then function_stage pages 500 pages; fi
 [ -z "$left_out" ] || echo "left out, because the call's time is over:$left_out"
 exit $failed

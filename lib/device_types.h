@@ -277,8 +277,7 @@ typedef struct {
     void (*comm_finished)(void *, int line, int64_t number, double start, double end); // the GPU finished a collective
     void *poll_arg;
 
-    struct MatmulChoices *matmul_choices; // lib/matmul_choices.h; NULL: without --matmul-choices
-    struct MatmulCache *matmuls;          // oneDNN's primitives by shape (lib/cpu/matmul.h)
+    struct MatmulCache *matmuls; // oneDNN's primitives by shape (lib/cpu/matmul.h)
 #ifdef USE_CUDA
     cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];
@@ -295,7 +294,7 @@ typedef struct {
     int multiprocessors;
     int left_to_nccl[2];     // of them, those that persistent kernels of forward and of backward leave
     int shared_limit;        // bytes of shared memory that a block may use
-    int hopper_attention;    // 1: attention uses the kernels of lib/cuda/attention_hopper.cuh where they can compute it
+    int hopper_attention;    // 1: attention by lib/cuda/attention_hopper.cuh; tests and benchmarks change it
     void *encode_tensor_map; // the driver's cuTensorMapEncodeTiled, which they need; NULL: it has none
 #endif
 } Device;

@@ -10,9 +10,8 @@
  */
 #ifndef OPS_H
 #define OPS_H
-#include "device.h"         // defines: Device, floatX, op_begin, op_end, scratch, arena_release
-#include "matmul_choices.h" // defines: MatmulChoices, matmul_choice_add
-#include "ops_common.h"     // defines: AttentionShape, Logits, ZLoss, NORM_BLOCK, NORM_ROWS
+#include "device.h"     // defines: Device, floatX, op_begin, op_end, scratch, arena_release
+#include "ops_common.h" // defines: AttentionShape, Logits, ZLoss, NORM_BLOCK, NORM_ROWS
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
@@ -54,14 +53,6 @@ static void ops_require_head_size(int HD) { IMPLEMENTATION(require_head_size)(HD
  * say: this rank prints notes about slow configurations. */
 static void ops_open(Device *dev, int say) { IMPLEMENTATION(ops_open)(dev, say); }
 
-static void ops_matmul_library(Device *dev, MatmulLibrary *library) { IMPLEMENTATION(matmul_library)(dev, library); }
-
-/* Times the library's algorithms for one matmul on random operands in `memory`, (matmul_operand_at(key, 3)) bytes, and
- * notes the fastest. The calls are no ops of the ledger. */
-static void ops_measure_matmul(Device *dev, MatmulChoice *choice, void *memory) {
-    IMPLEMENTATION(measure_matmul)(dev, choice, memory);
-}
-
 static void ops_close(Device *dev) {
     if (!dev->dry_run) IMPLEMENTATION(ops_close)(dev);
 }
@@ -75,10 +66,6 @@ static void ops_close(Device *dev) {
 static void linear_matmul(Device *dev, OpKind op, Matmul p, int64_t depth, void *c, const floatX *a, const floatX *b) {
     double M = (double)p.M, N = (double)p.N, K = (double)p.K, c_bytes = p.c_float ? F_BYTES : X_BYTES;
     double bytes = (M * K + K * N) * X_BYTES + M * N * c_bytes * (p.accumulate ? 2 : 1);
-    if (dev->dry_run && dev->matmul_choices) {
-        MatmulKey key = matmul_key(&p, a, b, c);
-        matmul_choice_add(dev->matmul_choices, &key);
-    }
     if (!op_begin(dev, op, 2 * M * N * K, bytes)) return;
     for (int64_t k = 0, end = p.K; k < end; k += depth) {
         p.K = min_i64(depth, end - k);

@@ -180,19 +180,6 @@ static Task job_task(const Options *o) {
     return task;
 }
 
-static void check_matmul_choices(const Job *j) {
-    const char *file = j->opt.matmul_choices;
-    if (!file) return;
-    if (!CUDA_BUILD)
-        user_error(
-            "--matmul-choices %s chooses among cuBLASLt's algorithms, and this build computes on the CPU: remove "
-            "it, or use ./train_llama3_cuda",
-            file);
-    if (j->task == DO_EXPORT || j->task == DO_CHECK_HOSTS)
-        user_error("--matmul-choices %s has no effect with %s, which computes no matmuls: remove it", file,
-                   task_names[j->task]);
-}
-
 static void check_offload(const Job *j) {
     const Options *o = &j->opt;
     int offloads = strcmp(o->offload, "none") != 0, recomputes = strcmp(o->recompute, "none") != 0;
@@ -1061,7 +1048,6 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     j->task = job_task(o);
     check_needed_options(o);
     check_offload(j);
-    check_matmul_choices(j);
     check_gpus(j, world, local_ranks);
     job_find_checkpoint(j);
     job_model(j);

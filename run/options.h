@@ -32,7 +32,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *lora_targets, *base, *adapters;
     int lora_rank;
     double lora_alpha;
-    const char *out, *save_mode, *after_save, *resume, *transport, *trace, *matmul_choices;
+    const char *out, *save_mode, *after_save, *resume, *transport, *trace;
     int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas,
         deterministic;
     double timeout, start_timeout; // seconds
@@ -231,9 +231,6 @@ static const OptionRow option_rows[] = {
     FLAG("deterministic", deterministic,
          "sum in a fixed order: FSDP and pipeline layouts with equally many micro-batches give equal bits, if the "
          "numbers of micro-batches and of ranks are powers of two"),
-    TEXT("matmul-choices", matmul_choices, "FILE", NULL,
-         "GPUs: measure at start which of cuBLASLt's algorithms is fastest for each matmul, and keep the choices in "
-         "FILE; a run that finds them there measures nothing and gives the same bits"),
     TEXT("trace", trace, "FILE", NULL,
          "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev; plan_llama3 --cluster "
          "writes the estimated timeline"),
@@ -425,7 +422,8 @@ static Options options_parse(int argc, char **argv) {
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
         if (!strncmp(word, "--", 2) && length - 2 < sizeof name) memcpy(name, word + 2, length - 2);
         const OptionRow *row = option_find(name);
-        if (!row) user_error("unknown option %s: ./train_llama3 --help lists all options", word);
+        const char *retired = strcmp(name, "matmul-choices") ? "" : " (removed, since it made training no faster)";
+        if (!row) user_error("unknown option %s%s: ./train_llama3 --help lists all options", word, retired);
         if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
         if (!value && row->kind != OPT_FLAG && i + 1 < argc) value = argv[++i];
         o.given[row - option_rows] = 1;

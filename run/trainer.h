@@ -11,7 +11,6 @@
 #include "shared_gradients.h" // defines: SharedGradients
 #include "ledger.h"           // defines: Ledger, ledger_check, expected_traffic
 #include "layout.h"           // defines: layout_read_back
-#include "matmul_choices.h"   // defines: matmul_choices_open
 #include "job.h"              // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
 #include "model.h"            // defines: Model, model_open
 #include "parallel.h"         // defines: Parallel, sharding_of
@@ -55,7 +54,6 @@ typedef struct Trainer {
     Parallel parallel;
     SharedGradients shared_gradients;
     Optimizer optimizer;
-    MatmulChoices matmul_choices; // of --matmul-choices; in a dry run the matmuls that it had
     Loader loader;
     CheckpointWriter writer;
     Logger logger;        // writes on rank 0 only
@@ -356,8 +354,6 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     check_agreement(&p->comm, j);
     check_shared_out(&p->comm, o->out);
     p->layout = layout_read_back(&p->comm);
-    if (o->matmul_choices)
-        matmul_choices_open(&p->dev, &p->comm, &trainer->matmul_choices, &dry_run->matmul_choices, o->matmul_choices);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
     trainer_allocate(trainer);
     p->fsdp.seed = (uint64_t)o->seed;

@@ -130,7 +130,6 @@ inline const char *cublasGetStatusName(cublasStatus_t s) {
 inline const char *cublasLtGetStatusName(cublasStatus_t s) { return cublasGetStatusName(s); }
 inline const char *cublasGetStatusString(cublasStatus_t s) { return cublasGetStatusName(s); }
 inline const char *cublasLtGetStatusString(cublasStatus_t s) { return cublasGetStatusName(s); }
-inline size_t cublasLtGetVersion() { return 130000; }
 
 namespace emu {
 
@@ -149,7 +148,10 @@ __attribute__((format(printf, 3, 4))) inline cublasStatus_t refuse(Place at, cub
 struct LtCall {
     std::unique_lock<std::mutex> lock;
     cublasStatus_t error;
-    explicit LtCall(const char *api) : lock(machine().lock), error((cublasStatus_t)Call::injected(api)) {
+    explicit LtCall(const char *api) : error(CUBLAS_STATUS_NOT_INITIALIZED) {
+        if (in_forked_child()) return;
+        lock = std::unique_lock<std::mutex>(machine().lock);
+        error = (cublasStatus_t)Call::injected(api);
         if (machine().sticky) error = CUBLAS_STATUS_EXECUTION_FAILED;
     }
 };
@@ -542,24 +544,25 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Can this device run an algorithm for this problem, and with how much workspace? */
-inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t A,
-                                              cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
-                                              cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
-                                              cublasLtMatmulHeuristicResult_t *result,
-                                              emu::Place at = emu::Place::here()) {
-    emu::LtCall call("cublasLtMatmulAlgoCheck");
-    if (call.error) return call.error;
-    CublasLtLayout *const x[4] = {A, B, C, D};
-    emu::Problem p;
-    if (!h || !algo || !result) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no handle, algorithm or result");
-    if (cublasStatus_t e = emu::check_problem(at, op, x, &p)) return e;
-    if (algo->data[0] != emu::problem_hash(op, x) || algo->data[6] >= emu::PROPOSALS)
-        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the algorithm is none of this problem's");
-    *result = cublasLtMatmulHeuristicResult_t();
-    result->algo = *algo;
-    result->workspaceSize = algo->data[5];
-    result->wavesCount = 1;
+/* What an algorithm is. None of the emulator's splits K. */
+enum cublasLtMatmulAlgoConfigAttributes_t {
+    CUBLASLT_ALGO_CONFIG_ID = 0,
+    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
+    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
+    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6
+};
+inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                           cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
+                                                           size_t bytes, size_t *written,
+                                                           emu::Place at = emu::Place::here()) {
+    if (!algo || !value || bytes != 4)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no algorithm, or a value that has not 4 bytes");
+    uint32_t answer = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    if (attribute == CUBLASLT_ALGO_CONFIG_ID) answer = (uint32_t)algo->data[6];
+    memcpy(value, &answer, bytes);
+    if (written) *written = bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #endif
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>

@@ -370,11 +370,23 @@ inline bool persists(int e) {
            e == cudaErrorAssert || (e >= cudaErrorHardwareStackError && e <= cudaErrorLaunchFailure);
 }
 
+inline std::atomic<pid_t> opened_by{0}; // the process whose calls CUDA answers; 0: none has called it yet
+
+/* CUDA does not work in a child that was forked after its parent had called CUDA. */
+inline bool in_forked_child() {
+    pid_t opener = 0, self = getpid();
+    return !opened_by.compare_exchange_strong(opener, self) && opener != self;
+}
+
 struct Call {
     std::unique_lock<std::mutex> lock;
     cudaError_t error; // what to return at once; cudaSuccess: go on
 
     explicit Call(const char *api) : error(cudaSuccess) {
+        if (in_forked_child()) { // before the lock, which a thread of the parent may hold
+            error = last_error = cudaErrorInitializationError;
+            return;
+        }
         if (on_device) fail(nullptr, "%s called from a kernel", api);
         if (!launch_error.empty())
             fail(nullptr, "%s is called, but nobody has asked cudaGetLastError about a launch that was refused: %s",

@@ -39,6 +39,21 @@ static void test_refused_launches() {
     cuda_on_cpu.chip = 90;
 }
 
+static void test_forked_child() {
+    int count;
+    MUST(cudaGetDeviceCount(&count));
+    pid_t child = fork();
+    if (!child) {
+        LAUNCH(nothing, 1, 32, 0, 0);
+        bool launches = refused(cudaErrorInitializationError);
+        _exit(launches && cudaGetDeviceCount(&count) == cudaErrorInitializationError);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 1, "a child forked after CUDA was opened cannot use it");
+    MUST(cudaGetDeviceCount(&count));
+}
+
 static void test_registers() {
     char table[] = "registers-XXXXXX"; // here
     int fd = mkstemp(table), *d, h = 0;
@@ -152,6 +167,7 @@ static void test_pointers() {
 
 static void test_errors() {
     test_refused_launches();
+    test_forked_child();
     test_registers();
     test_memory();
     test_device_count();

@@ -117,9 +117,9 @@ static void answer_parts(Trainer *trainer, int64_t step) {
     free(m.parts);
 }
 
-/* `attention wgmma` or `attention mma`: chooses attention's kernels. `attention ?` only asks. */
+/* `attention wgmma` or `attention mma`: chooses attention's kernels. */
 static void answer_attention(Device *dev, const char *line) {
-    if (strcmp(line, "attention ?\n")) dev->hopper_attention = strstr(line, "wgmma") && dev->encode_tensor_map;
+    dev->hopper_attention = strstr(line, "wgmma") && dev->encode_tensor_map;
     printf("{\"attention\":\"%s\"}\n", dev->hopper_attention ? "wgmma" : "mma");
     fflush(stdout);
 }

@@ -614,8 +614,8 @@ tasks() {
     bad "--recompute in an evaluation" "--recompute has no effect with --eval" --model trained --eval good/val.tok \
         --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
-    bad "--matmul-choices on a processor" "cuBLASLt's algorithms, and this build computes on the CPU" "${train[@]}" \
-        --matmul-choices choices.json
+    bad "an option of earlier versions" "unknown option --matmul-choices \(removed, since it made training no" \
+        "${train[@]}" --matmul-choices choices.json
     everywhere "a model larger than this host's memory" "needs [0-9.]+ GB of memory on .*, but [0-9.]+ GB are free" \
         --model llama3-70b --data good/train.tok --seq 4096 --batch 1
     [ -n "$have_mpi" ] || return
@@ -734,6 +734,7 @@ clusters() {
     local good=$top/dev/results/cluster-cpu-amd-epyc.json
     works "the good cluster file" "$planner" --cluster "$good" --world 2
     works "a cluster of devices" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 64
+    works "a cluster of measured devices" "$planner" --cluster "$top/dev/clusters/h200-8.json" --world 64
     everywhere "--cluster of a training run" "--cluster is an option of plan_llama3" "${train[@]}" --cluster "$good"
     bad "--search of a plan without times" "--search is an option of plan_llama3" --plan --world 4 --search
     bad_plan "an evaluation" "--eval is an option of train_llama3" --eval good/val.tok

@@ -1,8 +1,9 @@
-/* file_system_shim.c: a file system that lacks what WITHOUT lists, for dev/test/hard_places.sh.
+/* file_system_shim.c: a file system that lacks what WITHOUT lists, or is slow, for dev/test/hard_places.sh.
  *
  * As a library (cc -shared -fPIC), preloaded into the program. WITHOUT is a list of words: flock, symlink, dirsync,
  * fallocate, direct (O_DIRECT), hardlink, whole (each write ends after half of its bytes), or shm (/dev/shm is as small
- * as Docker makes it).
+ * as Docker makes it). HOLD is a part of a path: before such a file gets its final name, the program creates the file
+ * ./held and waits until the test removes it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,6 +27,19 @@ static int refuse(int error) {
     return -1;
 }
 
+/* Called before a file or directory gets another name. */
+static void hold(const char *from) {
+    const char *part = getenv("HOLD");
+    if (!part || !strstr(from, part)) return;
+    close((int)syscall(SYS_openat, AT_FDCWD, "held", O_CREAT | O_WRONLY, 0666));
+    while (!access("held", F_OK)) usleep(1000);
+}
+
+int rename(const char *from, const char *to) {
+    hold(from);
+    return (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
+}
+
 int flock(int fd, int operation) {
     if (lacks("flock")) return refuse(ENOSYS);
     return (int)syscall(SYS_flock, fd, operation);
@@ -37,6 +51,7 @@ int symlink(const char *target, const char *path) {
 }
 
 int link(const char *from, const char *to) {
+    hold(from);
     if (lacks("hardlink")) return refuse(EPERM);
     return (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0);
 }

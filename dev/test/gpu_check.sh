@@ -60,7 +60,10 @@ dev/gpu_check.sh --function loss_curve_on_cpu >"$work/said" 2>&1 ||
 
 measured="attention training training-8b"
 command -v python3 >/dev/null || measured=
-check machine nccl kernels tests ranks curve roofline sanitizer profiler variants fp8 pages $measured
+make --no-print-directory PRECISION=fp32 build/cuda-on-mpi-fp32/train_llama3_cuda >"$work/said" 2>&1 ||
+    fail "the program for several processes" "does not build: $(tail -n 1 "$work/said")"
+uses="generation scores lora-int8 resume directory"
+check machine tests nccl nccl-ranks $uses ranks curve roofline sanitizer profiler variants fp8 pages $measured
 if [ $code = 0 ] && ! grep -q FAILED "$work/out/gpu-check.md"; then
     pass "every stage runs" "$(grep -c '^== ' "$work/said") stages"
 else
@@ -68,8 +71,8 @@ else
         "exit code $code: $(grep FAILED "$work/out/gpu-check.md" | head -n 2) $(tail -n 1 "$work/out/gpu-check.log")"
 fi
 missing=
-for stage in machine nccl kernels-bf16 kernels-fp32 tests-bf16 tests-fp32 ranks curve-fp32 curve-bf16 roofline \
-    profiler sanitizer memcheck-bf16 racecheck-bf16 synccheck-bf16 variants fp8 $measured; do
+for stage in machine nccl nccl-ranks $uses tests-bf16 tests-fp32 ranks curve-fp32 curve-bf16 roofline profiler \
+    sanitizer memcheck-bf16 racecheck-bf16 synccheck-bf16 variants fp8 $measured; do
     [ "$(rows $stage 'CUDA on a CPU')" = 1 ] || missing+=" $stage"
 done
 if [ -z "$missing" ]; then
@@ -88,16 +91,32 @@ if [ "$(rows ranks '= 7 | 7 | met')" = 1 ]; then
 else
     fail "ranks on one GPU have one rank's bits" "$(row ranks)"
 fi
+if [ "$(rows nccl-ranks '= 8 | 8 | met')" = 1 ] && [ "$(rows nccl-ranks '= 2 | 2 | met')" = 1 ] &&
+    grep -q 'this tests the script, not NCCL' "$work/out/gpu-check.log"; then
+    pass "processes over NCCL have the bits of threads, and lost ones are named; without a GPU it says so" \
+        "$(row nccl-ranks)"
+else
+    fail "processes over NCCL have the bits of threads, and lost ones are named; without a GPU it says so" \
+        "$(row nccl-ranks)"
+fi
+wrong=
+for stage in $uses; do [ "$(rows $stage '| met')" = 1 ] || wrong+=" $stage"; done
+if [ -z "$wrong" ] && [ "$(grep -c '^[a-z0-9A-Z -]*: [0-9.]* s, ' "$work/out/gpu-check.log")" -ge 9 ]; then
+    pass "generation, scores, LoRA, resuming and fine-tuning have times, memory and bounds" "$uses"
+else
+    fail "generation, scores, LoRA, resuming and fine-tuning have times, memory and bounds" \
+        "without a bound that is met:$wrong"
+fi
 if grep -q '^"0","attention_forward"' "$work/out/gpu-check.log"; then pass "the profiler's figures are in the log" ncu
 else fail "the profiler's figures are in the log" "$(row profiler)"; fi
 if [ "$(rows 'curve-.*' 'loss curve in .* | met')" = 2 ]; then
     pass "losses are those of the CPU build" "$(rows 'curve-.*' '| met') precisions"
 else fail "losses are those of the CPU build" "$(rows 'curve-.*' '')"; fi
 count=$(grep -cE '^\| .* \| [0-9.e+-]+ \| [0-9.e+-]+ \| [0-9.]+ \|$' "$work/out/roofline-gpu.md")
-if [ "$count" = 68 ] && [ "$(rows roofline '>= 0')" = 2 ]; then
-    pass "the roofline has every figure and two bounds" "$count figures"
+if [ "$count" = 68 ] && [ "$(rows roofline '>= 0')" = 4 ]; then
+    pass "the roofline has every figure and four bounds" "$count figures"
 else
-    fail "the roofline has every figure and two bounds" "$count figures, expected 68; $(row roofline)"
+    fail "the roofline has every figure and four bounds" "$count figures, expected 68; $(row roofline)"
 fi
 name="the fp8 probe has 24 matmuls in 3 ways, 48 casts and two bounds for each model"
 count=$(grep -cE '^\{"section":"fp8"' "$work/out/gpu-check.log")
@@ -111,8 +130,8 @@ if [ -n "$measured" ]; then
         fail "results are JSON" "$(head -n 3 "$work/out/gpu-check.json")"
     fi
     count=$(grep -c '^| this program | [0-9.,]* | ' "$work/out/training-gpu.md")
-    if [ "$count" -ge 2 ] && [ "$(rows 'training.*' 'beyond the plan, MiB | <= 64 | .* met')" = 2 ] &&
-        [ "$(grep -c '^| block matmuls | [0-9]' "$work/out/training-gpu.md")" = 2 ]; then
+    if [ "$count" -ge 3 ] && [ "$(rows 'training.*' 'beyond the plan, MiB | <= 64 | .* met')" = 3 ] &&
+        [ "$(grep -c '^| block matmuls | [0-9]' "$work/out/training-gpu.md")" = 3 ]; then
         pass "training has times, parts and memory of both models" "$count rows"
     else fail "training has times, parts and memory of both models" "$(cat "$work/out/training-gpu.md")"; fi
 fi

@@ -23,6 +23,10 @@ prepare() {
 {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
  "intermediate_size": 160, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
 END
+    if ! "${CC:-cc}" -shared -fPIC -O1 -o shim.so "$top/dev/test/file_system_shim.c" 2>said; then
+        fail "dev/test/file_system_shim.c" "does not build: $(head -n 1 said)"
+        exit 1
+    fi
     train=("$program" --model model --data text/train.tok --seq 32 --batch 1 --threads 1 --min-lr 0.0003)
     "${train[@]}" --steps 30 --deterministic --save-every 10 --out plain --export plain-model >said 2>&1 ||
         fail "a run" "$(tail -n 1 said)"
@@ -50,6 +54,14 @@ wait_for() { # SECONDS COMMAND…
         sleep 0.05
     done
 }
+# holding PART OPTION…: starts a run in the background that stops before a file whose path contains PART gets its name,
+# and returns when it has stopped; the run continues when the file `held` is removed
+holding() {
+    local part=$1
+    shift
+    HOLD=$part LD_PRELOAD="$work/shim.so" "${train[@]}" "$@" >held-said 2>&1 &
+    wait_for 20 test -e held || fail "a run that stops before $part is renamed" "$(tail -n 1 held-said)"
+}
 same() { cmp -s "$1" "$2"; }
 # judge NAME WHAT CONDITION…: all shell commands must succeed
 judge() {
@@ -61,16 +73,16 @@ judge() {
 
 # ---------------------------------------------------------------- results that two runs publish under one name
 two_exports() {
-    "${train[@]}" --steps 600 --seed 1 --export both >slow 2>&1 &
-    local slow=$!
-    sleep 0.3
-    "${train[@]}" --steps 5 --seed 2 --lr 0.1 --export both >fast 2>&1
+    holding both.part- --steps 5 --seed 1 --export both
+    local second=$!
+    "${train[@]}" --steps 5 --seed 2 --lr 0.1 --export both >said 2>&1
     local first=$?
     cp -r both kept
-    finish "$slow"
+    rm -f held
+    finish "$second"
     judge "of two exports to one directory the first stays whole, and the other says where its model is" \
-        "exit codes $first and $code: $(grep ^error slow)" '[ "$first $code" = "0 1" ]' 'diff -r both kept' \
-        'grep -qE "^error: cannot rename (.*/)?both.part-[0-9a-f]{16}, which holds the complete model" slow' \
+        "exit codes $first and $code: $(grep ^error held-said)" '[ "$first $code" = "0 1" ]' 'diff -r both kept' \
+        'grep -qE "^error: cannot rename (.*/)?both.part-[0-9a-f]{16}, which holds the complete model" held-said' \
         '"$program" --model "$(echo both.part-*)" --eval text/val.tok --seq 32 --threads 1'
     rm -rf both both.part-* kept
     "${train[@]}" --steps 100000000 --export killed >said 2>&1 &
@@ -96,12 +108,12 @@ two_exports() {
 }
 
 two_timelines() {
-    "${train[@]}" --steps 3000 --trace t.json >slow 2>&1 &
-    local slow=$!
-    sleep 0.3
+    holding t.json.part- --steps 5 --trace t.json
+    local running=$!
     echo mine >t.json
-    finish "$slow"
-    judge "a timeline does not replace a file that appeared while it was recorded" "$(grep ^error slow)" \
+    rm -f held
+    finish "$running"
+    judge "a timeline does not replace a file that appeared while it was recorded" "$(grep ^error held-said)" \
         '[ "$code" = 1 ]' '[ "$(cat t.json)" = mine ]' \
         'python3 -c "import json, sys; json.load(open(sys.argv[1]))" t.json.part-*'
     rm -f t.json t.json.part-*
@@ -113,12 +125,13 @@ tokenizer_vanishes() {
     for what in removed replaced; do
         rm -rf run
         cp text/tokenizer.model moving.model
-        "${train[@]}" --steps 400 --tokenizer moving.model --out run --export run-model >said 2>&1 &
+        holding .saving-step-00000010 --steps 20 --save-every 10 --tokenizer moving.model --out run --export run-model
         local running=$!
-        wait_for 10 has_steps run
         if [ $what = removed ]; then rm moving.model; else head -n 300 text/tokenizer.model >moving.model; fi
+        rm -f held
         finish "$running"
-        judge "a tokenizer that is $what while a run trains is saved as it was at the start" "$(tail -n 1 said)" \
+        judge "a tokenizer that is $what while a run trains is saved as it was at the start" \
+            "$(tail -n 1 held-said)" '[ -e run/step-00000010 ]' \
             '[ "$code" = 0 ]' 'same run/latest/tokenizer.model text/tokenizer.model' \
             'same run-model/tokenizer.json run/latest/tokenizer.json'
         rm -rf run-model
@@ -141,10 +154,6 @@ lacking() {
 }
 
 weak_file_systems() {
-    if ! "${CC:-cc}" -shared -fPIC -O1 -o shim.so "$top/dev/test/file_system_shim.c" 2>said; then
-        fail "dev/test/file_system_shim.c" "does not build: $(head -n 1 said)"
-        return
-    fi
     lacking flock "^note: the file system of --out run has no locks"
     lacking symlink "^note: the file system of run has no symbolic links .*, so there is no run/latest"
     lacking dirsync "^note: the file system of .* cannot sync directories"
@@ -202,24 +211,26 @@ failed_start() {
 }
 
 # ---------------------------------------------------------------- signals
+trains() { grep -q "^step" said; }
 # signalled NAME SIGNAL CODE PATTERN COMMAND…: the command gets the signal while it runs; it must end with the exit code
 # and say PATTERN
 signalled() {
     local name=$1 signal=$2 expected=$3 pattern=$4
     shift 4
-    rm -rf run
+    rm -rf run said
     # a shell without job control starts background commands with SIGINT ignored
     python3 -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])' "$@" >said 2>err &
     local running=$!
-    if [[ " $* " == *" --out run "* ]]; then wait_for 10 has_steps run; else sleep 1; fi
+    wait_for 10 trains
     kill "-${signal% twice}" "$running"
     if [ "$signal" != "${signal% twice}" ]; then
-        sleep 0.02
+        wait_for 10 test -e held # while it saves
         kill "-${signal% twice}" "$running"
     fi
     finish "$running"
+    rm -f held
     judge "$name" "exit code $code: $(tail -n 1 err)" '[ "$code" = "$expected" ]' 'grep -qE "$pattern" said err'
 }
 
@@ -234,8 +245,8 @@ signals() {
         "${train[@]}" --steps 100000000
     signalled "SIGTERM without --out ends training by the signal" TERM 143 "ended by a signal; nothing was saved" \
         "${train[@]}" --steps 100000000
-    signalled "a second Ctrl-C ends training at once" "INT twice" 130 "press Ctrl-C again" "${train[@]}" --seq 256 \
-        --batch 64 --steps 100000000 --out run
+    HOLD=.saving-step LD_PRELOAD="$work/shim.so" signalled "a second Ctrl-C ends training at once" "INT twice" 130 \
+        "press Ctrl-C again" "${train[@]}" --steps 100000000 --out run
     rm -rf run
     nohup "${train[@]}" --steps 100000000 --out run >said 2>err &
     local running=$!
@@ -323,9 +334,10 @@ without_proc() {
 
 # started_with VARIABLE=VALUE…: the environment and the name of a run that was started with these variables
 started_with() {
-    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME "$@" "${train[@]}" --steps 3000 >said 2>&1 &
+    rm -f said
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME "$@" "${train[@]}" --steps 100000000 >said 2>&1 &
     local run=$!
-    sleep 0.3
+    wait_for 10 trains
     settings=$(tr '\0' '\n' <"/proc/$run/environ" | grep -E '^(OMP_WAIT_POLICY|GOMP_SPINCOUNT|KMP_BLOCKTIME)=')
     process_name=$(<"/proc/$run/comm")
     kill $run

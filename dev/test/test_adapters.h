@@ -21,18 +21,20 @@ static const char *adapters_model(int tied) {
 }
 
 /* Adapters whose B is not zero, as it is before the first step: one rank's after three large ones. Returns their
- * directory. */
+ * directory. They are not trained in a child process: CUDA, which may be open here, does not work in one. */
 static const char *adapters_beside(int tied) {
     static char *dirs[2];
-    char said[SAID];
+    char arguments[1024];
     if (dirs[tied]) return dirs[tied];
     dirs[tied] = strdup(scratch_path(tied ? "adapters-tied" : "adapters"));
-    int code = run_whole(said, 1,
-                         "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 0.03 --lora-rank 5 "
-                         "--lora-alpha 15 --lora-targets %s --export %s",
-                         adapters_model(tied), make_token_file("unmasked.tok", 6000, 64, 0),
-                         tied ? "q,v,down" : "q,k,v,o,gate,up,down", dirs[tied]);
-    if (code) user_error("adapters were not made: %s", said);
+    snprintf(arguments, sizeof arguments,
+             "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 0.03 --lora-rank 5 --lora-alpha 15 "
+             "--lora-targets %s --export %s",
+             adapters_model(tied), make_token_file("unmasked.tok", 6000, 64, 0),
+             tied ? "q,v,down" : "q,k,v,o,gate,up,down", dirs[tied]);
+    Job *j = make_job(arguments, 1, &transport_threads);
+    launch(j, 0, rank_main);
+    end_job(j);
     return dirs[tied];
 }
 

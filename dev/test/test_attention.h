@@ -318,13 +318,14 @@ static void test_attention_hopper(KernelTest *t, void (*run)(KernelTest *)) {
 #ifdef CUDA_ON_CPU
     int *scratch = (int *)test_floats(t, 1, 1);
     cuda_on_cpu.tensor_maps = 0;
-    const char *missing = attention_open(&t->dev[1], 1, scratch);
+    const char *missing = attention_open(&t->dev[1], scratch);
     CHECK("a driver without tensor maps is named, and attention keeps to mma.sync",
           missing && strstr(missing, "no tensor maps") && strstr(missing, "CUDA 12") && !t->dev[1].hopper_attention,
           "%s", missing ? missing : "no word of it");
     cuda_on_cpu.tensor_maps = 1;
-    missing = attention_open(&t->dev[1], 0, scratch);
-    if (missing) run_failure("attention by wgmma cannot run: %s", missing);
+    missing = attention_open(&t->dev[1], scratch);
+    CHECK("a GPU of compute capability 9.0 computes attention by wgmma and TMA", !missing && t->dev[1].hopper_attention,
+          "%s", missing ? missing : "chosen when the ops are opened");
     test_free_all(t);
     t->random = t->seed; // the same numbers as without this check
 #endif

@@ -164,6 +164,9 @@ static void run_kernel_tests(const char *only) {
         t.dev[threads].deterministic = 1;
         t.dev[threads].blocking = 1; // the host reads what an op wrote
         ops_open(&t.dev[threads], 0);
+#ifdef USE_CUDA
+        t.dev[threads].hopper_attention = 0; // the tests of attention by wgmma turn it on
+#endif
     }
     for (int i = 0; i < KERNEL_TESTS; i++) {
         if (only && strcmp(only, kernel_tests[i].name)) continue;

@@ -47,7 +47,47 @@ static LinearOutputs linear_outputs(KernelTest *t, Device *dev, const LinearCase
     return o;
 }
 
+#ifdef USE_CUDA
+/* Prints how cuBLASLt computed the matmuls of a case that failed: whether an output that is not the nearest bf16 was
+ * rounded more than once depends on how the sum over K was split and its parts were added. */
+static void linear_print_algorithms(const Device *dev, const LinearCase *c) {
+    static const struct {
+        cublasLtMatmulAlgoConfigAttributes_t what;
+        const char *name;
+    } settings[] = {{CUBLASLT_ALGO_CONFIG_ID, "algorithm"},
+                    {CUBLASLT_ALGO_CONFIG_TILE_ID, "tile"},
+                    {CUBLASLT_ALGO_CONFIG_STAGES_ID, "stages"},
+                    {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, "split-K"},
+                    {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, "reduction scheme"},
+                    {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, "custom option"}};
+    for (const CudaMatmulEntry *m = dev->cuda_matmuls->entries; m; m = m->next) {
+        const Matmul *p = &m->key.matmul;
+        int is_forward = p->M == c->N && p->N == c->OC, is_input = p->M == c->N && p->N == c->IC,
+            is_weight = p->M == c->OC && p->N == c->IC;
+        if (p->M * p->N * p->K != (int64_t)c->N * c->IC * c->OC || !(is_forward || is_input || is_weight)) continue;
+        printf("  matmul M %" PRId64 ", N %" PRId64 ", K %" PRId64 ", C %s%s, row of %" PRId64 ", aligned %" PRId64
+               " %" PRId64 " %" PRId64,
+               p->M, p->N, p->K, p->c_float ? "fp32" : "bf16", p->accumulate ? " added to" : "", p->c_row,
+               m->key.aligned[0], m->key.aligned[1], m->key.aligned[2]);
+        if (m->now < m->count) printf(": proposal %d of %d", m->now + 1, m->count);
+        else printf(": the plain kernel");
+        for (size_t i = 0; i < sizeof settings / sizeof *settings && m->now < m->count; i++) {
+            uint32_t value = 0;
+            size_t written;
+            cublas_check(cublasLtMatmulAlgoConfigGetAttribute(&m->algorithms[m->now], settings[i].what, &value,
+                                                              sizeof value, &written),
+                         "describing an algorithm");
+            printf(", %s %" PRIu32, settings[i].name, value);
+        }
+        printf("\n");
+    }
+}
+#endif
+
 static void linear_compare(KernelTest *t, const LinearCase *c, const LinearOutputs *o) {
+#ifdef USE_CUDA
+    int was_good = !t->bad[0];
+#endif
     const int N = c->N, IC = c->IC, OC = c->OC;
     double *y = test_doubles(t, N * OC), *dx = test_doubles(t, N * IC), *dw = test_doubles(t, OC * IC),
            *sum = test_doubles(t, N * OC), *dsum = test_doubles(t, N * IC);
@@ -72,6 +112,9 @@ static void linear_compare(KernelTest *t, const LinearCase *c, const LinearOutpu
     test_compare(t, o->dsum, 1, IC, dsum, N, IC);
     test_compare(t, o->logits, 0, OC, y, N, OC);
     test_compare(t, o->dw, 0, IC, dw, OC, IC);
+#ifdef USE_CUDA
+    if (was_good && t->bad[0]) linear_print_algorithms(&t->dev[1], c);
+#endif
 }
 
 static void test_linear(KernelTest *t) {
@@ -131,11 +174,42 @@ static void test_few_rows(KernelTest *t) {
     test_report(t, "linear layers of 1 to 6 rows follow their definition, each row as if it were alone");
 }
 
+#ifdef CUDA_ON_CPU
+/* cuBLASLt may refuse its own proposals, and each refused one gives way to the next. The emulator proposes five, which
+ * compute the same bits. */
+static void test_refused_proposals(KernelTest *t) {
+    const int N = 48, IC = 71, OC = 55; // a shape that no other test has: a refused proposal is not tried again
+    Device *dev = &t->dev[1];
+    LinearCase c = linear_case(t, N, IC, OC, OC, 0);
+    LinearOutputs first = linear_outputs(t, dev, &c);
+    int wrong = 0, entries = 0;
+    for (unsigned refused = 0; refused <= 5; refused++, t->cases++) {
+        cuda_on_cpu.refused_algorithms = (1u << refused) - 1; // all before this one
+        LinearOutputs o = linear_outputs(t, dev, &c);
+        for (CudaMatmulEntry *m = dev->cuda_matmuls->entries; m; m = m->next) {
+            int is_here = m->key.matmul.M == N && m->key.matmul.K == IC;
+            entries += is_here;
+            wrong += is_here && m->now != (int)refused;
+        }
+        if (refused < 5) test_same(t, o.y, first.y, N * OC * (int)sizeof(floatX));
+        else linear_compare(t, &c, &o);
+    }
+    cuda_on_cpu.refused_algorithms = 0;
+    if (wrong || !entries) test_bad(t, "%d of %d matmuls compute with another proposal", wrong, entries);
+    t->unequal += wrong || !entries;
+    test_free_all(t);
+}
+#endif
+
 static void test_linears(KernelTest *t) {
     test_bounds(t, ROUNDING, ROUNDING_ROW);
     test_linear(t);
 #ifdef USE_CUDA
     test_report(t, "linear (cuBLASLt) forward and backward follow their definition");
+#ifdef CUDA_ON_CPU
+    test_refused_proposals(t);
+    test_report(t, "a matmul proposal that cuBLASLt refuses gives way to the next, the last one to the plain kernel");
+#endif
 #else
     test_report(t, t->dev[1].matmuls->plain ? "linear (plain C) forward and backward follow their definition"
                                             : "linear (oneDNN) forward and backward follow their definition");

@@ -7,12 +7,11 @@
  */
 #ifndef CPU_MATMUL_H
 #define CPU_MATMUL_H
-#include "../device.h"         // defines: Device, run_failure, checked_malloc
-#include "../matmul_choices.h" // defines: MatmulChoice
-#include "../ops_common.h"     // defines: Matmul
-#include "few_rows.h"          // defines: has_few_rows, few_rows_matmul
-#include "vectors.h"           // defines: vfloat, load_x, store_x, MR, NR
-#include "matmul_arm.h"        // defines with HAVE_BFMMLA: Packed, pack_panel, packed_tile
+#include "../device.h"     // defines: Device, run_failure, checked_malloc
+#include "../ops_common.h" // defines: Matmul
+#include "few_rows.h"      // defines: has_few_rows, few_rows_matmul
+#include "vectors.h"       // defines: vfloat, load_x, store_x, MR, NR
+#include "matmul_arm.h"    // defines with HAVE_BFMMLA: Packed, pack_panel, packed_tile
 #include <omp.h>
 #include <pthread.h>
 #ifdef HAVE_ONEDNN
@@ -322,17 +321,6 @@ static void cpu_ops_open(Device *dev, int say) {
 #else
     if (why && say) fprintf(stderr, "note: matmuls are plain C, several times slower: %s\n", why);
 #endif
-}
-
-/* oneDNN offers one algorithm for a matmul: there is nothing to choose. */
-static void cpu_matmul_library(Device *dev, MatmulLibrary *library) {
-    (void)dev;
-    memset(library, 0, sizeof *library);
-}
-static void cpu_measure_matmul(Device *dev, MatmulChoice *choice, void *memory) {
-    (void)dev;
-    (void)choice;
-    (void)memory;
 }
 
 static void cpu_ops_close(Device *dev) {

@@ -113,16 +113,9 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
     return a;
 }
 
-/* 1: GPUs of compute capability 9.0 use the kernels of attention_hopper.cuh. No GPU has verified them yet, so they are
- * off, and only tests use them. */
-#ifndef HOPPER_ATTENTION
-#define HOPPER_ATTENTION 0
-#endif
-
-/* Finds out whether the kernels of attention_hopper.cuh can run, and with `wanted` turns them on. Returns what keeps
- * them from running on a GPU of compute capability 9.0, in words; otherwise NULL. `scratch`: 4 bytes of the GPU's
- * memory. */
-static const char *attention_open(Device *dev, int wanted, int *scratch) {
+/* Chooses the kernels of attention_hopper.cuh where they can run. Returns what keeps them from running on a GPU of
+ * compute capability 9.0, in words; otherwise NULL. `scratch`: 4 bytes of the GPU's memory. */
+static const char *attention_open(Device *dev, int *scratch) {
 #ifdef PRECISION_BF16
     int major = 0, minor = 0, has_code = 0;
     const char *what = "asking for the GPU's compute capability";
@@ -137,10 +130,9 @@ static const char *attention_open(Device *dev, int wanted, int *scratch) {
     dev->encode_tensor_map = (void *)hopper_map_encoder();
     if (!dev->encode_tensor_map)
         return "the NVIDIA driver has no tensor maps (cuTensorMapEncodeTiled): install one for CUDA 12 or newer";
-    dev->hopper_attention = wanted;
+    dev->hopper_attention = 1;
 #else
     (void)dev;
-    (void)wanted;
     (void)scratch;
 #endif
     return NULL;

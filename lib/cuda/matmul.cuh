@@ -1,15 +1,15 @@
 /* matmul.cuh: matmuls on NVIDIA GPUs, by cuBLASLt; a plain kernel computes the shapes that cuBLASLt refuses.
  *
  * The contracts of the linear layers are in lib/ops.h. cuBLASLt's proposals are asked for once per shape and alignment,
- * and kept: the first one that it does not refuse computes, unless another was chosen by measurement. cuBLASLt expects
- * column-major matrices: our C (M, N), row-major, is its C^T (N, M). So it is asked for C^T = B^T A^T, with our B as
- * its first operand and our A as its second, and nothing is transposed in memory.
+ * and kept; the first one that it does not refuse computes. cuBLASLt expects column-major matrices: our C (M, N),
+ * row-major, is its C^T (N, M). So it is asked for C^T = B^T A^T, with our B as its first operand and our A as its
+ * second, and nothing is transposed in memory.
  */
 #ifndef CUDA_MATMUL_CUH
 #define CUDA_MATMUL_CUH
-#include "../matmul_choices.h" // defines: MatmulKey, MatmulChoice, matmul_choice_find
-#include "vectors.cuh"         // defines: BLOCK, grid_of
-#include <cublasLt.h>          // defines: cublasLtMatmul and its descriptors
+#include "../ops_common.h" // defines: Matmul
+#include "vectors.cuh"     // defines: BLOCK, grid_of
+#include <cublasLt.h>      // defines: cublasLtMatmul and its descriptors
 
 /* The shape of the matmul that measures this device's speed, and whether that measurement means anything. */
 #ifdef CUDA_ON_CPU
@@ -25,14 +25,20 @@ static constexpr int CUDA_WORKSPACE_BYTES = 32 << 20; // for cuBLASLt: NVIDIA's 
 // ---------------------------------------------------------------------------
 // cuBLASLt
 
-enum { MATMUL_CANDIDATES = 8 }; // of cuBLASLt's proposals, those that are tried and measured
+enum { MATMUL_CANDIDATES = 8 }; // of cuBLASLt's proposals, those that are tried
+
+/* What cuBLASLt's proposals depend on. All int64_t: two keys can be compared as bytes. */
+typedef struct {
+    Matmul matmul;
+    int64_t aligned[3]; // the alignment of A, B, C in bytes, at most 256
+} MatmulKey;
 
 typedef struct CudaMatmulEntry {
     MatmulKey key;
     int target; // multiprocessors that it may count on; 0: all
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[3];
-    cublasLtMatmulAlgo_t algorithms[1 + MATMUL_CANDIDATES]; // (count) in the order in which they are tried
+    cublasLtMatmulAlgo_t algorithms[MATMUL_CANDIDATES]; // (count) in the order in which they are tried
     int count;
     int now; // the number of the algorithm that computes; count: cuBLASLt has none for this matmul
     struct CudaMatmulEntry *next;
@@ -133,14 +139,12 @@ static void matmul_propose(CudaMatmulCache *cache, CudaMatmulEntry *m) {
         if (results[i].state == CUBLAS_STATUS_SUCCESS) m->algorithms[m->count++] = results[i].algo;
 }
 
-/* The algorithm that was chosen by measurement comes first, if this GPU accepts it. */
-static void matmul_prefer(CudaMatmulCache *cache, CudaMatmulEntry *m, const MatmulChoice *choice) {
-    cublasLtMatmulHeuristicResult_t result;
-    static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGORITHM_BYTES, "cuBLASLt documents its algorithms as 64 bytes");
-    memcpy(&m->algorithms[0], choice->algorithm, ALGORITHM_BYTES);
-    cublasStatus_t status = cublasLtMatmulAlgoCheck(cache->handle, m->desc, m->layout[0], m->layout[1], m->layout[2],
-                                                    m->layout[2], &m->algorithms[0], &result);
-    m->count = status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= CUDA_WORKSPACE_BYTES;
+static MatmulKey matmul_key(const Matmul *p, const void *a, const void *b, const void *c) {
+    const uintptr_t at[3] = {(uintptr_t)a, (uintptr_t)b, (uintptr_t)c};
+    MatmulKey key;
+    key.matmul = *p;
+    for (int i = 0; i < 3; i++) key.aligned[i] = (int64_t)((at[i] | 256) & (0 - (at[i] | 256))); // the lowest bit
+    return key;
 }
 
 static CudaMatmulEntry *cuda_matmul_find(Device *dev, const Matmul *p, const void *a, const void *b, const void *c) {
@@ -150,8 +154,6 @@ static CudaMatmulEntry *cuda_matmul_find(Device *dev, const Matmul *p, const voi
         if (!memcmp(&m->key, &key, sizeof key) && m->target == cache->target) return m;
     CudaMatmulEntry *m = (CudaMatmulEntry *)checked_malloc(sizeof *m);
     *m = matmul_describe(&key, cache->target);
-    const MatmulChoice *choice = dev->matmul_choices ? matmul_choice_find(dev->matmul_choices, &key) : NULL;
-    if (choice && choice->is_chosen) matmul_prefer(cache, m, choice);
     matmul_propose(cache, m);
     m->next = cache->entries;
     cache->entries = m;
@@ -239,91 +241,6 @@ static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, 
     }
     int across = (int)blocks_of(p->N, MATMUL_TILE);
     KERNEL(dev, plain_matmul_kernel, grid_of(across * blocks_of(p->M, MATMUL_TILE)), BLOCK, 0, c, a, b, *p, across);
-}
-
-// ---------------------------------------------------------------------------
-// choosing by measurement
-
-/* Fills x (count) with random numbers in [-1, 1): a GPU that multiplies zeros draws less power and runs faster. */
-static __global__ void __launch_bounds__(BLOCK) random_operand_kernel(floatX *x, int64_t count) {
-    int64_t i = thread_of_grid();
-    if (i >= count) return;
-    uint32_t h = (uint32_t)i * 2654435761u;
-    h = (h ^ h >> 15) * 2246822519u;
-    h ^= h >> 13;
-    x[i] = from_float((float)(h >> 8) * (1.0f / (1 << 23)) - 1.0f);
-}
-
-static void cuda_matmul_library(Device *dev, MatmulLibrary *library) {
-    cudaDeviceProp gpu;
-    size_t version = cublasLtGetVersion();
-    cuda_check(cudaGetDeviceProperties(&gpu, dev->gpu), "asking for the GPU's properties");
-    snprintf(library->gpu, sizeof library->gpu, "%.255s", gpu.name);
-    snprintf(library->version, sizeof library->version, "%zu.%zu.%zu", version / 10000, version / 100 % 100,
-             version % 100);
-}
-
-/* Seconds of one of `calls` calls in a row, of the algorithm m->now; infinity: cuBLASLt refuses it. */
-static double matmul_seconds(Device *dev, const CudaMatmulEntry *m, void *const operands[3], int calls) {
-    DeviceEvent begun, ended;
-    float milliseconds;
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    record_time(dev, &begun);
-    for (int i = 0; i < calls && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = matmul_call(dev, m, operands[2], operands[0], operands[1]);
-    if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError(); // clears it: a refusal is an answer here
-    record_time(dev, &ended);
-    device_synchronize(dev);
-    cuda_check(cudaEventElapsedTime(&milliseconds, begun, ended), "asking for an event's time");
-    event_reuse(dev, begun);
-    event_reuse(dev, ended);
-    return status == CUBLAS_STATUS_SUCCESS ? 1e-3 * milliseconds / calls : INFINITY;
-}
-
-/* Random operands with the alignment that the matmul will meet. */
-static void measure_operands(Device *dev, const MatmulKey *key, char *memory, void *operands[3]) {
-    for (int i = 0; i < 3; i++) {
-        int64_t bytes = matmul_operand_bytes(&key->matmul, i), count = bytes / (int64_t)sizeof(floatX);
-        operands[i] = memory + matmul_operand_at(key, i);
-        if (i < 2)
-            KERNEL(dev, random_operand_kernel, grid_of(blocks_of(count, BLOCK)), BLOCK, 0, (floatX *)operands[i],
-                   count);
-        else device_zero(dev, operands[i], (size_t)bytes);
-    }
-}
-
-/* Measures on all multiprocessors: what NCCL will occupy differs between forward and backward, and a key has one
- * choice. The proposals are measured in turns, so that a change of the clock rate meets them all. A later proposal must
- * be 1 % faster than an earlier one: smaller differences are noise. */
-static void cuda_measure_matmul(Device *dev, MatmulChoice *choice, void *memory) {
-    enum { ROUNDS = 3, LEAST_CALLS = 2, MOST_CALLS = 30 };
-    const double round_seconds = 0.005;
-    double seconds[1 + MATMUL_CANDIDATES];
-    void *operands[3];
-    CudaMatmulEntry m = matmul_describe(&choice->key, 0);
-    int best = -1;
-    matmul_propose(dev->cuda_matmuls, &m);
-    measure_operands(dev, &choice->key, (char *)memory, operands);
-    for (m.now = 0; m.now < m.count; m.now++) {
-        matmul_seconds(dev, &m, operands, 1); // loads the kernel
-        seconds[m.now] = matmul_seconds(dev, &m, operands, 1);
-    }
-    for (int round = 0; round < ROUNDS; round++)
-        for (m.now = 0; m.now < m.count; m.now++) {
-            double one = seconds[m.now];
-            if (one == INFINITY) continue;
-            int calls = (int)fmax(LEAST_CALLS, fmin(MOST_CALLS, round_seconds / one));
-            seconds[m.now] = fmin(one, matmul_seconds(dev, &m, operands, calls));
-        }
-    for (int i = 0; i < m.count; i++)
-        if (seconds[i] < INFINITY && (best < 0 || seconds[i] < 0.99 * seconds[best])) best = i;
-    choice->is_chosen = best >= 0;
-    if (best >= 0) {
-        choice->seconds = seconds[best];
-        choice->first_seconds = seconds[0];
-        memcpy(choice->algorithm, &m.algorithms[best], ALGORITHM_BYTES);
-    }
-    matmul_forget(&m);
 }
 
 #endif

@@ -27,8 +27,8 @@ static void cuda_ops_open(Device *dev, int say) {
     dev->cuda_matmuls = cache;
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
-    const char *missing = attention_open(dev, HOPPER_ATTENTION, (int *)workspace);
-    if (missing && HOPPER_ATTENTION && say)
+    const char *missing = attention_open(dev, (int *)workspace);
+    if (missing && say)
         fprintf(stderr,
                 "note: attention uses the kernels for compute capability 8.0 instead of the faster ones for 9.0, "
                 "because %s\n",
