@@ -957,7 +957,7 @@ more "the plan forgets the connections between pairs, over NCCL" lib/transport_n
     streams "is allocated before the first step, and within the plan"
 
 more "NCCL's memory is not checked, over NCCL" run/trainer.h \
-    's|^    if (uses_nccl(j)) check_memory_of_gpu(j, dry);|    if (uses_nccl(j)) {}|' \
+    's|^    return uses_nccl(j) ? of_rank + nccl_need(j, dry) :|    return uses_nccl(j) ? of_rank :|' \
     streams "a GPU without room for NCCL.s communicators is refused"
 
 more "an abort that does not return changes the exit code, between processes" lib/transport_nccl.h \
