@@ -85,7 +85,7 @@ say(1, "right", f"{mfu(matmuls + 3 * attention):.1f} %", "", "2 FLOPs forward an
 say(1, "right", f"{mfu(matmuls + 3 * attention) / 100:.3f}", "", "the same as a fraction")
 say(1, "wrong", f"{mfu(matmuls):.1f} %", "Attention multiplies too", "attention left out")
 say(1, "wrong", f"{mfu(matmuls + 1.5 * attention):.1f} %", "half of the pairs", "attention over the causal pairs")
-say(1, "wrong", f"{mfu(matmuls + 1.75 * attention):.1f} %", "half of the pairs", "what the program computes")
+say(1, "wrong", f"{mfu(matmuls + 1.75 * attention):.1f} %", "the scores a second", "what the program computes")
 say(1, "wrong", f"{mfu(matmuls + 3 * attention + 6 * T * V * C):.1f} %", "no matmul", "the embedding as a matmul")
 
 # 2: 18 bytes per parameter
