@@ -31,12 +31,10 @@ def solve():
                 "backward have for each one of forward?"),
         Mistake(mfu(linear), "The matmuls are right. Attention multiplies too: queries by keys, and weights by "
                 "values, and at 8,192 tokens that is not small."),
+        Mistake(mfu(linear + computed), "This counts half of the pairs, and the scores a second time in backward. The "
+                "program computes that, but MFU as it is usually reported counts all pairs, and each score once."),
         Mistake(mfu(linear + attention / 2), "This counts half of the pairs, those that the causal mask leaves. MFU "
                 "as it is usually reported counts all of them."),
-        Mistake(mfu(linear + computed), "This is what the program computes: half of the pairs, and the scores a second "
-                "time in backward. MFU as it is usually reported counts all pairs, and each score once."),
-        Mistake(mfu(linear + 7 / 6 * attention), "Attention's backward has four matmuls where forward has two. It also "
-                "computes the scores again, but what is computed again does not count."),
         Mistake(mfu(linear + attention + embedding), "The embedding has as many parameters as the head, but it is a "
                 "lookup of rows and no matmul."),
         Mistake(right * peak_flops("bf16") / peak_flops("fp32"), "This is relative to the peak in fp32. The matmuls "
