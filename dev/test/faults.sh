@@ -451,7 +451,7 @@ more "the head's backward skips no padding, in bf16" train_llama3.cu \
 
 more "the end of a row's last vector counts as logits of 0, in bf16" lib/cpu/vectors.h \
     's/return WHOLE(n) ? x : vselect(lane < (int)n, x, vsplat(fill));/return x;/' \
-    kernels "cross_entropy losses"
+    kernels:cross-entropy "cross_entropy losses"
 
 more "the padding of a row of logits is read as logits, by CUDA in bf16" lib/cuda/cross_entropy.cuh \
     's/    if (!pairs || i + W <= V) return;/    return;/' \
