@@ -8,6 +8,7 @@
 #ifndef BENCH_FP8_H
 #define BENCH_FP8_H
 #include "fp8.h" // defines: fp8_round, fp8_value, fp8_scale
+#include <string>
 
 enum { FP8_TILE = 64, FP8_SAMPLES = 16, MICRO_BATCHES = 4 };
 static const double SUSTAINED = 0.3;
@@ -33,12 +34,14 @@ DEVICE uint32_t fp8_pair(float low, float high, Fp8Format f) {
 #endif
 }
 
-static __global__ void __launch_bounds__(BLOCK) fp8_amax_kernel(uint32_t *amax, const floatX *x, int64_t count) {
+static __global__ void __launch_bounds__(BLOCK, 4) fp8_amax_kernel(uint32_t *amax, const floatX *x, int64_t count) {
+    const int64_t step = (int64_t)gridDim.x * BLOCK * 8;
     uint32_t most = 0; // compared as integers: NaN counts as larger than infinity
-    float v[8];
-    for (int64_t i = thread_of_grid() * 8; i < count; i += (int64_t)gridDim.x * BLOCK * 8) {
-        load(v, x + i);
-        UNROLL for (int j = 0; j < 8; j++) most = max(most, __float_as_uint(v[j]) & 0x7FFFFFFFu);
+    float v[4][8];
+    for (int64_t i = thread_of_grid() * 8; i - threadIdx.x * 8 < count; i += 4 * step) {
+        UNROLL for (int r = 0; r < 4; r++) load(v[r], x + min_i64(i + r * step, count - 8)); // the last one again
+        issue_loads();
+        UNROLL for (int j = 0; j < 32; j++) most = max(most, __float_as_uint(v[j / 8][j % 8]) & 0x7FFFFFFFu);
     }
     UNROLL for (int h = WARP / 2; h; h /= 2) most = max(most, __shfl_xor_sync(~0u, most, h));
     if (threadIdx.x % WARP == 0) atomicMax(amax, most);
@@ -50,16 +53,18 @@ static __global__ void __launch_bounds__(BLOCK) fp8_cast_kernel(Fp8Tensor t, int
     const int64_t row0 = (int64_t)blockIdx.y * FP8_TILE, col0 = (int64_t)blockIdx.x * FP8_TILE;
     const float scale = fp8_scale(__uint_as_float(*t.amax), t.format);
     if (!blockIdx.x && !blockIdx.y && threadIdx.x < 2) t.scales[threadIdx.x] = threadIdx.x ? 1 / scale : scale;
-    UNROLL for (int i = (int)threadIdx.x; i < FP8_TILE * FP8_TILE / 8; i += BLOCK) {
-        int row = i / (FP8_TILE / 8), col = i % (FP8_TILE / 8) * 8;
-        int64_t at = (row0 + row) * t.cols + col0 + col;
+    const int row = (int)threadIdx.x / (FP8_TILE / 8), col8 = (int)threadIdx.x % (FP8_TILE / 8) * 8;
+    const int64_t at = (row0 + row) * t.cols + col0 + col8;
+    float v[2][8]; // of this row and of the one FP8_TILE / 2 below it
+    UNROLL for (int k = 0; k < 2; k++) load(v[k], t.x + at + k * FP8_TILE / 2 * t.cols);
+    issue_loads();
+    UNROLL for (int k = 0; k < 2; k++) {
         uint32_t words[2] = {};
-        float v[8];
-        load(v, t.x + at);
-        UNROLL for (int j = 0; j < 8; j += 2) words[j / 4] |= fp8_pair(v[j] * scale, v[j + 1] * scale, t.format)
+        UNROLL for (int j = 0; j < 8; j += 2) words[j / 4] |= fp8_pair(v[k][j] * scale, v[k][j + 1] * scale, t.format)
                                                               << j % 4 * 8;
-        *(uint2 *)(void *)(t.q + at) = make_uint2(words[0], words[1]);
-        UNROLL for (int j = 0; j < 2; j++) tile[row * (FP8_TILE / 4 + 1) + col / 4 + j] = words[j];
+        *(uint2 *)(void *)(t.q + at + k * FP8_TILE / 2 * t.cols) = make_uint2(words[0], words[1]);
+        UNROLL for (int j = 0; j < 2; j++) tile[(row + k * FP8_TILE / 2) * (FP8_TILE / 4 + 1) + col8 / 4 + j] =
+            words[j];
     }
     if (!with_transposed) return;
     __syncthreads();
@@ -144,9 +149,9 @@ static double fp8_error(Bench *b, CudaMatmulEntry *entry, const Fp8Matmul *m) {
     for (uint64_t s = 0; s < FP8_SAMPLES; s++) {
         int64_t i = (int64_t)(mix64(s) % (uint64_t)m->shape.M), j = (int64_t)(mix64(~s) % (uint64_t)N), at = i * N + j;
         double got = m->shape.c_float ? fp8_read(b, (float *)m->c + at) : to_float(fp8_read(b, (floatX *)m->c + at));
+        double sum = 0;
         device_read(&b->dev, rows, m->b_q + j * K, (size_t)K);
         device_read(&b->dev, rows + K, m->a_q + i * K, (size_t)K);
-        double sum = 0;
         for (int64_t k = 0; k < K; k++)
             sum += inverse * fp8_value(rows[k], m->of[0]->format) * fp8_value(rows[K + k], m->of[1]->format);
         off += (got - sum) * (got - sum);
@@ -183,19 +188,18 @@ static void fp8_rows(Bench *b, const char *what, const char *pass, const Fp8Matm
 
 /* The matmuls of one weight (OC, IC). Returns the seconds of its casts for a micro-batch of N tokens: x and dy are cast
  * once, w once in MICRO_BATCHES. */
-static double fp8_weight(Bench *b, const char *what, int64_t N, int64_t IC, int64_t OC, double *sums) {
+static double fp8_weight(Bench *b, const char *what, int N, int IC, int OC, double *sums) {
     Device *dev = &b->dev;
     b->used = 0;
     const Fp8Tensor x = take_fp8(b, N, IC, E4M3), w = take_fp8(b, OC, IC, E4M3), dy = take_fp8(b, N, OC, E5M2);
     floatX *y = take_x(b, N * OC), *dx = take_x(b, N * IC);
     float *dw = take_floats(b, OC * IC, -1, 1);
-    int n = (int)N, ic = (int)IC, oc = (int)OC;
     const Fp8Matmul forward = {{&w, &x}, w.q, x.q, {N, OC, IC, IC, 1, 1, IC, OC, 0, 0}, y};
     const Fp8Matmul to_x = {{&w, &dy}, w.transposed, dy.q, {N, IC, OC, OC, 1, 1, OC, IC, 0, 0}, dx};
     const Fp8Matmul to_w = {{&x, &dy}, x.transposed, dy.transposed, {OC, IC, N, N, 1, 1, N, IC, 1, 1}, dw};
-    fp8_rows(b, what, "forward", &forward, sums, [&] { linear_forward(dev, y, x.x, w.x, n, ic, oc); });
-    fp8_rows(b, what, "dX", &to_x, sums, [&] { linear_backward_input(dev, dx, dy.x, OC, w.x, n, ic, oc); });
-    fp8_rows(b, what, "dW", &to_w, sums, [&] { linear_backward_weight(dev, dw, dy.x, OC, x.x, n, ic, oc, 1); });
+    fp8_rows(b, what, "forward", &forward, sums, [&] { linear_forward(dev, y, x.x, w.x, N, IC, OC); });
+    fp8_rows(b, what, "dX", &to_x, sums, [&] { linear_backward_input(dev, dx, dy.x, OC, w.x, N, IC, OC); });
+    fp8_rows(b, what, "dW", &to_w, sums, [&] { linear_backward_weight(dev, dw, dy.x, OC, x.x, N, IC, OC, 1); });
     char name[96];
     double casts = 0;
     const Fp8Tensor *tensors[3] = {&x, &dy, &w};
@@ -212,22 +216,18 @@ static double fp8_weight(Bench *b, const char *what, int64_t N, int64_t IC, int6
 }
 
 static void fp8_probe(Bench *b) {
-    const int64_t N = b->tiny ? FP8_TILE : 8192;
     heading("Matmuls of the blocks in fp8, operands cast before; casts, at the bytes that they move", "TFLOP/s, GB/s",
             "of bf16's speed, of the copy rate");
     for (int i = 0; i < 2; i++) {
         const Shape *s = b->tiny ? &tiny_shapes[i] : &shapes[i];
-        const int64_t C = s->C, F = round_up(s->F, FP8_TILE);
+        const int C = s->C, F = (int)round_up(s->F, FP8_TILE), tokens = b->tiny ? FP8_TILE : 8192;
         const struct {
             const char *name;
-            int64_t IC, OC;
+            int IC, OC;
         } weights[4] = {{"QKV", C, width(s)}, {"out", s->NH * s->HD, C}, {"gate and up", C, 2 * F}, {"down", F, C}};
         double sums[3] = {0, 0, 0}, casts = 0;
-        char name[96];
-        for (const auto &w : weights) {
-            snprintf(name, sizeof name, "%s %s", s->name, w.name);
-            casts += fp8_weight(b, name, N, w.IC, w.OC, sums);
-        }
+        for (const auto &w : weights)
+            casts += fp8_weight(b, (std::string(s->name) + " " + w.name).c_str(), tokens, w.IC, w.OC, sums);
         printf("\n%s: bf16 %.2f ms, fp8 %.2f ms, with fast accumulation %.2f ms, casts %.2f ms.\n", s->name,
                1e3 * sums[0], 1e3 * sums[1], 1e3 * sums[2], 1e3 * casts);
         printf("bound: fp8 matmuls, %s: times bf16's speed | >= 1.60 | %.3f (fast accumulation %.3f) | %s\n", s->name,
