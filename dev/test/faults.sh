@@ -958,6 +958,14 @@ more "a consumer owns the other consumer's keys, by wgmma" ${hopper}_backward.cu
     's|sequence_of(a.s, p.b), t, key + warp|sequence_of(a.s, p.b), t, p.key + warp|' \
     kernels:attention-wgmma "attention .*its definition"
 
+more "attention on Hopper is computed by mma.sync" lib/cuda/attention.cuh \
+    's|    dev->hopper_attention = 1;|    dev->hopper_attention = 0;|' \
+    kernels:attention-wgmma "computes attention by wgmma and TMA"
+
+more "a refused proposal takes the next one with it, on a GPU" lib/cuda/matmul.cuh \
+    's|m->now < m->count; m->now++|m->now < m->count; m->now += 2|' \
+    kernels:linear "a matmul proposal that cuBLASLt refuses"
+
 fault "the tail of a row of weights is left out" lib/cpu/few_rows.h \
     's|m < rows \&\& k < p->K; m++)|m < rows \&\& k + 1 < p->K; m++)|' \
     kernels:few-rows "linear layers of 1 to 6 rows"
