@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# portable_mpi.sh DIR: copies this machine's Open MPI into DIR, from where it starts ranks on a host without MPI: mpirun,
-# its libraries, and the components that ranks of one host need (10 MB of Debian's 4.1.4). dev/gpu_check.sh runs it with
-# the variables OPAL_PREFIX, PATH and LD_LIBRARY_PATH, which say where DIR is.
+# portable_mpi.sh DIR: copies this machine's Open MPI into DIR, from where it starts ranks on a host without MPI: the
+# launcher, its libraries, and the components that ranks of one host need (9.5 MB of Debian's 4.1.4). dev/gpu_check.sh
+# runs it with the variables OPAL_PREFIX, PATH and LD_LIBRARY_PATH, which say where DIR is.
 set -euo pipefail
 to=${1:?portable_mpi.sh: expected a directory}
 where() { ompi_info --parsable --path "$1" | cut -d: -f3; }

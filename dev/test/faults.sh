@@ -39,7 +39,7 @@ choose_compiler() {
     choose_flags build/cpu-fp32/flags
     compile="${compile/-O3/-O0}" # compiling takes longer than running, except in the next groups
     case $2 in bits | mesh-bits | reduce-dtype | simulate) compile=${compile/-O0/-O1} ;; esac
-    if [[ $2 = *orders || $1 = *"over NCCL"* ]]; then
+    if [[ $2 = *orders || $1 = *"over NCCL"* || $1 = *"by cuBLASLt" ]]; then
         compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags)
         libs=
     fi
@@ -1066,6 +1066,14 @@ more "an operand's descriptor says another permutation, by wgmma" lib/cuda/hoppe
 more "a consumer owns the other consumer's keys, by wgmma" ${hopper}_backward.cuh \
     's|sequence_of(a.s, p.b), t, key + warp|sequence_of(a.s, p.b), t, p.key + warp|' \
     kernels:attention-wgmma "attention .*its definition"
+
+more "a GPU of compute capability 9.0 does not compute attention by wgmma" lib/cuda/attention.cuh \
+    's|    dev->hopper_attention = 1;|    dev->hopper_attention = 0;|' \
+    kernels:attention-wgmma "computes attention by wgmma and TMA"
+
+more "a refused proposal takes the next one with it, by cuBLASLt" lib/cuda/matmul.cuh \
+    's|m->now < m->count; m->now++|m->now < m->count; m->now += 2|' \
+    kernels:linear "a matmul proposal that cuBLASLt refuses"
 
 fault "the tail of a row of weights is left out" lib/cpu/few_rows.h \
     's|m < rows \&\& k < p->K; m++)|m < rows \&\& k + 1 < p->K; m++)|' \

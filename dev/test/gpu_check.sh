@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 
 export DRY=1 TESTS=replicas LIMIT=900
 # check STAGES… : its exit code in $code, what it said in $work/said, its results in $work/out
-check() { STAGES="$*" OUT="$work/out" timeout 600 dev/gpu_check.sh >"$work/said" 2>&1; code=$?; }
+check() { STAGES="$*" OUT="$work/out" timeout 800 dev/gpu_check.sh >"$work/said" 2>&1; code=$?; }
 rows() { grep -c "^| $1 | .*$2" "$work/out/gpu-check.md"; }
 row() { grep "^| $1 | " "$work/out/gpu-check.md" | head -n 1; }
 

@@ -211,7 +211,7 @@ failed_start() {
 }
 
 # ---------------------------------------------------------------- signals
-trains() { grep -q "^step" said; }
+trains() { grep -qs "^step" said; }
 # signalled NAME SIGNAL CODE PATTERN COMMAND…: the command gets the signal while it runs; it must end with the exit code
 # and say PATTERN
 signalled() {
