@@ -316,11 +316,13 @@ static void optimizer_close(Optimizer *o) {
 /* Neighbouring units have different buffers. */
 static UnitState *unit_state(Optimizer *o, const FsdpUnit *u) { return &o->states[(u - o->fsdp->units) % 2]; }
 
-/* Starts to copy a unit's offloaded state to the device, once the state that was there before has been stored. */
+/* Starts to copy a unit's offloaded state to the device, once the state that was there before has been stored. Without
+ * offloading it only fills in s->at. */
 static void fetch_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
-    StreamKind before = device_set_stream(dev, o->offloaded ? STREAM_FETCH : STREAM_COMPUTE);
+    StreamKind before = dev->current_stream;
+    if (o->offloaded) device_set_stream(dev, STREAM_FETCH);
     device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
@@ -336,7 +338,8 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
     if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);
-    StreamKind before = device_set_stream(dev, o->offloaded ? STREAM_STORE : STREAM_COMPUTE);
+    StreamKind before = dev->current_stream;
+    if (o->offloaded) device_set_stream(dev, STREAM_STORE);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
@@ -361,9 +364,9 @@ typedef struct {
 } Update;
 
 /* Extends a piece that AdamW updates by the unit's next tensors, as long as each begins where the one before it ends
- * and has the same weight decay: one call of AdamW then updates all of them. Padding is left out. The tensors that
- * follow begin with *i, as for next_state_piece. */
-static void join_neighbours(const Fsdp *fsdp, int *i, ShardPiece *piece) {
+ * and has the same weight decay: one call of AdamW then updates all of them. Tensors with padding between them are not
+ * joined. On return *i is the next tensor, as for next_state_piece. */
+static void join_neighbors(const Fsdp *fsdp, int *i, ShardPiece *piece) {
     ShardPiece next;
     for (int after = *i; next_state_piece(fsdp, &after, &next) && next.unit == piece->unit; *i = after) {
         if (next.tensor->is_frozen || next.tensor->is_muon || next.at != piece->at + piece->count) return;
@@ -395,7 +398,7 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
             muon_update_piece(&o->muon, &p, shard, master, copy, a->lr, weight_decay);
         } else {
             float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
-            join_neighbours(o->fsdp, &i, &p);
+            join_neighbors(o->fsdp, &i, &p);
             adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
                   weight_decay, how->grad_scale, how->step);
         }

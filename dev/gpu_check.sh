@@ -43,11 +43,12 @@ else
         esac
     done
 fi
+[ -n "$stages${STAGES:-}" ] || seconds=2320 # of all calls, and 500 for the build
 stages=${STAGES:-${stages:-$all_stages}}
 for name in $stages; do
     [[ " ${all_stages//$'\n'/ } " == *" $name "* ]] || die "there is no stage $name; these are there:" $all_stages
 done
-whole=${LIMIT:-$((seconds ? seconds : 540))} # seconds; a call without names gets as much as a single stage may take
+whole=${LIMIT:-$((seconds ? seconds : 540))} # seconds; with STAGES alone as much as a single stage may take
 out=$(realpath -m "${OUT:-dev/results}") left_out= python=${PYTHON:-python3} dry=${DRY:+1} failed=0
 on=${dry:+-on-cpu} # build/cuda-bf16 or build/cuda-on-cpu-bf16
 bench=build/cuda$on-bf16/bench_gpu

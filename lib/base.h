@@ -228,9 +228,9 @@ static struct {
     int reported;     // an error has been printed
     const char *host; // named in errors; NULL: all processes are on one host, or this one is on the first of them
     int *said; // shared by the processes of a host: exit code of the one that reported an error; NULL: one process
-    void (*last_words)(int code);    // writes files for a post-mortem, after the error line
-    void (*abort_collectives)(int code); // ends collectives on the GPU, which may wait for a lost rank, or the process
-    void (*abort_all)(int code);     // ends the other processes
+    void (*last_words)(int code);        // writes files for a post-mortem, after the error line
+    void (*abort_collectives)(int code); // aborts this rank's collectives on the GPU; if that hangs, ends the process
+    void (*abort_all)(int code);         // ends the other processes
 } process_end;
 
 /* All ranks often find the same error at once. Each process waits for its turn to report it; the first one's exit ends

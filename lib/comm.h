@@ -304,11 +304,10 @@ static inline void wait_expired(Comm *comm, int line, int64_t number, double wai
         say(&blame, "; no other host answers: the network of host %s itself may be cut", comm->heartbeats->host);
     if (times > 1) say(&blame, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
     const char *library = comm->transport->last_error ? comm->transport->last_error() : "";
-    if (*library) say(&blame, "; the last error of %s: %s", comm->transport->name, library);
     say_collective(&collective, comm->heartbeat, line, number);
     if (!is_channel(line)) say(&collective, " (%d ranks)", comm->groups[line].size);
-    run_failure("%s waited %.1f s for %s; %s. Look there first; --timeout sets the limit", rank_name(comm->rank),
-                waited, name, culprits);
+    run_failure("%s waited %.1f s for %s; %s. Look there first; --timeout sets the limit%s%s", rank_name(comm->rank),
+                waited, name, culprits, *library ? ". NCCL's last message, which may be older: " : "", library);
 }
 
 /* A wait that had exceeded its limit has ended after all: what was found out about the other ranks is forgotten. */

@@ -240,8 +240,8 @@ static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank
     if (transport->gpus_open && mesh->world > 1) transport->gpus_open(comm);
 }
 
-/* Uses each kind of collective and message of a step once, before the first step. `dry_run`: the same rank's, which has
- * counted them. `sums`: the transport adds where gradients are reduce-scattered. */
+/* Runs each kind of collective and message of a step once, before the first step. `dry_run`: this rank's dry run, which
+ * counted them. `sums`: the transport sums where gradients are reduce-scattered. */
 static inline void comm_connect(Comm *comm, const Comm *dry_run, int sums) {
     if (comm->transport->gpus_connect && comm->mesh.world > 1) comm->transport->gpus_connect(comm, dry_run, sums);
 }

@@ -89,14 +89,14 @@ typedef struct Transport {
     int (*group_member)(Comm *, Group *, int i);     // world rank of member i, as the transport itself reports it
     void (*start)(Comm *, Request *);
     int (*test)(Comm *, Request *); // 1: complete; of a GPU: all of it is in its stream. NULL: as soon as it is started
-    Heartbeat *(*heartbeat_open)(Comm *);    // this rank's record in the heartbeat table
-    void (*gpus_open)(Comm *);               // after the groups are open; NULL: nothing to do
-    void (*gpus_close)(Comm *);              // before the groups close
+    Heartbeat *(*heartbeat_open)(Comm *);                        // this rank's record in the heartbeat table
+    void (*gpus_open)(Comm *);                                   // after the groups are open; NULL: nothing to do
+    void (*gpus_close)(Comm *);                                  // before the groups close
     void (*gpus_connect)(Comm *, const Comm *dry_run, int sums); // see comm_connect; NULL: nothing to do
-    const char *(*last_error)(void);         // what its library says of the last error; NULL: nothing
-    void (*channel_open)(Comm *, Channel *); // NULL: nothing to do
-    int (*ask_hosts)(Comm *);                // see mpi_ask_hosts; NULL: all ranks are on one host
-    void (*answer_hosts)(Comm *);            // see mpi_answer_hosts
+    const char *(*last_error)(void);                             // text of its library's last error; NULL: none
+    void (*channel_open)(Comm *, Channel *);                     // NULL: nothing to do
+    int (*ask_hosts)(Comm *);                                    // see mpi_ask_hosts; NULL: all ranks are on one host
+    void (*answer_hosts)(Comm *);                                // see mpi_answer_hosts
 } Transport;
 
 /* What a rank waits for: communication over an axis, or a copy of its own, such as that of offloaded state. */

@@ -18,7 +18,7 @@ enum { OFFLOAD_IN_PLACE = 0 }; // each matmul would read its weights over the bu
 // ---------------------------------------------------------------------------
 // errors and launches
 
-/* Errors of the machine or the installation, which its user can mend. */
+/* Errors of the machine or the installation that the user can fix. */
 static const struct {
     cudaError_t error;
     const char *meaning;
@@ -44,7 +44,7 @@ static const struct {
      "with a CUDA toolkit that is not newer than the CUDA version that nvidia-smi prints"},
 };
 
-/* What is free of the current GPU's memory, in which other processes may hold some, too, for an error. */
+/* Text for an error: how much of the current GPU's memory is free. Other processes may use part of it. */
 static inline const char *gpu_memory_text(void) {
     static __thread char text[160];
     size_t have = 0, total = 0;
@@ -106,14 +106,15 @@ static inline int cuda_is_ready(cudaError_t state, const char *what) {
 static inline void device_prepare_process(int shares_work) {
     // By default the streams share 8 hardware queues, and one that waits in a queue holds up those behind it.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (!shares_work) return;
     // Loading a kernel at its first launch may wait for the GPU (CUDA Programming Guide, Lazy Loading, Potential
     // Hazards), which then may be waiting for other ranks in NCCL. Asking for each kernel's attributes before would
     // load the program's own, but not those of cuBLASLt.
-    if (shares_work) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     // A GPU has several communicators; without this, kernels of two of them can wait for each other in a deadlock.
-    if (shares_work) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     // A switch has few slots for NVLink SHARP, and from NCCL 2.29 on a communicator that gets none fails.
-    if (shares_work) setenv("NCCL_NVLS_ENABLE", "0", 0);
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
 }
 
 /* Returns how many GPUs there are; ends the run if there is none, or no suitable driver. */

@@ -260,7 +260,7 @@ typedef struct {
     StreamPoints *points; // dry run of a GPU: its streams' points are listed here; NULL: they are not
 
     StreamKind current_stream;
-    unsigned streams_used;      // bits by StreamKind, also in a dry run; a GPU has only these. 0 on a CPU
+    unsigned streams_used;      // bit i: the run uses stream i, as its dry run found; 0 on a CPU
     DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
     Event *events;              // (max_events) the timeline; NULL: not kept
     int64_t num_events;         // counted even if the timeline is not kept or is full

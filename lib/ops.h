@@ -82,7 +82,7 @@ static void linear_forward(Device *dev, floatX *y, const floatX *x, const floatX
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
-/* The same with logits for its output: fp32, or floatX with a stride between rows (Logits in lib/ops_common.h). */
+/* The head's linear layer: y (N, OC) are logits, fp32 or floatX (Logits in lib/ops_common.h). */
 static void linear_forward_logits(Device *dev, Logits y, const floatX *x, const floatX *w, int N, int IC, int OC) {
     Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = y.stride,
                 .c_float = y.dtype == DTYPE_F32, .accumulate = 0};

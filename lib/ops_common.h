@@ -33,16 +33,16 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // logits
 
-/* Rows of V logits. Where backward follows, they are floatX and the gradient takes their place; losses and scores alone
- * are computed from fp32 logits. */
+/* Rows of V logits. In training, logits are floatX, and their gradient replaces them. Validation, scores and generation use
+ * fp32 logits. */
 typedef struct {
-    void *data;     // the rows; what a row leaves of its stride is padding, which no op writes
+    void *data;     // (N, stride); elements V to stride of a row are padding, which no op writes
     int64_t stride; // elements from one row to the next
     Dtype dtype;    // DTYPE_F32 or floatX; the gradient has the same
 } Logits;
 
-/* Elements from one row of floatX logits to the next. In bf16, rows begin at multiples of 16 bytes, as a GPU's vectors
- * do, also if V is odd. */
+/* Elements from one row of floatX logits to the next. In bf16 the stride is a multiple of 8 elements, so that a GPU
+ * can load 16 bytes at a time even if V is odd. */
 static inline int64_t logits_stride(int64_t V) {
     return FLOATX == DTYPE_BF16 ? round_up(V, 16 / (int64_t)sizeof(bf16)) : V;
 }

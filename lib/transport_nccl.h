@@ -2,7 +2,7 @@
  *
  * A collective is enqueued on a stream, and the host does not wait for it; comm_watch (comm_open.h) checks the timeout.
  * Ranks that share a GPU, or groups whose members differ from the mesh, are found before the first collective. When the
- * run fails, this process's communicators are aborted, because a GPU that waits for a lost rank waits forever.
+ * run fails, the rank that reports it aborts its communicators, because a GPU that waits for a lost rank waits forever.
  */
 #ifndef TRANSPORT_NCCL_H
 #define TRANSPORT_NCCL_H
@@ -12,18 +12,19 @@
 /* The axes with collectives of GPU memory. A communicator takes memory, so the other axes have none. On pp each
  * link, which is a direction to or from a neighbor, has NCCL_TURNS of them. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
+enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
 /* The communicators of a rank's links to its neighbors in a pipeline; two ranks are each other's next and previous. */
-static inline int nccl_links(const Mesh *m) {
+static inline int nccl_link_communicators(const Mesh *m) {
     int pp = m->size[AXIS_PP], links = pp > 2 ? (int)LINKS : 2;
     return pp > 1 ? (int)NCCL_TURNS * links : 0;
 }
 
-/* How many communicators a rank has: of each axis, for reductions over fsdp if they have their own, of the links to its
- * neighbors. */
+/* How many communicators a rank has: one for each axis, one more for reductions over fsdp under full_shard, and those of
+ * its links. */
 static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
-    int count = nccl_links(m);
-    for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
+    int count = nccl_link_communicators(m);
+    for (int i = 0; i < NCCL_AXES; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
     return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
 }
 
@@ -43,9 +44,10 @@ static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
     return NCCL_UNLIMITED;
 }
 
-/* Bytes that one communicator of `size` members allocates: MiB for each of its channels, one a multiprocessor, derived
- * from the sizes that NCCL 2.26 to 2.30 allocates on a host with NVSwitch (channel.cc, transport/p2p.cc; each small
- * allocation takes 2 MiB). NCCL_UNLIMITED gives 24 channels. Connections between all pairs have a power of two. */
+/* Bytes that one communicator of `size` members allocates. NCCL has one NCCL channel for each multiprocessor that the
+ * communicator may occupy, and 24 for NCCL_UNLIMITED. An NCCL channel takes 8 MiB when the communicator opens, 12 MiB for
+ * its ring, and 12 MiB for each peer in all-to-alls, whose number of NCCL channels is rounded up to a power of two.
+ * Derived from NCCL 2.26 to 2.30 (channel.cc, transport/p2p.cc) for hosts with NVSwitch. */
 static inline double nccl_communicator_memory(int multiprocessors, int size, int has_rings, int has_pairs) {
     int channels = multiprocessors == NCCL_UNLIMITED ? 24 : multiprocessors, pair_channels = 1;
     while (pair_channels < channels) pair_channels *= 2;
@@ -55,13 +57,13 @@ static inline double nccl_communicator_memory(int multiprocessors, int size, int
     return mib * (1 << 20);
 }
 
-/* Bytes that NCCL allocates on a rank's GPU for a step with this traffic. `sums`: NCCL adds in the reduce-scatters over
- * fsdp and dp_replicate; the others, and all without it, are all-to-alls, which connect every pair of members. Each
- * communicator has a ring, over which its members have met (nccl_check_members). `traffic` NULL: no all-to-all. */
+/* Bytes that NCCL allocates on a rank's GPU for a step with this traffic. `sums`: NCCL sums in the reduce-scatters over
+ * fsdp and dp_replicate. Every other reduce-scatter is an all-to-all, which connects every pair of members. Every
+ * communicator has a ring, because nccl_check_members all-gathers over it. `traffic` NULL: assume no all-to-all. */
 static inline double nccl_memory(const Mesh *m, const Traffic traffic[AXES][COLLECTIVES], int reductions_apart,
                                  int sums) {
-    double bytes = nccl_links(m) * nccl_communicator_memory(nccl_multiprocessors(m, NCCL_LINKS), 2, 0, 1);
-    for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) {
+    double bytes = nccl_link_communicators(m) * nccl_communicator_memory(nccl_multiprocessors(m, NCCL_LINKS), 2, 0, 1);
+    for (int i = 0; i < NCCL_AXES; i++) {
         Axis axis = nccl_axes[i];
         int size = mesh_group_size(m, axis), is_apart = axis == AXIS_FSDP && reductions_apart;
         if (size == 1) continue;
@@ -96,7 +98,6 @@ static inline int nccl_communicator_of(Axis axis, StreamKind stream, int reducti
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 27, 3)
 #error "NCCL 2.27.3 or newer is needed: install a newer one, or build with HAVE_NCCL= for one GPU"
 #endif
-enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
 /* The axis of a rank's i-th communicator. */
 static inline Axis nccl_axis(int i) {
@@ -115,7 +116,7 @@ static inline void nccl_exit(int signal_number) {
     _exit(nccl_exit_code);
 }
 
-/* Aborting takes too long. Ending the other processes may, too. */
+/* The abort has taken more than a second. Ends the other processes, which may take as long, and then this one. */
 static inline void nccl_is_stuck(int signal_number) {
     signal(SIGALRM, nccl_exit);
     alarm(1);
@@ -140,29 +141,29 @@ static inline void nccl_abort(int code) {
 /* What NCCL says about its last error; it keeps one text for all communicators. */
 static inline const char *nccl_last_error(void) { return ncclGetLastError(NULL); }
 
-/* Ends the run. If another process dies, NCCL may report the broken connection before the monitor of that process's host
- * has named the process, so the monitors get two seconds. */
+/* Ends the run. If another process dies, NCCL may report the broken connection before the watchdog of that process's host
+ * has named the process, so the watchdogs get two seconds. */
 __attribute__((noreturn)) static inline void nccl_failed(Comm *comm, ncclResult_t error, const char *what,
                                                          const char *of) {
-    double start = seconds_now(), have = device_memory(comm->dev->gpu);
-    char hint[128] = "";
+    double start = seconds_now();
+    char hint[256] = "";
     while ((error == ncclRemoteError || error == ncclSystemError) && !comm->heartbeats->threads &&
            seconds_now() - start < 2) {
         if (comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
         usleep(20000);
     }
-    if (error == ncclUnhandledCudaError)
-        snprintf(hint, sizeof hint, "; GPU %d has %.2f GB of free memory", comm->dev->gpu, have / 1e9);
+    if (error == ncclUnhandledCudaError) snprintf(hint, sizeof hint, "; %s", gpu_memory_text());
     if (error == ncclSystemError && shared_memory_free() < NCCL_SHARED_MEMORY)
         snprintf(hint, sizeof hint, "; /dev/shm has %.0f MB free, NCCL may need 1 GB: docker run --shm-size=1g",
                  shared_memory_free() / 1e6);
     const char *said = nccl_last_error();
-    run_failure("%s: NCCL could not %s %s: %s%s%s%s%s. NCCL_DEBUG=INFO gives details", rank_name(comm->rank), what, of,
-                ncclGetErrorString(error), *said ? " (" : "", said, *said ? ")" : "", hint);
+    run_failure("%s: NCCL could not %s %s: %s%s%s%s%s. %s run again with NCCL_DEBUG=INFO, which prints the cause",
+                rank_name(comm->rank), what, of, ncclGetErrorString(error), *said ? " (" : "", said, *said ? ")" : "",
+                hint, error == ncclRemoteError ? "Look for the rank that ended first, or" : "To find out why,");
 }
 
 /* Asks for the state of a communicator that does not block: ncclInProgress until its last call has ended. A call may
- * return ncclSuccess although it is in progress (ncclCommFinalize in a group, ncclCommSplit). */
+ * return ncclSuccess although it is in progress, as ncclCommFinalize does in a group. */
 static inline ncclResult_t nccl_state(ncclComm_t c, ncclResult_t returned) {
     ncclResult_t state = returned;
     if (returned != ncclSuccess && returned != ncclInProgress) return returned;
@@ -170,9 +171,9 @@ static inline ncclResult_t nccl_state(ncclComm_t c, ncclResult_t returned) {
     return asked == ncclSuccess ? state : asked;
 }
 
-/* Waits until a call on communicator `c` has ended. `what` was called `of` what, in words. The first operation of a kind
- * ends only when all members have called it, so meanwhile this rank waits for collective `number` on a line of the
- * heartbeat table, and answers other hosts that search for a culprit. */
+/* Waits until a call on communicator `c` has ended. The error message reads "NCCL could not WHAT OF". The first operation
+ * of a kind ends only when all members have called it, so meanwhile this rank waits for collective `number` on a line of
+ * the heartbeat table, and answers other hosts that search for a culprit. */
 static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, int line, int64_t number, const char *what,
                               const char *of) {
     double start = seconds_now();
@@ -193,13 +194,19 @@ static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, int
     if (comm->heartbeat->state != (int)before) rank_state(comm->heartbeat, before, seconds_now());
 }
 
-/* Ends the run if a communicator has failed. A rank that is lost need not show up here. */
+/* nccl_check of a call that opens, describes or closes the communicator of an axis. The axis' last collective, in which
+ * its members have received the identifiers, stands for the call in the heartbeat table. */
+static inline void nccl_check_axis(Comm *comm, ncclComm_t c, ncclResult_t result, Axis axis, const char *what) {
+    nccl_check(comm, c, result, (int)axis, comm->heartbeat->started[axis], what, axis_names[axis]);
+}
+
+/* Ends the run if a communicator has failed. NCCL does not report every lost rank; the watchdog finds the others. */
 static inline void nccl_check_errors(Comm *comm) {
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
         ncclComm_t c = comm->nccl[i];
         ncclResult_t state = c ? nccl_state(c, ncclSuccess) : ncclSuccess;
         if (state != ncclSuccess && state != ncclInProgress)
-            nccl_failed(comm, state, "reach the group of", axis_names[nccl_axis(i)]);
+            nccl_failed(comm, state, "reach the members of", axis_names[nccl_axis(i)]);
     }
 }
 
@@ -217,60 +224,67 @@ typedef struct {
 static inline void nccl_check_gpus(Comm *comm) {
     cudaDeviceProp gpu;
     NcclPlace mine = ZERO, *all = new_array(NcclPlace, comm->mesh.world);
-    const char *host = getenv("NCCL_HOSTID");
+    const char *host = getenv("NCCL_HOSTID"), *visible = getenv("CUDA_VISIBLE_DEVICES");
     cuda_check(cudaGetDeviceProperties(&gpu, comm->dev->gpu), "asking for the GPU's properties");
     mine.uuid = gpu.uuid;
     snprintf(mine.host, sizeof mine.host, "%s", host ? host : "");
     all_gather_now(comm, AXIS_WORLD, "GPUs", &mine, all, sizeof mine);
     for (int i = 0; i < comm->rank; i++)
         if (!memcmp(&all[i], &mine, sizeof mine))
-            user_error("ranks %d and %d share one GPU (%s, number %d of its host), but NCCL needs a GPU for each rank: "
-                       "start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads",
-                       i, comm->rank, gpu.name, comm->dev->gpu);
+            user_error(
+                "ranks %d and %d share one GPU (%s), but NCCL needs a GPU for each rank. This process sees it as "
+                "GPU %d with CUDA_VISIBLE_DEVICES=%s: let the launcher show each rank its own GPU, start as many "
+                "ranks on a host as it has GPUs, or share one with --ranks N --transport threads",
+                i, comm->rank, gpu.name, comm->dev->gpu, visible ? visible : "(not set)");
     free(all);
 }
 
-static inline void nccl_check_version(void) {
+static inline void nccl_check_installation(void) {
     int version = 0;
     ncclGetVersion(&version);
     if (version < NCCL_VERSION(2, 27, 3))
-        user_error("NCCL has version %d.%d.%d, but 2.27.3 or newer is needed, where communicators can open and close side "
-                   "by side: install a newer one",
-                   version / 10000, version % 10000 / 100, version % 100);
+        user_error(
+            "the installed NCCL is %d.%d.%d, but 2.27.3 or newer is needed, because older ones cannot open several "
+            "communicators at the same time: install a newer NCCL",
+            version / 10000, version % 10000 / 100, version % 100);
     if (getenv("NCCL_COMM_ID"))
-        user_error("NCCL_COMM_ID is set, so that all communicators would meet at one address: unset it; the ranks find "
-                   "each other by MPI");
+        user_error("NCCL_COMM_ID is set, so that all communicators would use one address: unset it; the program "
+                   "distributes an address for each communicator itself");
 }
 
 /* The members of communicator `c` tell each other who they are; they must be the group's. */
 static inline void nccl_check_members(Comm *comm, ncclComm_t c, Group *g) {
     int size = 0, rank = -1, mine = comm->rank;
-    int64_t number = comm->heartbeat->started[g->axis];
     const char *name = axis_names[g->axis];
-    nccl_check(comm, c, ncclCommCount(c, &size), (int)g->axis, number, "count the members of", name);
-    nccl_check(comm, c, ncclCommUserRank(c, &rank), (int)g->axis, number, "find this rank in", name);
+    nccl_check_axis(comm, c, ncclCommCount(c, &size), g->axis, "count the members of");
+    nccl_check_axis(comm, c, ncclCommUserRank(c, &rank), g->axis, "find this rank in");
     if (size != g->size || rank != g->rank)
-        run_failure("%s: NCCL's group of %s has %d members, of which this rank is number %d; expected %d and %d",
-                    rank_name(comm->rank), name, size, rank, g->size, g->rank);
+        run_failure(
+            "%s: NCCL's communicator of %s has %d members, of which this rank is number %d; expected %d members "
+            "and number %d. This is an error of the program: please report it",
+            rank_name(comm->rank), name, size, rank, g->size, g->rank);
     size_t bytes = sizeof(int) * (size_t)size;
     int *members = (int *)checked_malloc(bytes), *gpu_members = comm->members;
     device_write(comm->dev, gpu_members + rank, &mine, sizeof mine);
     ncclResult_t met = ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, c, comm->dev->stream);
-    nccl_check(comm, c, met, (int)g->axis, number, "meet the members of", name);
+    nccl_check_axis(comm, c, met, g->axis, "meet the members of");
     device_read(comm->dev, members, gpu_members, bytes);
     for (int i = 0; i < size; i++) {
         int expected = comm->hosts->group_member(comm, g, i);
         if (members[i] == expected) continue;
-        run_failure("%s: member %d of %s is rank %d to NCCL, and rank %d to %s", rank_name(comm->rank), i, name,
-                    members[i], expected, comm->hosts->name);
+        run_failure(
+            "%s: member %d of %s is rank %d in NCCL's communicator, and rank %d in that of %s. This is an error of "
+            "the program: please report it",
+            rank_name(comm->rank), i, name, members[i], expected, comm->hosts->name);
     }
     free(members);
 }
 
-/* The identifiers (size, count) of communicators that the members of an axis make, each member `count` of them or, with
- * makes = 0, none. */
-static inline ncclUniqueId *nccl_exchange_ids(Comm *comm, Axis axis, int count, int makes) {
-    ncclUniqueId *mine = new_array(ncclUniqueId, count), *all = new_array(ncclUniqueId, count * comm->groups[axis].size);
+/* Makes `count` identifiers of communicators if makes != 0, and returns those of all members of the axis:
+ * (size, count). */
+static inline ncclUniqueId *nccl_gather_ids(Comm *comm, Axis axis, int count, int makes) {
+    ncclUniqueId *mine = new_array(ncclUniqueId, count),
+                 *all = new_array(ncclUniqueId, count * comm->groups[axis].size);
     for (int i = 0; i < count && makes; i++)
         if (ncclGetUniqueId(&mine[i]) != ncclSuccess)
             run_failure("%s: NCCL found no network interface for meeting the other ranks (%s): NCCL_SOCKET_IFNAME, now "
@@ -290,7 +304,7 @@ static inline void nccl_begin(Comm *comm, int which, const ncclUniqueId *id, int
     config.commName = name;
     config.maxCTAs = most == NCCL_UNLIMITED ? NCCL_CONFIG_UNDEF_INT : most;
     ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl[which], size, *id, rank, &config);
-    if (!comm->nccl[which]) nccl_failed(comm, begun, "open the group of", name);
+    if (!comm->nccl[which]) nccl_failed(comm, begun, "open the communicator of", name);
 }
 
 /* The number of the communicator for the n-th message of a link. */
@@ -304,10 +318,11 @@ static inline void nccl_begin_links(Comm *comm) {
     const Group *g = &comm->groups[AXIS_PP];
     int next = (g->rank + 1) % g->size, previous = (g->rank + g->size - 1) % g->size;
     int directions = g->size > 2 ? 2 : 1, count = directions * (int)NCCL_TURNS;
-    ncclUniqueId *ids = nccl_exchange_ids(comm, AXIS_PP, count, 1); // (size, directions, NCCL_TURNS)
+    ncclUniqueId *ids = nccl_gather_ids(comm, AXIS_PP, count, 1); // (size, directions, NCCL_TURNS)
     for (int i = 0; i < count; i++) {
         int to_next = i < (int)NCCL_TURNS;
-        Link sends = to_next ? LINK_TO_NEXT : LINK_TO_PREVIOUS, receives = to_next ? LINK_FROM_PREVIOUS : LINK_FROM_NEXT;
+        Link sends = to_next ? LINK_TO_NEXT : LINK_TO_PREVIOUS,
+             receives = to_next ? LINK_FROM_PREVIOUS : LINK_FROM_NEXT;
         nccl_begin(comm, nccl_link(sends, i), &ids[g->rank * count + i], 2, 0, "pp");
         nccl_begin(comm, nccl_link(receives, i), &ids[(to_next ? previous : next) * count + i], 2, 1, "pp");
     }
@@ -318,7 +333,7 @@ static inline void nccl_begin_links(Comm *comm) {
 static inline void nccl_begin_axis(Comm *comm, Axis axis) {
     const Group *g = &comm->groups[axis];
     int is_apart = axis == AXIS_FSDP && comm->dev->reductions_apart;
-    ncclUniqueId *ids = nccl_exchange_ids(comm, axis, 1 + is_apart, g->rank == 0);
+    ncclUniqueId *ids = nccl_gather_ids(comm, axis, 1 + is_apart, g->rank == 0);
     nccl_begin(comm, (int)axis, &ids[0], g->size, g->rank, axis_names[axis]);
     if (is_apart) nccl_begin(comm, NCCL_REDUCTIONS, &ids[1], g->size, g->rank, "fsdp reductions");
     free(ids);
@@ -329,58 +344,57 @@ static inline void nccl_begin_axis(Comm *comm, Axis axis) {
  * Registration makes every collective wait for the hosts, and NVLink SHARP has too few slots for many communicators
  * (NVIDIA/nccl issue 2077), so it is off unless the user turns it on. */
 static inline void nccl_register(Comm *comm, int which) {
-    const char *nvls = getenv("NCCL_NVLS_ENABLE"), *name = axis_names[nccl_axis(which)];
+    const char *nvls = getenv("NCCL_NVLS_ENABLE");
     const Arena *buffers = &comm->dev->arenas[MEM_COMM];
-    if (!nvls || !strcmp(nvls, "0") || nccl_axis(which) < AXIS_DP_SHARD) return;
+    Axis axis = nccl_axis(which);
+    if (!nvls || !strcmp(nvls, "0") || (axis != AXIS_FSDP && axis != AXIS_DP_REPLICATE)) return;
     ncclComm_t c = comm->nccl[which];
     ncclResult_t registered = ncclCommRegister(c, buffers->base, buffers->reserved, &comm->registered[which]);
-    nccl_check(comm, c, registered, (int)nccl_axis(which), comm->heartbeat->started[nccl_axis(which)],
-               "register the memory of", name);
+    nccl_check_axis(comm, c, registered, axis, "register the memory of");
 }
 
-/* Says so if a rank has more streams than a GPU has hardware queues. NCCL has two for each communicator, and one. */
+/* Prints a note if a rank has more streams than a GPU has hardware queues. NCCL has two for each communicator, and one
+ * more. */
 static inline void nccl_note_streams(const Comm *comm) {
     enum { QUEUES = 32 };
     int communicators = nccl_communicators(&comm->mesh, comm->dev->reductions_apart);
     int own = __builtin_popcount(comm->dev->streams_used), all = own + 2 * communicators + 1;
     if (comm->rank == 0 && all > QUEUES)
-        fprintf(stderr,
-                "note: a rank has %d streams, %d of its own and %d of NCCL's %d communicators, but a GPU has %d hardware "
-                "queues: streams that share a queue can wait for each other; fewer parallel axes need fewer streams\n",
-                all, own, all - own, communicators, (int)QUEUES);
+        fprintf(
+            stderr,
+            "note: a rank has %d streams, %d of its own and %d of NCCL's %d communicators, but a GPU has %d hardware "
+            "queues: streams that share a queue can wait for each other; fewer parallel axes need fewer streams\n",
+            all, own, all - own, communicators, (int)QUEUES);
 }
 
-/* Opens the communicators of all axes and links at once. Each is opened from an identifier that the hosts exchange, so
+/* Opens the communicators of all axes and links at once. Each is opened from an identifier that the hosts all-gather, so
  * there is no communicator of all ranks, and no order in which ranks must open theirs. */
 static inline void nccl_open(Comm *comm) {
     comm->free_before_nccl = device_memory(comm->dev->gpu);
-    nccl_check_version();
+    nccl_check_installation();
     nccl_check_gpus(comm);
     nccl_own = comm;
     process_end.abort_collectives = nccl_abort;
     for (int i = 0; i < NCCL_AXES; i++)
         if (comm->groups[nccl_axes[i]].size > 1) nccl_begin_axis(comm, nccl_axes[i]);
     if (comm->groups[AXIS_PP].size > 1) nccl_begin_links(comm);
-    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis = nccl_axis(i);
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++)
         if (comm->nccl[i])
-            nccl_check(comm, comm->nccl[i], ncclInProgress, (int)axis, comm->heartbeat->started[axis],
-                       "open the group of", axis_names[axis]);
-    }
+            nccl_check_axis(comm, comm->nccl[i], ncclInProgress, nccl_axis(i), "open the communicator of");
     for (int i = 0; i < NCCL_LINKS; i++) {
         if (!comm->nccl[i]) continue;
         nccl_check_members(comm, comm->nccl[i], &comm->groups[nccl_axis(i)]);
         nccl_register(comm, i);
     }
     nccl_note_streams(comm);
-    // another number may mean another algorithm, and other bits than those of a layout with other communicators
+    // with --deterministic matmuls count on all multiprocessors: another number could select another algorithm and bits
     for (int backward = 0; backward < 2 && !comm->dev->deterministic; backward++)
         comm->dev->left_to_nccl[backward] =
             nccl_beside_matmuls(&comm->mesh, comm->dev->reductions_apart, backward, comm->dev->multiprocessors);
 }
 
 /* Closes all communicators; those that have failed are aborted. Closing may wait for other ranks without a limit, so the
- * monitor must see that this rank waits. */
+ * heartbeat table says that this rank waits. */
 static inline void nccl_close(Comm *comm) {
     int is_closing[NCCL_COMMUNICATORS] = ZERO;
     ncclGroupStart();
@@ -392,12 +406,8 @@ static inline void nccl_close(Comm *comm) {
         ncclCommFinalize(c);
     }
     ncclGroupEnd();
-    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis = nccl_axis(i);
-        int64_t number = comm->heartbeat->started[axis];
-        if (is_closing[i])
-            nccl_check(comm, comm->nccl[i], ncclSuccess, (int)axis, number, "close the group of", axis_names[axis]);
-    }
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++)
+        if (is_closing[i]) nccl_check_axis(comm, comm->nccl[i], ncclSuccess, nccl_axis(i), "close the communicator of");
     rank_waits(comm->heartbeat, AXIS_WORLD, comm->heartbeat->started[AXIS_WORLD], seconds_now());
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
         if (is_closing[i]) ncclCommDestroy(comm->nccl[i]);
@@ -414,8 +424,9 @@ static inline void nccl_channel_open(Comm *comm, Channel *c) {
     int next = (g->rank + 1) % g->size, previous = (g->rank + g->size - 1) % g->size;
     int forward = c->peer == (c->receives ? previous : next), backward = c->peer == (c->receives ? next : previous);
     if (!forward && !backward)
-        run_failure("a message between members %d and %d of the %d of %s: NCCL carries messages only between neighbors",
-                    g->rank, c->peer, g->size, axis_names[c->axis]);
+        run_failure("%s: a message between members %d and %d of the %d of %s, but over NCCL only neighbors have a "
+                    "communicator. This is an error of the program: please report it",
+                    rank_name(comm->rank), g->rank, c->peer, g->size, axis_names[c->axis]);
     Link link = c->receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT;
     if (!forward) link = c->receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
     for (int i = 0; i < NCCL_TURNS; i++) c->nccl[i] = comm->nccl[nccl_link(link, i)];
@@ -464,10 +475,12 @@ static inline void nccl_start(Comm *comm, Request *r) {
 // ---------------------------------------------------------------------------
 // the first use of everything
 
-/* One collective of the kind that the step has on this axis, in the memory for collectives, which nothing uses yet. With
- * less than 256 bytes for each part none is run; then the step's first one connects. */
+static const char nccl_connecting[] = "connecting before the first step";
+
+/* One collective of the kind that the step has on this axis, in the memory for collectives, which nothing uses yet. If a
+ * member has less than 256 bytes for each part, this is left out, and NCCL connects in the first step. */
 static inline void nccl_connect_axis(Comm *comm, Axis axis, Collective kind, int sums) {
-    enum { MOST = 64 << 20 }; // bytes in all
+    enum { MOST = 64 << 20 }; // bytes: large enough for the algorithm that NCCL chooses for a block's weights
     Device *dev = comm->dev;
     const Arena *a = &dev->arenas[MEM_COMM];
     Request r = ZERO;
@@ -479,13 +492,14 @@ static inline void nccl_connect_axis(Comm *comm, Axis axis, Collective kind, int
     size_t part = (size_t)(room / 2 / size) & ~(size_t)255, all = part * (size_t)size;
     char *send = a->base + a->used, *recv = send + all;
     if (!part) return;
-    StreamKind before = device_set_stream(dev, kind == REDUCE_SCATTER && axis == AXIS_FSDP ? STREAM_REDUCE : STREAM_GATHER);
+    StreamKind before =
+        device_set_stream(dev, kind == REDUCE_SCATTER && axis == AXIS_FSDP ? STREAM_REDUCE : STREAM_GATHER);
     r.summed = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
-    if (kind == ALL_GATHER) all_gather_start(comm, &r, axis, "the first one", send, recv, part, DTYPE_BYTE);
-    else if (kind == ALL_TO_ALL) all_to_all_start(comm, &r, axis, "the first one", send, recv, part, DTYPE_BYTE);
-    else reduce_scatter_start(comm, &r, axis, "the first one", send, recv, part / sizeof(float), DTYPE_F32);
+    if (kind == ALL_GATHER) all_gather_start(comm, &r, axis, nccl_connecting, send, recv, part, DTYPE_BYTE);
+    else if (kind == ALL_TO_ALL) all_to_all_start(comm, &r, axis, nccl_connecting, send, recv, part, DTYPE_BYTE);
+    else reduce_scatter_start(comm, &r, axis, nccl_connecting, send, recv, part / sizeof(float), DTYPE_F32);
     comm_wait(comm, &r);
-    device_zero(dev, send, 2 * all); // buffers are zero when they are allocated
+    device_zero(dev, send, 2 * all); // buffers that are allocated here later must start at zero
     device_synchronize(dev);
     device_set_stream(dev, before);
     request_close(&r);
@@ -495,20 +509,20 @@ static inline void nccl_connect_axis(Comm *comm, Axis axis, Collective kind, int
 static inline void nccl_connect_channel(Comm *comm, const Channel *c) {
     for (int i = 0; i < NCCL_TURNS; i++) {
         Request r = ZERO;
-        if (c->receives) receive_start(comm, &r, (Axis)c->axis, c->peer, "the first one", comm->members, 1, DTYPE_F32);
-        else send_start(comm, &r, (Axis)c->axis, c->peer, "the first one", comm->members, 1, DTYPE_F32);
+        if (c->receives) receive_start(comm, &r, (Axis)c->axis, c->peer, nccl_connecting, comm->members, 1, DTYPE_F32);
+        else send_start(comm, &r, (Axis)c->axis, c->peer, nccl_connecting, comm->members, 1, DTYPE_F32);
         comm_wait(comm, &r);
         request_close(&r);
     }
 }
 
-/* The channels of the dry run. Members with even numbers send first and the others receive first, so that each message
- * that a member waits for is one that its neighbor comes to. */
+/* Messages on the channels of the dry run. Even members send first and odd ones receive first, so that every receive has
+ * a neighbor that is sending. */
 static inline void nccl_connect_links(Comm *comm, const Comm *dry_run) {
     const Group *g = &comm->groups[AXIS_PP];
     int next = (g->rank + 1) % g->size;
-    for (int turn = 0; turn < 4; turn++) { // messages forward, then back
-        int is_back = turn / 2, receives = (turn + g->rank) % 2;
+    for (int half = 0; half < 4; half++) { // messages forward, then back; of each, half of the members send
+        int is_back = half / 2, receives = (half + g->rank) % 2;
         for (int i = 0; i < dry_run->num_channels; i++) {
             const Channel *c = &dry_run->channels[i];
             int goes_forward = (c->peer == next) == !c->receives || g->size == 2;
@@ -524,7 +538,7 @@ static inline void nccl_connect(Comm *comm, const Comm *dry_run, int sums) {
     static const Collective kinds[] = {ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL};
     int64_t events = comm->dev->num_events;
     for (int i = 0; i < NCCL_AXES; i++)
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
             if (dry_run->traffic_started[nccl_axes[i]][kinds[k]].calls)
                 nccl_connect_axis(comm, nccl_axes[i], kinds[k], sums);
     if (comm->groups[AXIS_PP].size > 1) nccl_connect_links(comm, dry_run);

@@ -252,8 +252,7 @@ static void print_alternatives(FILE *f, const Job *j, const Plan *p, const Clust
         fprintf(f, "\n");
     }
     if (memory > 0 && need > memory) print_fitting_change(f, &a, need, memory);
-    if (memory > 0 && j->config.lora_rank)
-        print_longest_seq(f, j, memory - plan_nccl_memory(p, cluster));
+    if (memory > 0 && j->config.lora_rank) print_longest_seq(f, j, memory - plan_nccl_memory(p, cluster));
     if (!cluster && need > 16e9) print_gpu_sizes(f, &a, need);
     alternatives_close(&a);
 }

@@ -71,7 +71,8 @@ typedef enum { TRY_MORE_RECOMPUTATION, TRIED } TryResult;
 static TryResult search_try_one(Search *s, Layout *c) {
     Job *j = &s->job;
     char problem[1024];
-    double memory = s->cluster.memory; // less what NCCL allocates at least, before a dry run knows the all-to-alls
+    double memory = s->cluster.memory;
+    // all-to-alls are not known before the dry run, so this subtracts the least that NCCL allocates
     if (plans_nccl(j, &s->cluster)) memory -= nccl_memory(&j->mesh, NULL, job_reductions_apart(j), 1);
     s->tried++;
     if (least_memory(j, &c->opt) > memory || !job_layout_fits(j, problem, sizeof problem)) return TRIED;

@@ -18,8 +18,8 @@ static void print_model(const Job *j) {
  * of them are taken to be like rank 0's. */
 static void print_gpus(const Job *j) {
     char name[256], next[256];
-    int count = uses_nccl(j) ? j->local_ranks : 1, visible = CUDA_BUILD ? device_count() : 0, alike = 0;
     if (!CUDA_BUILD) return;
+    int count = uses_nccl(j) ? j->local_ranks : 1, visible = device_count(), alike = 0;
     printf("GPU%s", plural(count));
     if (run_hosts.count > 1) printf(" of host %s", host_of_rank(0)->name);
     for (int i = 0; i < count; i += alike) {
@@ -51,10 +51,10 @@ static void print_ranks(const Trainer *trainer) {
     printf("\n");
     layout_print(&j->mesh, trainer->parallel.layout, stdout);
     double library = trainer->parallel.comm.library_memory;
-    double most = nccl_memory(&j->mesh, trainer->dry_run->parallel.comm.traffic_started, dry_run->reductions_apart,
-                              transport_sums(&j->opt));
+    double expected = nccl_need(j, &trainer->dry_run->parallel);
     if (library > 0)
-        printf("NCCL allocated another %.1f MB on each GPU (expected: at most %.1f MB)\n", library / 1e6, most / 1e6);
+        printf("NCCL allocated another %.1f MB on rank 0's GPU (expected: at most %.1f MB)\n", library / 1e6,
+               expected / 1e6);
 }
 
 /* The sources of a mixture, and how often the run will have gone through each of them at its last step. */

@@ -25,7 +25,7 @@ typedef struct {
     double peak;                        // FLOP/s of a rank's fastest matmul
     double memory;                      // bytes of a rank; 0: the file does not say
     int ranks_per_host, hosts_per_rack; // hosts_per_rack 0: the file does not say
-    double storage; // bytes per second that all hosts together write to files; 0: unknown
+    double storage;                     // bytes per second that all hosts together write to files; 0: unknown
     CollectiveRate collectives[AXES][COLLECTIVES];
 } Cluster;
 

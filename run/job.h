@@ -207,18 +207,20 @@ static int job_gpu_of_rank(const Job *j, int rank) {
 static void note_nccl_host(int local_ranks) {
     int driver = driver_without_overlap();
     double shared = shared_memory_free();
+    char where[96] = "";
+    if (run_hosts.count > 1) snprintf(where, sizeof where, " of host %s", host_of_rank(process_end.process)->name);
     if (driver)
         fprintf(
             stderr,
-            "note: the NVIDIA driver supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
+            "note: the NVIDIA driver%s supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
             "so that less communication overlaps with computation: update the driver\n",
-            driver / 1000, driver % 1000 / 10);
+            where, driver / 1000, driver % 1000 / 10);
     if (local_ranks > 1 && shared < NCCL_SHARED_MEMORY)
         fprintf(
             stderr,
-            "note: /dev/shm has %.2f GB free. NCCL allocates there what GPUs cannot exchange directly, and fails if "
-            "it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
-            shared / 1e9);
+            "note: /dev/shm%s has %.2f GB free. NCCL puts the buffers of GPUs without peer-to-peer access there, and fails "
+            "if it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
+            where, shared / 1e9);
 }
 
 static void check_gpus(const Job *j, int world, int local_ranks) {
@@ -227,15 +229,15 @@ static void check_gpus(const Job *j, int world, int local_ranks) {
     int gpus = device_count();
     device_model(job_gpu_of_rank(j, 0), name, sizeof name);
     if (strstr(name, " MIG "))
-        user_error("this rank's GPU is a slice of one, %s, and NCCL cannot connect slices: run one rank, or let ranks "
-                   "share the slice with --ranks N --transport threads, or turn MIG off (nvidia-smi -mig 0)",
+        user_error("the GPU is a MIG instance (%s), and NCCL cannot connect MIG instances: start one rank, let ranks share "
+                   "the instance with --ranks N --transport threads, or turn MIG off (nvidia-smi -mig 0)",
                    name);
     int may_be_hidden = gpus == 1 && j->host_transport != &transport_threads; // launchers can show each rank its own
     if (local_ranks > gpus && !may_be_hidden)
         user_error("%d ranks were started on a host with %d GPU%s, but NCCL needs one GPU per rank: start at most as "
                    "many ranks per host as it has GPUs, or share one GPU with --ranks N --transport threads",
                    local_ranks, gpus, gpus == 1 ? "" : "s");
-    if (process_end.process == 0) note_nccl_host(local_ranks);
+    if (j->local_rank == 0) note_nccl_host(local_ranks);
 }
 
 // ---------------------------------------------------------------------------
@@ -821,7 +823,7 @@ static int64_t job_samples_of_full_step(const Job *j) {
     const Options *o = &j->opt;
     int64_t ranks = mesh_data_ranks(&j->mesh), own = (int64_t)o->batch * o->accum, samples = 1;
     int is_chosen = option_given(o, "batch") || option_given(o, "accum") || o->recipe || j->resume_from.dir[0];
-    if (!CUDA_BUILD || is_chosen || j->mesh.size[AXIS_PP] > 1) return 0;
+    if (!CUDA_BUILD || is_chosen || o->lora_rank || j->mesh.size[AXIS_PP] > 1) return 0; // adapters' AdamW is short
     if (own * ranks * o->seq >= TOKENS_OF_FULL_STEP) return 0;
     while (samples * ranks * o->seq < TOKENS_OF_FULL_STEP) samples *= 2;
     while (samples * ranks > dataset_samples(&j->data)) samples /= 2; // a step must fit into an epoch
@@ -1112,10 +1114,10 @@ static const char *transport_of_gpus(int ranks, int gpus) {
     if (gpus == 1) return "threads";
     if (ranks > gpus)
         user_error(
-            "--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank, %d more: use --ranks %d, "
+            "--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank: use --ranks %d, "
             "or let all %d ranks share the first GPU with --transport threads",
             ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
-            ranks - gpus, gpus, ranks);
+            gpus, ranks);
     return "nccl";
 }
 

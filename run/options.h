@@ -90,7 +90,7 @@ static const OptionRow option_rows[] = {
     FLAG("doc-mask", doc_mask, "attention stays within a document; documents end at the tokenizer's end-of-text token"),
     GROUP("batch"),
     INT("seq", seq, 0, 1 << 24, "T", "0",
-        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its positions, on a GPU at "
+        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its max_position_embeddings, on a GPU at "
         "most 4096 and on a CPU at most 256"),
     INT("batch", batch, 0, 1 << 20, "B", "0", "samples per micro-batch and rank; 0: the model's default"),
     INT("accum", accum, 1, 1 << 16, "K", "1", "micro-batches per step"),
@@ -143,8 +143,8 @@ static const OptionRow option_rows[] = {
          "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
          "those of every Nth block"),
     INT("logit-rows", logit_rows, 0, 1 << 30, "N", "0",
-        "tokens whose logits exist at a time; 0: as many as have 4 GB of logits in fp32 on a GPU and 128 MB on a CPU, "
-        "at most 8192 and 1024; fewer take less memory and more time"),
+        "tokens whose logits exist at a time; 0: on a GPU at most 8192 tokens and 2^30 logits, on a CPU at most 1024 and "
+        "2^25; fewer take less memory and more time"),
     GROUP("optimizer"),
     TEXT("recipe", recipe, "FILE", NULL,
          "train in stages that FILE describes, JSON with their tokens, batch, sequence length, learning rate and data "
@@ -422,8 +422,9 @@ static Options options_parse(int argc, char **argv) {
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
         if (!strncmp(word, "--", 2) && length - 2 < sizeof name) memcpy(name, word + 2, length - 2);
         const OptionRow *row = option_find(name);
-        const char *retired = strcmp(name, "matmul-choices") ? "" : " (removed, since it made training no faster)";
-        if (!row) user_error("unknown option %s%s: ./train_llama3 --help lists all options", word, retired);
+        if (!strcmp(name, "matmul-choices"))
+            user_error("--matmul-choices was removed, because it made training no faster: leave it out");
+        if (!row) user_error("unknown option %s: ./train_llama3 --help lists all options", word);
         if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
         if (!value && row->kind != OPT_FLAG && i + 1 < argc) value = argv[++i];
         o.given[row - option_rows] = 1;

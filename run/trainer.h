@@ -265,21 +265,18 @@ static void check_memory(const Job *j, const Parallel *dry) {
     char needs[256];
     if (uses_nccl(j)) {
         have = device_memory_with_total(dry->dev.gpu, &total);
-        snprintf(needs, sizeof needs, "%s needs %.2f GB of memory on GPU %d of its host, %.2f GB of them for NCCL",
+        snprintf(needs, sizeof needs, "%s needs %.2f GB of memory on its GPU %d, %.2f GB of them for NCCL",
                  rank_name(dry->rank), need / 1e9, dry->dev.gpu, nccl_need(j, dry) / 1e9);
     } else {
         snprintf(needs, sizeof needs, "the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s", need / 1e9,
                  j->local_ranks, j->local_ranks > 1 ? "s" : "");
     }
-    if (need > have && need <= total)
-        user_error("%s, but %.2f GB of %.2f GB are free, because other processes hold the rest (nvidia-smi lists them): "
-                   "end them, choose another GPU with CUDA_VISIBLE_DEVICES, or use less memory (--plan lists what needs "
-                   "how much)",
-                   needs, have / 1e9, total / 1e9);
     if (need > have)
-        user_error("%s, but %.2f GB are free: use more hosts or GPUs, a smaller --batch, --seq or --logit-rows, "
-                   "--recompute full, or a smaller model (--plan lists what needs how much)",
-                   needs, have / 1e9);
+        user_error(
+            "%s, but %.2f of %.2f GB are free: end other processes that use it%s, or use more hosts or GPUs, a "
+            "smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model (--plan lists what needs "
+            "how much)",
+            needs, have / 1e9, total / 1e9, CUDA_BUILD ? " (nvidia-smi lists them)" : "");
     double pinned = (double)pinned_need(&dry->dev) * j->local_ranks, pinnable = pinned_memory();
     if (pinned > pinnable)
         user_error("the run needs %.2f GB of pinned memory on this host for %d rank%s, but %.2f GB are free: use more "

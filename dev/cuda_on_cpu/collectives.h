@@ -81,7 +81,7 @@ struct Team { // the ranks of one communicator
         ncclComm_t child;
         int rank, color, key;
     };
-    std::map<uint64_t, std::vector<Split>> splits; // by number
+    std::map<uint64_t, std::vector<Split>> splits;           // by number
     std::map<std::pair<int, int>, std::set<int>> connecting; // by connection: the ranks whose hosts have come to it
 };
 
@@ -125,7 +125,7 @@ struct ncclComm {
     std::shared_ptr<emu::NcclJob> job; // NULL: none
     std::map<void *, std::pair<char *, size_t>> registered;
     emu::NcclMemory memory;
-    size_t taken;                           // bytes of its device's memory
+    size_t taken;                            // bytes of its device's memory
     std::set<std::pair<int, int>> connected; // see connection_of
 };
 
@@ -505,8 +505,8 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
         for (ncclComm_t other : nccl().comms)
             for (size_t r = 0; broken && other->team && r < other->team->members.size(); r++)
                 if ((int)r != other->rank && other->team->members[r] && other->team->devices[r] == c.comm->device)
-                    other->error = refuse(ncclRemoteError, "Connection closed by remote peer gpu-%d<45678>",
-                                          c.comm->device);
+                    other->error =
+                        refuse(ncclRemoteError, "Connection closed by remote peer gpu-%d<45678>", c.comm->device);
         std::shared_ptr<NcclLaunch> launch;
         for (auto &l : launches)
             if (l->comm == c.comm) launch = l;
@@ -669,9 +669,9 @@ inline bool nccl_config(ncclConfig_t *to, const ncclConfig_t *config) { // false
 
 inline ncclComm_t new_comm(const ncclConfig_t &config, int rank, int device) {
     const char *name = config.commName ? config.commName : "unnamed";
-    ncclComm_t comm = new ncclComm{
-        nullptr, rank, device, config.blocking != 0, false, name, config, ncclSuccess, 0, 0, 0, nullptr, {},
-        nccl_memory_of(config.maxCTAs), 0, {}};
+    ncclComm_t comm =
+        new ncclComm{nullptr, rank,    device, config.blocking != 0,           false, name, config, ncclSuccess, 0, 0,
+                     0,       nullptr, {},     nccl_memory_of(config.maxCTAs), 0,     {}};
     comm->config.commName = comm->name.c_str();
     if (nvls_fails()) comm->error = refuse(ncclUnhandledCudaError, "%s", nvls_error);
     else if (!nccl_takes(device, comm->memory.open, &comm->taken))

@@ -652,7 +652,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
     double flops = 2.0 * (double)p.M * (double)p.N * (double)p.K, relative = algo ? (double)algo->data[7] / 100 : 1;
     emu::enqueue(s, (cuda_on_cpu.costs.product + cuda_on_cpu.costs.flop * flops) * relative, [=] {
         emu::check_no_zone("cublasLt: matrix D", D, extent_d, at);
-        if (wanted) memset(workspace, 0xFF, wanted); // nobody else may use it meanwhile
+        if (wanted) memset(workspace, 0xFF, wanted);                 // nobody else may use it meanwhile
         float scale = emu::is_fp8(a.type) && scale_a ? *scale_a : 1; // read when the matmul runs
         if (emu::is_fp8(b.type) && scale_b) scale *= *scale_b;
         emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K,

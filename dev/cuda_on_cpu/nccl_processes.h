@@ -1,10 +1,10 @@
 /* nccl_processes.h: emulates NCCL between processes, over MPI, for the way a program starts under mpirun or srun.
  *
  * nccl.h includes it instead of its emulation between threads if CUDA_ON_CPU_PROCESSES is defined. Each process is a
- * rank with one device. It is as unkind as NCCL: a call is in progress for a while, the first operation of a kind until
- * all hosts have come to it; destroying and aborting wait for the other processes of the host; a process of another host
- * (by NCCL_HOSTID) that dies is an error of its own, and one of the same host is none. The checks of nccl.h that compare
- * the calls of several ranks are not here, nor what this project does not call.
+ * rank with one device. It imitates NCCL's inconvenient behaviour: every call stays in progress for a while; the first
+ * operation of a kind waits until all members have started it; destroying and aborting wait for the other processes of
+ * the host; if a process dies, ranks on other hosts (NCCL_HOSTID) get ncclRemoteError and ranks on its own host get
+ * nothing. It has no checks between ranks, and only the calls that this project uses.
  */
 #ifndef CUDA_ON_CPU_NCCL_PROCESSES_H
 #define CUDA_ON_CPU_NCCL_PROCESSES_H
@@ -21,7 +21,7 @@ struct NcclMember { // of a communicator, as its process introduces itself
     char host[64];
 };
 
-struct NcclJob { // what a communicator is in the middle of
+struct NcclJob {                // what a communicator is in the middle of
     int polls;                  // so often ncclCommGetAsyncError says ncclInProgress yet
     std::function<bool()> over; // whether the other processes have come
     std::function<void()> then;
@@ -35,9 +35,7 @@ inline char nccl_error_text[256];
 
 struct ncclComm {
     int rank, size, device, tag;
-    int creator; // rank in the world of the process that made the identifier
     std::string name;
-    ncclConfig_t config;
     ncclResult_t error;
     std::vector<emu::NcclMember> members, hellos; // empty until all have come; those that the creator has heard of
     std::shared_ptr<emu::NcclJob> job;            // NULL: none
@@ -101,8 +99,10 @@ inline void hear_all() {
             if (comm->hellos.size() < (size_t)comm->size) continue;
             for (const NcclMember &member : comm->hellos) tell(comm, member.world, NCCL_MEMBERS, comm->hellos);
         }
-        std::vector<NcclMember> all = comm->members.empty() ? hear<NcclMember>(comm, NCCL_MEMBERS) : comm->hellos;
-        if (comm->members.empty() && !all.empty()) have_met(comm, all);
+        if (comm->members.empty()) {
+            std::vector<NcclMember> all = hear<NcclMember>(comm, NCCL_MEMBERS);
+            if (!all.empty()) have_met(comm, all);
+        }
         for (std::vector<int> c; !(c = hear<int>(comm, NCCL_CAME)).empty();) comm->came.insert({c[0], c[1]});
         for (std::vector<int> c; !(c = hear<int>(comm, NCCL_CLOSED)).empty();) comm->closed.insert(c[0]);
     }
@@ -282,7 +282,8 @@ inline bool all_connected(const NcclParts &parts) {
     for (auto &p : parts) {
         int way = connection_of(p.second);
         for (const NcclMember &m : p.first->members)
-            if (m.rank != p.first->rank && (way < 0 || way == m.rank) && !p.first->came.count({way, m.rank})) return false;
+            if (m.rank != p.first->rank && (way < 0 || way == m.rank) && !p.first->came.count({way, m.rank}))
+                return false;
     }
     return true;
 }
@@ -372,8 +373,8 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     MPI_Comm_rank(MPI_COMM_WORLD, &world);
     gethostname(host, sizeof host - 1);
     memset(id, 0, sizeof *id);
-    snprintf(id->internal, sizeof id->internal, "CUDA on a CPU, rank %d, number %d, %s, process %d", world, made++, host,
-             (int)getpid());
+    snprintf(id->internal, sizeof id->internal, "CUDA on a CPU, rank %d, number %d, %s, process %d", world, made++,
+             host, (int)getpid());
     return ncclSuccess;
 }
 
@@ -390,12 +391,26 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniq
     emu::raise_signal(0);
     if (config->blocking) emu::fail(nullptr, "ncclCommInitRankConfig: between processes no communicator blocks here");
     if (sscanf(id.internal, "CUDA on a CPU, rank %d", &creator) != 1)
-        emu::fail(nullptr, "ncclCommInitRankConfig: rank %d has an id that is not ncclGetUniqueId's: bring it from the "
-                           "rank that made it", rank);
+        emu::fail(nullptr,
+                  "ncclCommInitRankConfig: rank %d has an id that is not ncclGetUniqueId's: bring it from the "
+                  "rank that made it",
+                  rank);
     for (char c : id.internal) hash = (hash ^ (unsigned char)c) * 16777619u;
-    ncclComm_t c = new ncclComm{rank, ranks, emu::device_now, 1000 + (int)(hash % (1u << 24)) * emu::NCCL_MESSAGES, creator,
-                                config->commName ? config->commName : "unnamed", *config, ncclSuccess, {}, {}, nullptr,
-                                {}, {}, {}, {}, emu::nccl_memory_of(config->maxCTAs), 0};
+    ncclComm_t c = new ncclComm{rank,
+                                ranks,
+                                emu::device_now,
+                                1000 + (int)(hash % (1u << 24)) * emu::NCCL_MESSAGES,
+                                config->commName ? config->commName : "unnamed",
+                                ncclSuccess,
+                                {},
+                                {},
+                                nullptr,
+                                {},
+                                {},
+                                {},
+                                {},
+                                emu::nccl_memory_of(config->maxCTAs),
+                                0};
     emu::NcclMember me = {rank, 0, (int)getpid(), gpu.uuid, ""};
     const char *host = getenv("NCCL_HOSTID");
     MPI_Comm_rank(MPI_COMM_WORLD, &me.world);

@@ -40,7 +40,7 @@ static ncclResult_t settled(ncclComm_t comm) { // until it is in progress no mor
 #define DO(call, comm)                                                                                                 \
     do {                                                                                                               \
         ncclResult_t e_ = (call);                                                                                      \
-        if (e_ == ncclInProgress || !e_) e_ = settled(comm);                                                                \
+        if (e_ == ncclInProgress || !e_) e_ = settled(comm);                                                           \
         nc_must(e_, #call);                                                                                            \
     } while (0)
 
@@ -714,7 +714,6 @@ static void test_lost() {
 
 // ---------------------------------------------------------------------------
 // misuse: `with` what, on two ranks (four where it says so)
-
 
 static void differs(Rank *r) { // the two ranks' calls
     float *x = device_floats(64, small);

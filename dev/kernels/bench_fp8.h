@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(BLOCK, 4) fp8_amax_kernel(uint32_t *ama
 
 /* A block has a tile of FP8_TILE x FP8_TILE elements. */
 static __global__ void __launch_bounds__(BLOCK) fp8_cast_kernel(Fp8Tensor t, int with_transposed) {
-    SHARED(uint32_t, tile, FP8_TILE *(FP8_TILE / 4 + 1)); // four elements a word; rows are a word longer than needed
+    SHARED(uint32_t, tile, FP8_TILE * (FP8_TILE / 4 + 1)); // four elements a word; rows are a word longer than needed
     const int64_t row0 = (int64_t)blockIdx.y * FP8_TILE, col0 = (int64_t)blockIdx.x * FP8_TILE;
     const float scale = fp8_scale(__uint_as_float(*t.amax), t.format);
     if (!blockIdx.x && !blockIdx.y && threadIdx.x < 2) t.scales[threadIdx.x] = threadIdx.x ? 1 / scale : scale;

@@ -417,8 +417,7 @@ static void attention_answers(Bench *b) {
 enum { MOST_CANDIDATES = 48 };
 
 /* `run` is one matmul op. The program's algorithm and the fastest one are timed in turns. */
-template <class Run>
-static void matmul_row(Bench *b, double *sums, const char *what, double flops, Run run) {
+template <class Run> static void matmul_row(Bench *b, double *sums, const char *what, double flops, Run run) {
     static cublasLtMatmulHeuristicResult_t results[MOST_CANDIDATES];
     enum { ROUNDS = 9 };
     int calls = b->tiny ? 1 : 5, found, fastest = -1;

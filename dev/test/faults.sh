@@ -927,7 +927,7 @@ more "a matmul counts on multiprocessors that do not exist, over NCCL" lib/cuda/
     streams "describing a matmul failed"
 
 more "kernels are loaded behind collectives, over NCCL" lib/device_cuda.h \
-    's|    if (shares_work) setenv("CUDA_MODULE_LOADING", "EAGER", 0);||' \
+    's|    setenv("CUDA_MODULE_LOADING", "EAGER", 0);||' \
     streams "launched for the first time while a collective is queued"
 
 # What NCCL really does, and the emulator with it (dev/cuda_on_cpu/README.md)
@@ -973,7 +973,7 @@ more "messages leave out NCCL's last error, over NCCL" lib/transport_nccl.h \
     streams "what NCCL finds broken ends all, with the other rank.s address"
 
 more "NVLink SHARP is left on, over NCCL" lib/device_cuda.h \
-    's|^    if (shares_work) setenv("NCCL_NVLS_ENABLE", "0", 0);||' \
+    's|^    setenv("NCCL_NVLS_ENABLE", "0", 0);||' \
     streams "NVLink SHARP"
 
 more "a stage sends what is not made yet" pipeline_parallel.h \
@@ -1005,7 +1005,7 @@ more "AdamW joins tensors over the padding between them" optimizer.h \
     pytorch "weights after ten steps equal"
 
 more "AdamW is called for each tensor" optimizer.h \
-    's|^            join_neighbours(o->fsdp, &i, &p);||' \
+    's|^            join_neighbors(o->fsdp, &i, &p);||' \
     pytorch "one call of AdamW for neighbouring tensors"
 
 more "fp8 rounds ties away from zero" dev/kernels/fp8.h \

@@ -108,7 +108,7 @@ if [ "$code" = 1 ] && grep -qa "^error: ranks 0 and 1 share one GPU" "$work/said
     pass "a launcher that shows all ranks the same GPU" "$(grep -a -m1 '^error' "$work/said")"
 else fail "a launcher that shows all ranks the same GPU" "exit code $code: $(tail -n 2 "$work/said")"; fi
 CUDA_ON_CPU_NAME="NVIDIA H200 MIG 1g.18gb" refused "a slice of a GPU for each rank" 2 2 \
-    "^error: this rank's GPU is a slice of one, .*NCCL cannot connect slices"
+    "^error: the GPU is a MIG instance .*NCCL cannot connect MIG instances"
 [ "$(grep -ac '^error' "$work/said")" = 1 ] || fail "one line for all ranks" "$(grep -a '^error' "$work/said")"
 CUDA_ON_CPU_RUNTIME=12020 CUDA_ON_CPU_DRIVER=12020 start 2 2
 if [ "$code" = 0 ] && [ "$(grep -ac '^note: the NVIDIA driver supports CUDA 12\.2' "$work/said")" = 1 ]; then

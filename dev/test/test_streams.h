@@ -416,8 +416,8 @@ static void test_memory_of_nccl(void) {
         const double *m = memory_of_nccl;
         snprintf(name, sizeof name, "%d GPUs%s: NCCL's memory is allocated before the first step, and within the plan",
                  layouts[i].world, layouts[i].more);
-        CHECK(name, m[0] <= m[1] && m[0] > 0.6 * m[1] && m[2] == 0,
-              "%.0f MiB, planned %.0f; in the steps another %.0f", m[0] / (1 << 20), m[1] / (1 << 20), m[2] / (1 << 20));
+        CHECK(name, m[0] <= m[1] && m[0] > 0.6 * m[1] && m[2] == 0, "%.0f MiB, planned %.0f; in the steps another %.0f",
+              m[0] / (1 << 20), m[1] / (1 << 20), m[2] / (1 << 20));
         snprintf(name, sizeof name, "%d GPUs%s: a rank has only the streams that it uses", layouts[i].world,
                  layouts[i].more);
         CHECK(name, streams_of_rank == layouts[i].streams, "%d, expected %d", streams_of_rank, layouts[i].streams);
@@ -439,9 +439,10 @@ static void test_settings(void) {
     int asked = 1;
     child_says(prepare_again, NULL, said[0], sizeof said[0]);
     child_says(prepare_again, &asked, said[1], sizeof said[1]);
-    CHECK("CUDA gets 32 hardware queues and kernels loaded at the start, NCCL no NVLink SHARP, and what the user has set "
-          "stays",
-          !strcmp(said[0], "32 EAGER 1 0 ") && !strcmp(said[1], "4 EAGER 1 1 "), "'%s', '%s'", said[0], said[1]);
+    CHECK(
+        "CUDA gets 32 hardware queues and kernels loaded at the start, NCCL no NVLink SHARP, and what the user has set "
+        "stays",
+        !strcmp(said[0], "32 EAGER 1 0 ") && !strcmp(said[1], "4 EAGER 1 1 "), "'%s', '%s'", said[0], said[1]);
 }
 
 /* A host that fills its GPU's queue is held in a call that knows no deadline: it stays a few blocks ahead, however many
@@ -540,61 +541,58 @@ static void test_lost_gpus(void) {
         const char *more;
         int code;
         const char *says[2];
-    } cases[] = {{"a rank that computes for ever ends all, with exchanges of the others in their GPUs' queues",
-                  run_late_gpu,
-                  "",
-                  2,
-                  {" on fsdp (4 ranks)", "rank 2 has been running attention_backward"}},
-                 {"a rank whose exchanges never arrive ends all, though NCCL says nothing",
-                  run_lost_gpu,
-                  "",
-                  2,
-                  {" waited 1.", " on fsdp (3 ranks)"}},
-                 {"what NCCL finds broken ends all, with the other rank's address",
-                  run_broken_gpu,
-                  "",
-                  2,
-                  {"remote process exited", "Connection closed by remote peer"}},
-                 {"more ranks than GPUs are refused over nccl",
-                  run_shared_gpu,
-                  "",
-                  1,
-                  {"3 ranks were started on a host with 2 GPUs", "--transport threads"}},
-                 {"a group that NCCL cannot open is named",
-                  run_unopened,
-                  "",
-                  2,
-                  {"NCCL could not open the group of fsdp", "NCCL_DEBUG=INFO"}},
-                 {"an NCCL that is too old is refused",
-                  run_old_nccl,
-                  "",
-                  1,
-                  {"NCCL has version 2.27.2, but 2.27.3 or newer is needed", "install a newer one"}},
-                 {"one address for all communicators is refused",
-                  run_one_address,
-                  "",
-                  1,
-                  {"NCCL_COMM_ID is set", "unset it"}},
-                 {"NVLink SHARP that the user turns on and the switch has no slot for is named",
-                  run_nvls,
-                  "",
-                  2,
-                  {"NCCL could not open the group of fsdp", "NVLink SHARP"}},
-                 {"a GPU without room for NCCL's communicators is refused, with its number",
-                  run_too_small_for_nccl,
-                  "",
-                  1,
-                  {" of memory on GPU ", "0.35 GB of them for NCCL, but 0.31 GB are free"}},
-                 {"communicators that find no memory say how much is free",
-                  run_without_room,
-                  "",
-                  2,
-                  {"out of memory", "GB of free memory"}},
-                 {"--offload without room in the host's memory",
-                  run_no_pinned,
-                  " --offload optimizer",
-                  1,
-                  {"could not pin", "use more hosts"}}};
+    } cases[] = {
+        {"a rank that computes for ever ends all, with exchanges of the others in their GPUs' queues",
+         run_late_gpu,
+         "",
+         2,
+         {" on fsdp (4 ranks)", "rank 2 has been running attention_backward"}},
+        {"a rank whose exchanges never arrive ends all, though NCCL says nothing",
+         run_lost_gpu,
+         "",
+         2,
+         {" waited 1.", " on fsdp (3 ranks)"}},
+        {"what NCCL finds broken ends all, with the other rank's address",
+         run_broken_gpu,
+         "",
+         2,
+         {"remote process exited", "Connection closed by remote peer"}},
+        {"more ranks than GPUs are refused over nccl",
+         run_shared_gpu,
+         "",
+         1,
+         {"3 ranks were started on a host with 2 GPUs", "--transport threads"}},
+        {"a group that NCCL cannot open is named",
+         run_unopened,
+         "",
+         2,
+         {"NCCL could not open the communicator of fsdp", "NCCL_DEBUG=INFO"}},
+        {"an NCCL that is too old is refused",
+         run_old_nccl,
+         "",
+         1,
+         {"the installed NCCL is 2.27.2, but 2.27.3 or newer is needed", "install a newer NCCL"}},
+        {"one address for all communicators is refused", run_one_address, "", 1, {"NCCL_COMM_ID is set", "unset it"}},
+        {"NVLink SHARP that the user turns on and the switch has no slot for is named",
+         run_nvls,
+         "",
+         2,
+         {"NCCL could not open the communicator of fsdp", "NVLink SHARP"}},
+        {"a GPU without room for NCCL's communicators is refused, with its number",
+         run_too_small_for_nccl,
+         "",
+         1,
+         {" of memory on its GPU ", "0.35 GB of them for NCCL, but 0.31 of 0.31 GB are free"}},
+        {"communicators that find no memory say how much is free",
+         run_without_room,
+         "",
+         2,
+         {"out of memory", "GB are free"}},
+        {"--offload without room in the host's memory",
+         run_no_pinned,
+         " --offload optimizer",
+         1,
+         {"could not pin", "use more hosts"}}};
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
         char arguments[512], said[SAID];
         snprintf(arguments, sizeof arguments,

@@ -1,9 +1,9 @@
 /* cross_entropy.h: the loss on the CPU. The contracts are in lib/ops.h.
  *
- * A row of logits does not fit the caches, so it is read from memory once: exponentials are taken block by block,
- * relative to the largest logit of the block, and scaled to the row's largest logit when that is known. For the
- * gradient, fp32 exponentials wait in their logits' place. bf16 logits leave no room for them: they are read again, and
- * their exponentials recomputed.
+ * A row of logits does not fit the caches, so the loss reads it from memory once: exponentials are taken block by block,
+ * relative to the largest logit of the block, and scaled to the row's largest logit when that is known. In fp32 the
+ * exponentials replace the logits until the gradient uses them. In bf16 they do not fit there, so the gradient reads the
+ * logits again and recomputes them.
  */
 #ifndef CPU_CROSS_ENTROPY_H
 #define CPU_CROSS_ENTROPY_H
@@ -56,7 +56,7 @@ static inline void set_gradient(LogitRow row, int64_t i, float gradient) {
     if (row.is_fp32) ((float *)row.data)[i] = gradient;
     else ((bf16 *)row.data)[i] = float_to_bf16(gradient);
 }
-static void no_gradient(LogitRow row) {
+static void zero_gradient(LogitRow row) {
     memset(row.data, 0, (size_t)row.V * (row.is_fp32 ? sizeof(float) : sizeof(bf16)));
 }
 
@@ -105,7 +105,7 @@ static void loss_gradient(LogitRow row, int at, float max, float inverse) {
     for (int64_t i = 0; i < row.V; i += VL) store_gradient(row, i, vexp(load_logits(row, i) - max) * inverse);
     if (at >= 0) set_gradient(row, at, at_target);
 }
-/* The same from the exponentials of an fp32 row and the blocks' factors (exponentials_sum). */
+/* The gradient of an fp32 row from the exponentials that exponentials_sum left in it, and its blocks' factors. */
 static void loss_gradient_of_kept(LogitRow row, int at, float inverse, const float *factors) {
     float *kept = (float *)row.data, at_target = kept[at] * (factors[at / LOSS_BLOCK] * inverse) - 1.0f;
     for (int64_t begin = 0; begin < row.V; begin += LOSS_BLOCK) {
@@ -120,7 +120,7 @@ static void loss_gradient_of_kept(LogitRow row, int at, float inverse, const flo
 static float cross_entropy_row(LogitRow row, int32_t target, ZLoss z, int64_t n, int want_grad, float *factors) {
     if (z.losses) z.losses[n] = 0;
     if (target < 0) {
-        if (want_grad) no_gradient(row);
+        if (want_grad) zero_gradient(row);
         return 0.0f;
     }
     float *kept = want_grad && row.is_fp32 ? (float *)row.data : NULL;
@@ -167,7 +167,7 @@ static void cpu_cross_entropy_join(Device *dev, float *losses, Logits logits, co
         losses[n] = targets[n] < 0 ? 0 : (all.max - all.target) + logf(all.sum);
         if (z.losses) z.losses[n] = targets[n] < 0 ? 0 : z_loss_value(z, log_z);
         if (!want_grad) continue;
-        if (targets[n] < 0) no_gradient(row);
+        if (targets[n] < 0) zero_gradient(row);
         else loss_gradient(row, slice_row(targets[n], first, V), all.max, inverse);
     }
 }

@@ -15,13 +15,14 @@
 // ---------------------------------------------------------------------------
 // before backward
 
-/* Computes D and lse2 and zeroes dq_sums. A block has ATTENTION_PAD queries of a head; LANES threads share a row: HD /
- * 8 with loads of 16 bytes, those of AHEAD rows issued together, or a whole warp with single elements. Zeros come
- * first, because nothing waits for them. Without the bound of 4 blocks per multiprocessor, ptxas saves registers by
- * loading in several turns; so it does in the rounding of dq. */
+/* Computes D and lse2 and zeroes dq_sums. A block has ATTENTION_PAD queries of a head; LANES threads share a row. HD / 8
+ * threads load 16 bytes each, AHEAD rows at a time; without vectors, a warp loads single elements. dq_sums is zeroed
+ * first, because no load has to arrive for it. With fewer than 4 blocks per multiprocessor in __launch_bounds__, ptxas
+ * splits the loads into several batches, here and in the rounding of dq. */
 template <int LANES>
 static __global__ void __launch_bounds__(256, 4) attention_backward_prepare(const AttentionCall a) {
     enum { ROWS = 256 / LANES, VECTORS = LANES < 32, AHEAD = VECTORS ? 4 : 1, W = VECTORS ? WIDE : 1 };
+    static_assert(ATTENTION_PAD % (AHEAD * ROWS) == 0, "a block stays within its rows");
     const AttentionShape &s = a.s;
     const int lane = (int)threadIdx.x % LANES, tiles = a.padded / ATTENTION_PAD;
     const int h = (int)blockIdx.x % s.NH, t0 = (int)blockIdx.x / s.NH % tiles * ATTENTION_PAD;

@@ -15,8 +15,8 @@ enum {
     LOGITS = 1 << 30   // and of at most so many logits: 4 GiB in fp32, 2 GiB in bf16
 };
 
-/* W logits of a row from i on, in their format in memory; -infinity beyond the end of the row. Only rows of bf16 logits
- * have padding (rows_in_vectors), of which their last vector reads some. */
+/* W logits of a row from i on, in their format in memory; -infinity beyond the end of the row. The last vector of
+ * a bf16 row may read the row's padding, which is replaced by -infinity. fp32 rows have no padding. */
 template <int W, class T> DEVICE void fetch_logits(Waiting<W, T> &v, const T *row, int i, int V) {
     constexpr int pairs = W > 1 && sizeof(T) == sizeof(bf16);
     const uint32_t none = pairs ? 0xFF80FF80u : 0xFF800000u;
@@ -33,6 +33,7 @@ template <int W> DEVICE void store_gradient(float *row, int i, int, const float 
 template <int W> DEVICE void store_gradient(bf16 *row, int i, int V, const float (&v)[W]) {
     store_some(row + i, v, V - i);
 }
+/* Copies W logits to shared memory. */
 template <int W, class T> DEVICE void keep(T *shared, const Waiting<W, T> &v) {
     if constexpr (W == 1) narrow(shared, __uint_as_float(v.words[0]));
     else *(uint4 *)shared = make_uint4(v.words[0], v.words[1], v.words[2], v.words[3]);
@@ -103,7 +104,7 @@ DEVICE void loss_gradient(T *row, int V, int target, float max, float inverse, c
         }
     }
 }
-template <int W, class T> DEVICE void no_gradient(T *row, int V) {
+template <int W, class T> DEVICE void zero_gradient(T *row, int V) {
     float none[W] = {};
     for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) store_gradient(row, i, V, none);
 }
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     if (target < 0) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
         if (threadIdx.x == 0 && z.losses) z.losses[blockIdx.x] = 0;
-        if (want_grad) no_gradient<W>(row, V);
+        if (want_grad) zero_gradient<W>(row, V);
         return;
     }
     float target_logit = widen(row[target]); // every thread reads it before the first barrier
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(BLOCK, 5)
     if (targets[blockIdx.x] < 0) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
         if (threadIdx.x == 0 && z.losses) z.losses[blockIdx.x] = 0;
-        if (want_grad) no_gradient<W>(row, V);
+        if (want_grad) zero_gradient<W>(row, V);
         return;
     }
     LossPart all = join_parts(parts, ranks, gridDim.x, blockIdx.x);

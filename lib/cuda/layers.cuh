@@ -230,8 +230,8 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         const int64_t at = (int64_t)n * C + column;
         const float scale = scale_next;
         float y[W], d[W], weight[W], r[W], dot = 0;
+        if (n + 1 < end) scale_next = rstd[n + 1];
         if (exists && n + 1 < end) {
-            scale_next = rstd[n + 1];
             fetch(x_next, x + at + C);
             fetch(d_next, dout + at + C);
             if (dresidual) fetch(residual_next, dresidual + at + C);
