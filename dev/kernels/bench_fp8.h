@@ -180,8 +180,8 @@ static void fp8_rows(Bench *b, const char *what, const char *pass, const Fp8Matm
         CudaMatmulEntry entry = fp8_describe(b, m, way == 2);
         seconds[way] = way ? sustained(b, [&] { fp8_matmul(b, &entry, m); }) : sustained(b, in_bf16);
         sums[way] += seconds[way];
-        snprintf(name, sizeof name, "%s %s, %s, error %.2g", what, pass, names[way],
-                 way ? fp8_error(b, &entry, m) : 0.0);
+        int end = snprintf(name, sizeof name, "%s %s, %s", what, pass, names[way]);
+        if (way) snprintf(name + end, sizeof name - (size_t)end, ", error %.2g", fp8_error(b, &entry, m));
         figure("fp8", name, seconds[way], 1e-12 * flops / seconds[way], seconds[0] / seconds[way]);
     }
 }

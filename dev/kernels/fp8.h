@@ -48,11 +48,10 @@ static inline BOTH float fp8_value(uint8_t x, Fp8Format f) {
  * amax * scale <= largest, so that dividing by it is exact, but at most 2^126. 1 if amax is 0 or subnormal; NaN if amax
  * is infinite or NaN. */
 static inline BOTH float fp8_scale(float amax, Fp8Format f) {
-    uint32_t bits = fp8_magnitude(amax);
-    int exponent = (int)(bits >> 23);
+    int exponent = (int)(fp8_magnitude(amax) >> 23), above = (fp8_magnitude(amax) & 0x7FFFFFu) > 0x600000u; // 1.75
+    int power = f.top - (exponent - 127) - above;
     if (exponent == 255) return NAN;
     if (exponent == 0) return 1;
-    int power = f.top - (exponent - 127) - ((bits & 0x7FFFFFu) > 0x600000u); // a fraction above 1.75 halves the scale
     return ldexpf(1, power < 126 ? power : 126);
 }
 #endif
