@@ -216,8 +216,9 @@ over_mpi() {
         OMPI_MCA_plm_rsh_agent=/bin/true PMIX_MCA_pcompress_base_silence_warning=1)
     limited $((dry ? 400 : 100)) env "LD_LIBRARY_PATH=${from:+$mpi/lib:}$libraries" "${from[@]}" \
         OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader \
-        OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 \
-        NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_PXN_DISABLE=1 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN \
+        OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none \
+        NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0 \
+        NCCL_NVLS_ENABLE=0 NCCL_PXN_DISABLE=1 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN \
         mpirun --oversubscribe --bind-to none -np "$ranks" \
         bash -c 'NCCL_HOSTID=h$OMPI_COMM_WORLD_RANK exec "$@"' - "$@"
 }
