@@ -33,8 +33,8 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // logits
 
-/* Rows of V logits. In training, logits are floatX, and their gradient replaces them. Validation, scores and generation use
- * fp32 logits. */
+/* Rows of V logits. In training, logits are floatX, and their gradient replaces them. Validation, scores and generation
+ * use fp32 logits. */
 typedef struct {
     void *data;     // (N, stride); elements V to stride of a row are padding, which no op writes
     int64_t stride; // elements from one row to the next

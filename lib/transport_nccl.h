@@ -20,8 +20,8 @@ static inline int nccl_link_communicators(const Mesh *m) {
     return pp > 1 ? (int)NCCL_TURNS * links : 0;
 }
 
-/* How many communicators a rank has: one for each axis, one more for reductions over fsdp under full_shard, and those of
- * its links. */
+/* How many communicators a rank has: one for each axis, one more for reductions over fsdp under full_shard, and those
+ * of its links. */
 static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
     int count = nccl_link_communicators(m);
     for (int i = 0; i < NCCL_AXES; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
@@ -44,34 +44,46 @@ static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
     return NCCL_UNLIMITED;
 }
 
-/* Bytes that one communicator of `size` members allocates. NCCL has one NCCL channel for each multiprocessor that the
- * communicator may occupy, and 24 for NCCL_UNLIMITED. An NCCL channel takes 8 MiB when the communicator opens, 12 MiB for
- * its ring, and 12 MiB for each peer in all-to-alls, whose number of NCCL channels is rounded up to a power of two.
- * Derived from NCCL 2.26 to 2.30 (channel.cc, transport/p2p.cc) for hosts with NVSwitch. */
-static inline double nccl_communicator_memory(int multiprocessors, int size, int has_rings, int has_pairs) {
-    int channels = multiprocessors == NCCL_UNLIMITED ? 24 : multiprocessors, pair_channels = 1;
+/* How many members of an axis' group are on one host, if each host has eight GPUs and consecutive ranks. */
+static inline int nccl_members_on_host(const Mesh *m, Axis axis) {
+    enum { GPUS_OF_HOST = 8 };
+    int count = 0, size = mesh_group_size(m, axis);
+    while (count < size && mesh_group_member(m, 0, axis, count) < GPUS_OF_HOST) count++;
+    return count;
+}
+
+/* Bytes that one communicator allocates, with `local` of its `size` members on a rank's own host. NCCL has one NCCL
+ * channel for each multiprocessor that the communicator may occupy, and 24 for NCCL_UNLIMITED. An NCCL channel takes 8
+ * MiB when the communicator opens, and for its ring 12 MiB, or 20 MiB between hosts. In all-to-alls, whose number of
+ * NCCL channels is rounded up to a power of two, it takes 12 MiB for each peer on the host, and 4 MiB that all other
+ * peers share. Derived from NCCL 2.26 to 2.30 (channel.cc, transport/p2p.cc, transport/net.cc) for hosts with NVSwitch.
+ */
+static inline double nccl_communicator_memory(int multiprocessors, int size, int local, int has_rings, int has_pairs) {
+    int channels = multiprocessors == NCCL_UNLIMITED ? 24 : multiprocessors, pair_channels = 1, spans = local < size;
     while (pair_channels < channels) pair_channels *= 2;
     double mib = 6 + 8 * channels;
-    if (has_rings) mib += 12 * channels;
-    if (has_pairs) mib += 12.0 * (size - 1) * pair_channels;
+    if (has_rings) mib += (spans ? 20 : 12) * channels;
+    if (has_pairs) mib += (12 * (local - 1) + (spans ? 4 : 0)) * pair_channels;
     return mib * (1 << 20);
 }
 
 /* Bytes that NCCL allocates on a rank's GPU for a step with this traffic. `sums`: NCCL sums in the reduce-scatters over
  * fsdp and dp_replicate. Every other reduce-scatter is an all-to-all, which connects every pair of members. Every
- * communicator has a ring, because nccl_check_members all-gathers over it. `traffic` NULL: assume no all-to-all. */
+ * communicator has a ring, because nccl_check_members all-gathers over it. `traffic` NULL: assume no all-to-alls. */
 static inline double nccl_memory(const Mesh *m, const Traffic traffic[AXES][COLLECTIVES], int reductions_apart,
                                  int sums) {
-    double bytes = nccl_link_communicators(m) * nccl_communicator_memory(nccl_multiprocessors(m, NCCL_LINKS), 2, 0, 1);
+    int of_link = nccl_multiprocessors(m, NCCL_LINKS), of_reductions = nccl_multiprocessors(m, NCCL_REDUCTIONS);
+    double bytes = nccl_link_communicators(m) * nccl_communicator_memory(of_link, 2, 2, 0, 1);
     for (int i = 0; i < NCCL_AXES; i++) {
         Axis axis = nccl_axes[i];
-        int size = mesh_group_size(m, axis), is_apart = axis == AXIS_FSDP && reductions_apart;
+        int size = mesh_group_size(m, axis), local = nccl_members_on_host(m, axis);
+        int is_apart = axis == AXIS_FSDP && reductions_apart;
         if (size == 1) continue;
-        int adds_by_nccl = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
-        int scatters = traffic && traffic[axis][REDUCE_SCATTER].calls && !adds_by_nccl;
+        int sums_by_nccl = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
+        int scatters = traffic && traffic[axis][REDUCE_SCATTER].calls && !sums_by_nccl;
         int pairs = (traffic && traffic[axis][ALL_TO_ALL].calls) || (scatters && !is_apart);
-        bytes += nccl_communicator_memory(nccl_multiprocessors(m, axis), size, 1, pairs);
-        if (is_apart) bytes += nccl_communicator_memory(nccl_multiprocessors(m, NCCL_REDUCTIONS), size, 1, scatters);
+        bytes += nccl_communicator_memory(nccl_multiprocessors(m, axis), size, local, 1, pairs);
+        if (is_apart) bytes += nccl_communicator_memory(of_reductions, size, local, 1, scatters);
     }
     return bytes;
 }
@@ -141,8 +153,8 @@ static inline void nccl_abort(int code) {
 /* What NCCL says about its last error; it keeps one text for all communicators. */
 static inline const char *nccl_last_error(void) { return ncclGetLastError(NULL); }
 
-/* Ends the run. If another process dies, NCCL may report the broken connection before the watchdog of that process's host
- * has named the process, so the watchdogs get two seconds. */
+/* Ends the run. If another process dies, NCCL may report the broken connection before the watchdog of that process's
+ * host has named the process, so the watchdogs get two seconds. */
 __attribute__((noreturn)) static inline void nccl_failed(Comm *comm, ncclResult_t error, const char *what,
                                                          const char *of) {
     double start = seconds_now();
@@ -171,14 +183,14 @@ static inline ncclResult_t nccl_state(ncclComm_t c, ncclResult_t returned) {
     return asked == ncclSuccess ? state : asked;
 }
 
-/* Waits until a call on communicator `c` has ended. The error message reads "NCCL could not WHAT OF". The first operation
- * of a kind ends only when all members have called it, so meanwhile this rank waits for collective `number` on a line of
- * the heartbeat table, and answers other hosts that search for a culprit. */
+/* Waits until a call on communicator `c` has ended. The error message reads "NCCL could not WHAT OF". The first
+ * operation of a kind ends only when all members have called it, so meanwhile this rank waits for collective `number`
+ * on a line of the heartbeat table, and answers other hosts that search for a culprit. */
 static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, int line, int64_t number, const char *what,
                               const char *of) {
     double start = seconds_now();
     RankState before = (RankState)comm->heartbeat->state;
-    while ((result = nccl_state(c, result)) == ncclInProgress) {
+    for (result = nccl_state(c, result); result == ncclInProgress; result = nccl_state(c, result)) {
         double waited = seconds_now() - start;
         if (waited < 1e-3) {
             sched_yield();
@@ -213,7 +225,8 @@ static inline void nccl_check_errors(Comm *comm) {
 // ---------------------------------------------------------------------------
 // opening
 
-/* What could share a GPU: the GPU, and for NCCL's tests of several ranks on one GPU the host that a rank claims to be. */
+/* What could share a GPU: the GPU, and for NCCL's tests of several ranks on one GPU the host that a rank claims to be.
+ */
 typedef struct {
     cudaUUID_t uuid;
     char host[64];
@@ -367,8 +380,8 @@ static inline void nccl_note_streams(const Comm *comm) {
             all, own, all - own, communicators, (int)QUEUES);
 }
 
-/* Opens the communicators of all axes and links at once. Each is opened from an identifier that the hosts all-gather, so
- * there is no communicator of all ranks, and no order in which ranks must open theirs. */
+/* Opens the communicators of all axes and links at once. Each is opened from an identifier that the hosts all-gather,
+ * so there is no communicator of all ranks, and no order in which ranks must open theirs. */
 static inline void nccl_open(Comm *comm) {
     comm->free_before_nccl = device_memory(comm->dev->gpu);
     nccl_check_installation();
@@ -393,8 +406,8 @@ static inline void nccl_open(Comm *comm) {
             nccl_beside_matmuls(&comm->mesh, comm->dev->reductions_apart, backward, comm->dev->multiprocessors);
 }
 
-/* Closes all communicators; those that have failed are aborted. Closing may wait for other ranks without a limit, so the
- * heartbeat table says that this rank waits. */
+/* Closes all communicators; those that have failed are aborted. Closing may wait for other ranks without a limit, so
+ * the heartbeat table says that this rank waits. */
 static inline void nccl_close(Comm *comm) {
     int is_closing[NCCL_COMMUNICATORS] = ZERO;
     ncclGroupStart();
@@ -477,8 +490,8 @@ static inline void nccl_start(Comm *comm, Request *r) {
 
 static const char nccl_connecting[] = "connecting before the first step";
 
-/* One collective of the kind that the step has on this axis, in the memory for collectives, which nothing uses yet. If a
- * member has less than 256 bytes for each part, this is left out, and NCCL connects in the first step. */
+/* One collective of the kind that the step has on this axis, in the memory for collectives, which nothing uses yet. If
+ * a member has less than 256 bytes for each part, this is left out, and NCCL connects in the first step. */
 static inline void nccl_connect_axis(Comm *comm, Axis axis, Collective kind, int sums) {
     enum { MOST = 64 << 20 }; // bytes: large enough for the algorithm that NCCL chooses for a block's weights
     Device *dev = comm->dev;
@@ -516,8 +529,8 @@ static inline void nccl_connect_channel(Comm *comm, const Channel *c) {
     }
 }
 
-/* Messages on the channels of the dry run. Even members send first and odd ones receive first, so that every receive has
- * a neighbor that is sending. */
+/* Messages on the channels of the dry run. Even members send first and odd ones receive first, so that every receive
+ * has a neighbor that is sending. */
 static inline void nccl_connect_links(Comm *comm, const Comm *dry_run) {
     const Group *g = &comm->groups[AXIS_PP];
     int next = (g->rank + 1) % g->size;
@@ -532,8 +545,8 @@ static inline void nccl_connect_links(Comm *comm, const Comm *dry_run) {
 }
 
 /* NCCL connects the members of a communicator when they first use it, for each kind of operation. Hosts wait for each
- * other then, and NCCL allocates buffers. Every kind that the step has is used here once, so that its first step is like
- * the others, and so that the memory of all is known before it. */
+ * other then, and NCCL allocates buffers. Every kind that the step has is used here once, so that its first step is
+ * like the others, and so that the memory of all is known before it. */
 static inline void nccl_connect(Comm *comm, const Comm *dry_run, int sums) {
     static const Collective kinds[] = {ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL};
     int64_t events = comm->dev->num_events;

@@ -218,8 +218,8 @@ static void note_nccl_host(int local_ranks) {
     if (local_ranks > 1 && shared < NCCL_SHARED_MEMORY)
         fprintf(
             stderr,
-            "note: /dev/shm%s has %.2f GB free. NCCL puts the buffers of GPUs without peer-to-peer access there, and fails "
-            "if it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
+            "note: /dev/shm%s has %.2f GB free. NCCL puts the buffers of GPUs without peer-to-peer access there, and "
+            "fails if it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
             where, shared / 1e9);
 }
 
@@ -229,8 +229,8 @@ static void check_gpus(const Job *j, int world, int local_ranks) {
     int gpus = device_count();
     device_model(job_gpu_of_rank(j, 0), name, sizeof name);
     if (strstr(name, " MIG "))
-        user_error("the GPU is a MIG instance (%s), and NCCL cannot connect MIG instances: start one rank, let ranks share "
-                   "the instance with --ranks N --transport threads, or turn MIG off (nvidia-smi -mig 0)",
+        user_error("the GPU is a MIG instance (%s), and NCCL cannot connect MIG instances: start one rank, let ranks "
+                   "share the instance with --ranks N --transport threads, or turn MIG off (nvidia-smi -mig 0)",
                    name);
     int may_be_hidden = gpus == 1 && j->host_transport != &transport_threads; // launchers can show each rank its own
     if (local_ranks > gpus && !may_be_hidden)

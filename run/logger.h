@@ -22,7 +22,7 @@ typedef struct {                    // of one training step
     double communication_seconds; // with a collective or message in flight
     double overlap;               // fraction of communication_seconds during which this rank did not wait
     double matmul_share;          // FLOP/s relative to the measured rate of a large matmul; 0: not measured
-    double mfu;                   // model FLOPs utilization, as mfu.h has it; 0: fp32, adapters, or a GPU that mfu.h does not list
+    double mfu;                   // model FLOPs utilization; 0: fp32, adapters, or a GPU that mfu.h does not list
     int skipped;                  // loss or gradient was not finite or an outlier; the weights were not changed
     int64_t targets, samples;     // of all ranks
     int64_t target_bytes;         // evaluation: of the targets' text

@@ -66,7 +66,7 @@ typedef struct {
     floatX *final_x;      // (n, C) residual stream after the last block
     floatX *final_norm;   // (n, C) its final norm
     float *final_rstd;    // (n)
-    void *logits;         // of a chunk: (logit_rows, stride) floatX in training, (fp32_rows, V) fp32 otherwise: model_logits
+    void *logits;         // of a chunk: (logit_rows, stride) floatX in training, else (fp32_rows, V) fp32
     int logit_rows;       // tokens in a chunk that goes backward; its gradients overwrite the logits
     int fp32_rows;        // tokens in a chunk of fp32 logits, in the same memory
     float *losses;        // (n·tp)

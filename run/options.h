@@ -90,8 +90,8 @@ static const OptionRow option_rows[] = {
     FLAG("doc-mask", doc_mask, "attention stays within a document; documents end at the tokenizer's end-of-text token"),
     GROUP("batch"),
     INT("seq", seq, 0, 1 << 24, "T", "0",
-        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its max_position_embeddings, on a GPU at "
-        "most 4096 and on a CPU at most 256"),
+        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its max_position_embeddings, "
+        "on a GPU at most 4096 and on a CPU at most 256"),
     INT("batch", batch, 0, 1 << 20, "B", "0", "samples per micro-batch and rank; 0: the model's default"),
     INT("accum", accum, 1, 1 << 16, "K", "1", "micro-batches per step"),
     TEXT(
@@ -143,8 +143,8 @@ static const OptionRow option_rows[] = {
          "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
          "those of every Nth block"),
     INT("logit-rows", logit_rows, 0, 1 << 30, "N", "0",
-        "tokens whose logits exist at a time; 0: on a GPU at most 8192 tokens and 2^30 logits, on a CPU at most 1024 and "
-        "2^25; fewer take less memory and more time"),
+        "tokens whose logits exist at a time; 0: on a GPU at most 8192 tokens and 2^30 logits, on a CPU at most 1024 "
+        "and 2^25; fewer take less memory and more time"),
     GROUP("optimizer"),
     TEXT("recipe", recipe, "FILE", NULL,
          "train in stages that FILE describes, JSON with their tokens, batch, sequence length, learning rate and data "

@@ -252,8 +252,8 @@ static double nccl_need(const Job *j, const Parallel *dry) {
     return nccl_memory(&dry->mesh, dry->comm.traffic_started, dry->dev.reductions_apart, transport_sums(&j->opt));
 }
 
-/* Bytes that all ranks on a device need of it, if each needs what this dry run needed. With NCCL a rank has a GPU of its
- * own, on which NCCL allocates, too. */
+/* Bytes that all ranks on a device need of it, if each needs what this dry run needed. With NCCL a rank has a GPU of
+ * its own, on which NCCL allocates, too. */
 static double need_of_device(const Job *j, const Parallel *dry) {
     double of_rank = (double)device_need(&dry->dev);
     return uses_nccl(j) ? of_rank + nccl_need(j, dry) : of_rank * j->local_ranks;

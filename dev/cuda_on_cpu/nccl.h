@@ -2,9 +2,9 @@
  *
  * A collective is an operation of its stream, and meets those of the other ranks: when each is the head of its stream,
  * data moves; then each ends, in an order by the seed. A send meets its receive likewise. The first operation of a kind
- * on a communicator connects its members, for which their hosts meet, and takes memory. Whatever the library leaves open
- * is left to the seed: how long a communicator that does not block is in progress, whether a call is, and when it is
- * queued then. Sums go around the ring, and begin at another rank for each piece. A caller may rely on: what would
+ * on a communicator connects its members, for which their hosts meet, and takes memory. Whatever the library leaves
+ * open is left to the seed: how long a communicator that does not block is in progress, whether a call is, and when it
+ * is queued then. Sums go around the ring, and begin at another rank for each piece. A caller may rely on: what would
  * deadlock, or be wrong silently (README.md lists it), ends the process with a line that names the call and the other
  * rank's call.
  */
@@ -89,8 +89,8 @@ inline const char *ncclGetErrorString(ncclResult_t e) {
 
 namespace emu { // what both emulations have
 
-/* MiB that a communicator takes with so many channels, as NCCL allocates on a host with NVSwitch: at once; for its ring;
- * for the connection of a pair. */
+/* MiB that a communicator takes with so many channels, as NCCL allocates on a host with NVSwitch: at once; for its
+ * ring; for the connection of a pair. */
 struct NcclMemory {
     size_t open, ring, pair;
 };
@@ -242,8 +242,8 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state, 
     return ncclSuccess;
 }
 
-/* All that is queued has ended, and all other ranks have called it, or gone. In a group it begins at the group's end, and
- * ends when those of all its communicators have ended. */
+/* All that is queued has ended, and all other ranks have called it, or gone. In a group it begins at the group's end,
+ * and ends when those of all its communicators have ended. */
 inline ncclResult_t ncclCommFinalize(ncclComm_t comm, emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclCommFinalize", comm, at);
     if (api.error) return api.error;

@@ -94,17 +94,19 @@ inline void have_met(ncclComm_t comm, std::vector<NcclMember> members) {
 
 inline void hear_all() {
     for (ncclComm_t comm : nccl_comms()) {
-        for (std::vector<NcclMember> m; !(m = hear<NcclMember>(comm, NCCL_HELLO)).empty();) {
-            comm->hellos.push_back(m[0]);
+        std::vector<NcclMember> member = hear<NcclMember>(comm, NCCL_HELLO);
+        for (; !member.empty(); member = hear<NcclMember>(comm, NCCL_HELLO)) {
+            comm->hellos.push_back(member[0]);
             if (comm->hellos.size() < (size_t)comm->size) continue;
-            for (const NcclMember &member : comm->hellos) tell(comm, member.world, NCCL_MEMBERS, comm->hellos);
+            for (const NcclMember &m : comm->hellos) tell(comm, m.world, NCCL_MEMBERS, comm->hellos);
         }
         if (comm->members.empty()) {
             std::vector<NcclMember> all = hear<NcclMember>(comm, NCCL_MEMBERS);
             if (!all.empty()) have_met(comm, all);
         }
-        for (std::vector<int> c; !(c = hear<int>(comm, NCCL_CAME)).empty();) comm->came.insert({c[0], c[1]});
-        for (std::vector<int> c; !(c = hear<int>(comm, NCCL_CLOSED)).empty();) comm->closed.insert(c[0]);
+        std::vector<int> came = hear<int>(comm, NCCL_CAME), closed = hear<int>(comm, NCCL_CLOSED);
+        for (; !came.empty(); came = hear<int>(comm, NCCL_CAME)) comm->came.insert({came[0], came[1]});
+        for (; !closed.empty(); closed = hear<int>(comm, NCCL_CLOSED)) comm->closed.insert(closed[0]);
     }
 }
 
@@ -341,10 +343,11 @@ inline ncclResult_t check_comm(ncclComm_t comm, const char *api) {
     return comm->error;
 }
 
-inline ncclResult_t nccl_part(const char *api, NcclMove move, const void *send, void *recv, size_t count,
-                              ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
+inline ncclResult_t nccl_part(NcclMove move, const void *send, void *recv, size_t count, ncclDataType_t type, int peer,
+                              ncclComm_t comm, cudaStream_t s) {
+    static const char *const names[] = {"ncclAllGather", "ncclReduceScatter", "ncclSend", "ncclRecv"};
     std::unique_lock<std::mutex> lock(machine().lock);
-    if (ncclResult_t e = check_comm(comm, api)) return e;
+    if (ncclResult_t e = check_comm(comm, names[move])) return e;
     group_parts.push_back({comm, NcclPart{move, send, recv, count * nccl_bytes(type), type, peer, {}, {}, {}}});
     group_stream = s;
     return group_depth ? ncclSuccess : issue_parts();
@@ -493,18 +496,18 @@ inline ncclResult_t ncclCommDeregister(ncclComm_t comm, void *) { return emu::ch
 
 inline ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                                   cudaStream_t s) {
-    return emu::nccl_part("ncclAllGather", emu::NCCL_GATHER, send, recv, count, type, 0, comm, s);
+    return emu::nccl_part(emu::NCCL_GATHER, send, recv, count, type, 0, comm, s);
 }
 inline ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t,
                                       ncclComm_t comm, cudaStream_t s) {
-    return emu::nccl_part("ncclReduceScatter", emu::NCCL_SCATTER, send, recv, count, type, 0, comm, s);
+    return emu::nccl_part(emu::NCCL_SCATTER, send, recv, count, type, 0, comm, s);
 }
 inline ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t s) {
-    return emu::nccl_part("ncclSend", emu::NCCL_SEND, send, nullptr, count, type, peer, comm, s);
+    return emu::nccl_part(emu::NCCL_SEND, send, nullptr, count, type, peer, comm, s);
 }
 inline ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
-    return emu::nccl_part("ncclRecv", emu::NCCL_RECV, nullptr, recv, count, type, peer, comm, s);
+    return emu::nccl_part(emu::NCCL_RECV, nullptr, recv, count, type, peer, comm, s);
 }
 inline ncclResult_t ncclGroupStart() {
     emu::group_depth++;

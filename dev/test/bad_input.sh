@@ -614,7 +614,7 @@ tasks() {
     bad "--recompute in an evaluation" "--recompute has no effect with --eval" --model trained --eval good/val.tok \
         --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
-    bad "an option of earlier versions" "--matmul-choices was removed, because it made training no faster: leave it out" \
+    bad "an option of earlier versions" "--matmul-choices was removed, because it made training no faster" \
         "${train[@]}" --matmul-choices choices.json
     everywhere "a model larger than this host's memory" "needs [0-9.]+ GB of memory on .*, but [0-9.]+ GB are free" \
         --model llama3-70b --data good/train.tok --seq 4096 --batch 1

@@ -931,8 +931,12 @@ more "kernels are loaded behind collectives, over NCCL" lib/device_cuda.h \
     streams "launched for the first time while a collective is queued"
 
 # What NCCL really does, and the emulator with it (dev/cuda_on_cpu/README.md)
-edit='s|^    if (returned != ncclSuccess && returned != ncclInProgress) return.*|    if (returned != ncclInProgress) return returned;|; '
-edit+='s|^    if (is_apart) nccl_begin(comm, NCCL_REDUCTIONS.*|    ncclComm_t all = comm->nccl[axis], *child = \&comm->nccl[NCCL_REDUCTIONS]; ncclConfig_t own = NCCL_CONFIG_INITIALIZER; own.blocking = 0; if (is_apart) nccl_check(comm, all, ncclInProgress, 0, 0, "open", "fsdp"), nccl_check(comm, all, ncclCommSplit(all, 0, g->rank, child, \&own), 0, 0, "split off", "fsdp"), nccl_check(comm, *child, ncclInProgress, 0, 0, "open", "the split");|'
+edit='s|^    if (returned != ncclSuccess && returned.*|    if (returned != ncclInProgress) return returned;|; '
+edit+='s|^    if (is_apart) nccl_begin(comm, NCCL_REDUCTIONS.*|    ncclComm_t all = comm->nccl[axis];\n'
+edit+='    ncclComm_t *child = \&comm->nccl[NCCL_REDUCTIONS]; ncclConfig_t own = NCCL_CONFIG_INITIALIZER; '
+edit+='own.blocking = 0; if (is_apart) nccl_check(comm, all, ncclInProgress, 0, 0, "open", "fsdp"), '
+edit+='nccl_check(comm, all, ncclCommSplit(all, 0, g->rank, child, \&own), 0, 0, "split off", "fsdp"), '
+edit+='nccl_check(comm, *child, ncclInProgress, 0, 0, "open", "the split");|'
 more "a split that says ncclSuccess counts as made, over NCCL" lib/transport_nccl.h "$edit" \
     streams "could not open the split: invalid argument"
 

@@ -534,78 +534,80 @@ static void run_no_pinned(void *arguments) {
     launch(make_job((const char *)arguments, 2, &transport_threads), 0, three_steps);
 }
 
+static const struct {
+    const char *name;
+    void (*run)(void *);
+    const char *more;
+    int code;
+    const char *says[2];
+} lost_gpus[] = {
+    {"a rank that computes for ever ends all, with exchanges of the others in their GPUs' queues",
+     run_late_gpu,
+     "",
+     2,
+     {" on fsdp (4 ranks)", "rank 2 has been running attention_backward"}},
+    {"a rank whose exchanges never arrive ends all, though NCCL says nothing",
+     run_lost_gpu,
+     "",
+     2,
+     {" waited 1.", " on fsdp (3 ranks)"}},
+    {"what NCCL finds broken ends all, with the other rank's address",
+     run_broken_gpu,
+     "",
+     2,
+     {"remote process exited", "Connection closed by remote peer"}},
+    {"more ranks than GPUs are refused over nccl",
+     run_shared_gpu,
+     "",
+     1,
+     {"3 ranks were started on a host with 2 GPUs", "--transport threads"}},
+    {"a group that NCCL cannot open is named",
+     run_unopened,
+     "",
+     2,
+     {"NCCL could not open the communicator of fsdp", "NCCL_DEBUG=INFO"}},
+    {"an NCCL that is too old is refused",
+     run_old_nccl,
+     "",
+     1,
+     {"the installed NCCL is 2.27.2, but 2.27.3 or newer is needed", "install a newer NCCL"}},
+    {"one address for all communicators is refused", run_one_address, "", 1, {"NCCL_COMM_ID is set", "unset it"}},
+    {"NVLink SHARP that the user turns on and the switch has no slot for is named",
+     run_nvls,
+     "",
+     2,
+     {"NCCL could not open the communicator of fsdp", "NVLink SHARP"}},
+    {"a GPU without room for NCCL's communicators is refused, with its number",
+     run_too_small_for_nccl,
+     "",
+     1,
+     {" of memory on its GPU ", "0.35 GB of them for NCCL, but 0.31 of 0.31 GB are free"}},
+    {"communicators that find no memory say how much is free",
+     run_without_room,
+     "",
+     2,
+     {"out of memory", "GB are free"}},
+    {"--offload without room in the host's memory",
+     run_no_pinned,
+     " --offload optimizer",
+     1,
+     {"could not pin", "use more hosts"}}};
+
 static void test_lost_gpus(void) {
-    static const struct {
-        const char *name;
-        void (*run)(void *);
-        const char *more;
-        int code;
-        const char *says[2];
-    } cases[] = {
-        {"a rank that computes for ever ends all, with exchanges of the others in their GPUs' queues",
-         run_late_gpu,
-         "",
-         2,
-         {" on fsdp (4 ranks)", "rank 2 has been running attention_backward"}},
-        {"a rank whose exchanges never arrive ends all, though NCCL says nothing",
-         run_lost_gpu,
-         "",
-         2,
-         {" waited 1.", " on fsdp (3 ranks)"}},
-        {"what NCCL finds broken ends all, with the other rank's address",
-         run_broken_gpu,
-         "",
-         2,
-         {"remote process exited", "Connection closed by remote peer"}},
-        {"more ranks than GPUs are refused over nccl",
-         run_shared_gpu,
-         "",
-         1,
-         {"3 ranks were started on a host with 2 GPUs", "--transport threads"}},
-        {"a group that NCCL cannot open is named",
-         run_unopened,
-         "",
-         2,
-         {"NCCL could not open the communicator of fsdp", "NCCL_DEBUG=INFO"}},
-        {"an NCCL that is too old is refused",
-         run_old_nccl,
-         "",
-         1,
-         {"the installed NCCL is 2.27.2, but 2.27.3 or newer is needed", "install a newer NCCL"}},
-        {"one address for all communicators is refused", run_one_address, "", 1, {"NCCL_COMM_ID is set", "unset it"}},
-        {"NVLink SHARP that the user turns on and the switch has no slot for is named",
-         run_nvls,
-         "",
-         2,
-         {"NCCL could not open the communicator of fsdp", "NVLink SHARP"}},
-        {"a GPU without room for NCCL's communicators is refused, with its number",
-         run_too_small_for_nccl,
-         "",
-         1,
-         {" of memory on its GPU ", "0.35 GB of them for NCCL, but 0.31 of 0.31 GB are free"}},
-        {"communicators that find no memory say how much is free",
-         run_without_room,
-         "",
-         2,
-         {"out of memory", "GB are free"}},
-        {"--offload without room in the host's memory",
-         run_no_pinned,
-         " --offload optimizer",
-         1,
-         {"could not pin", "use more hosts"}}};
-    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+    for (int i = 0; i < (int)(sizeof lost_gpus / sizeof *lost_gpus); i++) {
         char arguments[512], said[SAID];
         snprintf(arguments, sizeof arguments,
                  "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --transport %s%s", fixture_dir,
-                 make_token_file("lost.tok", 3000, 64, 0), strstr(cases[i].more, "offload") ? "threads" : "nccl",
-                 cases[i].more);
+                 make_token_file("lost.tok", 3000, 64, 0), strstr(lost_gpus[i].more, "offload") ? "threads" : "nccl",
+                 lost_gpus[i].more);
         emu::opened_by = 0; // the child stands for a process of its own, in which CUDA works
         double start = seconds_now();
-        int code = child_says(cases[i].run, arguments, said, sizeof said);
+        int code = child_says(lost_gpus[i].run, arguments, said, sizeof said);
         double took = seconds_now() - start;
         const char *line = sentence(said);
-        CHECK(cases[i].name,
-              code == cases[i].code && strstr(line, cases[i].says[0]) && strstr(line, cases[i].says[1]) && took < 12,
+        CHECK(lost_gpus[i].name,
+              code == lost_gpus[i].code && strstr(line, lost_gpus[i].says[0]) && strstr(line, lost_gpus[i].says[1]) &&
+                  took < 12,
               "code %d after %.1f s: %s", code, took, line);
     }
 }

@@ -1,9 +1,9 @@
 /* cross_entropy.h: the loss on the CPU. The contracts are in lib/ops.h.
  *
- * A row of logits does not fit the caches, so the loss reads it from memory once: exponentials are taken block by block,
- * relative to the largest logit of the block, and scaled to the row's largest logit when that is known. In fp32 the
- * exponentials replace the logits until the gradient uses them. In bf16 they do not fit there, so the gradient reads the
- * logits again and recomputes them.
+ * A row of logits does not fit the caches, so the loss reads it from memory once: exponentials are taken block by
+ * block, relative to the largest logit of the block, and scaled to the row's largest logit when that is known. In fp32
+ * the exponentials replace the logits until the gradient uses them. In bf16 they do not fit there, so the gradient
+ * reads the logits again and recomputes them.
  */
 #ifndef CPU_CROSS_ENTROPY_H
 #define CPU_CROSS_ENTROPY_H

@@ -15,8 +15,8 @@
 // ---------------------------------------------------------------------------
 // before backward
 
-/* Computes D and lse2 and zeroes dq_sums. A block has ATTENTION_PAD queries of a head; LANES threads share a row. HD / 8
- * threads load 16 bytes each, AHEAD rows at a time; without vectors, a warp loads single elements. dq_sums is zeroed
+/* Computes D and lse2 and zeroes dq_sums. A block has ATTENTION_PAD queries of a head; LANES threads share a row. HD /
+ * 8 threads load 16 bytes each, AHEAD rows at a time; without vectors, a warp loads single elements. dq_sums is zeroed
  * first, because no load has to arrive for it. With fewer than 4 blocks per multiprocessor in __launch_bounds__, ptxas
  * splits the loads into several batches, here and in the rounding of dq. */
 template <int LANES>
