@@ -271,12 +271,13 @@ static void check_memory(const Job *j, const Parallel *dry) {
         snprintf(needs, sizeof needs, "the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s", need / 1e9,
                  j->local_ranks, j->local_ranks > 1 ? "s" : "");
     }
+    char of_total[32] = "";
+    if (have < total) snprintf(of_total, sizeof of_total, " of %.2f GB", total / 1e9);
     if (need > have)
-        user_error(
-            "%s, but %.2f of %.2f GB are free: end other processes that use it%s, or use more hosts or GPUs, a "
-            "smaller --batch, --seq or --logit-rows, --recompute full, or a smaller model (--plan lists what needs "
-            "how much)",
-            needs, have / 1e9, total / 1e9, CUDA_BUILD ? " (nvidia-smi lists them)" : "");
+        user_error("%s, but %.2f GB%s are free: %suse more hosts or GPUs, a smaller --batch, --seq or --logit-rows, "
+                   "--recompute full, or a smaller model (--plan lists what needs how much)",
+                   needs, have / 1e9, of_total,
+                   need <= total ? "end other processes on the GPU (nvidia-smi lists them), or " : "");
     double pinned = (double)pinned_need(&dry->dev) * j->local_ranks, pinnable = pinned_memory();
     if (pinned > pinnable)
         user_error("the run needs %.2f GB of pinned memory on this host for %d rank%s, but %.2f GB are free: use more "

@@ -82,6 +82,7 @@ static void check_plan(Job *j, int rank) {
     plan.mesh = &j->mesh;
     plan.classes = &all;
     plan.count = 1;
+    plan.job = j;
     memcpy(all.traffic[EXPECTED], expected, sizeof expected);
     memcpy(all.traffic[DRY_RUN], dry_run.parallel.comm.traffic_started, sizeof expected);
     if (few) {

@@ -240,7 +240,7 @@ problems_of_machine() {
     CUDA_ON_CPU_FAIL=LAUNCH:222:1 bad "PTX that is newer than the driver" \
         "^error: CUDA: the launch of .*its PTX is newer than the driver: update the driver" "${what[@]}"
     CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_HELD=79990000000 bad "a GPU whose memory others hold, by the plan" \
-        "^error: the run needs 0\.[0-9]+ GB .*0\.01 GB of 80\.00 GB are free, because other processes.*nvidia-smi" \
+        "^error: the run needs 0\.[0-9]+ GB .*but 0\.01 GB of 80\.00 GB are free: end other processes.*nvidia-smi" \
         "${what[@]}"
     CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_HELD=79000000000 CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad \
         "memory that others take meanwhile" \
@@ -248,14 +248,14 @@ problems_of_machine() {
     CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_FAIL=cudaEventCreateWithFlags:2:1 bad "memory that CUDA itself lacks" \
         "^error: CUDA: .*out of memory: [0-9.]+ GB of the GPU's 80\.00 GB are free" "${what[@]}"
     CUDA_ON_CPU_DEVICES=2 bad "more ranks than GPUs" \
-        "^error: --ranks 8, but this host has 2 GPUs, and .* 6 more: use --ranks 2, .*--transport threads" \
+        "^error: --ranks 8, but this host has 2 GPUs, and NCCL needs one GPU per rank: use --ranks 2, .*--transport threads" \
         "${what[@]}" --ranks 8
     CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1 bad "more ranks than visible GPUs" \
         "^error: --ranks 4, but this host has 2 GPUs \(CUDA_VISIBLE_DEVICES=3,1\)" "${what[@]}" --ranks 4
     CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=-1 bad "no visible GPU" \
         "^error: no NVIDIA GPU is visible \(CUDA_VISIBLE_DEVICES may hide some\)" "${what[@]}"
-    CUDA_ON_CPU_DEVICES=2 CUDA_ON_CPU_NAME="NVIDIA H200 MIG 1g.18gb" bad "NCCL between slices of a GPU" \
-        "^error: this rank's GPU is a slice of one, NVIDIA H200 MIG 1g\.18gb, and NCCL cannot" "${what[@]}" --ranks 2
+    CUDA_ON_CPU_DEVICES=2 CUDA_ON_CPU_NAME="NVIDIA H200 MIG 1g.18gb" bad "NCCL between MIG instances" \
+        "^error: the GPU is a MIG instance \(NVIDIA H200 MIG 1g\.18gb\), and NCCL cannot" "${what[@]}" --ranks 2
 }
 
 # says NAME PATTERN ARGUMENT… : the run succeeds and prints one line that matches, on either stream

@@ -581,7 +581,7 @@ static const struct {
      run_too_small_for_nccl,
      "",
      1,
-     {" of memory on its GPU ", "0.35 GB of them for NCCL, but 0.31 of 0.31 GB are free"}},
+     {" of memory on its GPU ", "0.35 GB of them for NCCL, but 0.31 GB are free"}},
     {"communicators that find no memory say how much is free",
      run_without_room,
      "",
