@@ -44,8 +44,7 @@ choose_compiler() {
         libs=
     fi
     if [[ $1 = *"between processes" ]]; then
-        compile="$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-mpi-fp32/flags) -DHAVE_MPI \
-            -DCUDA_ON_CPU_PROCESSES"
+        compile="$(cat build/cuda-on-mpi-fp32/flags) -DHAVE_MPI -DCUDA_ON_CPU_PROCESSES" # threads' bits need its -O3
     fi
     if [[ $1 = *", in bf16" ]]; then
         choose_flags build/cpu-bf16/flags
