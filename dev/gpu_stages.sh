@@ -183,7 +183,7 @@ curve_bound() {
         read -r steps mean most first last < <(curves_differ "$curve/fp32-$seed.jsonl" "$curve/bf16-$seed.jsonl") ||
             { echo "seed $seed: the losses cannot be compared"; return 1; }
         echo "seed $seed: $steps steps, losses in fp32 and bf16 differ by $mean on average, at most $most"
-        largest=$(awk -v a="$largest" -v b="$mean" 'BEGIN { print a > b ? a : b }')
+        largest=$(awk -v a="$largest" -v b="$mean" 'BEGIN { print (a > b ? a : b) }')
     done
     awk -v d="$largest" 'BEGIN { printf "the largest mean difference is %s; bound: %.4f\n", d, 1.5 * d }'
 }
