@@ -130,11 +130,11 @@ ends() {
 CUDA_ON_CPU_NCCL_SIGNAL=2:0:9 ends "a rank that dies while communicators open is named" any \
     "^failure: rank 2 .*died" 4
 CUDA_ON_CPU_NCCL_SIGNAL=1:0:19 ends "a rank that is stopped while communicators open is named" 2 \
-    "^failure: rank [0-3] .*rank 1 .*is stopped" 4 --pp 4 --accum 4
+    "^failure: .*rank 1 on host .*is stopped" 4 --pp 4 --accum 4
 CUDA_ON_CPU_NCCL_SIGNAL=3:1:19 ends "a rank that is stopped before its first operation is named, within NCCL" 2 \
-    "^failure: rank [0-3] .*rank 3 .*is stopped" 4
+    "^failure: .*rank 3 on host .*is stopped" 4
 CUDA_ON_CPU_NCCL_SIGNAL=2:9:19 ends "a rank that is stopped before its first message is named" 2 \
-    "^failure: rank [0-3] .*rank 2 .*is stopped" 4 --pp 4 --accum 4
+    "^failure: .*rank 2 on host .*is stopped" 4 --pp 4 --accum 4
 own_host=$work/own_host
 for operation in 20 27 34 41; do # which of the two is first is a matter of chance
     CUDA_ON_CPU_NCCL_SIGNAL=3:$operation:9 ends \
