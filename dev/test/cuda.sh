@@ -248,7 +248,7 @@ problems_of_machine() {
     CUDA_ON_CPU_MEMORY=80000000000 CUDA_ON_CPU_FAIL=cudaEventCreateWithFlags:2:1 bad "memory that CUDA itself lacks" \
         "^error: CUDA: .*out of memory: [0-9.]+ GB of the GPU's 80\.00 GB are free" "${what[@]}"
     CUDA_ON_CPU_DEVICES=2 bad "more ranks than GPUs" \
-        "^error: --ranks 8, but this host has 2 GPUs, and NCCL needs one GPU per rank: use --ranks 2, .*--transport threads" \
+        "^error: --ranks 8, but this host has 2 GPUs, and NCCL needs one .*: use --ranks 2, .*--transport threads" \
         "${what[@]}" --ranks 8
     CUDA_ON_CPU_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1 bad "more ranks than visible GPUs" \
         "^error: --ranks 4, but this host has 2 GPUs \(CUDA_VISIBLE_DEVICES=3,1\)" "${what[@]}" --ranks 4
