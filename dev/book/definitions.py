@@ -23,11 +23,14 @@ OTHERS = (
 )
 
 
+@lru_cache(maxsize=None)
 def files():
     """The paths of the project's files, relative to TOP, without those that git ignores."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=True).stdout
-    return sorted({path for path in listed.split("\0") if path and (TOP / path).is_file()})
+    listed = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        raise SystemExit(f"error: git does not list the files of {TOP}: {listed.stderr.strip()}")
+    return sorted({path for path in listed.stdout.split("\0") if path and (TOP / path).is_file()})
 
 
 def blank(match):
@@ -51,7 +54,7 @@ def file_scope(code):
 
 
 def scan(text):
-    """name -> offset of its definition; and of functions name -> (begin, begin of the body's braces, end)."""
+    """name -> offset of its definition; and what functions_of says."""
     code = NOT_CODE.sub(blank, text)
     found = {match[2]: match.start() for match in reversed(list(DIRECTIVE.finditer(code))) if match[1] == "define"}
     code = DIRECTIVE.sub(blank, code)
@@ -74,6 +77,11 @@ def scan(text):
 @lru_cache(maxsize=None)
 def scanned(path):
     return scan((TOP / path).read_text())
+
+
+def functions_of(text):
+    """Of each function of a source: name -> offsets of its begin, of its body's brace, and of its end."""
+    return scan(text)[1]
 
 
 def line_of(path, name):

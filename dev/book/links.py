@@ -69,7 +69,8 @@ class Tree:
                 self.all.add(path)
 
     def pages(self):
-        return [p for p in self.files if re.search(EXTENSION + "$", p) or os.path.basename(p) == "Makefile"]
+        texts = [p for p in self.files if re.search(EXTENSION + "$", p) or os.path.basename(p) == "Makefile"]
+        return [p for p in texts if p != "dev/test/links.sh"]  # whose own tree is another one
 
     def named(self, path):
         """The files and folders whose own name is the last of a path."""
@@ -141,7 +142,7 @@ class Tree:
             yield begin, match.end(1), self.wrong_path(self.meant(page, path), path, defined.get(begin))
 
     def check(self, page):
-        """How many links and paths a page has, and (begin, end, defect, right target or None) of those that are wrong."""
+        """How many links and paths a page has; and (begin, end, defect, right target or None) of each that is wrong."""
         text = (TOP / page).read_text()
         found = [*self.paths(page, text), *(self.links(page, text) if page.endswith(".md") else [])]
         wrong = []
