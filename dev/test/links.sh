@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # links.sh: dev/book/check.py reports links and paths that lead nowhere, and `check.py links` corrects those to what has
-# moved, and no others. It checks a small tree that is written here, so that no source of the project is pinned.
+# moved, and no others; style.sh reports a file that it names and that is not there. Both check a small tree that is
+# written here, so that no source of the project is pinned.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 source dev/test/checks.sh
-work=$(mktemp -d)
+top=$PWD work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/{dev/book,dev/clusters,docs/book,lib}
 cp dev/book/{check,definitions,links}.py "$work/dev/book"
@@ -124,6 +125,14 @@ finds "files in another folder" "$page: line 3: model.h does not define \`LIMIT\
     "$page: line 5: lib/more.h does not define \`scale\`; parallel/more.h does: $by"
 sed -i 's/\.\.\/model.h/..\/parallel\/model.h/g; s/lib\/more.h/parallel\/more.h/' right
 corrected "files in another folder"
+
+mkdir dev/test
+cp "$top"/dev/test/{style.sh,style.c,phrases.txt} dev/test
+dev/test/style.sh >said 2>&1
+for missing in "there is no llama3.h" "there is no lib/device\*" "the exception comma:.* is not needed"; do
+    if grep -qE "^FAIL dev/test/style.sh:1: named: $missing" said; then pass "style.sh, what it names" "$missing"
+    else fail "style.sh, what it names" "expected '$missing': $(cat said)"; fi
+done
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
