@@ -3,8 +3,8 @@
 - A link to code has a name in backticks as its text and a file as its target, [`fsdp_unshard`](../../fsdp.h), without a
   line; `make book` adds the line. The file must define that name, and so must FILE in `name` in FILE and `name` (FILE).
 - A path counts anywhere in a text, in code as in comments; a file's name alone in comments and in code font. It begins
-  at the top or at the page's own folder. After "In `run/`:" a list has names of files in run/. NAME, OP, FILE, N and
-  asterisks stand for any letters.
+  at the top or at the page's own folder, and so does a name alone in a README.md; after "In `run/`:" a list has names
+  of files in run/. NAME, OP, FILE, N and asterisks stand for any letters.
 
 What has moved is found by its name, and corrected if it is in one place only (check.py links).
 """
@@ -79,12 +79,13 @@ class Tree:
 
     def meant(self, page, path):
         """The files and folders that a path may mean."""
-        path = WILDCARD.sub("*", path.rstrip("/"))
+        is_file, path = not path.endswith("/"), WILDCARD.sub("*", path.rstrip("/"))
         if "*" in path:
             return fnmatch.filter(self.files, path if "/" in path else "*" + path)
         near = os.path.normpath(os.path.join(os.path.dirname(page), path))
         found = [p for p in (path, near) if p in self.all]
-        return found or ([] if "/" in path else self.named(path))
+        only_there = "/" in path or (is_file and os.path.basename(page) == "README.md")
+        return found or ([] if only_there else self.named(path))
 
     def wrong_path(self, there, path, name=None):
         """What is wrong with a path that leads `there`, and must define `name` if that is given; and the right path."""
