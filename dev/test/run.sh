@@ -154,6 +154,7 @@ run_test() {
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" dev/test/tokenize.sh
     beside "the book's links and numbers" "python3 dev/book/check.py"
+    beside "links that lead nowhere" dev/test/links.sh
     beside "exercises" dev/test/exercises.sh
     beside "the ops as a shared library" dev/test/ops_library.sh
     beside "fault laboratory, its rows" dev/test/fault_lab.sh
