@@ -1,50 +1,40 @@
 /* test_layouts.h: any layout gives the gradients of one rank, tensor by tensor, with the expected memory and traffic,
- * and with --deterministic the layouts of FSDP and pipelines give its bits. Layouts combine the options of layout_values
- * by pairs (pairs.h). Part of test_llama3.cu. */
+ * and with --deterministic the layouts of FSDP and pipelines give its bits. Layouts combine options by pairs (pairs.h).
+ * Part of test_llama3.cu. */
 #include "pairs.h"
 
-/* A model of five blocks, so that units of several blocks have a rest; no dimension divides anything. Returns its
- * directory. */
-static const char *small_model(int tied) {
-    static char *dirs[2];
-    if (dirs[tied]) return dirs[tied];
-    char path[300], part[320], *dir = dirs[tied] = strdup(scratch_path(tied ? "tied5" : "odd5"));
+/* Makes the directory of a model without weights, whose sizes divide nothing. Returns its path. */
+static const char *make_model(const char *name, int blocks, int heads, int kv_heads, int head_dim, int tied) {
+    char path[300], part[320], *dir = strdup(scratch_path(name));
     mkdir(dir, 0777);
     snprintf(path, sizeof path, "%s/config.json", dir);
     snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // several processes may make it at once
     FILE *f = fopen(part, "w");
     fprintf(f,
-            "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":5,\"num_attention_heads\":3,\"num_key_"
-            "value_heads\":1,\"head_dim\":14,"
-            "\"intermediate_size\":77,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_"
-            "word_embeddings\":%s}\n",
-            tied ? "true" : "false");
+            "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":%d,\"num_attention_heads\":%d,"
+            "\"num_key_value_heads\":%d,\"head_dim\":%d,\"intermediate_size\":77,\"vocab_size\":131,"
+            "\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n",
+            blocks, heads, kv_heads, head_dim, tied ? "true" : "false");
     fclose(f);
     rename(part, path);
     return dir;
 }
 
+/* Five blocks, so that units of several blocks have a rest. */
+static const char *small_model(int tied) {
+    static const char *dirs[2];
+    if (!dirs[tied]) dirs[tied] = make_model(tied ? "tied5" : "odd5", 5, 3, 1, 14, tied);
+    return dirs[tied];
+}
+
 enum { MESH_BLOCKS = CUDA_BUILD ? 4 : 8 };
 
-/* 4 key/value heads, so that tp 4 has one each; 8 blocks: of 8 runs each has one, and with light ends the first and the
- * last have none (of GPUs: 4). */
+/* Four key/value heads, so that tp 4 has one each. 8 blocks are one for each of 8 stages, and none for the first and
+ * the last of 10 with light ends. */
 static const char *mesh_model(int tied) {
-    static char *dirs[2];
-    if (dirs[tied]) return dirs[tied];
-    char path[300], part[320], *dir = dirs[tied] = strdup(scratch_path(tied ? "tied-mesh" : "odd-mesh"));
-    mkdir(dir, 0777);
-    snprintf(path, sizeof path, "%s/config.json", dir);
-    snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // several processes may make it at once
-    FILE *f = fopen(part, "w");
-    fprintf(f,
-            "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":%d,\"num_attention_heads\":8,\"num_key_"
-            "value_heads\":4,\"head_dim\":6,"
-            "\"intermediate_size\":77,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_"
-            "word_embeddings\":%s}\n",
-            MESH_BLOCKS, tied ? "true" : "false");
-    fclose(f);
-    rename(part, path);
-    return dir;
+    static const char *dirs[2];
+    if (!dirs[tied]) dirs[tied] = make_model(tied ? "tied-mesh" : "odd-mesh", MESH_BLOCKS, 8, 4, 6, tied);
+    return dirs[tied];
 }
 
 /* What a layout combines: one value of each option, written as on the command line; "" stands for none. */
@@ -65,7 +55,8 @@ enum {
     LAYOUT_WRAP,
     LAYOUT_SLOTS,
     LAYOUT_OFFLOAD,
-    LAYOUT_Z_LOSS, // from here on one rank has the option, too
+    LAYOUT_DETERMINISTIC, // from here on one rank has the option, too
+    LAYOUT_Z_LOSS,
     LAYOUT_OPTIMIZER,
     LAYOUT_DOCUMENTS,
     LAYOUT_MODEL, // from here on it is no option of the command line
@@ -90,6 +81,7 @@ static const char *const layout_values[LAYOUT_OPTIONS][MOST_VALUES] = {
     {"--wrap block", "--wrap size:40000", "--wrap size:999999"}, // 1, 3 and all blocks in a unit
     {"--slots 2", "--slots 3"},
     {"--offload none", "--offload optimizer", "--offload all"},
+    {"", "--deterministic"},
     {"", "--z-loss 0.05"},
     {"", "--optimizer muon"},
     {"", "--doc-mask"},
@@ -156,15 +148,19 @@ static int layout_allowed(const int *v) {
 
 static int is_power_of_two(int n) { return (n & (n - 1)) == 0; }
 
-/* Layouts that --deterministic gives the bits of one rank. */
-static int layout_allowed_with_bits(const int *v) {
+/* Does --deterministic give it the bits of one rank? */
+static int layout_has_bits(const int *v) {
     int adds_in_order = layout_number(v, LAYOUT_TP) == 1 && layout_number(v, LAYOUT_CP) == 1 &&
                         layout_number(v, LAYOUT_BATCH) == 1 && v[LAYOUT_REDUCE_DTYPE] <= 0;
     int adds_by_twos = is_power_of_two(layout_number(v, LAYOUT_SHARD)) &&
                        is_power_of_two(layout_number(v, LAYOUT_REPLICATE)) &&
                        is_power_of_two(layout_number(v, LAYOUT_ACCUM));
+    return v[LAYOUT_DETERMINISTIC] && adds_in_order && adds_by_twos;
+}
+
+static int layout_allowed_with_bits(const int *v) {
     int divides = v[LAYOUT_SCHEDULE] <= 0 || is_power_of_two(layout_number(v, LAYOUT_PP)); // pp divides accum
-    return adds_in_order && adds_by_twos && divides && layout_allowed(v);
+    return divides && layout_has_bits(v) && layout_allowed(v);
 }
 
 static void layouts_open(Pairs *p, int (*allowed)(const int *)) {
@@ -192,39 +188,36 @@ static const OneRank *layout_reference(const char *arguments) {
     return &kept[i].of;
 }
 
-/* What a run is told apart from `layout`. cp divides a sequence into 2·cp parts; what tp has of the rows of such a rank
- * need not be equal: of 38, 18 or 10. */
-static void layout_arguments(char *arguments, size_t size, const int *v, const char *layout, int deterministic) {
+/* The command line of a run: `layout`, and what one rank has in common with it. cp divides a sequence into 2·cp parts.
+ * tp divides the 38, 18 or 10 tokens that a cp rank has of it, also unevenly. */
+static void layout_arguments(char *arguments, size_t size, const int *v, const char *layout) {
     static const int seq[] = {38, 36, 40};
     char training[200];
     int mask = v[LAYOUT_MASK] ? 7 : 0, documents = v[LAYOUT_DOCUMENTS];
     const char *file = mask ? "masked.tok" : "layouts.tok"; // documents have 16 tokens in the mean, less than a cp part
     const char *data = documents ? make_document_file(file, 6000, 16, mask) : make_token_file(file, 6000, 64, mask);
-    layout_text(training, sizeof training, v, LAYOUT_Z_LOSS, LAYOUT_MODEL);
+    layout_text(training, sizeof training, v, LAYOUT_DETERMINISTIC, LAYOUT_MODEL);
     snprintf(arguments, size,
-             "--model %s --data %s --seq %d --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 %s%s %s",
-             mesh_model(v[LAYOUT_MODEL]), data, seq[v[LAYOUT_CP]], training, deterministic ? " --deterministic" : "",
-             layout);
+             "--model %s --data %s --seq %d --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 %s %s",
+             mesh_model(v[LAYOUT_MODEL]), data, seq[v[LAYOUT_CP]], training, layout);
 }
 
 /* Runs a layout and returns what differs from one rank that takes the same samples one at a time (known to process 0).
  */
-static Difference try_layout(const int *v, int deterministic, char *name, size_t size, int process,
-                             const Transport *transport) {
+static Difference try_layout(const int *v, char *name, size_t size, int process, const Transport *transport) {
     char layout[600], one_at_a_time[64], arguments[1400];
     const OneRank *one = NULL;
     Difference d = ZERO;
-    layout_text(layout, sizeof layout, v, 0, LAYOUT_OPTIONS);
-    snprintf(name, size, "%s%s", layout, deterministic ? " --deterministic" : "");
+    layout_text(name, size, v, 0, LAYOUT_OPTIONS);
     snprintf(one_at_a_time, sizeof one_at_a_time, "--batch 1 --accum %d", layout_samples(v));
-    layout_arguments(arguments, sizeof arguments, v, one_at_a_time, deterministic);
+    layout_arguments(arguments, sizeof arguments, v, one_at_a_time);
     if (process == 0) one = layout_reference(arguments);
-    layout_text(layout, sizeof layout, v, 0, LAYOUT_Z_LOSS);
+    layout_text(layout, sizeof layout, v, 0, LAYOUT_DETERMINISTIC);
     if (v[LAYOUT_OFFLOAD]) { // in files, where the processor is the device
         size_t used = strlen(layout);
         snprintf(layout + used, sizeof layout - used, " --out %s", scratch_dir);
     }
-    layout_arguments(arguments, sizeof arguments, v, layout, deterministic);
+    layout_arguments(arguments, sizeof arguments, v, layout);
     collect(arguments, process, layout_ranks(v), transport);
     if (!one) return d;
     d = difference_from(one, mesh_model(v[LAYOUT_MODEL]));
@@ -242,8 +235,8 @@ static int difference_allowed(const Difference *d, double bound) {
 }
 
 /* Gradients that travel in bf16 are near those that do not, and not the same. */
-static void check_layout(const char *name, const int *v, int deterministic, const Difference *d) {
-    double bound = deterministic ? 0 : layout_bound();
+static void check_layout(const char *name, const int *v, const Difference *d) {
+    double bound = layout_has_bits(v) ? 0 : layout_bound();
     int is_rounded = v[LAYOUT_REDUCE_DTYPE] > 0;
     if (is_rounded) bound = fmax(bound, 1e-2);
     CHECK(name, difference_allowed(d, bound) && (!is_rounded || d->error > 1e-5),
@@ -254,18 +247,18 @@ static void check_layout(const char *name, const int *v, int deterministic, cons
           d->bytes);
 }
 
-/* Layouts in which all pairs of options meet: first near one rank's numbers, then with its bits. */
+/* Layouts in which all pairs of options meet; then those that have the bits of one rank. */
 static void test_layouts(void) {
     static Pairs p;
     char name[700];
-    for (int deterministic = 0; deterministic < 2; deterministic++) {
-        layouts_open(&p, deterministic ? layout_allowed_with_bits : layout_allowed);
+    for (int with_bits = 0; with_bits < 2; with_bits++) {
+        layouts_open(&p, with_bits ? layout_allowed_with_bits : layout_allowed);
         pairs_choose(&p);
         for (int i = 0; i < p.num_chosen; i++) {
-            Difference d = try_layout(p.chosen[i], deterministic, name, sizeof name, 0, &transport_threads);
-            check_layout(name, p.chosen[i], deterministic, &d);
+            Difference d = try_layout(p.chosen[i], name, sizeof name, 0, &transport_threads);
+            check_layout(name, p.chosen[i], &d);
         }
-        check_pairs(&p, deterministic ? "deterministic layouts" : "layouts");
+        check_pairs(&p, with_bits ? "layouts that have one rank's bits" : "layouts");
     }
 }
 

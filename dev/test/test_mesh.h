@@ -6,9 +6,9 @@ static void compare_text(const char *text, const Transport *transport) {
     int v[MOST_OPTIONS];
     char name[700], over[720];
     layout_parse(text, v);
-    Difference d = try_layout(v, 0, name, sizeof name, 0, transport);
+    Difference d = try_layout(v, name, sizeof name, 0, transport);
     snprintf(over, sizeof over, "over %s: %s", transport->name, name);
-    check_layout(over, v, 0, &d);
+    check_layout(over, v, &d);
 }
 
 /* One for each way to split a model. */
@@ -38,9 +38,9 @@ static void test_layouts_mpi(int process, int world) {
     mpi_ranks = world;
     layouts_open(&p, layout_allowed_on_mpi);
     for (int i = 0; i < LAYOUTS && pairs_add(&p); i++) {
-        Difference d = try_layout(p.chosen[i], 0, name, sizeof name, process, &transport_mpi);
+        Difference d = try_layout(p.chosen[i], name, sizeof name, process, &transport_mpi);
         snprintf(over, sizeof over, "over mpi: %s", name);
-        if (process == 0) check_layout(over, p.chosen[i], 0, &d);
+        if (process == 0) check_layout(over, p.chosen[i], &d);
     }
 }
 #endif
