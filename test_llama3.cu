@@ -427,7 +427,7 @@ static const char *left_out_if_short(void) {
         return " mesh orders mesh-orders streams pipeline faults use adapters simulate muon ";
     if (CUDA_BUILD) return " documents bits simulate pytorch mesh adapters ";
     if (FLOATX == DTYPE_BF16)
-        return " tokenizer data mesh mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
+        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
                "checkpoints failures pipeline ";
     return " ";
 }
@@ -448,14 +448,11 @@ static const struct {
               {"packing", test_packing, C_BUILD},
               {"ranks", test_ranks, C_BUILD},
               {"layouts", test_layouts, C_BUILD},
-              {"layouts-all", test_layouts_all, IF_NAMED},
-              {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS},
+              {"mesh", test_mesh_of_gpus, CUDA},
               {"mesh-use", test_mesh_use, C_BUILD},
               {"mesh-use-all", test_mesh_use_all, IF_NAMED},
               {"mesh-bits", test_mesh_bits, C_BUILD},
-              {"mesh-bits-all", test_mesh_bits_all, IF_NAMED},
               {"mesh-faults", test_mesh_faults, IF_NAMED},
-              {"mesh-all", test_mesh_all, IF_NAMED},
               {"reduce-dtype", test_reduce_dtype, C_BUILD},
               {"validation", test_validation_between, C_BUILD},
               {"bits", test_bits, BOTH_BUILDS},
@@ -559,7 +556,7 @@ int main(int argc, char **argv) {
     int all_of_mpi = mpi && !on_network && !(argc > 2 && !strcmp(argv[2], "waiting"));
     if (all_of_mpi) {
         test_mpi(process, processes);
-        test_mesh_mpi(process, processes);
+        test_layouts_mpi(process, processes);
         test_mesh_bits_mpi(process, processes);
         test_events(process, processes, &transport_mpi);
         test_trace(process, processes, &transport_mpi);

@@ -243,9 +243,7 @@ run_all() {
     suite "planted faults" dev/test/faults.sh all
     suite "fault laboratory" dev/test/fault_lab.sh all
     suite "checkpoints of more layouts, fp32" $test checkpoints-all
-    suite "every mesh, fp32" $test mesh-all
-    suite "pipelines' bits, and what surrounds the steps, on more meshes, fp32" $test mesh-bits-all mesh-use-all
-    suite "every layout of every strategy and option, fp32" $test layouts-all
+    suite "what surrounds the steps, on more meshes, fp32" $test mesh-use-all
     variant "only POSIX calls, fp32" posix-fp32 CFLAGS="-O3 -DONLY_POSIX" PRECISION=fp32 TESTS=short
     if command -v clang >/dev/null; then
         for precision in fp32 bf16; do

@@ -108,7 +108,7 @@ static void test_adapters_layouts(void) {
                          "adapters%s, base %s, %d ranks %s: gradients, losses of one rank; the base is as it was",
                          tied ? ", tied" : "", adapted_bases[base], layouts[l].world, layouts[l].options);
                 // in bf16 an adapter's gradient is also rounded between its two matmuls
-                double bound = FLOATX == DTYPE_F32 ? mesh_bound() : 1.5 * mesh_bound();
+                double bound = FLOATX == DTYPE_F32 ? layout_bound() : 1.5 * layout_bound();
                 CHECK(name,
                       error <= bound && loss <= (FLOATX == DTYPE_F32 ? 1e-5 : 3e-3) && compared > 0 &&
                           !padding_touched && !shared_differ && !steady_allocations && !frozen_changed &&

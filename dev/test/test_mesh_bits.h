@@ -121,22 +121,3 @@ static void test_mesh_bits_mpi(int process, int world) {
     if (world == 4) compare_mesh_losses(1, 4, 1, " --tp 2 --cp 2", process, &transport_mpi);
 }
 #endif
-
-/* Every pipeline of up to 16 ranks; recompute and sharding are taken in turn. */
-static void test_mesh_bits_all(void) {
-    static const char *const recompute[] = {"none", "selective", "full", "every:2"};
-    char layout[300];
-    for (int tied = 0, turn = 0; tied < 2; tied++)
-        for (int pp = 2; pp <= 4; pp++)
-            for (int i = 0; i < 32;
-                 i++) { // schedule x light ends x dp-shard x dp-replicate x sums at once or a micro-batch at a time
-                int interleaved = i & 1, light = i >> 1 & 1, shard = 1 << (i >> 2 & 1), replicate = 1 << (i >> 3 & 1);
-                if (interleaved && 8 / (shard * replicate) % pp) continue; // it wants a multiple of the stages
-                snprintf(layout, sizeof layout,
-                         " --pp %d%s%s --dp-shard %d --dp-replicate %d --accumulate %s --recompute %s --sharding %s",
-                         pp, interleaved ? " --pp-schedule interleaved" : "", light ? " --pp-light-ends" : "", shard,
-                         replicate, i & 16 ? "sharded" : "local", recompute[turn % 4], strategies[turn % 3].name);
-                turn++;
-                compare_pipeline_bits(tied, pp * shard * replicate, shard * replicate, layout, 0, &transport_threads);
-            }
-}

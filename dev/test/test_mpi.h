@@ -55,7 +55,6 @@ static void test_mpi(int process, int world) {
         if (process == 0) compare_bits("odd", 0, 1, 1, &transport_threads, i == 3 ? adapted[1] : adapted[i], first, 1);
         compare_bits("odd", process, world, 1, &transport_mpi, adapted[i], first, 0);
     }
-    test_layouts_mpi(process, world);
     for (int s = 0; s < STRATEGIES; s++) {
         snprintf(arguments, sizeof arguments,
                  "--model bench-8m --vocab-size 40000 --data %s --seq 64 --batch 1 --timeout 60 --sharding %s",

@@ -4,7 +4,7 @@
 
 static float *collected; // all gradients of the model, tensors one after the other, before the optimizer
 static double collected_losses[3], collected_norm; // of all three steps; of the first
-static int collect_steps = 3;                      // or the first one alone
+enum { COLLECT_STEPS = 3 };
 static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
 static int64_t tree_sums, gradient_buffers; // in a step of rank 0; in its pool
 
@@ -158,6 +158,8 @@ static int64_t expected_state_bytes(const Trainer *trainer) {
         int64_t padded = fsdp->units[u].padded;
         if (trainer->model.table.units[u].frozen) bytes += round_up((int64_t)sharded_bytes(fsdp, &fsdp->units[u]), 256);
         else bytes += (16 + copy_bytes) * padded / (sharded ? fsdp->ranks : 1) + (local ? 4 * padded : 0);
+        // Muon's matrices have no second moment
+        bytes -= 4 * fsdp->units[u].state_count - round_up(4 * fsdp->units[u].adamw_count, 256);
     }
     return bytes;
 }
@@ -175,7 +177,7 @@ static void ranks_body(Job *j, int rank) {
     // with several threads, those of other ranks may be anywhere in their step
     int alone = trainer->parallel.mesh.world == 1 || j->transport != &transport_threads;
     const int64_t *counter = alone ? &allocations : &own_allocations;
-    for (int step = 1; step <= collect_steps; step++) {
+    for (int step = 1; step <= COLLECT_STEPS; step++) {
         int64_t before = *counter;
         StepStats s = train_step(trainer, step);
         if (rank == 0) collected_losses[step - 1] = s.loss;
@@ -246,7 +248,7 @@ static Difference difference_from(const OneRank *one, const char *model) {
         d.ratio = worst_of(d.ratio, fabs(norm_of(collected + at, m) / size - 1));
         at += m;
     }
-    for (int i = 0; i < collect_steps; i++) d.loss = worst_of(d.loss, fabs(collected_losses[i] / one->losses[i] - 1));
+    for (int i = 0; i < COLLECT_STEPS; i++) d.loss = worst_of(d.loss, fabs(collected_losses[i] / one->losses[i] - 1));
     d.norm = fabs(collected_norm / one->norm - 1);
     d.padding = padding_touched;
     d.allocations = steady_allocations;

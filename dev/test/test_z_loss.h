@@ -64,9 +64,9 @@ static void test_z_loss_gradients(void) {
     double chunks = z_loss_gradients(&one, 1, " --z-loss 0.05 --logit-rows 7");
     double without = z_loss_gradients(&one, 1, "");
     CHECK("z-loss over tp 2 and tp 4, and with few logits at a time: every gradient of one rank",
-          tp2 <= mesh_bound() && tp4 <= mesh_bound() && chunks <= mesh_bound(),
-          "worst gradient %.2g, %.2g and %.2g <= %.0e", tp2, tp4, chunks, mesh_bound());
-    CHECK("z-loss changes gradients", without > 5 * mesh_bound(), "by %.2g > %.0e", without, 5 * mesh_bound());
+          tp2 <= layout_bound() && tp4 <= layout_bound() && chunks <= layout_bound(),
+          "worst gradient %.2g, %.2g and %.2g <= %.0e", tp2, tp4, chunks, layout_bound());
+    CHECK("z-loss changes gradients", without > 5 * layout_bound(), "by %.2g > %.0e", without, 5 * layout_bound());
     free(one.grads);
 }
 
