@@ -55,13 +55,14 @@ changes() (
     for row in dev/fault_lab/[0-9][0-9].sh; do
         load "$(basename "$row" .sh)"
         changes+="more $number"$'\n'"  fp32 $check: $expected"$'\n'"$change"$'\n'
-        [ -z "$unchecked" ] || unchecked_changes+="more $number unchecked"$'\n'"  fp32 run: $expected"$'\n'"$unchecked"$'\n'
+        [ -z "$unchecked" ] ||
+            unchecked_changes+="more $number unchecked"$'\n'"  fp32 run: $expected"$'\n'"$unchecked"$'\n'
     done
     echo "$changes$unchecked_changes"
 )
 
 # number_of NAME: the number of a change
-number_of() { python3 dev/test/plant.py list $lab/changes.txt | awk -F'\t' -v name="$1" '$3 == name { print $1 }'; }
+number_of() { python3 dev/test/plant.py list $lab/changes.txt | awk -F'\t' -v name="$1" '$6 == name { print $1 }'; }
 
 # build FOLDER SOURCE PROGRAM…: builds programs of a copy of the source and links to them in FOLDER
 build() {
@@ -169,7 +170,8 @@ resumed() {
 healthy_run() {
     local kind=$1
     shift
-    run=$lab/runs/$(echo "$healthy_programs $source_hash $data_hash $kind $model $tokens $steps $*" | sha256sum | cut -c1-16)
+    run="$healthy_programs $source_hash $data_hash $kind $model $tokens $steps $*"
+    run=$lab/runs/$(echo "$run" | sha256sum | cut -c1-16)
     exec 8>"$run.lock"
     flock 8
     if [ ! -f "$run.done" ]; then
@@ -372,5 +374,5 @@ case ${1:-} in
     changes) changes ;;
     plant) plant_all ;;
     test) test_one "${2:-}" ;;
-    *) die "lab.sh was given '${1:-}'; expected list, fault N, answer N, check N faulty|healthy, changes, plant or test N" ;;
+    *) die "lab.sh was given '${1:-}'; expected list, fault N, answer N, check N faulty|healthy, changes, plant, test N" ;;
 esac

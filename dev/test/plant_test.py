@@ -47,6 +47,16 @@ static int cases(int n) {
     return n;
 }
 
+#define FOR_EACH(i, n) for (int i = 0; i < (n); i++)
+static int sums(int n) {
+    int s = 0;
+#pragma omp parallel for reduction(+ : s)
+    for (int i = 0; i <= n; i++)
+        s += i;
+    FOR_EACH(k, n) s++;
+    return s;
+}
+
 static int counted(int n) {
     static int calls = 0;
     calls += n;
@@ -57,7 +67,7 @@ static int counted(int n) {
 int main(void) {
     for (int n = 0; n < 30; n++) {
         printf("%d %d %d %d ", nested(n), declared(n), cases(n), counted(n));
-        printf("%d %d\n", TWICE(n + 1), total);
+        printf("%d %d %d\n", TWICE(n + 1), total, sums(n));
     }
     return 0;
 }
@@ -85,7 +95,13 @@ FAULTS = [
     ("a break that is left out", "cases\n- n *= 3; break;\n+ n *= 4;", False),
     ("a case that is left out", "cases\n- case 0: return 7;", False),
     ("statements in another order", "counted\n+ ADD(calls);\n  calls += n;\n- ADD(calls);", False),
-    ("two places", "counted\n- return calls;\n+ return calls + 1;\n@@ program.c cases\n- return n;\n+ return n - 1;", False),
+    ("statements that are those of two other faults in part",
+     "counted\n- ADD(calls);\n- return calls;\n+ return calls + total;", False),
+    ("two places", "counted\n- return calls;\n+ return calls + 1;\n@@ program.c cases\n- return n;\n+ return n - 1;",
+     False),
+    ("a loop after a pragma", "sums\n- s += i\n+ s += i % 3", False),
+    ("the head of a loop after a pragma", "sums\n- i <= n\n+ i < n", False),
+    ("a statement after a loop that a macro begins", "sums\n- s++;\n+ s--;", False),
     ("a macro that is an expression", "TWICE\n- (x) + (x)\n+ (x) * (x)", False),
     ("a macro that is statements", "ADD\n- total += (n);\n+ total -= (n);", False),
     ("the size of a static variable", "counted\n- static int calls = 0;\n+ static int calls = 5;", True),
@@ -106,7 +122,7 @@ passed = failed = 0
 def check(name, good, what):
     global passed, failed
     passed, failed = passed + bool(good), failed + (not good)
-    print(f"{'pass' if good else 'FAIL'} plant.py: {name}: {what}"[:300])
+    print(f"{'pass' if good else 'FAIL'} plant.py: {name}: {what}"[:200].replace("\n", "; "))
 
 
 def plant(*arguments, folder):
@@ -124,7 +140,8 @@ def output(folder, *flags, **environment):
     """What the program in a folder prints; the compiler's message if it does not compile"""
     program = os.path.join(folder, "program")
     if flags is not None and not (environment and os.path.exists(program)):
-        made = subprocess.run(["cc", "-w", *flags, program + ".c", "-o", program], text=True, capture_output=True)
+        made = subprocess.run(["cc", "-w", "-fopenmp", *flags, program + ".c", "-o", program], text=True,
+                              capture_output=True)
         if made.returncode:
             return made.stderr
     return subprocess.run([program], env={**os.environ, **environment}, text=True, capture_output=True).stdout
@@ -141,7 +158,8 @@ def main(work):
     write_faults(faults, FAULTS)
     said = plant("check", faults, folder=original)
     check("all changes match", said.returncode == 0, said.stdout.strip())
-    refused = dict(line.split("\t") for line in plant("plant", faults, "fp32", planted, folder=work).stdout.splitlines())
+    said = plant("plant", faults, "fp32", planted, folder=work)
+    refused = dict(line.split("\t") for line in said.stdout.splitlines())
     healthy = output(original)
     flags = ("-include", os.path.join(here, "planted.h"))
     check("without a fault, the branches change nothing", output(planted, *flags) == healthy, healthy[:40])
