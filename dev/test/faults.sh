@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # faults.sh [all]: plants the faults of faults.txt, one at a time, and expects the named test to fail. A test that no
 # fault can fail proves nothing. One copy of the source for each build has all its faults behind branches (plant.py); an
-# edit that no branch can hold, of a table for example, has a copy of its own. With no fault planted, the copy must pass
-# each of these tests. Without `all`: those faults that are named `fault`, all in the build fp32.
+# edit that no branch can hold, of a table for example, has a copy of its own. With no fault planted, a copy must pass
+# the same tests. Without `all`: those faults that are named `fault`, all in one build.
 # ONLY=REGEX plants only those whose names match, JOBS=N so many at a time.
 # faults.sh anchors: builds nothing; names each fault whose tokens are not exactly once in their function
 set -euo pipefail
@@ -13,11 +13,11 @@ mode=${1:-} faults=dev/test/faults.txt jobs=${JOBS:-$(nproc)} top=$PWD start=$SE
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-declare -a name=() build=() group=() expected=()
-declare -A alone=() tests=() programs=() # own copies by number; BUILD,GROUP; the programs of each build
-while IFS=$'\t' read -r i when n b g e; do
+declare -a build=() group=() expected=() name=() # by number of the fault
+declare -A alone=() tests=() programs=()         # own copies by number; BUILD,GROUP; the programs of each build
+while IFS=$'\t' read -r i when b g e n; do
     if [[ $mode != all && $when = more ]] || [[ ! $n =~ ${ONLY:-} ]]; then continue; fi
-    name[i]=$n build[i]=$b group[i]=$g expected[i]=$e
+    build[i]=$b group[i]=$g expected[i]=$e name[i]=$n
     tests[$b,$g]=1
 done < <(python3 dev/test/plant.py list $faults)
 
@@ -47,79 +47,79 @@ build_copy() {
         >"$copy.said" 2>&1 || echo "FAIL planted: ${copy##*/} does not build: $(grep -m1 error "$copy.said")"
 }
 
-# run_test COPY BUILD GROUP COMMAND…: COMMAND with the arguments that run a test of a copy, in the copy's folder
+# run_test COPY BUILD GROUP COMMAND…: COMMAND with a test of a copy as its arguments, in the copy's folder
 run_test() {
-    local copy=$work/$1 program
+    local copy=$work/$1 program group=$3
     program=$copy/$(program_of "$2" "$3")
-    local group=$3
     shift 3
-    mkdir -p "$scratch"
     cd "$copy"
-    export TMPDIR=$scratch
+    mkdir "$TMPDIR"
     case $group in
         mpi*) "$@" mpirun --oversubscribe --bind-to none -np 2 "$program" $group ;;
         *" "*) "$@" "$top/dev/test/${group%% *}.sh" "$program" "${group#* }" ;;
         *) "$@" "$program" "$group" ;;
     esac
-    cd "$top"
 }
 
 # check_healthy BUILD GROUP: without a fault, the copy passes
 check_healthy() {
-    local scratch code=0 said start=$SECONDS
-    scratch=$(mktemp -d "$work/XXXX")
-    said=$scratch.said
-    run_test "$1" "$1" "$2" timeout 600 >"$said" 2>&1 || code=$?
+    local code=0 start=$SECONDS said=$work/${*//[ :]/-}.said
+    export TMPDIR=$work/0$BASHPID
+    (run_test "$1" "$1" "$2" timeout 800) >"$said" 2>&1 || code=$?
     if [ $code = 0 ] && grep -q '^pass' "$said" && ! grep -aq '^FAIL' "$said"; then
-        echo "pass no fault: $1, $2: $(grep -c '^pass' "$said") checks in $((SECONDS - start)) s"
-    else echo "FAIL no fault: $1, $2: exit code $code: $(grep -am1 '^FAIL' "$said" || tail -n 1 "$said")"; fi
-    rm -rf "$scratch"
+        echo "no fault planted: $1, $2: $(grep -c '^pass' "$said") checks pass, $((SECONDS - start)) s"
+    else echo "FAIL no fault planted: $1, $2: exit code $code: $(grep -am1 '^FAIL' "$said" || tail -n 1 "$said")"; fi
+    rm -rf "$TMPDIR"
 }
 
 # check_fault NUMBER: its test fails as expected, and a process has reached the branch
 check_fault() {
-    local i=$1 scratch=$work/$1.d start=$SECONDS caught='' last=''
-    export PLANTED=$i PLANTED_REACHED=$work/$i.reached
+    local i=$1 start=$SECONDS caught='' last=''
+    export PLANTED=$i PLANTED_REACHED=$work/$i.reached TMPDIR=$work/$i
     run_test "${alone[$i]:-${build[i]}}" "${build[i]}" "${group[i]}" run_until_caught "${expected[i]}"
     if [ -z "$caught" ]; then
         echo "FAIL planted: ${name[i]}: no failing check like '${expected[i]}'; the test ended with: $last"
     elif [ -z "${alone[$i]:-}" ] && ! grep -qx "$i" "$PLANTED_REACHED" 2>/dev/null; then
         echo "FAIL planted: ${name[i]}: no process has reached its branch, but there is: ${caught:0:150}"
     else echo "pass planted: ${name[i]}: after $((SECONDS - start)) s, caught by ${caught:0:150}"; fi
-    rm -rf "$scratch"
+    rm -rf "$TMPDIR"
 }
 
 # ---------------------------------------------------------------- builds
-for i in "${!name[@]}"; do
-    programs[${build[i]}]+=" $(program_of "${build[i]}" "${group[i]}")"
-done
+build_all() {
+    local i b
+    for b in "${!programs[@]}"; do at_once build_copy "$b" "$b" $(printf '%s\n' ${programs[$b]} | sort -u); done
+    for i in "${!alone[@]}"; do
+        at_once build_copy "${alone[$i]}" "${build[i]}" "$(program_of "${build[i]}" "${group[i]}")"
+    done
+    if [ "${programs[cuda-mpi]:-}" ]; then
+        make --no-print-directory -s PRECISION=fp32 build/cuda-on-cpu-fp32/train_llama3_cuda # gpu_processes.sh compares
+    fi
+    wait
+    echo "$((${#programs[@]} + ${#alone[@]})) builds in $((SECONDS - start)) s"
+}
+
+for i in "${!name[@]}"; do programs[${build[i]}]+=" $(program_of "${build[i]}" "${group[i]}")"; done
 for b in "${!programs[@]}"; do
     copy_source "$work/$b"
     while IFS=$'\t' read -r i reason; do
         [ "${name[i]:-}" ] || continue
         alone[$i]=$b-$i
-        echo "a build of its own: ${name[i]}: $reason"
+        echo "a build of its own for: ${name[i]}: $reason"
+        copy_source "$work/${alone[$i]}"
+        python3 dev/test/plant.py apply $faults "$i" "$work/${alone[$i]}"
     done < <(python3 dev/test/plant.py plant $faults "$b" "$work/$b")
-    at_once build_copy "$b" "$b" $(printf '%s\n' ${programs[$b]} | sort -u)
 done
-for i in "${!alone[@]}"; do
-    copy_source "$work/${alone[$i]}"
-    python3 dev/test/plant.py apply $faults "$i" "$work/${alone[$i]}"
-    at_once build_copy "${alone[$i]}" "${build[i]}" "$(program_of "${build[i]}" "${group[i]}")"
-done
-if [ "${programs[cuda-mpi]:-}" ]; then
-    make --no-print-directory -s PRECISION=fp32 build/cuda-on-cpu-fp32/train_llama3_cuda # gpu_processes.sh compares
-fi
-wait
-echo "$((${#programs[@]} + ${#alone[@]})) builds in $((SECONDS - start)) s"
 
 # ---------------------------------------------------------------- tests
 {
+    python3 dev/test/plant_test.py >"$work/said" || grep '^FAIL' "$work/said" || echo "FAIL plant_test.py: ended early"
+    build_all
     for b in "${!tests[@]}"; do at_once check_healthy "${b%%,*}" "${b#*,}"; done
     for i in "${!name[@]}"; do at_once check_fault "$i"; done
     wait
 } | tee "$work/results"
-passed=$(grep -c '^pass ' "$work/results" || true)
-failed=$((${#tests[@]} + ${#name[@]} - passed))
+passed=$(grep -c '^pass ' "$work/results" || true) failed=$(grep -c '^FAIL ' "$work/results" || true)
+[ $((passed + failed)) -ge ${#name[@]} ] || failed=$((${#name[@]} - passed))
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
