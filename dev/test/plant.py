@@ -57,7 +57,10 @@ class Source:
     def __init__(self, folder, name):
         with open(os.path.join(folder, name), encoding="utf-8") as f:
             self.text = f.read()
-        self.places = places(self.text)
+        try:
+            self.places = places(self.text)
+        except ValueError as why:
+            raise ValueError(f"{name}: {why}")
 
     def find(self, hunk):
         """The place and the edit of a hunk; a ValueError if its tokens are not there exactly once"""
@@ -305,4 +308,7 @@ def main(command, path, *arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except (ValueError, OSError, TypeError) as error:
+        sys.exit(f"error: {error}")

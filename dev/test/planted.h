@@ -14,28 +14,28 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PLANTED_NOT, PLANTED_HERE, PLANTED_AND_REACHED, MOST_PLANTED = 1024 };
-static unsigned char planted_states[MOST_PLANTED]; // by number of the fault
+enum { NOT_PLANTED, PLANTED, REACHED };
+static unsigned char planted_states[1024]; // by number of the fault
 
 __attribute__((constructor)) static void planted_read(void) {
     const char *at = getenv("PLANTED");
     while (at && *at) {
         char *end;
         long fault = strtol(at, &end, 10);
-        if (end == at || fault < 1 || fault >= MOST_PLANTED) {
+        if (end == at || fault < 1 || fault >= (long)sizeof planted_states) {
             fprintf(stderr, "PLANTED is %s: expected numbers of faults, separated by commas\n", getenv("PLANTED"));
             _exit(1);
         }
-        planted_states[fault] = PLANTED_HERE;
+        planted_states[fault] = PLANTED;
         at = *end ? end + 1 : end;
     }
 }
 
-/* System calls without the C library: the libraries of dev/test that count its calls, or let them fail, see none. */
+/* It makes system calls directly: the libraries of dev/test that count calls of the C library or make them fail must not
+ * see these. */
 __attribute__((noinline, unused)) static int planted_reach(int fault) {
-    if (__atomic_exchange_n(&planted_states[fault], PLANTED_AND_REACHED, __ATOMIC_RELAXED) == PLANTED_AND_REACHED) return 1;
     const char *path = getenv("PLANTED_REACHED");
-    if (!path) return 1;
+    if (__atomic_exchange_n(&planted_states[fault], REACHED, __ATOMIC_RELAXED) == REACHED || !path) return 1;
     int before = errno;
     char line[16];
     int length = snprintf(line, sizeof line, "%d\n", fault);
@@ -47,7 +47,7 @@ __attribute__((noinline, unused)) static int planted_reach(int fault) {
 }
 
 __attribute__((unused)) static inline int planted(int fault) {
-    return __builtin_expect(planted_states[fault] != PLANTED_NOT, 0) && planted_reach(fault);
+    return __builtin_expect(planted_states[fault] != NOT_PLANTED, 0) && planted_reach(fault);
 }
 
 #endif
