@@ -93,7 +93,8 @@ build_all() {
         at_once build_copy "${alone[$i]}" "${build[i]}" "$(program_of "${build[i]}" "${group[i]}")"
     done
     if [ "${programs[cuda-mpi]:-}" ]; then # what gpu_processes.sh compares with
-        make --no-print-directory -s PRECISION=fp32 build/cuda-on-cpu-fp32/train_llama3_cuda build/cuda-on-mpi-fp32/flags
+        at_once make --no-print-directory -s PRECISION=fp32 build/cuda-on-cpu-fp32/train_llama3_cuda \
+            build/cuda-on-mpi-fp32/flags
     fi
     wait
     echo "$((${#programs[@]} + ${#alone[@]})) builds in $((SECONDS - start)) s"
