@@ -112,16 +112,17 @@ def is_whole(text, place, first, last, edits, block):
     tokens, new = place.tokens[first:last], tokenize(replaced(text, place.tokens, first, last, edits))
     conditionals = [d for d in directives(tokens) if not d.startswith("pragma")]
     statics = [b.text for a, b in zip(tokens, tokens[1:]) if a.text == "static" and b.text != "const"]
-    if statics or "goto" in texts(tokens) or not (block.braces or (tokens and new)):
+    if statics or "goto" in texts(tokens):
         return False
     if sum(d.startswith("if") for d in conditionals) != sum(d.startswith("endif") for d in conditionals):
         return False
     try:
-        statements = Parser(tokens).statements(0, len(tokens)) + Parser(new).statements(0, len(new))
+        both = [Parser(side).statements(0, len(side)) for side in (tokens, new)]
     except ValueError:
         return False
     later = set(texts(place.tokens[last:block.last]))
-    return not any(s.kind == "label" or s.names & later for s in statements)
+    return (block.braces or len(both[0]) == len(both[1]) == 1) and not any(
+        s.kind == "label" or s.names & later for side in both for s in side)
 
 
 def statement_region(text, place, edit, block):

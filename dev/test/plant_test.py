@@ -83,6 +83,8 @@ FAULTS = [
     ("the step of a loop", "nested\n- i++\n+ i += 2", False),
     ("the start of a loop", "nested\n- int i = 0\n+ int i = 2", False),
     ("a body that becomes two statements", "nested\n- sum /= 2;\n+ { sum /= 2; sum++; }", False),
+    ("a statement after one that is not braced", "nested\n  sum /= 2;\n+ sum++;", False),
+    ("a statement before one that is not braced", "nested\n+ sum -= 3;\n  sum /= 2;", False),
     ("an if that loses its condition", "nested\n- if (n > 5 && sum < 9) return sum;\n+ return sum;", False),
     ("a return before the end", "nested\n+ if (sum == 3) return 0;\n  if (n > 5", False),
     ("an initializer", "declared\n- n + 1\n+ n + 2", False),
