@@ -16,7 +16,7 @@ copy_source() {
 run_until_caught() {
     local expected=$1 line process
     shift
-    exec 3< <(exec timeout 200 "$@" 2>&1)
+    exec 3< <(exec timeout 400 "$@" 2>&1)
     process=$!
     while [ -z "$caught" ] && IFS= read -r line <&3; do
         if [[ $line =~ ^($failing).*($expected) ]]; then caught=$line; fi
