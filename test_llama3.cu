@@ -427,7 +427,7 @@ static const char *left_out_if_short(void) {
         return " mesh orders mesh-orders streams pipeline faults use adapters simulate muon ";
     if (CUDA_BUILD) return " documents bits simulate pytorch mesh adapters ";
     if (FLOATX == DTYPE_BF16)
-        return " tokenizer data mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
+        return " tokenizer data layouts mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
                "checkpoints failures pipeline ";
     return " ";
 }

@@ -180,7 +180,7 @@ def region_of(text, fault, place, edit):
         return "it changes a table or a type"
     if edit.first < place.body:
         return f"it changes the signature of {what}"
-    tokens = place.tokens + [Token(";", -1, -1)] * (place.body == 0) # that stands behind the name of a macro
+    tokens = place.tokens + [Token(";", -1, -1)] * (place.body == 0) # that follows the name of a macro
     try:
         statements = Parser(tokens).statements(place.body, len(tokens) - (place.body > 0))
     except ValueError as why:
@@ -197,7 +197,7 @@ def region_of(text, fault, place, edit):
 
 
 def joined(text, regions, alone):
-    """Overlapping regions of one fault become one. Two that overlap in part are widened to the same statements."""
+    """Overlapping regions of one fault become one. Two that overlap in part grow to the same statements."""
     done = []
     for r in sorted(regions, key=lambda r: (r.place.tokens[0].start, r.first, -r.last)):
         for i, d in enumerate(done):

@@ -31,8 +31,8 @@ __attribute__((constructor)) static void planted_read(void) {
     }
 }
 
-/* It makes system calls directly: the libraries of dev/test that count calls of the C library or make them fail must not
- * see these. */
+/* It makes system calls directly: the libraries of dev/test that count calls of the C library, or make them fail, must
+ * not see these. */
 __attribute__((noinline, unused)) static int planted_reach(int fault) {
     const char *path = getenv("PLANTED_REACHED");
     if (__atomic_exchange_n(&planted_states[fault], REACHED, __ATOMIC_RELAXED) == REACHED || !path) return 1;

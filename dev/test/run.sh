@@ -183,6 +183,7 @@ run_test() {
     beside "run.html" "dev/test/run_page.sh $program"
     beside "the book's links and numbers" "python3 dev/book/check.py"
     beside "links that lead nowhere" dev/test/links.sh
+    beside "fault laboratory, its rows" dev/test/fault_lab.sh
     settle
     if has_mpi; then
         processes_over_mpi fp32 2

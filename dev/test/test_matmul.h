@@ -84,7 +84,8 @@ static void linear_print_algorithms(const Device *dev, const LinearCase *c) {
 #endif
 
 /* The sum that `got` is compared with. cuBLASLt may round a product to bf16 before it adds it
- * (dev/results/gpu-h200.md), so the sum may be wrong by that rounding error, half a unit in the product's last place. */
+ * (dev/results/gpu-h200.md), so the sum may be wrong by that rounding error, half a unit in the product's last
+ * place. */
 static double linear_sum(double product, floatX start, floatX got) {
     const double sum = product + to_float(start), most = ldexp(1, ilogb(product) - 8);
     if (!CUDA_BUILD || FLOATX != DTYPE_BF16 || product == 0) return sum;
