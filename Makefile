@@ -4,7 +4,7 @@
 # make planner    build/planner.html: plan_llama3 in a browser, as one page without a server (with emscripten)
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make finetune   the same with a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 fetches it, MODEL=DIR has it
-# make test       installs what is missing, builds both precisions and runs the tests: 15 minutes on two cores
+# make test       installs what is missing, builds both precisions and runs the tests: 8 minutes on two cores
 # make test-all   all tests (ONLY=REGEX: suites whose names match; RESUME=1: those that have not passed at this commit)
 # make test-hosts  runs on two to four hosts, which are namespaces of this machine, under mpirun and Slurm; as root. It
 #                 installs ssh, munge and Slurm (Debian, Ubuntu)
@@ -117,8 +117,14 @@ build/%/commit.o: always
 	    if ! [ -e $@ ] || ! echo "$$text" | cmp -s - $$source; then \
 	        echo "$$text" > $$source && $(CC) -c $$source -o $@; fi
 
-programs: $(BUILD)/train_llama3 $(BUILD)/test_llama3 $(BUILD)/plan_llama3
-test-programs: programs $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
+programs: $(addprefix $(BUILD)/,test_llama3 train_llama3)
+data-tools:
+	@$(MAKE) --no-print-directory -C dev/data
+# what `make test` and `make test-all` build in one precision; the longest first
+test-bf16-programs: $(addprefix $(CPU_CUDA_BUILD)/,test_llama3_cuda train_llama3_cuda) programs
+test-fp32-programs: programs $(BUILD)/plan_llama3 data-tools
+test-all-bf16-programs: test-bf16-programs cuda-on-cpu-programs $(BUILD)/plan_llama3
+test-all-fp32-programs: test-fp32-programs cuda-on-cpu-programs build/cuda-on-mpi-fp32/train_llama3_cuda
 
 # ---------------------------------------------------------------- what people type
 # Each starts another make after `deps`, which sees what was just installed.
@@ -135,9 +141,7 @@ test test-all: deps
 	@dev/test/run.sh $(if $(filter test-all,$@),all)
 
 test-fp32 test-bf16 test-all-fp32 test-all-bf16:
-	@$(MAKE) --no-print-directory PRECISION=$(lastword $(subst -, ,$@)) test-programs \
-	    $(if $(findstring all,$@),cuda-on-cpu-programs) \
-	    $(if $(findstring all-fp32,$@),build/cuda-on-mpi-fp32/train_llama3_cuda)
+	@$(MAKE) --no-print-directory PRECISION=$(lastword $(subst -, ,$@)) $@-programs
 
 test-hosts: deps
 	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3 build/cpu-fp32/test_llama3 \
@@ -158,5 +162,6 @@ fuzz: deps
 clean:
 	rm -rf build train_llama3 plan_llama3 train_llama3_cuda
 
-.PHONY: all always programs test-programs demo finetune test test-all test-hosts measure bench fuzz clean
-.PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16
+.PHONY: all always programs data-tools demo finetune test test-all test-hosts measure bench fuzz clean
+.PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16 test-fp32-programs test-bf16-programs test-all-fp32-programs \
+        test-all-bf16-programs

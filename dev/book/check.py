@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """check.py: checks the book (docs/book), so that what it says stays true.
 
-    python3 dev/book/check.py            # links and numbers of all chapters, and links of the guide and the README
+    python3 dev/book/check.py            # the numbers of all chapters, and the links and paths of all files (links.py)
     python3 dev/book/check.py run [NN…]  # also runs the commands, of all chapters or of those that begin with NN
-    python3 dev/book/check.py lines      # corrects the line numbers in links to functions
+    python3 dev/book/check.py links      # corrects links and paths to what has moved to another file or folder
 
 How a chapter is written so that it can be checked:
 
@@ -11,7 +11,6 @@ How a chapter is written so that it can be checked:
   line of its own for any lines. A command without output may print anything. Commands run one after another in a folder
   that looks like the top of this repository, with out/ empty. Variables keep their values from one command to the next.
   A command must succeed unless an `error:` is shown.
-- A link whose text is a name in backticks and whose target is FILE#L12 points to the definition of that name.
 - A number in the text that has a decimal point, a thousand separator, a percent sign or three digits must be known:
   from a block on the page, such as a command's output, or from a comment that names its source:
       <!-- numbers: 2*8.03e9*4096 = 6.58e13; 16*8/64 = 2 -->   expressions of Python, evaluated here
@@ -29,13 +28,14 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-TOP = Path(__file__).resolve().parents[2]
+from definitions import TOP, where
+from links import COMMENT, FENCE, Tree, without
+
 BOOK = TOP / "docs" / "book"
 SCRATCH = TOP / "build" / "book" / "run"
 PROGRAMS = TOP / "build" / "cpu-fp32"
-SIZES = ("llama3.h", "dev/clusters/h100-8.json")  # sizes of models, rates of GPUs: known on every page
+SIZES = (*where("llama3_presets"), "dev/clusters/h100-8.json")  # sizes of models, rates of GPUs: known on every page
 LIMIT = 300  # seconds that one command may take
 # what Open MPI asks of root, and of machines with fewer cores than ranks
 AS_ROOT = {
@@ -44,9 +44,6 @@ AS_ROOT = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
 
-FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)
-COMMENT = re.compile(r"<!--(.*?)-->", re.S)
-LINK = re.compile(r"(?<!\\)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]*(?:\([^()]*\))?[^()\s]*)\)")
 NUMBER = re.compile(
     r"(?<![\w.,/#^-])(?:−|-)?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
     r"(·10([⁻⁰¹²³⁴-⁹]+))?(?![\w.]*\w)( ?%)?"
@@ -73,109 +70,6 @@ class Report:
 
 def pages():
     return sorted(BOOK.glob("*.md"))
-
-
-def without(pattern, text):
-    """The text with spaces in place of what matches, so that line numbers stay."""
-    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
-
-
-# ---------------------------------------------------------------------------
-# links
-
-
-def slug(heading):
-    """A heading's anchor, as forges and mkdocs make it."""
-    heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
-
-
-def anchors(path):
-    text = without(FENCE, path.read_text())
-    return {slug(match.group(1)) for match in re.finditer(r"^#+ +(.*)$", text, re.M)} | set(
-        re.findall(r'(?:id|name)="([^"]+)"', text)
-    )
-
-
-def definition(path, name):
-    """The line at which a name is defined in a file, or 0."""
-    name = re.escape(name.removesuffix("()"))
-    text = path.read_text()
-    if path.suffix in (".py", ".sh", ".mk", "") or path.name == "Makefile":
-        patterns = [rf"^\s*(?:def|class) {name}\b", rf"^{name}\s*\(\)", rf"^{name}\s*[:?]?=", rf"^{name}.*:"]
-    else:
-        patterns = [
-            rf"^(?!\s*(?:return|else|if|for|//|\*))[\w][^;={{\n]*?\b{name}\((?![^{{;]*;)",  # a function with its body
-            rf"^#define {name}\b",
-            rf"^(?:typedef )?(?:struct|enum|union) {name} \{{",
-            rf"^\}} {name};",
-            rf"^(?:static |const )*[\w ]+[ *]{name}(?:\[.*?)? = ",
-            rf"^\s+{name}(?: = |,|\s*//)",
-            rf"^typedef .*\b{name}\b",
-            rf"^enum \{{[^\n]*\b{name}\b",
-            rf"^\s+[\w* ]+\b{name}\b[^()]*;",
-        ]
-    for pattern in patterns:
-        match = re.search(pattern, text, re.M)
-        if match:
-            return text.count("\n", 0, match.start()) + 1
-    return 0
-
-
-def split_target(path, target):
-    """The file that a link points to, and its anchor."""
-    file, _, anchor = target.partition("#")
-    return (path.parent / file).resolve() if file else path, anchor
-
-
-def link_defect(path, text, target):
-    """What is wrong with a link, or None."""
-    if re.match(r"[a-z]+:", target):
-        return None if target.startswith(("https://", "http://", "mailto:")) else f"({target}) has an unknown scheme"
-    file, anchor = split_target(path, target)
-    if not file.exists():
-        return f"({target}) points to no file"
-    if not file.is_relative_to(TOP):
-        return f"({target}) leaves the repository"
-    line = re.fullmatch(r"L(\d+)", anchor)
-    if line and re.fullmatch(r"`[^`]+`", text):
-        found = definition(file, text[1:-1])
-        if not found:
-            return f"{text} is not defined in {target.partition('#')[0]}"
-        if found != int(line.group(1)):
-            return f"{text} is on line {found} of {target}: `python3 dev/book/check.py lines` corrects it"
-    elif line:
-        if int(line.group(1)) > file.read_text().count("\n"):
-            return f"({target}) points behind the end of the file"
-    elif anchor and file.suffix == ".md" and anchor not in anchors(file):
-        return f"({target}): the page has no heading #{anchor}"
-    return None
-
-
-def links(path):
-    text = without(COMMENT, without(FENCE, path.read_text()))
-    return [(match.group(1), match.group(2)) for match in LINK.finditer(text)]
-
-
-def check_links(report, path):
-    found = links(path)
-    defects = [defect for text, target in found if (defect := link_defect(path, text, target))]
-    report.check(f"{path.relative_to(TOP)}: links", defects, f"{len(found)} resolve")
-
-
-def correct_lines(path):
-    def corrected(match):
-        text, target = match.groups()
-        file, anchor = split_target(path, target)
-        if not re.fullmatch(r"L\d*", anchor) or not re.fullmatch(r"`[^`]+`", text) or not file.is_file():
-            return match.group()
-        line = definition(file, text[1:-1])
-        return f"[{text}]({target.partition('#')[0]}#L{line})" if line else match.group()
-
-    before = path.read_text()
-    after = LINK.sub(corrected, before)
-    if after != before:
-        path.write_text(after)
 
 
 # ---------------------------------------------------------------------------
@@ -387,12 +281,22 @@ def check_commands(report, path):
     report.check(f"{name}: commands", defects, f"{count} print what the page shows")
 
 
+def check_links(report):
+    tree, defects, count = Tree(), [], 0
+    for page in tree.pages():
+        found, wrong = tree.check(page)
+        count += found
+        defects += [f"{page}: {defect}" for _, _, defect, _ in wrong]
+    report.check("links and paths", defects, f"{count} in {len(tree.pages())} files lead somewhere")
+
+
 def main(arguments):
-    if arguments[:1] not in ([], ["run"], ["lines"]):
-        sys.exit(f"error: check.py was given '{arguments[0]}'; expected nothing, run or lines")
-    if arguments[:1] == ["lines"]:
-        for path in pages():
-            correct_lines(path)
+    if arguments[:1] not in ([], ["run"], ["links"]):
+        sys.exit(f"error: check.py was given '{arguments[0]}'; expected nothing, run or links")
+    if arguments[:1] == ["links"]:
+        tree = Tree()
+        for page in tree.pages():
+            tree.correct(page)
         return
     chosen = [path for path in pages() if not arguments[1:] or path.name.startswith(tuple(arguments[1:]))]
     if not chosen:
@@ -402,14 +306,12 @@ def main(arguments):
             if not (PROGRAMS / program).is_file():
                 sys.exit(f"error: {program} is missing in {PROGRAMS.relative_to(TOP)}: `make book-test` builds it")
     report = Report()
+    if not arguments[1:]:
+        check_links(report)
     for path in chosen:
-        check_links(report, path)
         check_numbers(report, path)
         if arguments[:1] == ["run"]:
             check_commands(report, path)
-    if not arguments[1:]:
-        for path in [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs" / "guide").glob("*.md"))]:
-            check_links(report, path)
     print(f"\n{report.passed} passed, {report.failed} failed")
     sys.exit(report.failed > 0)
 

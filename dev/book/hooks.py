@@ -1,7 +1,8 @@
 """hooks.py: called by mkdocs (mkdocs.yml).
 
-Chapters link to the source by paths such as ../../fsdp.h#L288, which any forge shows. In HTML these links lead to pages
-that are made here: one for each linked file, with its lines numbered. Folders and binary files are left out.
+Chapters link to the source by paths such as ../../fsdp.h, which any forge shows. In HTML these links lead to pages that
+are made here, one for each linked file, with its lines numbered; a link whose text is a name in backticks leads to the
+line that defines it. Folders and binary files are left out.
 """
 
 import posixpath
@@ -13,8 +14,10 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import CLexer, TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-TOP = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\]\()((?:\.\./)+[^()\s#]+)(#[^()\s]*)?(\))")
+from definitions import C_SUFFIXES, TOP, line_of
+from links import NAME
+
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(((?:\.\./)+[^()\s#]+)(?:#[^()\s]*)?\)")
 linked = set()
 
 
@@ -26,22 +29,23 @@ def on_page_markdown(markdown, page, config, files):
     here = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
     def rewritten(match):
-        before, target, anchor, after = match.groups()
+        text, target = match.groups()
         path = posixpath.normpath(posixpath.join(here, target))
         if path.startswith("docs/") and not path.endswith((".sh", ".py")):
             return match.group()
         if (TOP / path).is_dir():
-            return match.group(1)[1:-2]  # its text alone
+            return text
         linked.add(path)
         up = "../" * page.file.src_uri.count("/")
-        line = re.sub(r"^#L(\d+)$", r"#L-\1", anchor or "")
-        return f"{before}{up}source/{path}.html{line}{after}"
+        name = NAME.fullmatch(text) if path.endswith(C_SUFFIXES) else None
+        line = f"#L-{line_of(path, name[1])}" if name else ""
+        return f"[{text}]({up}source/{path}.html{line})"
 
     return LINK.sub(rewritten, markdown)
 
 
 def lexer_of(path):
-    if path.endswith((".cu", ".cuh", ".h")):
+    if path.endswith(C_SUFFIXES):
         return CLexer()
     try:
         return get_lexer_for_filename(path)

@@ -229,6 +229,7 @@ __attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(f
     memcpy(sums, sum, sizeof sums);
 }
 
+/* The product is rounded to D's type before C is added, as cuBLASLt 13 does on an H200 (dev/results/gpu-h200.md). */
 inline void multiply_matrices(const Matrix &a, const Matrix &b, const Matrix &c, const Matrix &d, int64_t M, int64_t N,
                               int64_t K, float alpha, float beta) {
     Matrix b_by_column = {b.data, b.type, b.column, b.row};
@@ -246,9 +247,9 @@ inline void multiply_matrices(const Matrix &a, const Matrix &b, const Matrix &c,
                 else multiply_tile(sums, rows.data(), tile, K);
                 for (int64_t j = n; j < std::min(n1, n + TILE_COLUMNS); j++)
                     for (int64_t i = m; i < std::min(M, m + TILE_ROWS); i++) {
-                        float x = alpha * sums[j - n][i - m];
-                        if (beta != 0) x += beta * element(c, i, j);
-                        set_element(d, i, j, x);
+                        const float c_ij = beta != 0 ? element(c, i, j) : 0; // C may be D
+                        set_element(d, i, j, alpha * sums[j - n][i - m]);
+                        if (beta != 0) set_element(d, i, j, element(d, i, j) + beta * c_ij);
                     }
             }
         }
@@ -263,7 +264,8 @@ struct Problem {
 };
 
 /* fp8 as Hopper has it (cuBLAS manual, "cublasLtMatmul()"): both operands are contiguous along K, which is A transposed
- * and B not; not E5M2 by E5M2; sizes are multiples of 16. */
+ * and B not; not E5M2 by E5M2; sizes are multiples of 16. The scales' addresses are multiples of 16, too, since CUDA
+ * 12.9 (pytorch/pytorch pull request 159957). */
 inline cublasStatus_t check_fp8(Place at, const CublasLtDesc *op, CublasLtLayout *const (&x)[4], const Problem &p) {
     if (!op->transposed[0] || op->transposed[1])
         return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with transposes %d and %d: A must be transposed, B not",
@@ -279,6 +281,11 @@ inline cublasStatus_t check_fp8(Place at, const CublasLtDesc *op, CublasLtLayout
         return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
                       "fp8 of %llu by %llu by %llu: sizes and leading dimensions must be multiples of 16",
                       (unsigned long long)p.M, (unsigned long long)p.N, (unsigned long long)p.K);
+    for (int i = 0; i < 2; i++)
+        if ((uintptr_t)op->scales[i] % 16)
+            return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
+                          "the scale of %c is at %p: its address must be a multiple of 16", "AB"[i],
+                          (const void *)op -> scales[i]);
     if (cuda_on_cpu.chip < 89) return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "sm_%d has no fp8", cuda_on_cpu.chip);
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "book")]
 sys.dont_write_bytecode = True
 import answers    # noqa: E402  both after the path is set
 import functions  # noqa: E402
@@ -64,6 +64,8 @@ def show_list():
 def show_question(exercise):
     module = exercise.module()
     facts = module.facts() if hasattr(module, "facts") else {}
+    if hasattr(module, "FUNCTIONS"):
+        facts["file"] = " and ".join(functions.by_file(module.FUNCTIONS))
     text = exercise.text
     for name, value in facts.items():
         text = text.replace("{" + name + "}", str(value))

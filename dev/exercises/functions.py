@@ -1,8 +1,8 @@
 """functions.py: exercises in which the reader writes the body of a function.
 
-The body is cut out of the real source at the moment when the exercise is opened, and the copy with the gap goes to
-build/exercises/N/. The test program is built with that copy: it is included before everything else, so its include
-guard keeps the original out.
+The function is found by its name. Its body is cut out of the real source at the moment when the exercise is opened, and
+the copy with the gap goes to build/exercises/N/. The test program is built with that copy: it is included before
+everything else, so its include guard keeps the original out.
 """
 import re
 import signal
@@ -11,34 +11,28 @@ import sys
 import textwrap
 
 from answers import BadAnswer
+from definitions import functions_of, where
 from program import ROOT, WORK, Failure, build, run
 
 SECONDS = 600  # that the tests may take; a wrong order of messages may make ranks wait for each other
 MARK = "Write here the body of"
 
 
-def end_of_block(text, begin):
-    """The index after the brace that closes the block that begins at `begin`, skipping comments and strings."""
-    depth = 0
-    for token in re.finditer(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[{}]', text[begin:], re.S):
-        depth += {"{": 1, "}": -1}.get(token[0], 0)
-        if not depth:
-            return begin + token.end()
-    raise Failure("a function has no end")
-
-
-def body_of(text, name):
-    """(begin, end) of a function's body, with its braces."""
-    found = re.search(rf"^static [^;{{}}=]*\b{name}\([^;{{}}]*\)\s*(?=\{{)", text, re.M)
-    if not found:
-        raise Failure(f"no function {name}")
-    return found.end(), end_of_block(text, found.end())
+def by_file(names):
+    """The file of each function: path -> names."""
+    files = {}
+    for name in names:
+        found = where(name)
+        if len(found) != 1:
+            raise Failure(f"{name} is defined in {' and '.join(found) or 'no file'}; expected one")
+        files.setdefault(found[0], []).append(name)
+    return files
 
 
 def without_bodies(path, names, copy):
     text = (ROOT / path).read_text()
     for name in names:
-        begin, end = body_of(text, name)
+        _, begin, end = functions_of(text)[name]
         todo = (f'{{\n    // {MARK} {name}\n'
                 f'    run_failure("{MARK} {name} in {copy}");\n}}')
         text = text[:begin] + todo + text[end:]
@@ -51,7 +45,7 @@ def copy_of(number, path):
 
 def open_exercise(number, functions):
     print()
-    for path, names in functions.items():
+    for path, names in by_file(functions).items():
         copy = copy_of(number, path)
         if (ROOT / copy).exists():
             print(f"{copy} is there already and stays as it is; remove it to begin again.")
@@ -63,18 +57,17 @@ def open_exercise(number, functions):
 
 
 def show_bodies(functions):
-    for path, names in functions.items():
+    for path, names in by_file(functions).items():
         text = (ROOT / path).read_text()
         for name in names:
-            begin, end = body_of(text, name)
-            first = text.rindex("\nstatic", 0, begin)
-            print(f"{path}:\n{text[first:end]}\n")
+            begin, _, end = functions_of(text)[name]
+            print(f"{path}:\n\n{text[begin:end]}\n")
 
 
 def test_program(number, functions):
     """Builds build/exercises/N/test_llama3 with the reader's copies of the headers."""
     flags = ["-O1", "-Wno-unused-parameter", "-iquote ."]
-    for path in functions:
+    for path in by_file(functions):
         copy = copy_of(number, path)
         if not (ROOT / copy).exists():
             raise BadAnswer(f"{copy} is not there; expected make exercise N={number} first, which writes it")

@@ -2,9 +2,9 @@ area="sharded data parallelism"
 layout="--ranks 4 --batch 4"
 one_rank="--batch 4 --accum 4"
 title="each rank clips by the norm of its own shard"
-file=run/step_report.h
-edit='s|^        exact_merge(&squared_norm, &report->squared_norm);|'
-edit+='        if (i == trainer->parallel.rank) exact_merge(\&squared_norm, \&report->squared_norm);|'
+change='@@ run/step_report.h sum_reports
++ if (i == trainer->parallel.rank)
+  exact_merge(&squared_norm, &report->squared_norm);'
 check="one-rank"
 expected="gradient norm"
 bug="Under FSDP a rank holds a quarter of the gradient. The norm that clipping compares with --clip must be summed over

@@ -2,8 +2,9 @@ area="the model"
 layout="--ranks 4 --batch 4"
 model=scaled
 title="the scaling of RoPE's frequencies is ignored"
-file=llama3.h
-edit='s/^    if (c->rope_factor == 1 || wavelength < longest_kept) return frequency;/    return frequency;/'
+change='@@ llama3.h rope_frequency
+- if (c->rope_factor == 1 || wavelength < longest_kept) return frequency;
++ return frequency;'
 check="test pytorch"
 expected="llama3"
 bug="config.json asks for Llama 3.1's rope_scaling, which divides the low frequencies of RoPE by a factor. The program

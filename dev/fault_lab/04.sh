@@ -1,8 +1,9 @@
 area="context parallelism"
 layout="--ranks 4 --cp 2 --batch 8"
 title="a rank numbers its tokens as if they followed each other"
-file=run/model.h
-edit='s|positions\[t\] = cp_position(m->cp, t, m->T);|positions[t] = m->cp->rank * m->T + t;|'
+change='@@ run/model.h positions_open
+- positions[t] = cp_position(m->cp, t, m->T);
++ positions[t] = m->cp->rank * m->T + t;'
 check="test mesh-faults"
 expected="cp 2 .*worst gradient"
 bug="With cp 2, rank 0 computes parts 0 and 3 of the four parts of a sequence, and rank 1 parts 1 and 2. Here RoPE

@@ -1,8 +1,8 @@
 area="tensor parallelism"
 layout="--ranks 4 --tp 2 --batch 8"
 title="the gradients of the norms are not summed over tp"
-file=run/shared_gradients.h
-edit='s|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||'
+change='@@ run/shared_gradients.h sum_tp_replicated
+- tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);'
 check="test mesh-faults"
 expected="tp 2 .*worst gradient"
 bug="With sequence parallelism each tensor-parallel rank normalizes half of the tokens, so each has half of the

@@ -1,10 +1,11 @@
 area="data loading"
 layout="--ranks 4 --batch 4"
 title="ranks 0 and 1 train on the same samples, and so do ranks 2 and 3"
-file=dataloader.h
-edit='s|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|'
-unchecked_file=run/step_report.h
-unchecked='s|^    check_samples(trainer, step, first_window);||'
+change='@@ dataloader.h sampler_window
+- int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
++ int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard / 2 * 2;'
+unchecked='@@ run/step_report.h check_reports
+- check_samples(trainer, step, first_window);'
 check="run"
 expected="train on the same samples"
 bug="The sampler deals out samples by a wrong rank number: two ranks get the same ones, and half of the samples of each

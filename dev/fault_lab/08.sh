@@ -2,8 +2,9 @@ area="precision of gradients"
 layout="--ranks 2 --batch 1 --accum 8 --sharding no_shard --reduce-dtype bf16"
 one_rank="--batch 1 --accum 16 --reduce-dtype bf16"
 title="the running sum over micro-batches is rounded to bf16"
-file=fsdp.h
-edit='s/if (r->rounded && last) tree_sum/if (r->rounded) tree_sum/'
+change='@@ fsdp.h reduction_finish
+- if (r->rounded && last)
++ if (r->rounded)'
 check="test reduce-dtype"
 expected="summed in fp32 without sharding"
 bug="Gradients may travel in bf16, but their sum over the micro-batches of a step must stay in fp32. Here each rank

@@ -1,12 +1,14 @@
 area="hybrid sharding"
 layout="--ranks 4 --dp-replicate 2 --batch 4"
 title="one replica does not receive the sum of the head's gradient"
-file=fsdp.h
-edit='s|^    void \*receive = r->receive.*|&\n    static _Thread_local float lost[1 << 15];\n'
-edit+="    int is_lost = stage == ALL_GATHER_REPLICAS \\&\\& fsdp->replica == 1;\n"
-edit+="    if (is_lost \\&\\& u->table_unit->kind == UNIT_HEAD) receive = lost;|"
-unchecked_file=fsdp.h
-unchecked='s|            if (all\[i\] != all\[i % units\])|            if (0)|'
+change='@@ fsdp.h reduction_start
++ static _Thread_local float lost[1 << 15];
++ int is_lost = stage == ALL_GATHER_REPLICAS && fsdp->replica == 1;
++ if (is_lost && u->table_unit->kind == UNIT_HEAD) receive = lost;
+  if (r->rounded)'
+unchecked='@@ fsdp.h fsdp_check_replicas
+- if (all[i] != all[i % units])
++ if (0)'
 check="run --check-replicas 10"
 expected="are replicas"
 bug="The two replicas of the sharded model sum their gradients by a reduce-scatter and an all-gather. Replica 1

@@ -2,9 +2,9 @@ area="loss and padding"
 layout="--ranks 4 --batch 4"
 tokens=masked.tok
 title="padding is counted among the targets, and the mean is too small"
-file=lib/token_files.h
-edit='s|^        if (t == 0 .. (masked && !mask\[t\])) continue;|'
-edit+='        num_targets += t > 0 \&\& masked \&\& !mask[t];\n&|'
+change='@@ lib/token_files.h dataset_sample
+  inputs[t] = (int32_t)token;
++ num_targets += t > 0 && masked && !mask[t];'
 check="test data"
 expected="all counted once"
 bug="The loss is a sum over targets, divided by their number. Padding is not a target and adds nothing to the sum, but

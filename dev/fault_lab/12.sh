@@ -2,8 +2,9 @@ area="resuming a run"
 layout="--ranks 4 --batch 4"
 resumes=1
 title="a resumed run begins its epoch again"
-file=run/job.h
-edit='s|    s.start_epoch = j->start.epoch;||; s|    s.start_sample = j->start.samples_in_epoch;||'
+change='@@ run/job.h job_sampler
+- s.start_epoch = j->start.epoch;
+- s.start_sample = j->start.samples_in_epoch;'
 check="audit"
 expected="a second time"
 bug="The checkpoint says how many samples of the epoch were consumed. The resumed run ignores that and reads the epoch

@@ -1,9 +1,9 @@
 area="the optimizer"
 layout="--ranks 4 --batch 4"
 title="norm weights have weight decay"
-file=optimizer.h
-edit='s|float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;|'
-edit+='float weight_decay = a->weight_decay;|'
+change='@@ optimizer.h update_unit
+- float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
++ float weight_decay = a->weight_decay;'
 check="test pytorch"
 expected="weights after ten steps equal"
 bug="Weight decay pulls weights towards zero. By convention it applies to matrices only; here it applies to the weights

@@ -1,12 +1,11 @@
 area="overlap of communication"
 layout="--ranks 4 --batch 4"
 title="the next step's head is gathered before AdamW has updated it"
-file=train_llama3.cu
-edit='s|^    update_weights(trainer, step, &s);|'
-edit+='    if (trainer->model.table.head >= 0) '
-edit+='fsdp_unshard(\&p->fsdp, \&p->fsdp.units[trainer->model.table.head]);\n&|'
-unchecked_file=run/trainer.h
-unchecked='s|^    ledger_check(&l, p->rank);||'
+change='@@ train_llama3.cu train_step
++ if (trainer->model.table.head >= 0) fsdp_unshard(&p->fsdp, &p->fsdp.units[trainer->model.table.head]);
+  update_weights(trainer, step, &s);'
+unchecked='@@ run/trainer.h check_first_step
+- ledger_check(&l, p->rank);'
 check="run"
 expected="figures of the first step differ"
 bug="To overlap more, the all-gather of the head for the next step starts at the end of this one, but before the

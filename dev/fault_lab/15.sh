@@ -1,9 +1,9 @@
 area="pipeline parallelism"
 layout="--ranks 2 --pp 2 --batch 4 --accum 4"
 title="a micro-batch's gradient overwrites the sum of those before it"
-file=fsdp.h
-edit='s|^    \*replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;|'
-edit+='    *replace = tree ? micro_batch % 2 == 0 : 1;|'
+change='@@ fsdp.h accumulation_target
+- *replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;
++ *replace = tree ? micro_batch % 2 == 0 : 1;'
 check="test mesh-faults"
 expected="tp 2 .*worst gradient"
 bug="Each of the four micro-batches of a step should add its gradient to the step's sum. Here each replaces the sum,

@@ -1,10 +1,10 @@
 area="initialization"
 layout="--ranks 4 --tp 2 --batch 8"
 title="tensor-parallel ranks draw the same initial weights"
-file=llama3.h
-edit='s|uint64_t bits = mix64(key + (uint64_t)(first + i) |'
-edit+='int64_t own = first + i - tensor->first_row * tensor->whole_cols - tensor->first_col;\n'
-edit+='        uint64_t bits = mix64(key + (uint64_t)own |'
+change='@@ llama3.h tensor_init
+- uint64_t bits = mix64(key + (uint64_t)(first + i) * 0x9E3779B97F4A7C15ull);
++ int64_t own = first + i - tensor->first_row * tensor->whole_cols - tensor->first_col;
++ uint64_t bits = mix64(key + (uint64_t)own * 0x9E3779B97F4A7C15ull);'
 check="test mesh-faults"
 expected="tp 2 .*worst gradient"
 bug="Each rank draws its slice of a matrix from the same random numbers, as if all ranks had set one seed. The two

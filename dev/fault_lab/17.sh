@@ -2,9 +2,9 @@ area="resuming a run"
 layout="--ranks 4 --batch 4"
 resumes=1
 title="the optimizer's moments are not restored"
-file=run/checkpoint.h
-edit='s|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||; '
-edit+='s|    fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);||'
+change='@@ run/checkpoint.h checkpoint_load
+- fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
+- fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);'
 check="test checkpoints"
 expected="are 4 steps"
 bug="A resumed run has its weights, its step and its data, but AdamW's two moments are zero. It takes some twenty steps

@@ -1,10 +1,12 @@
 area="overlap of communication"
 layout="--ranks 4 --batch 4"
 title="the embedding is used before its all-gather has finished"
-file=fsdp.h
-edit='s|    comm_wait(fsdp->comm, &u->all_gather);|'
-edit+='    if (u->table_unit->kind != UNIT_EMBED) comm_wait(fsdp->comm, \&u->all_gather);|; '
-edit+='s|^    pool_release(fsdp, POOL_WEIGHTS|    comm_wait(fsdp->comm, \&u->all_gather);\n&|'
+change='@@ fsdp.h fsdp_unshard
++ if (u->table_unit->kind != UNIT_EMBED)
+  comm_wait(fsdp->comm, &u->all_gather);
+@@ fsdp.h fsdp_reshard
++ comm_wait(fsdp->comm, &u->all_gather);
+  pool_release(fsdp, POOL_WEIGHTS, u->unsharded_weights);'
 check="test faults"
 expected="gradients of one rank"
 bug="The wait for the all-gather of the embedding comes when its buffer is freed, and not before it is used. The

@@ -1,8 +1,9 @@
 area="tensor parallelism"
 layout="--ranks 4 --tp 2 --batch 8"
 title="the loss adds sums of exponentials without a common maximum"
-file=lib/ops_common.h
-edit='s|fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)|all.sum + part[1]|'
+change='@@ lib/ops_common.h join_parts
+- all.sum = fmaf(part[1], expf(part[0] - all.max), all.sum);
++ all.sum = all.sum + part[1];'
 check="test kernels:cross-entropy-slices"
 expected="cross_entropy in slices"
 bug="Each rank has half of the vocabulary and sums exp(logit - its own largest logit). Before the ranks' sums are

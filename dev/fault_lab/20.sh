@@ -1,9 +1,9 @@
 area="context parallelism"
 layout="--ranks 4 --cp 2 --batch 8"
 title="the mask of a rank's second half stands one half too early"
-file=run/model.h
-edit='s|^        s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;|'
-edit+='        s.q_gap = (int)max_i64(0, cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset - m->T / 2);|'
+change='@@ run/model.h attention_shape
+- s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
++ s.q_gap = (int)max_i64(0, cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset - m->T / 2);'
 check="test mesh-faults"
 expected="cp 2 .*worst gradient"
 bug="Rank 0 computes parts 0 and 3 of a sequence. The causal mask of part 3 is that of part 2: these queries do not see

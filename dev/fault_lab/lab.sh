@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# lab.sh: the fault laboratory. Each of the files 01.sh to 20.sh describes one bug of parallel training: an edit of one
-# file, and the check that finds it. `make faults`, `make fault N=3` and `make fault-answer N=3` call this script.
+# lab.sh: the fault laboratory. Each of the files 01.sh to 20.sh describes one bug of parallel training: a change, as
+# dev/test/faults.txt has them, and the check that finds it. `make faults`, `make fault N=3` and `make fault-answer N=3`
+# call this script.
 #   lab.sh list       the numbers, with the area and the layout of each
 #   lab.sh fault N    plants fault N in a copy of the source, trains both programs, and draws their losses
 #   lab.sh answer N   runs the check that finds the fault, on both programs, and explains
 #   lab.sh check N faulty|healthy   runs that check alone
-#   lab.sh test N     all of this for one fault, for dev/test/fault_lab.sh
+#   lab.sh changes    the changes of all faults, for dev/test/plant.py
+#   lab.sh plant      builds one copy of the source with all faults behind branches, for:
+#   lab.sh test N     runs, check and curves of one fault in that copy, for dev/test/fault_lab.sh
 # Everything is below build/fault_lab. The healthy programs are built by make.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source dev/test/planting.sh
 failing+='|error:'
-lab=build/fault_lab
+lab=build/fault_lab healthy_programs=build/fault_lab/healthy
 steps=400 middle=200 # a resumed run continues after step `middle`
 seeds="2 3 4 5"
 export OMP_NUM_THREADS=1
@@ -26,7 +29,7 @@ load() {
     row=dev/fault_lab/$(printf %02d "$number").sh
     [ -f "$row" ] || die "there is no fault $1: expected a number from 1 to 20 (make faults lists them)"
     area='' layout='' model=plain tokens=train.tok resumes='' one_rank="--batch 16"
-    title='' file='' edit='' unchecked_file='' unchecked='' check='' expected='' bug='' unseen='' found='' known=''
+    title='' change='' unchecked='' check='' expected='' bug='' unseen='' found='' known=''
     source "$row"
     dir=$lab/$number
 }
@@ -46,29 +49,81 @@ hash_of() { sha256sum "$@" | sha256sum | cut -c1-16; }
 
 hash_of_source() { hash_of ./*.h ./*.cu lib/*.h lib/cpu/*.h run/*.h plan/* dev/test/*.h dev/data/*.h; }
 
-# build_faulty [without_test]: the programs of the faulty copy in $dir, unless they are there. train_unchecked lacks the
-# run's own check that would end the run before there is a curve. without_test: no test_llama3
+# changes: all faults, numbered as here, and then those changes that leave out a check, as dev/test/plant.py reads them
+changes() (
+    local row changes='' unchecked_changes=''
+    for row in dev/fault_lab/[0-9][0-9].sh; do
+        load "$(basename "$row" .sh)"
+        changes+="more $number"$'\n'"  fp32 $check: $expected"$'\n'"$change"$'\n'
+        [ -z "$unchecked" ] ||
+            unchecked_changes+="more $number unchecked"$'\n'"  fp32 run: $expected"$'\n'"$unchecked"$'\n'
+    done
+    echo "$changes$unchecked_changes"
+)
+
+# number_of NAME: the number of a change
+number_of() { python3 dev/test/plant.py list $lab/changes.txt | awk -F'\t' -v name="$1" '$6 == name { print $1 }'; }
+
+# build FOLDER SOURCE PROGRAM…: builds programs of a copy of the source and links to them in FOLDER
+build() {
+    local folder=$1 source=$2 program
+    shift 2
+    make --no-print-directory -s -j2 -C "$source" PRECISION=fp32 CFLAGS="-O1 -w $flags" "${@/#/build/cpu-fp32/}" ||
+        die "the programs in $source do not build"
+    for program; do ln -sf "$(realpath "$source")/build/cpu-fp32/$program" "$folder/"; done
+}
+
+# build_faulty: the programs of the faulty copy in $dir, unless they are there. train_unchecked lacks the run's own
+# check that would end the run before there is a curve.
 build_faulty() {
-    local stamp source=$PWD/$dir/source compile libs ok=1
-    stamp="$(hash_of_source) $(hash_of "$row" $lab/healthy/flags) ${1:-}"
+    local stamp flags=
+    stamp="$(hash_of_source) $(hash_of "$row" $lab/healthy/flags)"
     if [ "$(cat "$dir/built" 2>/dev/null)" = "$stamp" ]; then return; fi
     rm -rf "$dir"
-    copy_source "$source"
-    sed -i "$edit" "$source/$file"
-    if cmp -s "$file" "$source/$file"; then die "the edit of $row no longer matches $file: adjust it"; fi
-    choose_flags $lab/healthy/flags
-    ([ "${1:-}" ] || { cd "$source" && compile_planted test_llama3.cu ../test_llama3; }) &
-    (cd "$source" && compile_planted train_llama3.cu ../train_llama3) || ok=0
-    wait $! || ok=0
-    if [ "$unchecked" ] && [ $ok = 1 ]; then
-        cp "$source/$unchecked_file" "$source/$unchecked_file.checked"
-        sed -i "$unchecked" "$source/$unchecked_file"
-        if cmp -s "$source/$unchecked_file"{,.checked}; then die "$row: the second edit matches nothing: adjust it"; fi
-        (cd "$source" && compile_planted train_llama3.cu ../train_unchecked) || ok=0
-        mv "$source/$unchecked_file.checked" "$source/$unchecked_file"
+    copy_source "$dir/source"
+    python3 dev/test/plant.py apply $lab/changes.txt "$number" "$dir/source"
+    build "$dir" "$dir/source" train_llama3 test_llama3
+    if [ "$unchecked" ]; then
+        cp -r "$dir/source" "$dir/unchecked"
+        python3 dev/test/plant.py apply $lab/changes.txt "$(number_of "$number unchecked")" "$dir/unchecked"
+        mkdir "$dir/without"
+        build "$dir/without" "$dir/unchecked" train_llama3
+        ln -s without/train_llama3 "$dir/train_unchecked"
     fi
-    [ $ok = 1 ] || die "fault $number does not compile: adjust the edit of $row"
     echo "$stamp" >"$dir/built"
+}
+
+# plant_all: one copy with all changes behind branches, unless it is there
+plant_all() {
+    local stamp flags="-include dev/test/planted.h" alone planted=$lab/planted
+    mkdir -p $lab
+    changes >$lab/changes.txt
+    stamp="$(hash_of_source) $(hash_of $lab/changes.txt dev/test/plant*)"
+    if [ "$(cat $planted/built 2>/dev/null)" = "$stamp" ]; then return; fi
+    rm -rf $planted
+    copy_source $planted/source
+    alone=$(python3 dev/test/plant.py plant $lab/changes.txt fp32 $planted/source)
+    [ -z "$alone" ] || die "these changes cannot be branches: $alone"
+    build $planted $planted/source train_llama3 test_llama3
+    echo "$stamp" >$planted/built
+}
+
+# use_planted: commands in $dir that start the programs of that copy with this fault; the healthy programs are its, too
+use_planted() {
+    local program
+    [ -f $lab/planted/built ] || die "there is no copy with all faults: dev/fault_lab/lab.sh plant builds it"
+    healthy_programs=$lab/planted
+    rm -rf "$dir"
+    mkdir -p "$dir"
+    for program in train_llama3 test_llama3; do command_for "$number" $program >"$dir/$program"; done
+    if [ "$unchecked" ]; then
+        command_for "$number,$(number_of "$number unchecked")" train_llama3 >"$dir/train_unchecked"
+    fi
+    chmod +x "$dir"/t*
+}
+
+command_for() {
+    printf '#!/bin/sh\nPLANTED=%s PLANTED_REACHED=%s exec %s "$@"\n' "$1" "$PWD/$dir/reached" "$PWD/$lab/planted/$2"
 }
 
 # write_data: the models and token files, once
@@ -115,21 +170,23 @@ resumed() {
 healthy_run() {
     local kind=$1
     shift
-    run=$lab/runs/$(echo "$source_hash $data_hash $kind $model $tokens $steps $*" | sha256sum | cut -c1-16)
+    run="$healthy_programs $source_hash $data_hash $kind $model $tokens $steps $*"
+    run=$lab/runs/$(echo "$run" | sha256sum | cut -c1-16)
     exec 8>"$run.lock"
     flock 8
     if [ ! -f "$run.done" ]; then
         rm -rf "$run"
-        if [ "$kind" = resumed ]; then resumed $lab/healthy/train_llama3 "$run" "$@"
-        else train $lab/healthy/train_llama3 "$run" "$@"; fi
+        if [ "$kind" = resumed ]; then resumed $healthy_programs/train_llama3 "$run" "$@"
+        else train $healthy_programs/train_llama3 "$run" "$@"; fi
         touch "$run.done"
     fi
     flock -u 8
 }
 
 prepare() {
-    [ -x $lab/healthy/train_llama3 ] || die "there is no healthy program: make fault-programs builds it"
+    [ -x $healthy_programs/train_llama3 ] || die "there is no healthy program: make fault-programs builds it"
     mkdir -p $lab/runs
+    [ "$healthy_programs" = $lab/planted ] || changes >$lab/changes.txt
     write_data
     source_hash=$(hash_of_source)
     data_hash=$(hash_of $lab/data/*.tok $lab/data/*/config.json)
@@ -163,7 +220,7 @@ draw_curves() {
 run_check() {
     local programs=$dir out=$dir/check-$1 kind=${check%% *} arguments='' run
     if [ "$kind" != "$check" ]; then arguments=${check#* }; fi
-    if [ "$1" = healthy ]; then programs=$lab/healthy; fi
+    if [ "$1" = healthy ]; then programs=$healthy_programs; fi
     rm -rf "$out" "$out".*
     mkdir -p "$out"
     case $kind in
@@ -211,7 +268,7 @@ check_both() {
 healthy_said() {
     local key=$check
     case $check in test\ *) ;; *) key="$check $layout $model $tokens" ;; esac
-    healthy=$lab/runs/check-$(echo "$source_hash $data_hash $key" | sha256sum | cut -c1-16).said
+    healthy=$lab/runs/check-$(echo "$healthy_programs $source_hash $data_hash $key" | sha256sum | cut -c1-16).said
     exec 7>"$healthy.lock"
     flock 7
     if [ ! -f "$healthy" ]; then
@@ -279,19 +336,21 @@ show_answer() {
     paragraph "Why the curve does not name it" "$unseen"
     paragraph "Why this check does" "$found"
     if [ "$known" ]; then paragraph "Known from" "$known"; fi
-    echo "The edit: diff $file $dir/source/$file"
+    sed -nE "s|^@@ ([^ ]*) .*|The edit: diff \1 $dir/source/\1|p" <<<"$change" | sort -u
 }
 
 # test_one: prints two checks, and leaves a row for dev/results/fault-lab.md in $dir/row
 test_one() {
     local start=$SECONDS curve
     load "$1"
+    use_planted
     prepare
-    if [[ $check = test* ]]; then build_faulty; else build_faulty without_test; fi
     draw_curves >"$dir/curve.txt"
     check_both
     if [ "$caught" ]; then echo "pass fault $number, $title: ${caught:0:200}"
     else echo "FAIL fault $number, $title: no failing line like '$expected': $(tail -n 1 "$dir/faulty.said")"; fi
+    if grep -qx "$number" "$dir/reached"; then echo "pass fault $number: a process has reached its branch"
+    else echo "FAIL fault $number: no process has reached its branch"; fi
     if [[ $healthy_line = pass* ]]; then echo "pass fault $number: the healthy program passes: ${healthy_line:0:200}"
     else echo "FAIL fault $number: the healthy program does not pass '$check': $healthy_line"; fi
     if grep -q '</svg>' "$lab/$number.svg" && curve=$(python3 dev/fault_lab/curves.py row "$dir/curve.json" "$number" \
@@ -312,6 +371,8 @@ case ${1:-} in
         prepare
         build_faulty
         run_check "$3" ;;
+    changes) changes ;;
+    plant) plant_all ;;
     test) test_one "${2:-}" ;;
-    *) die "lab.sh was given '${1:-}'; expected list, fault N, answer N, check N faulty|healthy or test N" ;;
+    *) die "lab.sh was given '${1:-}'; expected list, fault N, answer N, check N faulty|healthy, changes, plant, test N" ;;
 esac

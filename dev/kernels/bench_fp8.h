@@ -16,7 +16,8 @@ static const double SUSTAINED = 0.3;
 typedef struct {
     floatX *x;               // (rows, cols)
     uint8_t *q, *transposed; // (rows, cols), (cols, rows): x in fp8
-    float *scales;           // (2) of x; the inverse, by which cuBLASLt multiplies
+    float *scale;            // (1)
+    float *inverse;          // (1) of the scale, by which cuBLASLt multiplies; its address is a multiple of 16
     uint32_t *amax;          // bits of the largest |x|
     int64_t rows, cols;
     Fp8Format format;
@@ -52,7 +53,10 @@ static __global__ void __launch_bounds__(BLOCK) fp8_cast_kernel(Fp8Tensor t, int
     SHARED(uint32_t, tile, FP8_TILE * (FP8_TILE / 4 + 1)); // four elements a word; rows are a word longer than needed
     const int64_t row0 = (int64_t)blockIdx.y * FP8_TILE, col0 = (int64_t)blockIdx.x * FP8_TILE;
     const float scale = fp8_scale(__uint_as_float(*t.amax), t.format);
-    if (!blockIdx.x && !blockIdx.y && threadIdx.x < 2) t.scales[threadIdx.x] = threadIdx.x ? 1 / scale : scale;
+    if (!blockIdx.x && !blockIdx.y && threadIdx.x == 0) {
+        *t.scale = scale;
+        *t.inverse = 1 / scale;
+    }
     const int row = (int)threadIdx.x / (FP8_TILE / 8), col8 = (int)threadIdx.x % (FP8_TILE / 8) * 8;
     const int64_t at = (row0 + row) * t.cols + col0 + col8;
     float v[2][8]; // of this row and of the one FP8_TILE / 2 below it
@@ -95,7 +99,8 @@ static Fp8Tensor take_fp8(Bench *b, int64_t rows, int64_t cols, Fp8Format format
     Fp8Tensor t = {take_x(b, rows * cols),
                    (uint8_t *)take(b, rows * cols),
                    (uint8_t *)take(b, rows * cols),
-                   (float *)take(b, 8),
+                   (float *)take(b, 4),
+                   (float *)take(b, 4),
                    (uint32_t *)take(b, 4),
                    rows,
                    cols,
@@ -103,7 +108,7 @@ static Fp8Tensor take_fp8(Bench *b, int64_t rows, int64_t cols, Fp8Format format
     fp8_cast(&b->dev, &t, 1);
     for (uint64_t s = 0; s < FP8_SAMPLES; s++) {
         int64_t i = (int64_t)(mix64(s) % (uint64_t)rows), j = (int64_t)(mix64(~s) % (uint64_t)cols);
-        uint8_t want = fp8_round(to_float(fp8_read(b, t.x + i * cols + j)) * fp8_read(b, t.scales), format);
+        uint8_t want = fp8_round(to_float(fp8_read(b, t.x + i * cols + j)) * fp8_read(b, t.scale), format);
         if (fp8_read(b, t.q + i * cols + j) != want || fp8_read(b, t.transposed + j * rows + i) != want)
             run_failure("bench_gpu.cu: a cast to fp8, or its transposed copy, is not %02x", want);
     }
@@ -125,7 +130,7 @@ static CudaMatmulEntry fp8_describe(Bench *b, const Fp8Matmul *m, int8_t fast) {
     CudaMatmulEntry entry = matmul_describe(&key, 0);
     cublasStatus_t bad = cublasLtMatmulDescSetAttribute(entry.desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, 1);
     for (int i = 0; i < 2 && !bad; i++) {
-        const float *inverse = m->of[i]->scales + 1;
+        const float *inverse = m->of[i]->inverse;
         int32_t type = m->of[i]->format.mantissa == 3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
         bad = cublasLtMatrixLayoutSetAttribute(entry.layout[i], CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type);
         if (!bad) bad = cublasLtMatmulDescSetAttribute(entry.desc, scale_of[i], &inverse, sizeof inverse);
@@ -143,7 +148,7 @@ static void fp8_matmul(Bench *b, CudaMatmulEntry *entry, const Fp8Matmul *m) {
 static double fp8_error(Bench *b, CudaMatmulEntry *entry, const Fp8Matmul *m) {
     int64_t K = m->shape.K, N = m->shape.N;
     uint8_t *rows = (uint8_t *)checked_malloc(2 * (size_t)K);
-    double off = 0, all = 0, inverse = (double)fp8_read(b, m->of[0]->scales + 1) * fp8_read(b, m->of[1]->scales + 1);
+    double off = 0, all = 0, inverse = (double)fp8_read(b, m->of[0]->inverse) * fp8_read(b, m->of[1]->inverse);
     if (m->shape.c_float) device_zero(&b->dev, m->c, sizeof(float) * (size_t)(m->shape.M * N));
     fp8_matmul(b, entry, m);
     for (uint64_t s = 0; s < FP8_SAMPLES; s++) {

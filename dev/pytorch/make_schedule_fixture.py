@@ -1,5 +1,5 @@
 """Writes dev/test/fixtures/learning_rates.txt: learning rates of PyTorch's schedulers, with which the test of
-learning-rate curves (dev/test/test_recipe.h) compares the program's.
+learning-rate curves (dev/test/test_family.h) compares the program's.
 
     python dev/pytorch/make_schedule_fixture.py
 

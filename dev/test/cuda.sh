@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # cuda.sh [all] : the CUDA build as a whole, its kernels run on this processor (dev/cuda_on_cpu); beside the C build.
-# Where nvcc is installed: it compiles for GPUs without a spill, and attention is made of the instructions it should be
-# made of. With `all` in both precisions, held against the table of registers; and more orders of streams.
+# With `all` in both precisions, in more orders of streams, and on a mesh; and where nvcc is installed: it compiles for
+# GPUs without a spill, and attention is made of the instructions it should be made of.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 top=$PWD all=${1:+all}
+precisions="bf16${all:+ fp32}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -43,7 +44,7 @@ run() {
 # ---------------------------------------------------------------- training, beside C
 training() {
     local precision limit
-    for precision in fp32 bf16; do
+    for precision in $precisions; do
         [ $precision = fp32 ] && limit=1e-4 || limit=2e-2
         run "c-$precision" "$top/build/cpu-$precision/train_llama3" "${train[@]}" --steps 20 || continue
         run "cuda-$precision" "$(cuda $precision)" "${train[@]}" --steps 20 || continue
@@ -64,7 +65,7 @@ same_bits() {
     local precision seed name gathers
     local -a common=(--model model --data text/train.tok --seq 75 --batch 1 --threads 1 --steps 3 --warmup 2 --lr 3e-3
         --deterministic)
-    for precision in ${all:+fp32} bf16; do
+    for precision in $precisions; do
         run "one-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
         run "two-$precision" "$(cuda $precision)" "${common[@]}" --accum 2 --ranks 2 || continue
         CUDA_ON_CPU_DEVICES=4 run "four-$precision" "$(cuda $precision)" "${common[@]}" --accum 1 --ranks 4 \
@@ -167,22 +168,22 @@ saves() {
     local precision
     local -a common=(--model model --data text/train.tok --seq 75 --batch 1 --threads 1 --steps 2 --save-every 1
         --warmup 1 --lr 3e-3 --deterministic)
-    for precision in fp32 ${all:+bf16}; do
+    for precision in $precisions; do
         run "saved-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
         resume "resumed-$precision" "saved-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
         same_files "$precision: a run that is resumed on CUDA leaves what the one that was not stopped leaves" 2 \
             "saved-$precision" "resumed-$precision"
     done
-    CUDA_ON_CPU_DEVICES=2 run saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport nccl --offload \
+    CUDA_ON_CPU_DEVICES=2 run saved-far "$(cuda bf16)" "${common[@]}" --accum 2 --ranks 2 --transport nccl --offload \
         all || return
-    CUDA_ON_CPU_DEVICES=2 resume resumed-far saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport \
+    CUDA_ON_CPU_DEVICES=2 resume resumed-far saved-far "$(cuda bf16)" "${common[@]}" --accum 2 --ranks 2 --transport \
         nccl --offload all || return
     same_files "two GPUs over NCCL with all state offloaded are resumed as well" 2 saved-far resumed-far
-    CUDA_ON_CPU_DEVICES=4 run saved-nccl "$(cuda fp32)" "${common[@]}" --ranks 4 --dp-replicate 2 --transport nccl \
+    CUDA_ON_CPU_DEVICES=4 run saved-nccl "$(cuda bf16)" "${common[@]}" --ranks 4 --dp-replicate 2 --transport nccl \
         --save-mode async || return
-    run saved-threads "$(cuda fp32)" "${common[@]}" --ranks 4 --dp-replicate 2 || return
+    run saved-threads "$(cuda bf16)" "${common[@]}" --ranks 4 --dp-replicate 2 || return
     same_files "one GPU, two offloaded, 2 x 2 over NCCL that save meanwhile, and 2 x 2 threads save the same files" \
-        "1 2" saved-fp32 saved-far saved-nccl saved-threads
+        "1 2" saved-bf16 saved-far saved-nccl saved-threads
 }
 
 # tensor, context and pipeline parallelism, which validate, save, and go on: both transports make the same files
@@ -192,7 +193,7 @@ meshes() {
     local -a common=(--model model --data text/train.tok --val text/val.tok --val-every 1 --val-batches 2 --seq 76 \
         --batch 1 --accum 2 --threads 1 --ranks 8 --tp 2 --cp 2 --pp 2
                      --steps 2 --save-every 1 --warmup 1 --lr 3e-3 --deterministic)
-    for precision in fp32 bf16; do
+    for precision in $precisions; do
         run "mesh-$precision" "$(cuda $precision)" "${common[@]}" || continue
         CUDA_ON_CPU_DEVICES=8 run "mesh-nccl-$precision" "$(cuda $precision)" "${common[@]}" --transport nccl \
             --save-mode async || continue
@@ -396,17 +397,17 @@ instructions() {
 }
 
 compiled() {
+    [ -n "$all" ] || return # all of this takes minutes
     if (cd "$top" && $(<build/cuda-on-cpu-bf16/flags) -Wno-unused-function -I. -fsyntax-only \
         dev/kernels/bench_gpu.cu) >.out 2>&1; then
         pass "what measures ops and steps on a GPU compiles with the program" "dev/kernels/bench_gpu.cu"
     else fail "what measures ops and steps on a GPU compiles with the program" "$(grep -m3 error .out)"; fi
-    [ -n "$all" ] || return # make compiles the program for GPUs where nvcc is; all of what follows takes minutes
     if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
         echo "no nvcc: whether the kernels compile for GPUs is left out"
         return
     fi
     local precision count
-    for precision in bf16 fp32; do
+    for precision in $precisions; do
         if make --no-print-directory -C "$top" CUDA=1 PRECISION=$precision build/cuda-$precision/test_llama3_cuda \
             >.out 2>&1; then
             pass "$precision: the program, in its test, compiles for sm_80, sm_90 and PTX" "no warning of ptxas"
@@ -441,7 +442,7 @@ compiled() {
 prepare
 training
 same_bits
-use
+[ -z "$all" ] || use
 saves
 [ -z "$all" ] || meshes
 refusals

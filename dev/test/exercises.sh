@@ -215,43 +215,65 @@ page() {
     else fail "the list and docs/book/exercises.md" "$count exercises, missing:$missing"; fi
 }
 
-# function_exercise N FILE [SED-EDIT NAME]…: the original body is right, and each edit of it wrong
+# edited FUNCTION [OLD NEW]: the source that defines a function, with NEW in place of the code OLD, which the function
+# has once; spaces and comments do not count. The source's path goes to standard error.
+edited() {
+    python3 - "$@" <<'PYTHON'
+import re, sys
+sys.path.insert(0, "dev/book")
+import definitions
+function, *edit = sys.argv[1:]
+[path] = definitions.where(function)
+text = (definitions.TOP / path).read_text()
+if edit:
+    _, begin, end = definitions.functions_of(text)[function]
+    pattern = r"\s*".join(map(re.escape, re.findall(r"\w+|\S", edit[0])))
+    found = list(re.finditer(pattern, definitions.NOT_CODE.sub(definitions.blank, text[begin:end])))
+    if len(found) != 1:
+        sys.exit(f"error: {function} has the code {edit[0]} {len(found)} times; expected once")
+    text = text[: begin + found[0].start()] + edit[1] + text[begin + found[0].end() :]
+print(path, file=sys.stderr)
+print(text, end="")
+PYTHON
+}
+
+# function_exercise N FUNCTION [FUNCTION OLD NEW NAME]…: the original bodies are right, and each edit of one is wrong
 function_exercise() {
-    local n=$1 path=$2 copy text
-    copy=$EXERCISES_DIR/$(printf %02d "$n")/$path
+    local n=$1 folder copy text
+    folder=$EXERCISES_DIR/$(printf %02d "$n")
+    edited "$2" >"$work/original" 2>"$work/path"
+    copy=$folder/$(<"$work/path")
     shift 2
-    rm -rf "$EXERCISES_DIR/$(printf %02d "$n")"
+    rm -rf "$folder"
     refused 'is not there; expected make exercise' answer "$n" ''
     text=$("${exercise[@]}" question "$n")
     refused 'still has the line' answer "$n" ''
     if grep -qF "Edit $copy" <<<"$text" && [ -f "$copy" ]; then pass "exercise $n" "wrote $copy"
     else fail "exercise $n" "$text"; fi
-    cp "$path" "$copy"
+    cp "$work/original" "$copy"
     verdict "$n" right 'passed, 0 failed' "the original body"
     while [ $# -gt 0 ]; do
-        sed "$1" "$path" >"$copy"
-        if cmp -s "$path" "$copy"; then fail "exercise $n, $2" "the edit $1 matches nothing in $path"
-        else verdict "$n" wrong '^wrong' "$2"; fi
-        shift 2
+        if edited "$1" "$2" "$3" >"$copy" 2>"$work/err"; then verdict "$n" wrong '^wrong' "$4"
+        else fail "exercise $n, $4" "$(<"$work/err")"; fi
+        shift 4
     done
-    rm -rf "$EXERCISES_DIR/$(printf %02d "$n")"
+    rm -rf "$folder"
 }
 
 functions() {
-    local sum='r->receive, dtype, pieces, u->'
-    function_exercise 5 fsdp.h \
-        "s/${sum}shard_size, !replace/${sum}shard_size, 0/" "later micro-batches replace earlier ones" \
-        "s/${sum}replica_count, 0/${sum}replica_count, 1/" "replicas' sums are added to what is there"
-    function_exercise 8 lib/ops_common.h \
-        's/+ (int64_t)1));/+ (int64_t)0));/' "a query does not see its own key" \
-        's/t >= s->q_split ? s->q_gap/t > s->q_split ? s->q_gap/' "the second half begins one query late"
-    function_exercise 10 lib/pipeline_schedule.h \
-        's/s->pp - s->pp_rank - 1;/s->pp - s->pp_rank;/' "one forward too many before the first backward" \
-        's/backward <= warm_up;/backward < warm_up;/' "one forward too few in the warm-up"
-    function_exercise 15 lib/cpu/layers.h \
-        's/load_pair_float(sines + i, half - i), vsplat(direction)/load_pair_float(sines + i, half - i), vsplat(1)/' \
-        "backward rotates forward" \
-        's/x0_sin = pair_rounded(pair_mul(x0, s))/x0_sin = pair_rounded(pair_mul(x0, minus_s))/' "a wrong sign"
+    function_exercise 5 reduction_finish \
+        reduction_finish 'u->shard_size, !replace' 'u->shard_size, 0' "later micro-batches replace earlier ones" \
+        reduction_finish 'u->replica_count, 0' 'u->replica_count, 1' "replicas' sums are added to what is there"
+    function_exercise 8 keys_seen \
+        keys_seen '+ (int64_t)1' '+ (int64_t)0' "a query does not see its own key" \
+        query_position 't >= s->q_split' 't > s->q_split' "the second half begins one query late"
+    function_exercise 10 warm_up_forwards \
+        warm_up_forwards 's->pp - s->pp_rank - 1;' 's->pp - s->pp_rank;' \
+        "one forward too many before the first backward" \
+        order_steps 'backward <= warm_up' 'backward < warm_up' "one forward too few in the warm-up"
+    function_exercise 15 cpu_rope \
+        cpu_rope 'half - i), vsplat(direction)' 'half - i), vsplat(1)' "backward rotates forward" \
+        cpu_rope 'x0_sin = pair_rounded(pair_mul(x0, s))' 'x0_sin = pair_rounded(pair_mul(x0, minus_s))' "a wrong sign"
 }
 
 bad_input

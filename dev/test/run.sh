@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # run.sh [all|measure]: runs the tests of both precisions and ends with `N passed, N failed`. make builds and calls it.
-#   run.sh          make test: 15 minutes on two cores, with its builds; each row of the requirements has a check in it
+#   run.sh          make test: 8 minutes on two cores, with its builds; dev/test/README.md says what is in it
 #   run.sh all      make test-all: every test of the program as it is built here
 #   run.sh measure  make measure: a million executions of each fuzz target, and the unit tests in builds for other
 #                   processors (Arm in an emulator), without libraries, and with sanitizers
-# `all` and `measure` write the result of each suite into its row of dev/results/test-all.md as soon as it ends.
-# ONLY=REGEX runs the suites whose names match. RESUME=1 leaves out those that have passed at this commit.
+# `all` and `measure` write the result of each suite into its row of dev/results/test-all.md as soon as it ends, and
+# say at the end which suites are left. ONLY=REGEX runs the suites whose names match. RESUME=1 leaves out those that
+# have passed at this commit.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 mode=${1:-test} only=${ONLY:-}
@@ -24,7 +25,7 @@ passed=0 failed=0
 limit=900 # seconds that a suite may take
 table='' commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+trap 'say_left; rm -rf "$logs"' EXIT
 
 # ---------------------------------------------------------------- suites and their results
 # row NAME RESULT: writes a suite's row of the table, and the sum below it
@@ -42,6 +43,18 @@ row() {
         /^\| / && match($3, /[0-9]+ passed/) { passed += substr($3, RSTART) }
         /^\| / && match($3, /[0-9]+ failed/) { failed += substr($3, RSTART) }
         END { if ($0 != "") print ""; printf "%d passed, %d failed\n", passed, failed }' "$logs/table" >"$table"
+}
+
+logged=0 # suites that have a log
+seconds_of=() # "SECONDS NAME" of each suite that has ended
+listing= left=() # while run_all and run_measure only list what they would run: set, and the names
+ended() {
+    local i
+    for i in "${!left[@]}"; do [ "${left[i]}" != "$1" ] || unset "left[i]"; done
+}
+
+say_left() {
+    [ ${#left[@]} = 0 ] || { printf 'left: '; printf '%s; ' "${left[@]}"; echo "RESUME=1 runs only these"; }
 }
 
 # count NAME LOG SECONDS: adds a suite's last line `N passed, N failed`; a suite that prints none has failed
@@ -62,13 +75,17 @@ count() {
     fi
     echo "---- $1: $counts, $3 s"
     row "$1" "$counts, $3 s"
+    seconds_of+=("$3 $1")
+    ended "$1"
 }
 
 # wanted NAME: whether this suite is to run
 wanted() {
     [[ $1 =~ $only ]] || return 1
-    [ -z "${RESUME:-}" ] || ! grep -qF "| $1 | " "$table" || ! grep -F "| $1 | " "$table" |
-        grep -q " 0 failed.*| $commit |"
+    if [ -n "${RESUME:-}" ] && grep -F "| $1 | " "$table" | grep -q " 0 failed.*| $commit |"; then return 1; fi
+    [ -n "$listing" ] || return 0
+    left+=("$1")
+    return 1
 }
 
 # suite NAME COMMAND…: runs a suite and shows its output as it comes
@@ -76,9 +93,10 @@ suite() {
     local name=$1 start=$SECONDS
     wanted "$name" || return 0
     shift
+    local log=$logs/$((++logged))
     printf '\n==== %s\n' "$name"
-    timeout "$limit" "$@" 2>&1 | tee "$logs/suite"
-    count "$name" "$logs/suite" $((SECONDS - start))
+    timeout "$limit" "$@" 2>&1 | tee "$log"
+    count "$name" "$log" $((SECONDS - start))
 }
 
 # beside NAME COMMAND: runs a suite that keeps one core busy in the background, as many at a time as there are cores;
@@ -87,8 +105,8 @@ waiting=()
 beside() {
     wanted "$1" || return 0
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
-    waiting+=("$1")
-    local log=$logs/${#waiting[@]}
+    local log=$logs/$((++logged))
+    waiting+=("$log $1")
     {
         start=$SECONDS
         OMP_WAIT_POLICY=passive timeout "$limit" bash -c "$2" >"$log" 2>&1
@@ -97,12 +115,13 @@ beside() {
 }
 
 settle() {
-    local i
+    local entry log name
     wait
-    for i in "${!waiting[@]}"; do
-        printf '\n==== %s\n' "${waiting[i]}"
-        cat "$logs/$((i + 1))"
-        count "${waiting[i]}" "$logs/$((i + 1))" "$(<"$logs/$((i + 1)).seconds")"
+    for entry in "${waiting[@]}"; do
+        read -r log name <<<"$entry"
+        printf '\n==== %s\n' "$name"
+        cat "$log"
+        count "$name" "$log" "$(<"$log.seconds")"
     done
     waiting=()
 }
@@ -115,6 +134,7 @@ built() {
     echo "FAIL $name: does not build"
     failed=$((failed + 1))
     row "$name" "does not build, 1 failed"
+    ended "$name"
     return 1
 }
 
@@ -126,41 +146,53 @@ processes_over_mpi() {
         mpirun --oversubscribe --bind-to none -np "$2" "build/cpu-$1/test_llama3" mpi
 }
 
+# Each row of the table in dev/test/README.md has a check, named by a pattern, that has passed in this run.
+requirements() {
+    local row what pattern found=0 lacking=0
+    while IFS='|' read -r _ row what pattern; do
+        pattern=$(sed 's/^[^`]*`//; s/`[^`]*$//' <<<"$pattern")
+        if grep -aqE -e "^pass .*$pattern" "$logs"/*[0-9]; then
+            found=$((found + 1))
+        else
+            echo "FAIL requirement$row:$what: no check that matches '$pattern' has passed"
+            lacking=$((lacking + 1))
+        fi
+    done < <(grep -E '^\| [A-D][0-9]+ \|' dev/test/README.md)
+    echo "$found passed, $lacking failed"
+}
+
 in_folder() { echo "make --no-print-directory -s -C $*"; }
 
 # ---------------------------------------------------------------- make test
-# The long groups run in one precision only: those that need exact sums in fp32, attention on tensor cores in bf16.
+# What make builds without asking: the trainer and its tests in both precisions, the emulator in bf16, the data tools.
+# faults.sh builds one more. Other builds, browsers, long emulated runs and hosts are left to make test-all.
 run_test() {
-    local ranks
-    suite "unit tests, fp32" build/cpu-fp32/test_llama3 short
-    if has_mpi; then
-        for ranks in 2 3; do processes_over_mpi fp32 "$ranks"; done
-    else echo "this build has no MPI: its tests are left out"; fi
+    local program=build/cpu-fp32/train_llama3
+    beside "unit tests, fp32" "build/cpu-fp32/test_llama3 short"
     beside "CUDA on a CPU, unit tests, bf16" "build/cuda-on-cpu-bf16/test_llama3_cuda short"
-    beside "CUDA on a CPU, unit tests, fp32" "build/cuda-on-cpu-fp32/test_llama3_cuda short"
     beside "unit tests, bf16" "build/cpu-bf16/test_llama3 short"
-    beside "CUDA on a CPU, the program; CUDA compiled" dev/test/cuda.sh
-    beside "ops, step by step" "$(in_folder dev/kernels check PRECISION=fp32)"
-    beside "CUDA on a CPU, the runtime itself" "$(in_folder dev/cuda_on_cpu 'TESTS=test-plain')"
-    beside "fuzzing, a short run" "$(in_folder dev/fuzz check ENGINE=plain SHORT_RUNS=1000)"
+    beside "CUDA on a CPU, the program" dev/test/cuda.sh
     beside "style" dev/test/style.sh
-    beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3"
-    beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
-    beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
-    beside "figures of the book" dev/test/figures.sh
-    beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
-    beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
-    beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
-    beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
+    beside "checkpoints" "dev/test/checkpoints.sh $program"
+    beside "bad input" "dev/test/bad_input.sh $program"
     beside "token files" dev/test/tokenize.sh
+    beside "recipes" "dev/test/recipes.sh $program"
+    beside "instruction data" "dev/test/chat.sh $program"
+    beside "generation" "dev/test/generation.sh $program"
+    beside "exports" "dev/test/exports.sh $program"
+    beside "run.html" "dev/test/run_page.sh $program"
     beside "the book's links and numbers" "python3 dev/book/check.py"
-    beside "exercises" dev/test/exercises.sh
-    beside "the ops as a shared library" dev/test/ops_library.sh
-    beside "fault laboratory, its rows" dev/test/fault_lab.sh
+    beside "links that lead nowhere" dev/test/links.sh
     settle
-    suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
-    suite "hard places" dev/test/hard_places.sh build/cpu-fp32/train_llama3
+    if has_mpi; then
+        processes_over_mpi fp32 2
+        processes_over_mpi fp32 3
+    else echo "this build has no MPI: its tests are left out"; fi
+    suite "processes" dev/test/processes.sh $program
+    suite "hard places" dev/test/hard_places.sh $program
     suite "planted faults" dev/test/faults.sh
+    requirements >"$logs/requirements"
+    suite "requirements, a check each" cat "$logs/requirements"
 }
 
 # ---------------------------------------------------------------- make test-all
@@ -183,14 +215,12 @@ run_all() {
     beside "fuzzing, a short run" "$(in_folder dev/fuzz check)"
     beside "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
     beside "ops, step by step, CUDA on a CPU" "$(in_folder dev/kernels check-cuda)"
-    beside "style" dev/test/style.sh
+    beside "style" "dev/test/style.sh all"
     beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3 all"
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
     beside "failed allocations" "dev/test/allocations.sh build/cpu-fp32/train_llama3 200"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
-    if built "figures of the book" make -s figures-programs; then
-        beside "figures of the book" "dev/test/figures.sh all"
-    fi
+    beside "figures of the book" "make -s figures-programs && dev/test/figures.sh all"
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
     if dev/test/pages.sh --possible; then beside "pages in a browser" dev/test/pages.sh
@@ -198,6 +228,8 @@ run_all() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
+    beside "the book's links and numbers" "python3 dev/book/check.py"
+    beside "links that lead nowhere" dev/test/links.sh
     beside "exercises" "dev/test/exercises.sh all"
     beside "the ops as a shared library" "dev/test/ops_library.sh all"
     beside "a kernel of one's own" "make --no-print-directory -s mine"
@@ -252,7 +284,7 @@ run_on_arm() {
         echo "neither qemu-aarch64 nor aarch64-linux-gnu-gcc are here: the tests on Arm are left out"
         return
     fi
-    built "unit tests, Arm" dev/fetch_libraries.sh "$libraries" arm64 || return 0
+    [ -n "$listing" ] || built "unit tests, Arm" dev/fetch_libraries.sh "$libraries" arm64 || return 0
     # a variable, and no option of the emulator: programs that the program starts need it, too
     export QEMU_LD_PREFIX=/usr/aarch64-linux-gnu
     emulator=(qemu-aarch64)
@@ -298,12 +330,21 @@ if [ "$mode" != test ]; then
     fi
 fi
 case $mode in
-    test | all | measure) "run_$mode" ;;
+    test) run_test ;;
+    all | measure)
+        listing=1
+        "run_$mode" >/dev/null
+        listing=
+        "run_$mode"
+        ;;
     *)
         echo "error: run.sh was given '$mode'; expected nothing, all or measure" >&2
         exit 1
         ;;
 esac
+echo
+echo "the slowest suites, in seconds:"
+printf '%s\n' "${seconds_of[@]}" | sort -rn | head -n 10
 echo
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# style.sh: checks the rules of style that a program can check, and prints FILE:LINE: RULE: what for each violation.
+# style.sh [all]: checks the rules of style that a program can check, and prints FILE:LINE: RULE: what for each
+# violation. The rule `alone`, which compiles for minutes, is checked with `all`.
 # style.sh count: tokens of C without comments, and words of comments, of the program and of everything.
 #
 #   columns         at most 120 columns in code
@@ -15,13 +16,15 @@
 #   alone           every header compiles alone, as C11 and as C++20; CUDA's headers in the emulator's C++. So do the
 #                   programs that only measurements and comparisons build
 #   length          README.md has at most 150 lines, and the files a reader starts with at most what `ceilings` says
+#   named           the files that this script itself names are there, and it makes no exception that is not needed
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 
-rules="columns comma assignment ternary two-statements function-lines parameters phrase layers cycles alone length"
+rules="columns comma assignment ternary two-statements function-lines parameters phrase layers cycles alone length
+named"
 ceilings="README.md:150 train_llama3.cu:900 llama3.h:600 fsdp.h:800 dataloader.h:500 tokenizer.h:700"
 # At most ten: RULE:FILE:FUNCTION, each with its reason.
 exceptions=(
@@ -42,6 +45,7 @@ mapfile -t scripts < <(files '*.sh' '*.py' '*.mk' Makefile '*/Makefile' .ci/run)
 mapfile -t texts < <(files '*.md')
 "${CC:-cc}" -std=c11 -O1 -o "$work/style" dev/test/style.c || exit 1
 
+[ "${1:-}" = all ] || rules=${rules/alone/}
 if [ "${1:-}" = count ]; then
     "$work/style" --count "${code[@]}" | awk '
         { tokens += $2; words += $3 }
@@ -54,18 +58,28 @@ if [ "${1:-}" = count ]; then
     exit
 fi
 
-# layer FILE: a file includes files of its own layer and of those below
+# Files of each layer, from the lowest up; what matches no pattern is above them. A file belongs to the first match, and
+# includes files of its own layer and of those below.
+layers=(
+    "lib/system.h lib/base.h lib/container.h"
+    "lib/device*"
+    "lib/*"
+    "llama3.h tokenizer.h"
+    "fsdp.h optimizer.h dataloader.h lora.h *_parallel.h"
+    "run/*"
+    "train_llama3.cu"
+)
+
 layer() {
-    case $1 in
-        lib/system.h | lib/base.h | lib/container.h) echo 0 ;;
-        lib/device*) echo 1 ;;
-        lib/*) echo 2 ;;
-        llama3.h | tokenizer.h) echo 3 ;;
-        fsdp.h | optimizer.h | dataloader.h | lora.h | *_parallel.h) echo 4 ;;
-        run/*) echo 5 ;;
-        train_llama3.cu) echo 6 ;;
-        *) echo 7 ;;
-    esac
+    local i pattern patterns
+    for i in "${!layers[@]}"; do
+        read -ra patterns <<<"${layers[i]}"
+        for pattern in "${patterns[@]}"; do
+            # shellcheck disable=SC2053 # a pattern
+            if [[ $1 == $pattern ]]; then echo "$i"; return; fi
+        done
+    done
+    echo "${#layers[@]}"
 }
 
 # includes: FILE:LINE INCLUDED of all project files that the program's files include
@@ -146,6 +160,18 @@ check_length() {
     done
 }
 
+# The files that this script names are there, and each exception is needed.
+check_named() {
+    local named at="dev/test/style.sh:1: named:"
+    for named in ${layers[*]} $(tr ' ' '\n' <<<"$ceilings" | cut -d: -f1); do
+        [ -e "$named" ] || echo "$at there is no $named"
+    done
+    for named in ${exceptions[@]+"${exceptions[@]}"}; do
+        IFS=: read -r rule file name <<<"$named"
+        grep -qE "^$file:[0-9]+: $rule: $name " "$1" || echo "$at the exception $named is not needed"
+    done
+}
+
 # an op may have as many parameters as its contract needs
 not_ops() {
     local ops='lib/ops[^:]*|lib/cpu/[^:]*|lib/cuda/[^:]*|dev/kernels/[^:]*|dev/cuda_on_cpu/[^:]*'
@@ -162,13 +188,17 @@ not_exceptions() {
     grep -vE "$pattern"
 }
 
-found=$work/found
+raw=$work/raw found=$work/found
 {
     PHRASES=dev/test/phrases.txt "$work/style" "${code[@]}" "${scripts[@]}" "${texts[@]}"
     check_includes
     check_length
-    check_alone
-} | not_ops | not_exceptions >"$found"
+    [ "${1:-}" != all ] || check_alone
+} >"$raw"
+{
+    not_ops <"$raw" | not_exceptions
+    check_named "$raw"
+} >"$found"
 checked=$((${#code[@]} + ${#scripts[@]} + ${#texts[@]}))
 for rule in $rules; do
     of_rule="^[^:]+:[0-9]+: $rule: "

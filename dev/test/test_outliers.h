@@ -208,15 +208,16 @@ static void test_outlier_step(void) {
 // ---------------------------------------------------------------------------
 // the whole run: what it says, what it writes, and how it resumes
 
-/* Is each sample of the spoiled step in a list "a, b, c"? */
+/* How many samples of the spoiled step are named after "inspect the samples of", up to the end of that line */
 static int names_samples(const char *said, int count) {
     int found = 0;
-    const char *list = strstr(said, "samples of");
-    for (int i = 0; i < count && list; i++) {
+    const char *list = strstr(said, "inspect the samples of"), *end = list ? strchr(list, '\n') : NULL;
+    for (int i = 0; i < count && end; i++) {
         char number[32];
-        snprintf(number, sizeof number, " %" PRId64, outlier_samples[i]);
-        const char *at = strstr(list, number);
-        found += at && (at[strlen(number)] < '0' || at[strlen(number)] > '9');
+        int length = snprintf(number, sizeof number, " %" PRId64, outlier_samples[i]), is_named = 0;
+        for (const char *at = strstr(list, number); at && at < end; at = strstr(at + 1, number))
+            is_named |= at[length] < '0' || at[length] > '9';
+        found += is_named;
     }
     return found;
 }

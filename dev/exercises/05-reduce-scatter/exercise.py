@@ -1,5 +1,5 @@
 """The end of a gradient's reduction over ranks."""
-FUNCTIONS = {"fsdp.h": ["reduction_finish"]}
+FUNCTIONS = ["reduction_finish"]
 TESTS = ["layouts"]
 HINT = ("Check in this order: does every path wait for the request before it reads what arrived; is the first "
         "micro-batch written and are later ones added; does each stage sum its own number of elements; is the stage "

@@ -1,5 +1,5 @@
 """The mask of attention under context parallelism."""
-FUNCTIONS = {"lib/ops_common.h": ["query_position", "keys_seen"]}
+FUNCTIONS = ["query_position", "keys_seen"]
 TESTS = ["kernels:attention", "kernels:attention-keys"]
 HINT = ("Check: a query sees its own key, so one key more than its position; the gap begins with the query q_split "
         "itself; no query sees more than Tk keys, nor fewer than 0.")

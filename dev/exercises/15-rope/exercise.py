@@ -1,5 +1,5 @@
 """RoPE and its backward on the CPU."""
-FUNCTIONS = {"lib/cpu/layers.h": ["cpu_rope"]}
+FUNCTIONS = ["cpu_rope"]
 TESTS = ["kernels:rope"]
 HINT = ("Check: both outputs need both inputs, so read both before you write; backward changes the sign of the sine in "
         "both lines; the pair of element i is i + HD/2; elements beyond the heads of a row stay as they are.")
