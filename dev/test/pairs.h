@@ -96,7 +96,7 @@ static void pairs_choose(Pairs *p) {
     while (pairs_add(p)) {}
 }
 
-/* Counts again, from the list of combinations and the constraints alone, which pairs occur. */
+/* Counts which pairs occur, from the list of combinations and the constraints alone. */
 static void check_pairs(const Pairs *p, const char *of) {
     int pairs = 0, refused = 0, missed = 0, wrong = 0, v[MOST_OPTIONS];
     char name[200];

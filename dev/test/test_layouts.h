@@ -78,7 +78,7 @@ static const char *const layout_values[LAYOUT_OPTIONS][MOST_VALUES] = {
     {"--sharding full_shard", "--sharding shard_grad_op", "--sharding no_shard"},
     {"--accumulate sharded", "--accumulate local"},
     {"--recompute none", "--recompute selective", "--recompute full", "--recompute every:2"},
-    {"--wrap block", "--wrap size:40000", "--wrap size:999999"}, // 1, 3 and all blocks in a unit
+    {"--wrap block", "--wrap size:30000", "--wrap size:999999"}, // 1, 2 and all blocks in a unit
     {"--slots 2", "--slots 3"},
     {"--offload none", "--offload optimizer", "--offload all"},
     {"", "--deterministic"},
@@ -194,8 +194,9 @@ static void layout_arguments(char *arguments, size_t size, const int *v, const c
     static const int seq[] = {38, 36, 40};
     char training[200];
     int mask = v[LAYOUT_MASK] ? 7 : 0, documents = v[LAYOUT_DOCUMENTS];
-    const char *file = mask ? "masked.tok" : "layouts.tok"; // documents have 16 tokens in the mean, less than a cp part
-    const char *data = documents ? make_document_file(file, 6000, 16, mask) : make_token_file(file, 6000, 64, mask);
+    const char *file = mask ? "masked.tok" : "layouts.tok";
+    // documents of 16 tokens in the mean are shorter than what a cp rank has of a sequence; else all tokens occur
+    const char *data = documents ? make_document_file(file, 6000, 16, mask) : make_token_file(file, 6000, 131, mask);
     layout_text(training, sizeof training, v, LAYOUT_DETERMINISTIC, LAYOUT_MODEL);
     snprintf(arguments, size,
              "--model %s --data %s --seq %d --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 %s %s",
@@ -247,6 +248,16 @@ static void check_layout(const char *name, const int *v, const Difference *d) {
           d->bytes);
 }
 
+/* Compares a layout that is written as text with one rank. */
+static void compare_text(const char *text, const Transport *transport) {
+    int v[MOST_OPTIONS];
+    char name[700], over[720];
+    layout_parse(text, v);
+    Difference d = try_layout(v, name, sizeof name, 0, transport);
+    snprintf(over, sizeof over, "over %s: %s", transport->name, name);
+    check_layout(over, v, &d);
+}
+
 /* Layouts in which all pairs of options meet; then those that have the bits of one rank. */
 static void test_layouts(void) {
     static Pairs p;
@@ -260,6 +271,7 @@ static void test_layouts(void) {
         }
         check_pairs(&p, with_bits ? "layouts that have one rank's bits" : "layouts");
     }
+    compare_text("--dp-shard 2 --wrap size:30000", &transport_threads); // 4 units, 2 slots: units must be resharded
 }
 
 /* Validation between two steps unshards and reshards units as it needs them. It must not change the steps, which have

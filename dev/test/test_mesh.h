@@ -1,16 +1,6 @@
 /* Layouts of tensor, context and pipeline parallelism that planted faults, MPI and GPUs are tried on. Part of
  * test_llama3.cu. */
 
-/* Compares a layout that is written as text with one rank. */
-static void compare_text(const char *text, const Transport *transport) {
-    int v[MOST_OPTIONS];
-    char name[700], over[720];
-    layout_parse(text, v);
-    Difference d = try_layout(v, name, sizeof name, 0, transport);
-    snprintf(over, sizeof over, "over %s: %s", transport->name, name);
-    check_layout(over, v, &d);
-}
-
 /* One for each way to split a model. */
 static void test_mesh_faults(void) {
     static const char *const of_faults[] = {"--tp 2 --dp-shard 2 --sharding shard_grad_op",
