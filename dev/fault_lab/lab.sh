@@ -375,6 +375,7 @@ case ${1:-} in
     plant) plant_all ;;
     test) test_one "${2:-}" ;;
     *)
-        die "lab.sh was given '${1:-}'; expected list, fault N, answer N, check N faulty|healthy, changes, plant, test N"
+        die "lab.sh was given '${1:-}'; expected list, fault N, answer N, check N faulty|healthy, changes, plant or" \
+            "test N"
         ;;
 esac
