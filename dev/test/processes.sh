@@ -500,13 +500,11 @@ plan() {
     fi
     "$program" --plan --world 16384 --model llama3.1-405b --tp 8 --cp 16 --pp 16 --dp-shard 8 --seq 131072 --batch 1 \
         --accum 16 >.out 2>.err
+    local name="405B on 16,384 ranks: 16,777,216 tokens a step, 8,192 of a sequence on a rank"
     # fp32 activations of 16,384 channels
     if grep -q '16777216 tokens per step' .out && grep -qE "of all tp ranks +[0-9]+ x +$((8192 * 16384 * 4))\$" .out; then
-        pass "405B on 16,384 ranks: 16,777,216 tokens a step, 8,192 of a sequence on a rank" "$(grep -m1 'all tp' .out)"
-    else
-        fail "405B on 16,384 ranks: 16,777,216 tokens a step, 8,192 of a sequence on a rank" \
-            "$(grep -E 'tokens' .out | tail -n 3) $(tail -n 1 .err)"
-    fi
+        pass "$name" "$(grep -m1 'all tp' .out)"
+    else fail "$name" "$(grep -E 'tokens' .out | tail -n 3) $(tail -n 1 .err)"; fi
     if [ -x /usr/bin/time ] && /usr/bin/time -f %M "$program" --plan --world 64 --model llama3-70b >.out 2>.err; then
         memory=$(tail -n 1 .err) # kB
         if [ "$memory" -lt 100000 ]; then
