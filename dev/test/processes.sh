@@ -502,7 +502,8 @@ plan() {
         --accum 16 >.out 2>.err
     local name="405B on 16,384 ranks: 16,777,216 tokens a step, 8,192 of a sequence on a rank"
     # fp32 activations of 16,384 channels
-    if grep -q '16777216 tokens per step' .out && grep -qE "of all tp ranks +[0-9]+ x +$((8192 * 16384 * 4))\$" .out; then
+    if grep -q '16777216 tokens per step' .out &&
+        grep -qE "of all tp ranks +[0-9]+ x +$((8192 * 16384 * 4))\$" .out; then
         pass "$name" "$(grep -m1 'all tp' .out)"
     else fail "$name" "$(grep -E 'tokens' .out | tail -n 3) $(tail -n 1 .err)"; fi
     if [ -x /usr/bin/time ] && /usr/bin/time -f %M "$program" --plan --world 64 --model llama3-70b >.out 2>.err; then
