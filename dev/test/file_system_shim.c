@@ -1,15 +1,18 @@
-/* file_system_shim.c: a file system that lacks what WITHOUT lists, or is slow, for dev/test/hard_places.sh.
+/* file_system_shim.c: a file system that lacks what WITHOUT lists, or is slow, for dev/test/hard_places.sh and hosts.sh.
  *
  * As a library (cc -shared -fPIC), preloaded into the program. WITHOUT is a list of words: flock, symlink, dirsync,
  * fallocate, direct (O_DIRECT), hardlink, whole (each write ends after half of its bytes), or shm (/dev/shm is as small
  * as Docker makes it). HOLD is a part of a path: before such a file gets its final name, the program creates the file
- * ./held and waits until the test removes it.
+ * ./held and waits until the test removes it. PACE is a file with the number of a step: while it exists, each
+ * checkpoint of this step or a later one takes two seconds longer, so that the run cannot end before the test has done
+ * to it what it wants.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -35,8 +38,19 @@ static void hold(const char *from) {
     while (!access("held", F_OK)) usleep(1000);
 }
 
+/* Called before a file or directory gets the name `to`. */
+static void pace(const char *to) {
+    const char *file = getenv("PACE"), *name = strstr(to, "/step-");
+    FILE *f = file && name ? fopen(file, "r") : NULL;
+    long first;
+    if (!f) return;
+    if (fscanf(f, "%ld", &first) == 1 && atol(name + strlen("/step-")) >= first) sleep(2);
+    fclose(f);
+}
+
 int rename(const char *from, const char *to) {
     hold(from);
+    pace(to);
     return (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to);
 }
 

@@ -105,7 +105,16 @@ prepare() {
  "intermediate_size": 160, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
 END
     train=(--model "$work/model" --data "$work/text/train.tok" --seq 32 --batch 1 --threads 1)
+    "${CC:-cc}" -shared -fPIC -O1 -o "$work/shim.so" dev/test/file_system_shim.c ||
+        fail "dev/test/file_system_shim.c" "does not build"
+    printf '#!/bin/sh\nPACE=/mnt/%s/pace LD_PRELOAD=/mnt/%s/shim.so exec %s "$@"\n' "$work" "$work" "$program" \
+        >"$work/paced"
+    chmod +x "$work/paced"
 }
+# From STEP on, runs of the program $work/paced take two seconds longer for each checkpoint, until `full_speed`: what a
+# scenario does to a run in between happens before its last step on a machine of any speed.
+slow_from() { echo "$1" >"$work/pace"; }
+full_speed() { rm -f "$work/pace"; }
 
 checkpoint_hash() { (cd "$1/latest" && sha256sum -- * | sha256sum | cut -c1-16); }
 
@@ -464,13 +473,15 @@ slurm_jobs() {
     local reference resumed
     "$program" "${train[@]}" --ranks 4 --steps 1500 --deterministic --out "$work/whole" >"$work/said" 2>&1
     reference=$(checkpoint_hash "$work/whole")
-    submit -- --steps 1500 --deterministic --save-every 100 --out "$work/job"
+    slow_from 300
+    program=$work/paced submit -- --steps 1500 --deterministic --save-every 100 --out "$work/job"
     requeued "sbatch: SIGUSR2 to the ranks saves and queues the job again" 1 75 \
         'on n1 timeout 5 scancel --signal=USR2 "$job"'
     requeued "sbatch: SIGUSR2 to the batch script does so too" 2 75 \
         'on n1 timeout 5 scancel --batch --signal=USR2 "$job"'
     requeued "sbatch: after a killed rank the job is queued again" 3 "(2|9|137|143)" \
         'on n2 sh -c "kill -KILL \$(pgrep -xo train_llama3)"'
+    full_speed
     job_ends "sbatch: after three restarts the job ends" COMPLETED 0:0 3 "^resumed from .*/step-0"
     resumed=$(grep -E "^resumed from " "$work/said" | grep -oE "step-[0-9]+" | tr '\n' ' ')
     if [ "$(checkpoint_hash "$work/job")" = "$reference" ]; then

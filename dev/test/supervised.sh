@@ -1,7 +1,7 @@
 # supervised.sh: scenarios of dev/launch/supervise, sourced by hosts.sh. Each runs on a cluster of its own.
 
 # supervise "HOST:RANKS …" [OPTION…] -- [OPTION…]: starts dev/launch/supervise on n1 in the background, with these hosts
-# and with options of its own and of the program; its output goes to $work/said
+# and with options of its own and of the program, or of the script $starts that starts it; its output goes to $work/said
 supervise() {
     local host options=() ssh="ssh -F /mnt/build/hosts/ssh_config -o BatchMode=yes -o ConnectTimeout=2"
     for host in $1; do echo "${host%:*} slots=${host#*:}"; done | head -c -1 >"$work/hostfile" # no last line feed
@@ -13,7 +13,7 @@ supervise() {
     shift
     on n1 dev/launch/supervise --grace 2 --silence 30 --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
         --launch-options "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 -x OMP_WAIT_POLICY=passive" \
-        ${options[@]+"${options[@]}"} -- "$program" "${train[@]}" --out "$out" "$@" </dev/null >>"$work/said" 2>&1 &
+        ${options[@]+"${options[@]}"} -- "${starts:-$work/paced}" "${train[@]}" --out "$out" "$@" </dev/null >>"$work/said" 2>&1 &
     launched=$!
 }
 
@@ -25,10 +25,11 @@ incidents_are() { [ "$(wc -l 2>/dev/null <"$1/incidents.jsonl" || echo 0)" = "$2
 incident() { sed -n "$1p" "$out/incidents.jsonl" | python3 -c "import json, sys; print(json.load(sys.stdin)['$2'])"; }
 
 # supervised_ends NAME CODE SECONDS CONDITION…: supervise ends with this exit code, the shell commands succeed, and
-# nothing is left on any host
+# nothing is left on any host. From here on the run has its full speed.
 supervised_ends() {
     local name="supervise: $1" expected=$2 limit=$3 condition wrong=""
     shift 3
+    full_speed
     ends "$limit"
     [ "$code" = "$expected" ] || wrong+="exit code $code, expected $expected; "
     for condition; do eval "$condition" || wrong+="not so: $condition; "; done 2>/dev/null
@@ -38,11 +39,12 @@ supervised_ends() {
     clean_up
 }
 
-# begin NAME: a fresh directory for --out, and no output yet
+# begin NAME: a fresh directory for --out, and no output yet; the run is slow from step 50 on
 begin() {
     out=$work/$1
     rm -rf "$out"
     : >"$work/said"
+    slow_from 50
 }
 
 # A run without interruption of four ranks with --accum 1, whose checkpoint all others must equal.
@@ -69,6 +71,7 @@ supervised_smaller() {
     supervise "n1:2 n2:2" --return-after 4 --
     wait_for 30 step_beyond "$out" 50
     signal_host n2 STOP all
+    wait_for 60 said_times "^supervise: incident 2: hosts returned" 1
     supervised_ends "a smaller layout with larger --accum until the host returns" 0 90 same_checkpoint \
         'incidents_are "$out" 2' '[ "$(incident 1 kind)" = "host does not answer" ]' \
         '[ "$(incident 1 world_before) $(incident 1 world_after)" = "4 2" ]' \
@@ -85,6 +88,7 @@ supervised_two_smaller() {
     signal_host n1 KILL ranks
     wait_for 30 said_times "^supervise: launching 2 ranks on n2:1 n3:1, .*--accum 2" 1
     wait_for 30 incidents_are "$out" 1
+    slow_from 100
     wait_for 30 step_beyond "$out" 100
     signal_host n3 KILL ranks
     supervised_ends "a smaller layout, and then one that is smaller still" 0 60 same_checkpoint \
@@ -102,10 +106,10 @@ case "\$* " in
     *"--plan --world 2 "*) echo "error: no layout of two ranks is possible" >&2; exit 1 ;;
 esac
 [ "\$OMPI_COMM_WORLD_SIZE" != 1 ] || { echo "error: the run needs 2.00 GB, but 1.00 GB are free" >&2; exit 1; }
-exec $program "\$@"
+exec $work/paced "\$@"
 END
     chmod +x "$work/refusing"
-    program=$work/refusing supervise "n1:2 n2:2" --return-after 6 --
+    starts=$work/refusing supervise "n1:2 n2:2" --return-after 6 --
     wait_for 30 step_beyond "$out" 50
     signal_host n2 STOP all
     supervised_ends "without a smaller layout the run waits for the lost host" 0 60 same_checkpoint \
@@ -130,6 +134,7 @@ supervised_first_host() {
     supervise "n1:2 n2:2" --return-after 2 --
     wait_for 30 step_beyond "$out" 50
     signal_host n1 KILL ranks
+    wait_for 60 said_times "^supervise: incident 2: hosts returned" 1
     supervised_ends "the host of mpirun returns while other hosts train" 0 60 same_checkpoint 'incidents_are "$out" 2' \
         "[ \"\$(incident 1 hosts_left_out)\" = \"['n1']\" ]" '[ "$(incident 2 kind)" = "hosts returned" ]'
 }
@@ -141,10 +146,10 @@ supervised_addresses() {
     cat >"$work/broken" <<END
 #!/bin/sh
 [ "\$(hostname)" != n3 ] || { echo "error: on host n3: the disk does not work" >&2; exit 1; }
-exec $program "\$@"
+exec $work/paced "\$@"
 END
     chmod +x "$work/broken"
-    program=$work/broken supervise "10.77.0.1:2 10.77.0.2:2 10.77.0.3:2" --hosts 2 -- --dp-shard 0
+    starts=$work/broken supervise "10.77.0.1:2 10.77.0.2:2 10.77.0.3:2" --hosts 2 -- --dp-shard 0
     wait_for 30 step_beyond "$out" 50
     signal_host n2 KILL ranks
     supervised_ends "hosts are listed by address, and the spare has an error" 0 60 same_checkpoint \
@@ -189,7 +194,7 @@ supervised_gives_up() {
     begin fails
     printf '#!/bin/sh\necho "failure: it always \\"fails\\"" >&2\nexit 2\n' >"$work/failing"
     chmod +x "$work/failing"
-    program=$work/failing supervise "n1:2 n2:2" --give-up 3 --
+    starts=$work/failing supervise "n1:2 n2:2" --give-up 3 --
     supervised_ends "after three incidents without a new checkpoint it gives up" 2 30 'incidents_are "$out" 3' \
         "[ \"\$(incident 3 message)\" = 'failure: it always \"fails\"' ]" \
         '[ "$(grep -c launching "$work/said")" = 3 ]' \
@@ -208,7 +213,7 @@ supervised_library_error() {
     begin library
     printf '#!/bin/sh\necho "error: a library says this" >&2\nsleep 6\nexec %s "$@"\n' "$program" >"$work/slow"
     chmod +x "$work/slow"
-    program=$work/slow supervise "n1:2 n2:2" -- --steps 20 --min-lr 0.0003
+    starts=$work/slow supervise "n1:2 n2:2" -- --steps 20 --min-lr 0.0003
     supervised_ends "a run that starts slowly after a line 'error: ' of a library goes on" 0 40 \
         '[ ! -e "$out/incidents.jsonl" ]' 'grep -q "^error: a library says this" "$work/said"'
 }
@@ -217,7 +222,7 @@ supervised_library_error() {
 supervised_after_save() {
     begin after-save
     rm -f "$work/uploaded"
-    supervise "n1:2 n2:2" -- --save-every 1000 --after-save "sleep 8; touch $work/uploaded"
+    supervise "n1:2 n2:2" -- --steps 100000000 --save-every 1000000 --after-save "sleep 8; touch $work/uploaded"
     wait_for 30 step_beyond "$out" 20
     signal_supervise TERM
     supervised_ends "after a signal the run waits for the command of --after-save" 75 30 '[ -e "$work/uploaded" ]' \
@@ -234,6 +239,7 @@ supervised_signal() {
     signal_supervise TERM
     supervised_ends "SIGTERM saves and ends the run" 75 20 '[ ! -e "$out/incidents.jsonl" ]' \
         '[ "$(readlink "$out/latest")" = "step-000$(printf %05d "$(step_of "$out")")" ]'
+    slow_from 100
     supervise "n1:2 n2:2" --
     wait_for 30 step_beyond "$out" 100
     local first=$launched
@@ -273,8 +279,8 @@ supervised_options() {
 supervised_lock() {
     begin lock
     mkdir -p "$out"
-    on n2 flock "$out/lock" sleep 10 &
-    sleep 0.5
+    on n2 flock "$out/lock" sh -c "touch $work/locked; sleep 10" &
+    wait_for 10 test -e "$work/locked"
     supervise "n1:2 n2:2" --
     supervised_ends "nothing is launched while another run holds --out" 1 20 '! grep -q launching "$work/said"' \
         'grep -q "^error: supervise: .* another run holds" "$work/said"'
@@ -312,7 +318,7 @@ supervised_disk() {
     supervise "n1:2 n2:2" --
     wait_for 30 step_beyond "$out" 50
     head -c 30M /dev/zero 2>/dev/null >build/hosts/disk/full
-    sleep 4
+    wait_for 30 said_times "No space left on device" 1
     rm build/hosts/disk/full
     supervised_ends "the disk of --out is full for some seconds" 0 60 same_checkpoint \
         '[[ "$(incident 1 message)" = *"No space left on device"* ]]' audit_passes
@@ -325,7 +331,7 @@ supervised_disk_between_saves() {
     supervise "n1:2 n2:2" -- --save-every 120
     wait_for 30 step_beyond "$out" 20
     head -c 30M /dev/zero 2>/dev/null >build/hosts/disk/full
-    sleep 0.5
+    wait_for 30 said_times "^error: cannot write metrics.jsonl" 1
     rm build/hosts/disk/full
     supervised_ends "the disk of --out is full between two saves" 0 60 same_checkpoint audit_passes \
         '[[ "$(incident 1 message)" = "error: cannot write metrics.jsonl and samples.jsonl"* ]]'
@@ -338,7 +344,7 @@ supervised_slurm() {
     begin slurm
     job=$(on n1 env OMP_WAIT_POLICY=passive sbatch --parsable --nodes "$hosts" --ntasks-per-node 2 --no-kill --requeue \
         --open-mode=append --output "$work/said" --wrap "exec dev/launch/supervise --hosts 2 --requeue \
-        --silence 30 --launch-options --overcommit -- $program ${train[*]} --steps 400 --out $out")
+        --silence 30 --launch-options --overcommit -- $work/paced ${train[*]} --steps 400 --out $out")
     wait_for 30 step_beyond "$out" 30
     signal_host n2 KILL ranks
     wait_for 30 said_times "^supervise: launching 4 ranks on n1:2 n3:2" 1
@@ -347,6 +353,7 @@ supervised_slurm() {
     wait_for 30 incidents_are "$out" 2
     on n1 scancel --batch --signal USR2 "$job"
     wait_for 60 said_times "^supervise: launching" 4
+    full_speed
     wait_for 90 job_state_is "COMPLETED FAILED CANCELLED TIMEOUT"
     sleep 1
     sleep 0 &
