@@ -23,13 +23,14 @@ endif
 CUDA_MPI   := $(if $(HAVE_MPI),-DHAVE_MPI $(filter-out -pthread,$(MPI_CFLAGS)) $(filter -L% -l%,$(MPI_LIBS)))
 NO_NVCC    := error: CUDA=1 needs nvcc, of NVIDIA's CUDA toolkit; it is not in the PATH or in /usr/local/cuda/bin
 
-# The emulator runs the same kernels as functions of this processor. -fsanitize=thread is for compiling alone: its hooks
+# The emulator runs the same kernels as functions of this processor. -O3 would take twice as long to compile, and they
+# would run no faster. -fsanitize=thread is for compiling alone: its hooks
 # are in dev/cuda_on_cpu.
 CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
 CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -DHAVE_NCCL \
-                  -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 \
+                  -Idev/cuda_on_cpu -Wno-unknown-pragmas -O1 \
                   $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) \
-                  $(filter -g -O% -fsanitize%,$(CFLAGS))
+                  $(filter-out -O3,$(filter -g -O% -fsanitize%,$(CFLAGS)))
 CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
 link_on_cpu = $(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $(or $(filter %.o,$^),$@.o) -o $@ -lcjson \
     -lpcre2-8 -lz -lm -pthread

@@ -16,29 +16,29 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yi
 
 # ---------------------------------------------------------------- how a run is judged
 
-state() { find . -type f ! -name .log -exec cksum {} + | sort; }
+state() { find . -type f ! -name .log -printf '%C@ %i %p\n' | sort; } # whoever writes to a file changes its ctime
 
 # what is wrong with a refusal that left `.log` and the exit code $1; the sentence has to match $2. Nothing: it is as it
 # should be
 complaint() {
-    local code=$1 pattern=$2 lines
-    lines=$(grep -ac '^error: ' .log)
+    local code=$1 pattern=$2 log sentence rest
+    log=$(tr -d '\0' <.log)
+    sentence=$'\n'$log
+    sentence=${sentence#*$'\n'error: } rest=${sentence#*$'\n'} sentence=error:\ ${sentence%%$'\n'*}
     if [ "$code" = 124 ]; then echo "still running after 5 s"
-    elif grep -aqE 'Sanitizer|Segmentation|core dumped|Assertion|smashing|process received signal|Failing at address' \
-        .log; then
+    elif [[ $log =~ Sanitizer|Segmentation|core\ dumped|Assertion|smashing|process\ received\ signal|Failing\ at ]]; then
         echo "a crash: $(tail -n 1 .log)"
-    elif [ "$lines" != 1 ]; then
-        echo "$lines lines begin with 'error: ', expected 1; exit code $code; the output ends with:" \
+    elif [[ $'\n'$log != *$'\n'error:\ * || $'\n'$rest = *$'\n'error:\ * ]]; then
+        echo "$(grep -ac '^error: ' .log) lines begin with 'error: ', expected 1; exit code $code; the output ends with:" \
             "$(tail -n 2 .log | tr '\n' ' ')"
-    elif [ "$code" != 1 ]; then echo "exit code $code, expected 1; $(grep -am1 '^error: ' .log)"
-    elif ! grep -a '^error: ' .log | grep -aqE -- "$pattern"; then
-        echo "the sentence does not match '$pattern': $(grep -am1 '^error: ' .log)"
+    elif [ "$code" != 1 ]; then echo "exit code $code, expected 1; $sentence"
+    elif ! [[ $sentence =~ $pattern ]]; then echo "the sentence does not match '$pattern': $sentence"
     fi
 }
 
 # judge PATTERN COMMAND… : runs it; into `wrong` what is wrong with how it was refused, into `took` its milliseconds
 judge() {
-    local pattern=$1 before code changed
+    local pattern=$1 before after code changed=''
     shift
     before=$(state)
     took=${EPOCHREALTIME/./}
@@ -46,7 +46,8 @@ judge() {
     code=$?
     took=$(((${EPOCHREALTIME/./} - took) / 1000))
     wrong=$(complaint "$code" "$pattern")
-    changed=$(comm -23 <(echo "$before") <(state) | cut -d' ' -f3- | tr '\n' ' ')
+    after=$(state)
+    [ "$before" = "$after" ] || changed=$(comm -23 <(echo "$before") <(echo "$after") | cut -d' ' -f3- | tr '\n' ' ')
     [ -z "$changed" ] || wrong="changed or removed: $changed${wrong:+; $wrong}"
 }
 

@@ -6,7 +6,8 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 top=$PWD all=${1:+all}
-precisions="bf16${all:+ fp32}"
+precisions="bf16${all:+ fp32}" seq=${all:+75}
+seq=${seq:-43}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -27,7 +28,7 @@ prepare() {
  "head_dim": 64, "intermediate_size": 176, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
 END
     sed 's/"head_dim": 64/"head_dim": 320/' model/config.json >wide/config.json
-    train=(--model model --data text/train.tok --seq 75 --batch 2 --threads 2 --warmup 2 --lr 3e-3)
+    train=(--model model --data text/train.tok --seq $seq --batch 2 --threads 2 --warmup 2 --lr 3e-3)
 }
 
 losses() { sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
@@ -63,7 +64,7 @@ training() {
 # the same bits: however the streams, warps and lanes take turns; on one rank, two ranks, four as two replicas
 same_bits() {
     local precision seed name gathers
-    local -a common=(--model model --data text/train.tok --seq 75 --batch 1 --threads 1 --steps 3 --warmup 2 --lr 3e-3
+    local -a common=(--model model --data text/train.tok --seq $seq --batch 1 --threads 1 --steps 2 --warmup 2 --lr 3e-3
         --deterministic)
     for precision in $precisions; do
         run "one-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
@@ -86,7 +87,7 @@ same_bits() {
             fail "$precision: the timeline of four GPUs has their gathers" "$(head -c 200 "four-$precision.json")"
         fi
     done
-    local equal=0 seeds=2
+    local equal=0 seeds=1
     [ -z "$all" ] || seeds=8
     for ((seed = 1; seed <= seeds; seed++)); do
         CUDA_ON_CPU_SEED=$seed run "seed-$seed" "$(cuda bf16)" "${common[@]}" --accum 2 --ranks 2 &&
@@ -104,8 +105,8 @@ use() {
     local one two
     CUDA_ON_CPU_DEVICES=2 run written "$(cuda fp32)" "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding \
         no_shard --export exported || return
-    one=$("$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
-    two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 --ranks 2 \
+    one=$("$(cuda fp32)" --model exported --eval text/val.tok --seq $seq --batch 2 2>&1 | tail -n 1)
+    two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model exported --eval text/val.tok --seq $seq --batch 2 --ranks 2 \
         --transport nccl 2>&1 | tail -n 1)
     if [[ "$one" == *'"loss":'* ]] && [ "$one" = "$two" ]; then
         pass "two GPUs write a model and measure it as one does" "$two"
@@ -120,11 +121,11 @@ use() {
     done
     losses=$(
         for how in "" "--ranks 2 --transport nccl"; do
-            CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq 75 --batch 2 $how 2>&1 |
+            CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq $seq --batch 2 $how 2>&1 |
                 tail -n 1
         done | sort -u
     )
-    two=$("$(cpu fp32)" --model stored-cpu --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
+    two=$("$(cpu fp32)" --model stored-cpu --eval text/val.tok --seq $seq --batch 2 2>&1 | tail -n 1)
     if diff -r stored-cuda stored-cpu >/dev/null && [ "$(wc -l <<<"$losses")" = 1 ] &&
         awk -v a="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$losses")" \
             -v b="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$two")" \
@@ -166,7 +167,7 @@ resume() {
 
 saves() {
     local precision
-    local -a common=(--model model --data text/train.tok --seq 75 --batch 1 --threads 1 --steps 2 --save-every 1
+    local -a common=(--model model --data text/train.tok --seq $seq --batch 1 --threads 1 --steps 2 --save-every 1
         --warmup 1 --lr 3e-3 --deterministic)
     for precision in $precisions; do
         run "saved-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue

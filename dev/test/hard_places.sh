@@ -144,8 +144,9 @@ lacking() {
     local words=$1 pattern=$2 notes=${3:-1}
     rm -rf run run-model
     WITHOUT="$words" LD_PRELOAD="$work/shim.so" "${train[@]}" --steps 30 --deterministic --save-every 10 --out run \
-        --export run-model >said 2>err
+        --export run-model >said 2>all
     code=$?
+    grep -v "^note: matmuls are plain C" all >err # on some processors, whatever the file system
     judge "a file system without $words" "$(cat err)" '[ "$code" = 0 ]' \
         'same run/step-00000030/model.safetensors plain/step-00000030/model.safetensors' \
         'same run/step-00000030/trainer.json plain/step-00000030/trainer.json' \

@@ -279,8 +279,10 @@ static void test_attention(KernelTest *t) {
                                     : 2e-4); // the worst row: dq of rows that see a key or two, all of it rounding
     test_attention_cases(t, tiles, sizeof tiles / sizeof *tiles, &worst_lse, &bad_empty);
     test_report(t, "attention over tiles of all kinds follows its definition");
-    test_attention_cases(t, parts, sizeof parts / sizeof *parts, &worst_lse, &bad_empty);
-    test_report(t, "attention with its query heads divided over blocks follows its definition");
+    if (!(CUDA_BUILD && is_short)) { // in the emulator a quarter of all time
+        test_attention_cases(t, parts, sizeof parts / sizeof *parts, &worst_lse, &bad_empty);
+        test_report(t, "attention with its query heads divided over blocks follows its definition");
+    }
     test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6,
                 sizeof(floatX) == 2 ? 2e-2 : 2e-4); // the worst row: first rows' dq, a difference of what was rounded:
                                                     // 0.010 to 0.013 by the processor; a lost tile is near 1

@@ -263,6 +263,7 @@ static void test_cross_entropy_slices(KernelTest *t) {
         if (dtype > FLOATX) break;
         loss_bounds(t, z % 2, dtype);
         for (int i = 0; i < 24; i++) {
+            if (CUDA_BUILD && is_short && (i + z) % 4) continue;
             const LossCase c = {sizes[i / 3][0], sizes[i / 3][1], scales[i % 3], z % 2, dtype};
             cross_entropy_slices_case(t, c, sizes[i / 3][2], &e);
         }

@@ -404,7 +404,7 @@ else
 fi
 
 # ---------------------------------------------------------------- outputs that would replace inputs
-state() { find . -type f ! -name .out ! -name .err -exec cksum {} + | sort; }
+state() { find . -type f ! -name .out ! -name .err -printf '%C@ %i %p\n' | sort; }
 # keeps NAME PATTERN COMMAND… : the command is refused, and no file is changed, made or removed
 keeps() {
     local name=$1 before said
