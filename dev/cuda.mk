@@ -28,7 +28,7 @@ NO_NVCC    := error: CUDA=1 needs nvcc, of NVIDIA's CUDA toolkit; it is not in t
 # are in dev/cuda_on_cpu.
 CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
 CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -DHAVE_NCCL \
-                  -Idev/cuda_on_cpu -Wno-unknown-pragmas -O1 \
+                  -Idev/cuda_on_cpu -Wno-unknown-pragmas -Wno-aggressive-loop-optimizations -O1 \
                   $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) \
                   $(filter-out -O3,$(filter -g -O% -fsanitize%,$(CFLAGS)))
 CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
