@@ -10,7 +10,7 @@
 #define DATALOADER_H
 #include "context_parallel.h" // defines: cp_select_halves
 #include "lib/device.h"
-#include "lib/token_files.h" // defines: Dataset, DataSource, dataset_sample, document_ids
+#include "lib/token_files.h" // defines: Dataset, DataSource, dataset_sample
 
 // ---------------------------------------------------------------------------
 // the sampler. Like PyTorch's DistributedSampler it shuffles each epoch and deals the samples out to the ranks. But
@@ -215,12 +215,12 @@ static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batc
         all_inputs = (int32_t *)(void *)(raw + raw_bytes(T));
         all_targets = all_inputs + T;
     }
-    int num_targets = dataset_sample(data, window, all_inputs, all_targets, raw, error, sizeof batch->error);
+    int32_t *docs = batch->docs ? batch->docs + i * T : NULL;
+    int num_targets = dataset_sample(data, window, all_inputs, all_targets, docs, raw, error, sizeof batch->error);
     uint64_t h = hash_bytes(mix64((uint64_t)i + 1) ^ (uint64_t)window, all_inputs, sizeof(int32_t) * (size_t)T);
     __atomic_fetch_add(&batch->samples_hash, mix64(h), __ATOMIC_RELAXED); // a sum: workers may read in any order
-    if (batch->docs) document_ids(batch->docs + i * T, all_inputs, T, data->document_end);
     if (cp == 1) return num_targets;
-    if (batch->docs) cp_select_halves(batch->own_docs + i * own, batch->docs + i * T, T, cp, cp_rank);
+    if (docs) cp_select_halves(batch->own_docs + i * own, docs, T, cp, cp_rank);
     cp_select_halves(inputs, all_inputs, T, cp, cp_rank);
     cp_select_halves(targets, all_targets, T, cp, cp_rank);
     return num_targets;

@@ -166,7 +166,7 @@ static const char *make_token_file(const char *name, int64_t count, int vocab, i
     snprintf(part, sizeof part, "%s.%d", path,
              (int)getpid()); // other ranks may be reading the same file of an earlier case
     FILE *f = fopen(part, "wb");
-    fwrite(&h, sizeof h, 1, f);
+    fwrite(&h, TOKEN_FILE_FIRST_BYTES, 1, f);
     uint16_t token = 1;
     for (int64_t i = 0; i < count; i++) {
         token = (uint16_t)((token * 5u + (unsigned)(mix64((uint64_t)i) % 3)) % (unsigned)vocab);
@@ -176,6 +176,15 @@ static const char *make_token_file(const char *name, int64_t count, int vocab, i
     fclose(f);
     rename(part, path);
     return path;
+}
+
+/* docs (T) as dataset_sample counts them for a window with these tokens. */
+static void document_ids(int32_t *docs, const int32_t *inputs, int T, int32_t document_end) {
+    int32_t ended = 0;
+    for (int t = 0; t < T; t++) {
+        docs[t] = ended;
+        ended += inputs[t] == document_end;
+    }
 }
 
 /* The same in a directory with a tokenizer, by which token 2 ends a document. */
@@ -428,7 +437,7 @@ static const char *left_out_if_short(void) {
     if (CUDA_BUILD) return " documents bits simulate pytorch mesh adapters ";
     if (FLOATX == DTYPE_BF16)
         return " tokenizer data layouts mesh-use mesh-bits bits adapters plan simulate goodput run-page hard-places "
-               "checkpoints failures pipeline ";
+               "checkpoints failures pipeline mixture outliers muon z-loss ";
     return " ";
 }
 

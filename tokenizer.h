@@ -35,7 +35,7 @@ typedef struct Tokenizer {
     int32_t bos, eos, eot;   // begin of document, end of document, end of a conversation's turn; or NO_TOKEN
     int llama3;              // 1: text is split by Llama 3's expression
     int has_header;          // 1: the file is a tokenizer.model with a header
-    int adds_bos;            // 1: a tokenizer.json with which transformers puts `bos` in front of a text
+    int32_t front;           // what the post-processor of a tokenizer.json puts in front of a text, or NO_TOKEN
     uint8_t fingerprint[32]; // SHA-256 of the file
     uint8_t missing[256];    // 1: no token has this byte
     int num_missing;

@@ -148,6 +148,24 @@ static inline size_t utf8_character_length(const uint8_t *p, size_t left) {
     return n;
 }
 
+/* The number of leading bytes of `text` that are complete, valid UTF-8. */
+static inline size_t utf8_valid_length(const char *text, size_t len) {
+    const uint8_t *p = (const uint8_t *)text;
+    size_t i = 0;
+    while (i < len) {
+        uint64_t eight = 0x80;
+        if (p[i] < 0x80 && len - i >= 8) memcpy(&eight, p + i, 8);
+        if (!(eight & 0x8080808080808080u)) { // eight ASCII characters at once: twice the speed on English
+            i += 8;
+            continue;
+        }
+        size_t n = utf8_character_length(p + i, len - i);
+        if (!n) break;
+        i += n;
+    }
+    return i;
+}
+
 /* Replaces control characters by blanks: a line with names from files stays one line, and a terminal is not given
  * commands. They are C0 and DEL in ASCII, and C1: U+0080 to U+009F in UTF-8, or single bytes 0x80 to 0x9F that are not
  * part of a valid character. */
@@ -343,19 +361,6 @@ static inline const char *file_kind(mode_t mode) {
     return "a device";
 }
 
-/* Opens a regular file for reading. Anything else is an error, because reading from a pipe or a device may never end.
- * If the file cannot be opened, the result is -1 and errno is set. */
-static inline int open_regular_file(const char *path, struct stat *info) {
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), reason = errno; // O_NONBLOCK: a pipe may have no writer
-    int known = fd < 0 ? entry_exists(path) && !stat(path, info) : !fstat(fd, info);
-    if (known && !S_ISREG(info->st_mode))
-        user_error("%s is %s, expected a regular file: give the path of a file, and save what a pipe or a device "
-                   "delivers to a file first",
-                   path, file_kind(info->st_mode));
-    if (fd < 0) errno = reason;
-    return fd;
-}
-
 /* Reads `bytes` bytes of a file from `offset` on. One system call may return fewer: after a signal, on network file
  * systems, or above 2 GB. Returns how many bytes the file has there, at most `bytes`, or -1 with errno set. */
 static inline int64_t read_bytes_at(int fd, void *buffer, int64_t bytes, int64_t offset) {
@@ -368,6 +373,33 @@ static inline int64_t read_bytes_at(int fd, void *buffer, int64_t bytes, int64_t
         done += got;
     }
     return done;
+}
+
+/* U+FEFF at the beginning of a text file, which some editors put there: it is no part of the text. */
+#define UTF8_BYTE_ORDER_MARK "\xEF\xBB\xBF"
+
+/* Refuses the text that Git puts in place of a large file until Git LFS has fetched it. */
+static inline void refuse_lfs_pointer(int fd, const char *path) {
+    static const char begins[] = "version https://git-lfs.github.com/spec/";
+    char start[sizeof begins - 1];
+    if (read_bytes_at(fd, start, sizeof start, 0) == (int64_t)sizeof start && !memcmp(start, begins, sizeof start))
+        user_error("%s is a Git LFS pointer, which only names the file that belongs here: run git lfs pull in its "
+                   "repository, or copy the file itself",
+                   path);
+}
+
+/* Opens a regular file for reading. Anything else is an error, because reading from a pipe or a device may never end.
+ * If the file cannot be opened, the result is -1 and errno is set. */
+static inline int open_regular_file(const char *path, struct stat *info) {
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), reason = errno; // O_NONBLOCK: a pipe may have no writer
+    int known = fd < 0 ? entry_exists(path) && !stat(path, info) : !fstat(fd, info);
+    if (known && !S_ISREG(info->st_mode))
+        user_error("%s is %s, expected a regular file: give the path of a file, and save what a pipe or a device "
+                   "delivers to a file first",
+                   path, file_kind(info->st_mode));
+    if (fd >= 0) refuse_lfs_pointer(fd, path);
+    else errno = reason;
+    return fd;
 }
 
 /* Reads until the end of a file or pipe, and closes it. A NUL follows the `length` bytes, and the caller frees them. On
@@ -399,7 +431,9 @@ static inline char *read_to_end(int fd, size_t *length) {
 static inline char *read_file(const char *path, size_t *length) {
     *length = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    return fd < 0 ? NULL : read_to_end(fd, length);
+    if (fd < 0) return NULL;
+    refuse_lfs_pointer(fd, path);
+    return read_to_end(fd, length);
 }
 
 /* read_to_end of a regular file of at most 1 GiB, which is far more than any text that this program reads whole. */

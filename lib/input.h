@@ -35,6 +35,7 @@ static inline FILE *input_open(const char *path, const char *expected) {
     if (fd < 0) return NULL;
     if (!fstat(fd, &info)) refuse_endless(path, &info, expected); // it may have been replaced since
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    refuse_lfs_pointer(fd, path);
     return fdopen(fd, "rb");
 }
 

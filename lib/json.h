@@ -148,6 +148,26 @@ static inline void json_write_string(FILE *f, const char *text, size_t length) {
     fputc('"', f);
 }
 
+/* A copy of `text`, to be freed, with U+FFFD for each byte that is no UTF-8: names of files may have any bytes, JSON
+ * may not. */
+static inline char *valid_utf8(const char *text) {
+    size_t length = strlen(text), used = 0;
+    char *valid = (char *)checked_malloc(3 * length + 1);
+    for (size_t i = 0, n; i < length; i += n) {
+        n = utf8_character_length((const uint8_t *)text + i, length - i);
+        memcpy(valid + used, n ? text + i : "\xEF\xBF\xBD", n ? n : 3);
+        used += n ? n : 3;
+        if (!n) n = 1;
+    }
+    return valid;
+}
+
+static inline void json_add_name(cJSON *object, const char *key, const char *name) {
+    char *valid = valid_utf8(name);
+    cJSON_AddStringToObject(object, key, valid);
+    free(valid);
+}
+
 /* The text of `root`, without line breaks unless `readable`; the caller frees it. Deletes `root`. */
 static inline char *json_text(cJSON *root, int readable) {
     char *text = readable ? cJSON_Print(root) : cJSON_PrintUnformatted(root);

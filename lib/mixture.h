@@ -27,9 +27,11 @@ typedef struct {
     int has_weights; // all entries have one; 0: none has
 } DataList;
 
-/* Does `pattern`, a path or a glob, match a file? */
+/* Does `pattern`, a path or a glob, match a file? A path that exists is that file, whatever characters it has. */
 static int pattern_matches(const char *pattern) {
+    struct stat info;
     glob_t found;
+    if (!lstat(pattern, &info)) return 1;
     if (glob(pattern, GLOB_NOSORT, NULL, &found)) return 0;
     globfree(&found);
     return 1;

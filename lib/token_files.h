@@ -9,22 +9,38 @@
 #include "mixture.h" // defines: DataList, Mixture; includes base.h
 
 // ---------------------------------------------------------------------------
-// token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
+// token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token with bits of TokenByte
 
 enum { TOKEN_FILE_MASKED = 1, TOKEN_FILE_WINDOW_SHIFT = 8, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
+typedef enum { TOKEN_IS_TARGET = 1, TOKEN_ENDS_DOCUMENT = 2 /* in files of version 2 */ } TokenByte;
 enum { TOKEN_FILE_WINDOW_MAX = (1 << 24) - 1 }; // the flags have 24 bits for the window
 #define TOKEN_FILE_MAGIC "LLM3TOK1"
 
+enum { TOKEN_FILE_VERSION = 2, MORE_FINGERPRINTS = 3, NO_ID = -1 };
+enum { TOKEN_FILE_FIRST_BYTES = 64 /* of the header, all that version 1 has */ };
+
 typedef struct {
     char magic[8];
-    uint32_t version;
+    uint32_t version; // 1 or TOKEN_FILE_VERSION
     uint32_t width; // bytes per token, 2 or 4
     uint32_t vocab_size;
     uint32_t flags;        // TOKEN_FILE_MASKED; from bit 8 on, tokens in a window of packed conversations, or 0
     uint64_t count;        // tokens
-    uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
+    uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file; all zero: not known
+    // what follows is in version 2; of a file of version 1 it is not known
+    int32_t document_end;      // the token that ends documents, or NO_ID
+    int32_t front;             // the token that begins them, or NO_ID
+    uint64_t target_bytes;     // of the text of all targets
+    uint32_t num_fingerprints; // of the tokenizer's files in other formats, in `fingerprints`
+    uint32_t zero;
+    uint8_t fingerprints[MORE_FINGERPRINTS][32];
+    uint64_t zeros;
 } TokenFileHeader;
-static_assert(sizeof(TokenFileHeader) == 64, "the header has no padding");
+static_assert(sizeof(TokenFileHeader) == 192, "the header has no padding");
+
+static inline int64_t token_header_bytes(const TokenFileHeader *h) {
+    return h->version == 1 ? (int64_t)TOKEN_FILE_FIRST_BYTES : (int64_t)sizeof *h;
+}
 
 typedef struct {
     char *path;
@@ -54,25 +70,29 @@ typedef struct {
     int T, vocab_size;
     int pieces;              // samples in a window
     int64_t windows, tokens; // in all files
-    int32_t document_end;    // the token that ends a document; used by --doc-mask only
+    int32_t document_end;    // the token that ends a document in files of version 1; used by --doc-mask only
     uint64_t fingerprint;    // hash of all headers and of the mixture
 } Dataset;
 
 static void token_file_check(const TokenFile *f, int64_t bytes, int T, int vocab_size) {
     const TokenFileHeader *h = &f->header;
-    if (h->version != 1)
-        user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", f->path,
-                   h->version);
+    if (h->version < 1 || h->version > TOKEN_FILE_VERSION)
+        user_error("%s has token file version %u, expected 1 or %d: make it again with dev/data/text.sh", f->path,
+                   h->version, (int)TOKEN_FILE_VERSION);
+    if (h->num_fingerprints > MORE_FINGERPRINTS)
+        user_error("%s has %u further fingerprints of its tokenizer, expected at most %d: make it again with "
+                   "dev/data/text.sh",
+                   f->path, h->num_fingerprints, (int)MORE_FINGERPRINTS);
     if ((h->width != 2 && h->width != 4) || (h->flags & 255 & ~(uint32_t)TOKEN_FILE_MASKED))
         user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
                    "dev/data/text.sh",
                    f->path, h->width, h->flags & 255);
     uint64_t bytes_per_token = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
-    if (h->count > UINT64_MAX / 8 || (uint64_t)bytes != sizeof *h + h->count * bytes_per_token)
+    if (h->count > UINT64_MAX / 8 || (uint64_t)(bytes - token_header_bytes(h)) != h->count * bytes_per_token)
         user_error("%s is truncated or damaged: its header announces %" PRIu64 " tokens of %" PRIu64
-                   " bytes after the 64 bytes of the header, but the file has %" PRId64
+                   " bytes after the %" PRId64 " bytes of the header, but the file has %" PRId64
                    " bytes: copy it again or make it again with dev/data/text.sh",
-                   f->path, h->count, bytes_per_token, bytes);
+                   f->path, h->count, bytes_per_token, token_header_bytes(h), bytes);
     if (h->vocab_size > (uint32_t)vocab_size)
         user_error(
             "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
@@ -90,9 +110,13 @@ static TokenFile token_file_open(const char *path, int T, int vocab_size) {
     f.path = checked_strdup(path);
     f.fd = open_regular_file(path, &info);
     if (f.fd < 0) user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
-    int64_t got = read_bytes_at(f.fd, &f.header, sizeof f.header, 0);
+    f.header.document_end = f.header.front = NO_ID;
+    int64_t first = TOKEN_FILE_FIRST_BYTES, got = read_bytes_at(f.fd, &f.header, first, 0);
+    int is_first = got == first && f.header.version != TOKEN_FILE_VERSION;
+    if (got == first && !is_first)
+        got = read_bytes_at(f.fd, (char *)&f.header + first, (int64_t)sizeof f.header - first, first);
     if (got < 0) user_error("cannot read token file %s: %s", path, strerror(errno));
-    if (got != (int64_t)sizeof f.header || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
+    if (got != (is_first ? first : (int64_t)sizeof f.header - first) || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
         user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
                    TOKEN_FILE_MAGIC);
     f.device = info.st_dev;
@@ -104,31 +128,89 @@ static TokenFile token_file_open(const char *path, int T, int vocab_size) {
 // ---------------------------------------------------------------------------
 // data sets
 
+/* Does the file not say with which tokenizer it was made? */
+static inline int token_file_lacks_tokenizer(const TokenFile *f) {
+    static const uint8_t unknown[32] = {0};
+    return !memcmp(f->header.tokenizer, unknown, sizeof unknown);
+}
+
+/* The byte of each token begins at this offset of a file that has them. */
+static int64_t token_bytes_offset(const TokenFileHeader *h) {
+    return token_header_bytes(h) + (int64_t)h->count * (int64_t)h->width;
+}
+
+/* What the byte of a token says. Version 1 has no other meaning than 0 or a target. */
+static int token_is_target(const TokenFileHeader *h, char byte) {
+    return h->version == 1 ? byte != 0 : byte & TOKEN_IS_TARGET;
+}
+static int token_ends_document(const TokenFileHeader *h, char byte) {
+    return h->version > 1 && (byte & TOKEN_ENDS_DOCUMENT) != 0;
+}
+
+/* Does the file have a target? Its first token is none. */
+static int token_file_has_targets(const TokenFile *f) {
+    enum { BLOCK = 1 << 16 };
+    static const char expected[] = "the file has changed since it was opened, or its disk fails";
+    int64_t count = (int64_t)f->header.count;
+    if (!(f->header.flags & TOKEN_FILE_MASKED)) return count > 1;
+    char *block = (char *)checked_malloc(BLOCK);
+    int found = 0;
+    for (int64_t at = 1; at < count && !found; at += BLOCK) {
+        int64_t n = min_i64(BLOCK, count - at);
+        if (read_bytes_at(f->fd, block, n, token_bytes_offset(&f->header) + at) != n)
+            user_error("cannot read token file %s: %s", f->path, expected);
+        for (int64_t i = 0; i < n; i++) found |= token_is_target(&f->header, block[i]);
+    }
+    free(block);
+    return found;
+}
+
+/* The hash of what version 1 has of a header: a file that was upgraded has the same tokens. */
+static uint64_t token_header_hash(uint64_t h, const TokenFileHeader *header) {
+    TokenFileHeader first = *header;
+    first.version = 1;
+    return hash_bytes(h, &first, TOKEN_FILE_FIRST_BYTES);
+}
+
+/* The files that a path or pattern stands for, in alphabetical order, to be freed one by one: a path that exists is that
+ * file, whatever characters it has. Returns their number. */
+static int pattern_expand(const char *pattern, char ***paths) {
+    struct stat info;
+    glob_t found = ZERO;
+    int exists = !lstat(pattern, &info), failed = exists ? 0 : glob(pattern, 0, NULL, &found);
+    if (failed == GLOB_NOSPACE) run_failure("out of memory: could not list the files of %s", pattern);
+    int count = exists ? 1 : failed ? 0 : (int)found.gl_pathc;
+    *paths = new_array(char *, count);
+    for (int i = 0; i < count; i++) (*paths)[i] = checked_strdup(exists ? pattern : found.gl_pathv[i]);
+    if (!exists && !failed) globfree(&found);
+    return count;
+}
+
 /* Opens the files that the source's pattern matches, in alphabetical order.
  * `partial`: the last window of a file may be shorter than T + 1 tokens; evaluation uses it to count every token. */
 static void source_open(Dataset *d, DataSource *source, int partial) {
-    glob_t found;
-    int failed = glob(source->pattern, 0, NULL, &found);
+    char **paths;
     int64_t length = (int64_t)d->T * d->pieces; // of a window
-    if (failed == GLOB_NOSPACE) run_failure("out of memory: could not list the files of %s", source->pattern);
-    if (failed) user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", source->pattern);
     source->first_file = d->num_files;
-    source->num_files = (int)found.gl_pathc;
+    source->num_files = pattern_expand(source->pattern, &paths);
+    if (!source->num_files)
+        user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", source->pattern);
     source->first_window = d->windows;
     d->files = (TokenFile *)checked_realloc(d->files, sizeof *d->files * (size_t)(d->num_files + source->num_files));
     for (int i = 0; i < source->num_files; i++) {
         TokenFile *f = &d->files[d->num_files++];
-        *f = token_file_open(found.gl_pathv[i], d->T, d->vocab_size);
+        *f = token_file_open(paths[i], d->T, d->vocab_size);
+        free(paths[i]);
         int64_t targets = max_i64(0, (int64_t)f->header.count - 1); // every token but the file's first is a target
         f->windows = partial ? blocks_of(targets, length) : targets / length;
         f->first_window = d->windows;
         d->windows += f->windows;
         source->tokens += (int64_t)f->header.count;
-        d->fingerprint = hash_bytes(d->fingerprint, &f->header, sizeof f->header);
+        d->fingerprint = token_header_hash(d->fingerprint, &f->header);
     }
     source->windows = d->windows - source->first_window;
     d->tokens += source->tokens;
-    globfree(&found);
+    free(paths);
 }
 
 /* A file in two sources would count twice. */
@@ -186,6 +268,12 @@ static Dataset dataset_open_windows(const char *text, int T, int pieces, int voc
     if (!d.windows)
         user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq or more text", text,
                    d.tokens, T * pieces, partial ? 2 : T * pieces + 1);
+    int has_targets = 0;
+    for (int i = 0; i < d.num_files && !has_targets; i++) has_targets = token_file_has_targets(&d.files[i]);
+    if (!has_targets)
+        user_error("%s holds no target, so that there is no loss: every token is one that the model is not trained to "
+                   "say; make it again from conversations in which the assistant speaks",
+                   text);
     if (list.has_weights && (list.count > 1 || always_mixes)) dataset_mix(&d, &list);
     data_list_close(&list);
     return d;
@@ -237,8 +325,7 @@ static void dataset_shares(const Dataset *d, char *text, size_t size) {
 /* Reads `n` tokens of a file, from token `first`, to `raw`, and their mask bytes behind them. Returns 0 on failure. */
 static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *raw) {
     int64_t width = f->header.width;
-    int64_t tokens_offset = (int64_t)sizeof(TokenFileHeader);
-    int64_t mask_offset = tokens_offset + (int64_t)f->header.count * width;
+    int64_t tokens_offset = token_header_bytes(&f->header), mask_offset = token_bytes_offset(&f->header);
     if (read_bytes_at(f->fd, raw, n * width, tokens_offset + first * width) != n * width) return 0;
     if (!(f->header.flags & TOKEN_FILE_MASKED)) return 1;
     return read_bytes_at(f->fd, raw + n * width, n, mask_offset + first) == n;
@@ -250,14 +337,17 @@ static uint32_t token_at(const char *raw, int64_t t, int width) {
     return token;
 }
 
-/* Reads sample `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the
- * number of targets, or -1 and a message in `error`. A sample past the last one is padding: it has no targets. */
-static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error,
-                          size_t error_size) {
+/* Reads sample `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space; docs (T), unless it
+ * is NULL, receives the number of documents that ended before each token, for --doc-mask. A token that ends a document
+ * still belongs to it. Returns the number of targets, or -1 and a message in `error`. A sample past the last one is
+ * padding: it has no targets. */
+static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, int32_t *docs, char *raw,
+                          char *error, size_t error_size) {
     int64_t window = index / d->pieces, piece = index % d->pieces;
     for (int t = 0; t < d->T; t++) {
         inputs[t] = 0;
         targets[t] = IGNORED_TARGET;
+        if (docs) docs[t] = 0;
     }
     if (window >= d->windows) return 0;
     const TokenFile *f = d->files;
@@ -265,7 +355,8 @@ static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int3
     int64_t first = ((window - f->first_window) * d->pieces + piece) * d->T;
     int64_t n = min_i64(d->T + 1, (int64_t)f->header.count - first);
     int width = (int)f->header.width, masked = f->header.flags & TOKEN_FILE_MASKED;
-    const char *mask = raw + n * width;
+    int32_t document_end = f->header.version == 1 ? d->document_end : f->header.document_end, ended = 0;
+    const char *bytes = raw + n * width; // of TokenByte
     if (!token_file_read(f, first, n, raw)) {
         snprintf(error, error_size,
                  "%s: tokens %" PRId64 " to %" PRId64
@@ -286,21 +377,15 @@ static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int3
             return -1;
         }
         if (t < d->T) inputs[t] = (int32_t)token;
-        if (t == 0 || (masked && !mask[t])) continue;
+        if (docs && t < d->T) docs[t] = ended;
+        ended += masked && f->header.version > 1 ? token_ends_document(&f->header, bytes[t])
+                                                 : (int32_t)token == document_end;
+        if (t == 0 || (masked && !token_is_target(&f->header, bytes[t]))) continue;
         targets[t - 1] = (int32_t)token;
         num_targets++;
     }
+    for (int64_t t = n; docs && t < d->T; t++) docs[t] = ended; // behind the file's last token
     return num_targets;
-}
-
-/* docs (T): the number of documents that ended before each token of the window, for --doc-mask. The token
- * `document_end` still belongs to the document that it ends. */
-static void document_ids(int32_t *docs, const int32_t *inputs, int T, int32_t document_end) {
-    int32_t ended = 0;
-    for (int t = 0; t < T; t++) {
-        docs[t] = ended;
-        ended += inputs[t] == document_end;
-    }
 }
 
 #endif

@@ -298,10 +298,14 @@ static void audit_print(Audit *a) {
     if (!a->num_sources && (!left || (!a->pad && left < a->step_samples))) audit_end_epoch(a);
     for (int k = 0; k < a->num_sources; k++)
         if (!k || a->sources[k].complete < a->whole_epochs) a->whole_epochs = a->sources[k].complete;
+    char *name = valid_utf8(a->path);
+    printf("{\"file\":");
+    json_write_string(stdout, name, strlen(name));
+    free(name);
     printf(
-        "{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64
+        ",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64
         ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64 ",\"of_last_epoch\":%" PRId64,
-        a->path, a->first_step, a->steps, a->samples, a->windows, a->whole_epochs, a->dropped, a->epoch, a->consumed);
+        a->first_step, a->steps, a->samples, a->windows, a->whole_epochs, a->dropped, a->epoch, a->consumed);
     for (int k = 0; k < a->num_sources; k++)
         printf("%s{\"samples\":%" PRId64 ",\"share\":%.6f,\"whole_epochs\":%" PRId64 "}", k ? "," : ",\"sources\":[",
                a->sources[k].consumed, (double)a->sources[k].units / (double)SHARE_UNITS, a->sources[k].complete);

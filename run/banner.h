@@ -39,8 +39,8 @@ static void print_ranks(const Trainer *trainer) {
     const Device *dry_run = &trainer->dry_run->parallel.dev;
     const Fsdp *fsdp = &trainer->parallel.fsdp;
     size_t offloaded = device_arenas(dry_run, 1);
-    printf("ranks: %d x %d thread%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
-           plural(j->threads_per_rank), j->transport->name, j->opt.sharding, fsdp->ranks);
+    printf("ranks: %d x %d thread%s%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
+           plural(j->threads_per_rank), j->threads_of_environment ? " (OMP_NUM_THREADS)" : "", j->transport->name, j->opt.sharding, fsdp->ranks);
     if (fsdp->replicas > 1) printf(", %d replicas", fsdp->replicas);
     printf("\n");
     print_gpus(j);

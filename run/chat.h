@@ -27,7 +27,7 @@ typedef struct {
     char *system; // the message that /system has set; NULL: the template's own
     char *input;  // (input_length, input_room) bytes that were read after the last message
     size_t input_length, input_room;
-    int input_ended;
+    int input_ended, lines; // lines: taken so far
     char *saved_as;  // the file of the last /save; NULL: none
     int is_terminal; // the user types: a prompt is printed
     int cached;      // tokens of the conversation that are in the cache
@@ -66,6 +66,7 @@ static char *chat_take_line(Conversation *chat) {
     memmove(chat->input, chat->input + used, chat->input_length - used);
     chat->input_length -= used;
     length = strlen(line);
+    if (!chat->lines++ && !strncmp(line, UTF8_BYTE_ORDER_MARK, 3)) memmove(line, line + 3, (length -= 3) + 1);
     if (length && line[length - 1] == '\r') line[length - 1] = 0;
     return line;
 }
@@ -138,7 +139,7 @@ static void chat_reset(Conversation *chat) {
     const char *system = chat->system ? chat->system : chat->tokens.form->system;
     chat_forget(chat);
     chat_begin(&chat->tokens, chat->system ? "system" : "user");
-    if (chat->system) chat_message(&chat->tokens, "system", system, strlen(system));
+    if (chat->system) chat_message(&chat->tokens, "system", system, strlen(system), 0);
     if (system) chat_remember(chat, "system", checked_strdup(system));
 }
 
@@ -217,7 +218,7 @@ static void chat_answer(Conversation *chat, Generator *g) {
     int most = option_given(&j->opt, "max-tokens") ? (int)min_i64(j->opt.max_tokens, room) : room, count = 0;
     const float *logits = chat_compute(chat, g);
     while (count < most && !chat_interrupts) {
-        int32_t id = next_token(g, logits, chat->sampled++);
+        int32_t id = next_token(g, &j->prompts.defaults.sampling, logits, chat->sampled++);
         if (is_stop_token(&j->stop_tokens, j->tokenizer, id)) break;
         print_token(j->tokenizer, id, copy);
         text_output_token(&out, j->tokenizer, id);
@@ -242,7 +243,7 @@ static void chat_user_message(Conversation *chat, Generator *g, const char *line
     size_t before = chat->tokens.count;
     int positions = g->trainer->job->cached_positions;
     char *content = valid_text(line);
-    chat_message(&chat->tokens, "user", content, strlen(content));
+    chat_message(&chat->tokens, "user", content, strlen(content), 0);
     chat_generation_prompt(&chat->tokens);
     if (chat->tokens.count + LEAST_ANSWER > (size_t)positions) {
         fprintf(stderr,

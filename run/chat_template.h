@@ -7,35 +7,45 @@
 #ifndef CHAT_TEMPLATE_H
 #define CHAT_TEMPLATE_H
 #include "tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside
+#include <time.h>           // defines: strftime
 
 /* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */
 typedef struct {
     const char *name;
     const char *begin, *open, *close, *end; // names of special tokens; NULL: the template has none
     const char *before_content, *after_turn;
-    int trims;          // white space around the content is removed
-    const char *system; // the system message if the conversation has none; NULL: there is no default
-    const char *jinja;  // the template's text
+    int trims;                // white space around the content is removed
+    const char *system;       // the system message if the conversation has none; NULL: there is no default
+    const char *system_start; // strftime's format of what each conversation's system message begins with; NULL: nothing
+    const char *jinja;        // the template's text; NULL: it is known by
+    const char *sha256;       // the checksum of its normal form, in hexadecimal
 } ChatTemplate;
 
 // clang-format off
 static const ChatTemplate chat_templates[] = {
-    {"Llama 3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
+    {"Llama 3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL, NULL,
      "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
      "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
      "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
-     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"},
+     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}", NULL},
+    {"ChatML", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0, NULL, NULL,
+     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+     "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}", NULL},
     {"ChatML as in SmolLM2-Instruct", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0,
-     "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+     "You are a helpful AI assistant named SmolLM, trained by Hugging Face", NULL,
      "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
      "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
      "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"},
-    {"ChatML", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0, NULL,
-     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
-     "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"},
+     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}", NULL},
+    {"Llama 3.1 and 3.3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
+     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n", NULL,
+     "13c20a0d88ab0722aaaacd4891384eac32083bc5cd650e5de128ac43e6cce32b"},
+    {"Llama 3.2", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
+     "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n", NULL,
+     "f8215a7337cee588f7dfdfcf0dad0a135a63246b0d8c610136636989716db4ec"},
 };
 // clang-format on
+enum { HEAD_BYTES = 160 /* of what comes before the content of a turn */ };
 enum { CHAT_TEMPLATES = sizeof chat_templates / sizeof chat_templates[0] };
 
 // ---------------------------------------------------------------------------
@@ -55,26 +65,83 @@ static const ChatTemplate *chat_template_of_tokens(const Tokenizer *t) {
     return NULL;
 }
 
-/* Inside a Jinja string, the two characters \n mean a line end. */
-static int same_jinja(const char *a, const char *b) {
-    while (*a && *b) {
-        int a_line_end = a[0] == '\\' && a[1] == 'n', b_line_end = b[0] == '\\' && b[1] == 'n';
-        if ((a_line_end ? '\n' : *a) != (b_line_end ? '\n' : *b)) return 0;
-        a += 1 + a_line_end;
-        b += 1 + b_line_end;
+/* Copies a Jinja tag, from its "{%" or "{{" on, to `out`, without the signs and the white space at its ends; a line end
+ * in it becomes the two characters \\n, which mean the same in a string. Returns what follows the tag in the text. */
+static const char *jinja_tag(FILE *out, const char *tag) {
+    char close = tag[1] == '{' ? '}' : tag[1], quote = 0;
+    const char *begin = tag + 2 + (tag[2] == '-' || tag[2] == '+'), *end = begin;
+    while (*end && (quote || end[0] != close || end[1] != '}')) {
+        if (quote && *end == '\\' && end[1]) end++;
+        else if (quote ? *end == quote : *end == '\'' || *end == '"') quote = quote ? 0 : *end;
+        end++;
     }
-    return !*a && !*b;
+    const char *after = *end ? end + 2 : end;
+    int strips = end > begin && end[-1] == '-';
+    if (strips) end--;
+    while (begin < end && strchr(" \t\n", *begin)) begin++;
+    while (end > begin && strchr(" \t\n", end[-1])) end--;
+    if (close != '#') { // a comment has no effect
+        fprintf(out, "{%c", tag[1]);
+        for (; begin < end; begin++) {
+            if (*begin == '\n') fputs("\\n", out);
+            else fputc(*begin, out);
+        }
+        fprintf(out, "%c}", close);
+    }
+    if (strips) after += strspn(after, " \t\n");
+    else if (close != '}' && *after == '\n') after++; // trim_blocks
+    return after;
+}
+
+/* The normal form of a template, which has the same effect: white space that transformers' Jinja environment drops, by
+ * trim_blocks, lstrip_blocks and minus signs, is left out, and so are comments. The caller frees it. */
+static char *jinja_normal(const char *jinja) {
+    char *source = checked_strdup(jinja), *text, *to = source;
+    size_t length;
+    for (const char *c = jinja; *c; c++) { // all line ends are LF, and one at the end is dropped
+        if (*c == '\r' && c[1] == '\n') continue;
+        *to++ = *c == '\r' ? '\n' : *c;
+    }
+    if (to > source && to[-1] == '\n') to--;
+    *to = 0;
+    FILE *out = text_stream_open(&text, &length);
+    for (const char *at = source; *at;) {
+        const char *tag = at;
+        while (*tag && !(tag[0] == '{' && (tag[1] == '{' || tag[1] == '%' || tag[1] == '#'))) tag++;
+        const char *end = tag;
+        if (*tag && tag[2] == '-') {
+            while (end > at && strchr(" \t\n", end[-1])) end--;
+        } else if (*tag && tag[1] != '{' && tag[2] != '+') { // lstrip_blocks
+            while (end > at && strchr(" \t", end[-1])) end--;
+            if (end > at ? end[-1] != '\n' : at > source && at[-1] != '\n') end = tag;
+        }
+        fwrite(at, 1, (size_t)(end - at), out);
+        at = *tag ? jinja_tag(out, tag) : tag;
+    }
+    text_stream_close(out);
+    free(source);
+    return text;
 }
 
 static const ChatTemplate *chat_template_of_jinja(const char *jinja) {
-    for (int i = 0; i < CHAT_TEMPLATES; i++)
-        if (same_jinja(chat_templates[i].jinja, jinja)) return &chat_templates[i];
-    return NULL;
+    const ChatTemplate *found = NULL;
+    char *text = jinja_normal(jinja), sum[65];
+    uint8_t bytes[32];
+    sha256(text, strlen(text), bytes);
+    for (int i = 0; i < 32; i++) sprintf(sum + 2 * i, "%02x", bytes[i]);
+    for (int i = 0; i < CHAT_TEMPLATES && !found; i++) {
+        const ChatTemplate *form = &chat_templates[i];
+        char *known = form->jinja ? jinja_normal(form->jinja) : NULL;
+        if (known ? !strcmp(known, text) : !strcmp(form->sha256, sum)) found = form;
+        free(known);
+    }
+    free(text);
+    return found;
 }
 
 /* The template in "chat_template" of a tokenizer_config.json: a text or, if there are several, the one that is named
- * "default". NULL: there is none. */
-static const char *chat_template_in_config(const cJSON *config, const char *path) {
+ * "default". NULL: there is none. `may_be_odd`: anything else counts as none, and is not refused. */
+static const char *chat_template_in_config(const cJSON *config, const char *path, int may_be_odd) {
     const cJSON *item = json_get(config, "chat_template"), *entry;
     if (json_is_absent(item)) return NULL;
     if (cJSON_IsString(item)) return item->valuestring;
@@ -83,12 +150,13 @@ static const char *chat_template_in_config(const cJSON *config, const char *path
         const char *jinja = json_string_or(json_get(entry, "template"), NULL);
         if (!strcmp(name, "default") && jinja) return jinja;
     }
+    if (may_be_odd) return NULL;
     user_error("%s: \"chat_template\" must be a text, or a list with one that is named \"default\"", path);
 }
 
 /* The text of the chat template next to the tokenizer's file, which the caller frees; NULL: there is none. `source`
  * (4096) receives the path of the file that has it. */
-static char *chat_template_beside(const char *tokenizer_path, char *source) {
+static char *chat_template_beside(const char *tokenizer_path, char *source, int may_be_odd) {
     path_beside(source, 4096, tokenizer_path, "chat_template.jinja");
     if (entry_exists(source)) {
         char *text = read_text_file(source);
@@ -99,7 +167,7 @@ static char *chat_template_beside(const char *tokenizer_path, char *source) {
     if (!entry_exists(source)) return NULL;
     cJSON *config = json_read_object(source, "a Hugging Face tokenizer_config.json");
     if (!config) user_error("cannot read %s: %s", source, strerror(errno));
-    const char *jinja = chat_template_in_config(config, source);
+    const char *jinja = chat_template_in_config(config, source, may_be_odd);
     char *text = jinja ? checked_strdup(jinja) : NULL;
     cJSON_Delete(config);
     return text;
@@ -109,11 +177,11 @@ static char *chat_template_beside(const char *tokenizer_path, char *source) {
  * one that the names of its special tokens belong to. */
 static inline const ChatTemplate *chat_template_find(const Tokenizer *t, const char *path) {
     char source[4096];
-    char *jinja = chat_template_beside(path, source);
+    char *jinja = chat_template_beside(path, source, 0);
     const ChatTemplate *form = jinja ? chat_template_of_jinja(jinja) : chat_template_of_tokens(t);
     if (jinja && !form)
-        user_error("%s has the chat template '%.*s…', which this program cannot render; expected that of Llama 3, of "
-                   "SmolLM2 or plain ChatML: use a directory with one of these, or remove it to use the template of "
+        user_error("%s has the chat template '%.*s…', which this program cannot render; expected that of Llama 3 to "
+                   "3.3, of SmolLM2 or plain ChatML: use a directory with one of these, or remove it to use the template of "
                    "the tokenizer's special tokens",
                    source, (int)min_i64(60, (int64_t)strcspn(jinja, "\r\n")), jinja);
     free(jinja);
@@ -135,6 +203,7 @@ typedef struct {
     int32_t *ids;  // (count) tokens
     uint8_t *mask; // (count) 1: a target, which the assistant says
     size_t count, ids_room, mask_room;
+    int turns;  // rendered so far
     char *text; // (text_room) what is encoded at once
     size_t text_room;
     pcre2_code *space; // matches one white-space character
@@ -219,15 +288,15 @@ static const char *chat_trim(const Chat *c, const char *content, size_t *len) {
 }
 
 /* The tokens before the content of a turn. If the role and the content are encoded as one text, the role is left for
- * chat_message: `head` (at least 32 bytes) receives what belongs in front of the content. */
-static void chat_header(Chat *c, const char *role, char *head, size_t head_size) {
+ * chat_message: `head` (HEAD_BYTES) receives what belongs in front of the content. */
+static void chat_header(Chat *c, const char *role, char *head) {
     const ChatTemplate *form = c->form;
     chat_special(c, form->open, 0);
     if (form->close) {
         chat_text(c, role, "", 0, 0);
         chat_special(c, form->close, 0);
     }
-    snprintf(head, head_size, "%s%s", form->close ? "" : role, form->before_content);
+    snprintf(head, HEAD_BYTES, "%s%s", form->close ? "" : role, form->before_content);
 }
 
 /* Ends a turn, after its content. */
@@ -236,28 +305,36 @@ static void chat_turn_end(Chat *c, int target) {
     if (*c->form->after_turn) chat_text(c, c->form->after_turn, "", 0, 0);
 }
 
-/* Adds a message. Its content (len) must be valid UTF-8; `role` is system, user or assistant. */
-static void chat_message(Chat *c, const char *role, const char *content, size_t len) {
-    int target = !strcmp(role, "assistant");
-    char head[32];
+/* Adds a message. Its content (len) must be valid UTF-8; `role` is system, user or assistant. `target`: the model is
+ * trained to say it. */
+static void chat_message(Chat *c, const char *role, const char *content, size_t len, int target) {
+    char head[HEAD_BYTES];
     if (c->form->trims) content = chat_trim(c, content, &len);
-    chat_header(c, role, head, sizeof head);
+    chat_header(c, role, head);
+    if (!c->turns++ && c->form->system_start && !strcmp(role, "system")) {
+        time_t now = time(NULL);
+        size_t used = strlen(head);
+        if (!strftime(head + used, sizeof head - used, c->form->system_start, localtime(&now)))
+            run_failure("the date in the system message of %s is too long", c->form->name);
+    }
     chat_text(c, head, content, len, target);
     chat_turn_end(c, target);
 }
 
 /* Starts a conversation whose first message is of `first_role`: what comes before that message. */
 static inline void chat_begin(Chat *c, const char *first_role) {
-    const char *system = c->form->system;
+    const char *system = c->form->system ? c->form->system : "";
     c->count = 0;
+    c->turns = 0;
     chat_special(c, c->form->begin, 0);
-    if (system && strcmp(first_role, "system")) chat_message(c, "system", system, strlen(system));
+    if ((c->form->system || c->form->system_start) && strcmp(first_role, "system"))
+        chat_message(c, "system", system, strlen(system), 0);
 }
 
 /* Adds what the assistant's answer follows (add_generation_prompt of apply_chat_template). */
 static inline void chat_generation_prompt(Chat *c) {
-    char head[32];
-    chat_header(c, "assistant", head, sizeof head);
+    char head[HEAD_BYTES];
+    chat_header(c, "assistant", head);
     chat_text(c, head, "", 0, 0);
 }
 

@@ -375,7 +375,7 @@ static void config_compare(const char *dir, const Llama3Config *mine, const char
     Llama3Config theirs = config_from_json(path);
     for (int i = 0; i < 2; i++) {
         FILE *f = text_stream_open(&text[i], &length);
-        config_write_json(i ? &theirs : mine, "float32", BASE_TRAINED, f);
+        config_write_json(i ? &theirs : mine, "float32", BASE_TRAINED, &no_model_ids, f);
         text_stream_close(f);
         line[i] = strtok_r(text[i], "\n", &state[i]);
     }
@@ -570,8 +570,10 @@ static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
 
 static void fill_from_files(void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first,
                             int64_t count) {
+    const StTensor *t = st_find((const StFiles *)files, tensor->name);
     (void)kind;
-    st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
+    st_read(t, out, first, count);
+    st_check_copy(t, out, first, count);
 }
 /* int8 blocks as the files hold them; 0 if the tensor is not int8 there. */
 static int blocks_from_files(void *files, int8_t *out, float *scales, const Tensor *tensor, int64_t first,

@@ -24,6 +24,7 @@ typedef struct CheckpointWriter {
     const Checkpoint *resume_from;   // the run resumed from it; dir "": a new run
     uint64_t base_fingerprint;       // of the frozen model beneath the adapters
     const TokenizerFiles *tokenizer; // the files that are written next to the weights
+    const char *base_model;          // of adapters: its path or name
     const TensorTable *whole;        // all tensors of the model, in the order of the files
     TensorTable *parts;              // (pp, tp) the tables of the ranks that have different parts of the model
     float *gathered; // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
@@ -524,8 +525,9 @@ static void write_companions(CheckpointWriter *w, Companions *c) {
     memset(c, 0, sizeof *c);
     CompanionFile *file = companion_add(c, adapters ? "adapter_config.json" : "config.json");
     FILE *f = text_stream_open(&file->text, &file->length);
-    if (adapters) adapters_config_write(w->fsdp->config, f);
-    else config_write_json(w->fsdp->config, torch_dtype_names[w->files->dtype], w->files->base, f);
+    const ModelIds *ids = w->tokenizer ? &w->tokenizer->ids : &no_model_ids;
+    if (adapters) adapters_config_write(w->fsdp->config, w->base_model, f);
+    else config_write_json(w->fsdp->config, torch_dtype_names[w->files->dtype], w->files->base, ids, f);
     text_stream_close(f);
     for (int i = 0; i < w->files->num_files; i += w->files->files[i].parts) {
         const OutputFile *first = &w->files->files[i];

@@ -7,6 +7,7 @@
 #define CONFIG_JSON_H
 #include "../lib/json.h"
 #include "../llama3.h"
+#include "model_ids.h" // defines: ModelIds, model_ids_write
 #include <sys/stat.h>
 
 /* Refuses a key that is present and is not `wanted`, which is a string or "false". */
@@ -18,27 +19,35 @@ static void json_refuse_unless(const cJSON *json, const char *path, const char *
     user_error("%s: \"%s\" is %s; this program trains Llama 3, where it is %s", path, key, given ? given : "?", wanted);
 }
 
-/* RoPE's settings are "rope_theta" and "rope_scaling", or since transformers 5 "rope_parameters". */
+/* "rope_type", or its former name "type"; "default" if there is neither. */
+static const char *rope_type(const cJSON *rope, const char *path) {
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(rope, "rope_type");
+    if (!type || cJSON_IsNull(type)) type = cJSON_GetObjectItemCaseSensitive(rope, "type");
+    if (!type || cJSON_IsNull(type)) return "default";
+    if (!cJSON_IsString(type)) user_error("%s: \"rope_type\" must be a text, \"llama3\" or \"default\"", path);
+    return type->valuestring;
+}
+
+/* RoPE's settings, as transformers takes them: "rope_scaling", unless it is empty, replaces "rope_parameters" whole.
+ * What the object does not say is taken from the file's top level. */
 static void config_read_rope(Llama3Config *c, const cJSON *json, const char *path) {
-    const cJSON *newer = json_object(json, path, "rope_parameters");
-    const cJSON *scaling = newer ? newer : json_object(json, path, "rope_scaling");
-    c->rope_theta = json_number(json, path, "rope_theta", 10000, 1, 1e12);
+    const cJSON *scaling = json_object(json, path, "rope_scaling");
+    const cJSON *rope = scaling && scaling->child ? scaling : json_object(json, path, "rope_parameters");
+    const char *type = rope_type(rope, path), *original = "original_max_position_embeddings";
+    double theta = json_number(json, path, "rope_theta", 10000, 1, 1e12);
+    c->rope_theta = json_number(rope, path, "rope_theta", theta, 1, 1e12);
     c->rope_factor = 1;
     c->rope_low = 1;
     c->rope_high = 4;
     c->rope_original = 8192;
-    if (!scaling) return;
-    c->rope_theta = json_number(scaling, path, "rope_theta", c->rope_theta, 1, 1e12);
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
-    if (!type) type = cJSON_GetObjectItemCaseSensitive(scaling, "type");
-    const char *name = cJSON_IsString(type) ? type->valuestring : "?";
-    if (!strcmp(name, "default")) return;
-    if (strcmp(name, "llama3"))
-        user_error("%s: rope scaling \"%s\" is not supported; expected \"llama3\" or \"default\"", path, name);
-    c->rope_factor = json_number(scaling, path, "factor", NAN, 1, 1e6);
-    c->rope_low = json_number(scaling, path, "low_freq_factor", NAN, 1e-6, 1e6);
-    c->rope_high = json_number(scaling, path, "high_freq_factor", NAN, 1e-6, 1e6);
-    c->rope_original = json_integer(scaling, path, "original_max_position_embeddings", NAN, 1, 1 << 30);
+    if (!strcmp(type, "default")) return;
+    if (strcmp(type, "llama3"))
+        user_error("%s: rope scaling \"%s\" is not supported; expected \"llama3\" or \"default\"", path, type);
+    c->rope_factor = json_number(rope, path, "factor", NAN, 1, 1e6);
+    c->rope_low = json_number(rope, path, "low_freq_factor", NAN, 1e-6, 1e6);
+    c->rope_high = json_number(rope, path, "high_freq_factor", NAN, 1e-6, 1e6);
+    int inside = json_integer(rope, path, original, c->max_positions ? c->max_positions : NAN, 1, 1 << 30);
+    c->rope_original = json_integer(json, path, original, inside, 1, 1 << 30);
     if (c->rope_high <= c->rope_low)
         user_error("%s: high_freq_factor %g must be above low_freq_factor %g", path, c->rope_high, c->rope_low);
 }
@@ -65,6 +74,15 @@ static BaseKind config_read_base(const cJSON *json, const char *path) {
 /* The longest default of --seq. 4,096 tokens of a model of a billion parameters take 4e13 FLOPs, minutes on a CPU. */
 enum { DEFAULT_POSITIONS = CUDA_BUILD ? 4096 : 256 };
 
+/* transformers reads the weights from the file that this key names. */
+static void config_refuse_weights_name(const cJSON *json, const char *path) {
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "transformers_weights");
+    if (!name || cJSON_IsNull(name) || (cJSON_IsString(name) && !strcmp(name->valuestring, "model.safetensors"))) return;
+    user_error("%s: \"transformers_weights\" is %s; this program reads weights from model.safetensors or the files of "
+               "its index: rename the file, and remove the key",
+               path, cJSON_IsString(name) ? name->valuestring : "no text");
+}
+
 static Llama3Config config_from_json(const char *path) {
     cJSON *json = json_read_object(path, "a Hugging Face config.json");
     if (!json)
@@ -74,6 +92,7 @@ static Llama3Config config_from_json(const char *path) {
     json_refuse_unless(json, path, "hidden_act", "silu");
     json_refuse_unless(json, path, "attention_bias", "false");
     json_refuse_unless(json, path, "mlp_bias", "false");
+    config_refuse_weights_name(json, path);
     Llama3Config c = ZERO;
     c.name = "config.json";
     c.C = json_integer(json, path, "hidden_size", NAN, 1, 1 << 20);
@@ -118,7 +137,7 @@ static Llama3Config config_load(const char *model) {
 }
 
 /* The config.json that transformers reads. `base`: which of the exported weights are int8. */
-static void config_write_json(const Llama3Config *c, const char *dtype, BaseKind base, FILE *f) {
+static void config_write_json(const Llama3Config *c, const char *dtype, BaseKind base, const ModelIds *ids, FILE *f) {
     fprintf(f, "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n");
     fprintf(f, "  \"hidden_act\": \"silu\",\n  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     fprintf(f, "  \"hidden_size\": %d,\n  \"num_hidden_layers\": %d,\n", c->C, c->L);
@@ -132,6 +151,7 @@ static void config_write_json(const Llama3Config *c, const char *dtype, BaseKind
                 "  \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": %.17g, \"low_freq_factor\": %.17g, "
                 "\"high_freq_factor\": %.17g, \"original_max_position_embeddings\": %d},\n",
                 c->rope_factor, c->rope_low, c->rope_high, c->rope_original);
+    model_ids_write(ids, f);
     if (base > BASE_FROZEN)
         fprintf(f, "  \"quantization_config\": {\"method\": \"%s\", \"all_tensors\": %s},\n", quantization_method,
                 base == BASE_INT8_ALL ? "true" : "false");

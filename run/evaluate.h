@@ -77,7 +77,7 @@ static void print_evaluation(Trainer *trainer) {
                    j->opt.model, j->opt.eval, e.loss);
     if (trainer->parallel.rank) return;
     cJSON *line = cJSON_CreateObject();
-    cJSON_AddStringToObject(line, "file", j->opt.eval);
+    json_add_name(line, "file", j->opt.eval);
     json_add_integer(line, "tokens", e.targets);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", e.loss));
     cJSON_AddItemToObject(line, "perplexity", json_real("%.9g", exp(fmin(e.loss, 709)))); // JSON has no infinity

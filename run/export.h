@@ -94,17 +94,18 @@ static void remove_unfinished_exports(const char *path, const char *parent) {
 }
 
 /* Refuses a GGUF file that cannot be created. */
-static void export_check_gguf(const char *path) {
+static void export_check_gguf(const char *path, int may_repeat) {
     for (const char *c = export_name(path); *c; c++)
         if ((uint8_t)*c < ' ')
             user_error(
                 "--export: the GGUF file's name has a control character, which its Modelfile cannot hold: choose "
                 "another name");
-    if (entry_exists(path)) user_error("--export %s exists already: choose another name, or remove it first", path);
+    if (entry_exists(path) && !may_repeat) user_error("--export %s exists already: choose another name, or remove it first", path);
 }
 
-/* Refuses an unusable path before training starts, so that its result is not lost. */
-static void export_check(const char *dir) {
+/* Refuses an unusable path before training starts, so that its result is not lost. `may_repeat`: nothing is left to train,
+ * so that the path may hold the same model already, which model_export finds out. */
+static void export_check(const char *dir, int may_repeat) {
     char path[4096], parent[4096], name[300];
     struct stat info, above;
     export_path(path, sizeof path, dir);
@@ -117,19 +118,57 @@ static void export_check(const char *dir) {
                    parent, dir, strerror(errno), dir);
     remove_unfinished_exports(path, parent);
     if (is_gguf(dir)) {
-        export_check_gguf(path);
+        export_check_gguf(path, may_repeat);
         return;
     }
     if (lstat(path, &info)) return;
     if (!S_ISDIR(info.st_mode))
         user_error("--export %s exists already and is not a directory: choose another name", dir);
-    if (has_entries(path, name))
+    if (has_entries(path, name) && !may_repeat)
         user_error("%s/%s exists already: give a new or an empty directory to --export, or remove what is in this one",
                    dir, name);
     if (stat(parent, &above) || info.st_dev != above.st_dev)
         user_error("--export %s is the root of a file system, which cannot be replaced by the complete model: give a "
                    "new directory in it, %s/model for example",
                    dir, dir);
+}
+
+static int files_are_equal(const char *a, const char *b) {
+    enum { BLOCK = 1 << 20 };
+    FILE *f = fopen(a, "rb"), *g = fopen(b, "rb");
+    char *block = (char *)checked_malloc(2 * BLOCK);
+    int equal = f && g;
+    for (size_t n = 1, m; equal && n; equal = n == m && !memcmp(block, block + BLOCK, n)) {
+        n = fread(block, 1, BLOCK, f);
+        m = fread(block + BLOCK, 1, BLOCK, g);
+    }
+    free(block);
+    if (f) fclose(f);
+    if (g) fclose(g);
+    return equal;
+}
+
+/* Does `path` hold the files in w->dir already? If it has others instead, that is an error. */
+static int is_exported_already(const CheckpointWriter *w, const char *path) {
+    char from[4096 + 600], to[4096 + 600], name[300];
+    struct stat info;
+    if (lstat(path, &info) || (S_ISDIR(info.st_mode) && !has_entries(path, name))) return 0;
+    int is_file = !S_ISDIR(info.st_mode), equal = 1;
+    DIR *d = opendir(w->dir);
+    for (struct dirent *item = d ? readdir(d) : NULL; item && equal; item = readdir(d)) {
+        if (item->d_name[0] == '.') continue;
+        snprintf(name, sizeof name, "%s", item->d_name);
+        snprintf(from, sizeof from, "%s/%s", w->dir, name);
+        snprintf(to, sizeof to, "%s%s%s", path, is_file ? "" : "/", is_file ? "" : name);
+        equal = files_are_equal(from, to);
+    }
+    if (d) closedir(d);
+    remove_directory(w->dir);
+    if (!equal)
+        user_error("--export %s exists already and is another model (%s differs): choose another name, or remove it first",
+                   w->opt->export_dir, is_file ? "it" : name);
+    printf("%s holds this model already\n", path);
+    return 1;
 }
 
 /* Gives a complete file its name, unless there is one with that name already. Returns 0 or errno. */
@@ -182,14 +221,14 @@ static void model_export(CheckpointWriter *w) {
     write_start(w, &w->exported);
     write_finish(w);
     if (comm->rank == 0 && is_gguf(dir)) {
-        export_publish_gguf(w, path, parent);
+        if (!is_exported_already(w, path)) export_publish_gguf(w, path, parent);
         unlock_directory(w);
     } else if (comm->rank == 0) {
         Companions companions;
         write_companions(w, &companions);
         companions_free(&companions);
         sync_directory(w->dir);
-        if (rename(w->dir, path)) // replaces an empty directory, and nothing else
+        if (!is_exported_already(w, path) && rename(w->dir, path)) // replaces an empty directory, and nothing else
             user_error("cannot rename %s, which holds the complete model, to --export %s: %s; rename it yourself",
                        w->dir, dir, strerror(errno));
         sync_directory(parent);

@@ -65,14 +65,21 @@ static void heap_sift(Candidate *heap, int count, int i) {
     }
 }
 
+/* Are all logits finite numbers? */
+static int logits_are_finite(const float *logits /* (V) */, int V) {
+    vfloat zero = vsplat(0);
+    for (int v = 0; v < V; v += VL) zero += load_fill(logits + v, V - v, 0) * vsplat(0); // else NaN
+    return vsum(zero) == 0;
+}
+
 /* The first of the largest logits. */
 static int32_t likeliest_token(const float *logits /* (V) */, int V) {
     vfloat largest = vsplat(-INFINITY);
     for (int v = 0; v < V; v += VL) largest = vmax(load_fill(logits + v, V - v, -INFINITY), largest);
     float max = vmax_lane(largest);
-    for (int32_t v = 0; v < V; v++)
-        if (logits[v] == max) return v;
-    return 0; // all are NaN
+    int32_t v = 0;
+    while (v < V - 1 && logits[v] != max) v++;
+    return v;
 }
 
 /* exp((logit - largest) / temperature) of VL tokens; 0 beyond the vocabulary. */
@@ -80,19 +87,20 @@ static inline vfloat probabilities_at(const float *logits, int v, int V, float l
     return vexp((load_fill(logits + v, V - v, -INFINITY) - largest) / temperature);
 }
 
-/* Samples with temperature from the nucleus: the fewest most probable tokens with a total probability of at least top_p
- * (Holtzman et al. 2020). Temperature 0 takes the most probable token, and so does one that is less than the smallest
+/* Samples with temperature from the nucleus of the top_k most probable tokens: the fewest of these with at least top_p of
+ * their total probability (Holtzman et al. 2020). Temperature 0 takes the most probable token, and so does one that is less than the smallest
  * normal fp32 number, by which one cannot divide. `u` is uniform in [0, 1). */
-static int32_t sample_token(const float *logits /* (V) */, int V, double temperature, double top_p, double u,
+static int32_t sample_token(const float *logits /* (V) */, int V, const Sampling *s, double u,
                             Candidate *scratch /* (V) */) {
     int32_t likeliest = likeliest_token(logits, V);
-    float divisor = (float)temperature, largest = logits[likeliest];
+    double top_p = s->top_p;
+    float divisor = (float)s->temperature, largest = logits[likeliest];
     if (divisor < FLT_MIN) return likeliest;
     vfloat total = vsplat(0);
     for (int v = 0; v < V; v += VL) total += probabilities_at(logits, v, V, largest, divisor);
     double sum = vsum(total), nucleus = 0;
     // All tokens below this bound together have less than 1 - top_p, even if they are V: none is in the nucleus.
-    float least = (float)((1 - top_p) * sum / V * 0.5);
+    float least = s->top_k ? 0 : (float)((1 - top_p) * sum / V * 0.5);
     int count = 0, taken = 0;
     for (int v = 0; v < V; v += VL) {
         vfloat p = probabilities_at(logits, v, V, largest, divisor);
@@ -103,7 +111,8 @@ static int32_t sample_token(const float *logits /* (V) */, int V, double tempera
         }
     }
     for (int i = count / 2 - 1; i >= 0; i--) heap_sift(scratch, count, i);
-    while (taken < count && (taken == 0 || nucleus < top_p * sum)) { // moves the top behind the heap
+    int most = s->top_k ? (int)min_i64(s->top_k, count) : count;
+    while (taken < most && (taken == 0 || s->top_k || nucleus < top_p * sum)) { // moves the top behind the heap
         Candidate top = scratch[0];
         nucleus += top.p;
         taken++;
@@ -111,6 +120,8 @@ static int32_t sample_token(const float *logits /* (V) */, int V, double tempera
         scratch[count - taken] = top;
         heap_sift(scratch, count - taken, 0);
     }
+    for (double all = nucleus; taken > 1 && s->top_k && nucleus - scratch[count - taken].p >= top_p * all; taken--)
+        nucleus -= scratch[count - taken].p;
     for (int i = 1; i <= taken; i++) {
         u -= scratch[count - i].p / nucleus;
         if (u < 0) return scratch[count - i].id;
@@ -147,34 +158,63 @@ static void generator_dry_run(Trainer *trainer, int longest_input, int past) {
 }
 
 /* The id of token `number` of an answer. */
-static int32_t next_token(Generator *g, const float *logits, int64_t number) {
-    const Options *o = &g->trainer->job->opt;
-    double u = uniform_of_seed((uint64_t)o->seed, number);
-    return sample_token(logits, g->trainer->model.config.V, o->temperature, o->top_p, u, g->scratch);
+static int32_t next_token(Generator *g, const Sampling *s, const float *logits, int64_t number) {
+    const Job *j = g->trainer->job;
+    int V = g->trainer->model.config.V;
+    if (!logits_are_finite(logits, V))
+        user_error("the logits of token %" PRId64 " are not finite numbers: check that the weights of %s are those of "
+                   "this model",
+                   number + 1, j->opt.model);
+    return sample_token(logits, V, s, uniform_of_seed(s->seed, number), g->scratch);
 }
 
-/* Prints the prompt and its continuation. */
+/* Prints the answer to a request, `ids` (count), as a line of JSON. Its text is without special tokens. */
+static void print_answer(const Prompt *prompt, const Tokenizer *t, const int32_t *ids, int count) {
+    cJSON *line = cJSON_CreateObject();
+    char *text;
+    size_t length;
+    FILE *f = text_stream_open(&text, &length);
+    TextOutput out = {f, 1, 0, {0}, 0};
+    for (int i = 0; i < count; i++)
+        if (!is_special_token(t, ids[i])) text_output_token(&out, t, ids[i]);
+    text_output_end(&out);
+    text_stream_close(f);
+    if (prompt->name) cJSON_AddRawToObject(line, "id", prompt->name);
+    cJSON_AddStringToObject(line, "text", text);
+    cJSON_AddItemToObject(line, "ids", cJSON_CreateIntArray(ids, count));
+    json_write_line(stdout, line);
+    free(text);
+}
+
+/* Prints the prompt and its continuation, or the answer to a request. */
 static void continue_prompt(Generator *g, const Prompt *prompt) {
     Trainer *trainer = g->trainer;
     const Job *j = trainer->job;
-    int prints = trainer->parallel.rank == 0, count = (int)prompt->length;
+    int is_first = trainer->parallel.rank == 0, prints = is_first && !prompt->is_request, count = 0;
+    int32_t *ids = new_array(int32_t, prompt->max_tokens);
     TextOutput out = text_output_open();
-    for (int i = 0; i < count && prints; i++) text_output_token(&out, j->tokenizer, prompt->ids[i]);
+    for (int i = prompt->unprinted; i < (int)prompt->length && prints; i++)
+        text_output_token(&out, j->tokenizer, prompt->ids[i]);
     if (prints) flush_results();
-    const float *logits = next_token_logits(trainer, prompt->ids, count, 0);
-    for (int i = 0; i < j->opt.max_tokens; i++) {
-        int32_t id = id_of_rank_0(trainer, next_token(g, logits, i));
+    const float *logits = next_token_logits(trainer, prompt->ids, (int)prompt->length, 0);
+    while (count < prompt->max_tokens) {
+        int32_t id = id_of_rank_0(trainer, next_token(g, &prompt->sampling, logits, count));
         if (is_stop_token(&j->stop_tokens, j->tokenizer, id)) break;
+        ids[count++] = id;
         if (prints) {
             text_output_token(&out, j->tokenizer, id);
             flush_results();
         }
-        if (i + 1 < j->opt.max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
+        if (count < prompt->max_tokens)
+            logits = next_token_logits(trainer, &id, 1, (int)prompt->length + count - 1);
     }
-    if (!prints) return;
-    text_output_end(&out);
-    printf("\n");
-    flush_results();
+    if (is_first && prompt->is_request) print_answer(prompt, j->tokenizer, ids, count);
+    if (prints) {
+        text_output_end(&out);
+        printf("\n");
+    }
+    if (is_first) flush_results();
+    free(ids);
 }
 
 /* Continues the prompts of --generate and --prompts, one after the other. An empty line separates their texts. */
@@ -186,7 +226,7 @@ static void generate(Trainer *trainer) {
     }
     Generator g = generator_open(trainer);
     for (int i = 0; i < prompts->count; i++) {
-        if (i && trainer->parallel.rank == 0) printf("\n");
+        if (i && trainer->parallel.rank == 0 && !prompts->list[i].is_request) printf("\n");
         continue_prompt(&g, &prompts->list[i]);
     }
     free(g.scratch);

@@ -76,7 +76,9 @@ static void gguf_add_token(GgufMetadata *m, const char *key, int32_t id) {
 static void gguf_add_model(GgufMetadata *m, const Llama3Config *c, StDtype dtype, const char *name) {
     gguf_add_string(m, "general.architecture", "llama");
     gguf_add_string(m, "general.type", "model");
-    gguf_add_string(m, "general.name", name);
+    char *valid = valid_utf8(name);
+    gguf_add_string(m, "general.name", valid);
+    free(valid);
     gguf_add_u32(m, "general.file_type", gguf_file_types[dtype]);
     gguf_add_u32(m, "general.quantization_version", 2);
     gguf_add_u32(m, "general.alignment", GGUF_ALIGN);
@@ -143,7 +145,9 @@ static void gguf_add_vocabulary(GgufMetadata *m, const Tokenizer *t, int V, cons
 
 /* Makes the metadata of the tokenizer, once for all ranks of a process; the caller frees m->text. V: rows of the
  * embedding. */
-static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, const char *chat_template) {
+static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, const TokenizerFiles *files) {
+    const char *chat_template = files->chat_template;
+    int32_t turn_end = files->form ? tokenizer_special(t, files->form->end) : NO_TOKEN;
     uint16_t characters[256];
     Merges merges = tokenizer_merges(t);
     const char *split = gguf_split_name(t, &merges);
@@ -163,9 +167,9 @@ static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, cons
     }
     gguf_add_token(m, "tokenizer.ggml.bos_token_id", t->bos);
     gguf_add_token(m, "tokenizer.ggml.eos_token_id", t->eos);
-    gguf_add_token(m, "tokenizer.ggml.eot_token_id", t->eot);
+    gguf_add_token(m, "tokenizer.ggml.eot_token_id", turn_end != NO_TOKEN ? turn_end : t->eot);
     gguf_key(m, "tokenizer.ggml.add_bos_token", GGUF_BOOL);
-    fputc(t->adds_bos, m->f);
+    fputc(t->front != NO_TOKEN, m->f);
     if (chat_template) gguf_add_string(m, "tokenizer.chat_template", chat_template);
     gguf_metadata_end(m);
     free(merges.list);
@@ -273,26 +277,25 @@ static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const
 // ---------------------------------------------------------------------------
 // ollama's Modelfile
 
-/* `file`: the GGUF file's name. A chat template that this program does not know is left to ollama, which finds it in
- * the GGUF file; without one, ollama passes the prompt on as it is. */
+/* `file`: the GGUF file's name. A chat template that this program does not know, or that writes the date, is left to
+ * ollama, which finds it in the GGUF file; without one, ollama passes the prompt on as it is. */
 static char *modelfile_text(const char *file, const TokenizerFiles *tokenizer, size_t *length) {
-    const char *chat_template = tokenizer->chat_template;
     char *text;
-    const ChatTemplate *form = chat_template ? chat_template_of_jinja(chat_template) : NULL;
+    const ChatTemplate *form = tokenizer->form;
     FILE *f = text_stream_open(&text, length);
     fprintf(f, "# for ollama: ollama create NAME -f THIS_FILE\nFROM ./%s\n", file);
-    if (form) {
+    if (form && !form->system_start) {
         const char *close = form->close ? form->close : "";
-        const char *begin = form->begin && !tokenizer->adds_bos ? form->begin : ""; // otherwise ollama adds it
+        const char *begin = form->begin && !tokenizer->adds_front ? form->begin : ""; // otherwise ollama adds it
         fprintf(f, "TEMPLATE \"\"\"%s{{ range .Messages }}%s{{ .Role }}%s%s", begin, form->open, close,
                 form->before_content);
         fprintf(f, "{{ .Content }}%s%s{{ end }}", form->end, form->after_turn);
         fprintf(f, "%sassistant%s%s\"\"\"\n", form->open, close, form->before_content);
         if (form->system) fprintf(f, "SYSTEM \"\"\"%s\"\"\"\n", form->system);
-        fprintf(f, "PARAMETER stop \"%s\"\n", form->end);
-    } else if (!chat_template) {
+    } else if (!tokenizer->chat_template) {
         fprintf(f, "TEMPLATE \"{{ .Prompt }}\"\n");
     }
+    if (form) fprintf(f, "PARAMETER stop \"%s\"\n", form->end);
     text_stream_close(f);
     return text;
 }

@@ -39,11 +39,14 @@ typedef struct Job {
     Mesh mesh;
     Dataset data, val; // num_files 0: none
     StFiles weights, adapters;
+    char *base_model;                     // of adapters: its path or name
+    double dropout;                       // that PEFT trained the loaded adapters with
     BaseKind stored_base;                 // which weights of the model's files are int8
     uint64_t base_fingerprint;            // identifies the frozen model that adapters are trained for
     Checkpoint resume_from;               // dir "": a new run, or a later stage of a run
     int out_lock;                         // descriptor of the lock on --out
     int has_weights;                      // there are files of weights to start from
+    int threads_of_environment;           // OMP_NUM_THREADS; 0: not set, or --threads is given
     int threads_per_rank, cores_per_rank; // compute threads; cores of this host for each of its ranks
     int local_rank, local_ranks;          // this process among those of its host; ranks on this host
     double available_memory;              // bytes free on a rank's device before any rank allocates
@@ -265,7 +268,11 @@ static void job_find_tokenizer(Job *j) {
         return;
     }
     data_list_parse(&list, data ? data : "");
-    int is_found = data && job_tokenizer_beside(j, list.entries[0].pattern);
+    char **paths = NULL;
+    int count = data ? pattern_expand(list.entries[0].pattern, &paths) : 0;
+    int is_found = count && job_tokenizer_beside(j, paths[0]);
+    for (int i = 0; i < count; i++) free(paths[i]);
+    free(paths);
     data_list_close(&list);
     if (is_found) return;
     snprintf(in_model, sizeof in_model, "%s/", o->model);
@@ -293,20 +300,23 @@ static int is_one_of(const uint8_t wanted[32], const uint8_t known[MOST_FINGERPR
     return 0;
 }
 
-/* The dataset's files must carry the fingerprint of this tokenizer, or of the same vocabulary in another format. */
+/* The dataset's files must carry the fingerprint of this tokenizer, or of the same vocabulary in another format, unless
+ * they do not say which tokenizer they were made with. */
 static void check_tokenizer_of(Job *j, const Dataset *d) {
     uint8_t known[MOST_FINGERPRINTS][32];
     int count = 1;
     if (!j->tokenizer_text || !d->num_files) return;
     sha256(j->tokenizer_text, j->tokenizer_length, known[0]);
     for (int i = 0; i < d->num_files; i++) {
-        const uint8_t *wanted = d->files[i].header.tokenizer;
-        if (is_one_of(wanted, known, count)) continue;
+        const TokenFileHeader *h = &d->files[i].header;
+        int more = (int)h->num_fingerprints;
+        if (token_file_lacks_tokenizer(&d->files[i]) || is_one_of(h->tokenizer, known, count)) continue;
+        if (is_one_of(known[0], h->fingerprints, more)) continue;
         if (count == 1 && job_tokenizer_is_known(j)) {
             job_open_tokenizer(j);
             count = tokenizer_fingerprints(j->tokenizer, known);
         }
-        if (!is_one_of(wanted, known, count))
+        if (!is_one_of(h->tokenizer, known, count))
             user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer (of "
                        "two files with the same vocabulary, the one that was used), or tokenize the text again",
                        d->files[i].path, j->tokenizer_path);
@@ -322,24 +332,58 @@ static void check_packed(const Job *j, const Dataset *d) {
                        d->files[i].path);
 }
 
-/* The tokens of texts must be in the model's vocabulary. */
-static void job_check_vocabulary(const Job *j) {
-    if (j->tokenizer->vocab_size > j->config.V)
-        user_error("%s has %d tokens, but the model's vocabulary has %d: give the model's own tokenizer with "
-                   "--tokenizer FILE",
-                   j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
+/* The tokens of texts must be in the model's vocabulary. Special tokens behind it, such as one for padding that was
+ * added later, are in no text; a GGUF file cannot have them. */
+static void job_check_vocabulary(const Job *j, int may_exceed) {
+    const Tokenizer *t = j->tokenizer;
+    int32_t V = j->config.V, beyond = t->vocab_size - 1;
+    while (may_exceed && beyond >= V && is_special_token(t, beyond)) beyond--;
+    int is_used = t->front >= V || t->eos >= V;
+    if (beyond >= V || is_used)
+        user_error("%s has %d tokens, but the model's vocabulary has %d, without %.*s: give the model's own tokenizer "
+                   "with --tokenizer FILE, or remove the token from it",
+                   j->tokenizer_path, t->vocab_size, V, (int)token_length(t, t->vocab_size - 1),
+                   t->bytes + t->start[t->vocab_size - 1]);
 }
 
 /* Reads the tokenizer that `option` needs. */
 static void job_read_tokenizer(Job *j, const char *option) {
     const Options *o = &j->opt;
+    int writes_gguf = !strcmp(option, "--export FILE.gguf");
     const char *data = o->data ? o->data : o->eval;
     if (!j->tokenizer_path[0])
         user_error("%s needs a tokenizer, and there is no tokenizer.model or tokenizer.json next to %s: give one with "
                    "--tokenizer FILE",
                    option, data ? data : o->model);
     job_open_tokenizer(j);
-    job_check_vocabulary(j);
+    job_check_vocabulary(j, !writes_gguf);
+}
+
+/* --doc-mask: how files of version 1, which do not say it themselves, end their documents. Conversations that end with
+ * the token that also ends each message cannot be told apart: the answer would not see its question. */
+static void job_document_ends(Job *j) {
+    const Dataset *sets[] = {&j->data, &j->val};
+    const TokenFile *first = NULL, *masked = NULL;
+    char source[4096];
+    for (int s = 0; s < 2; s++)
+        for (int i = 0; i < sets[s]->num_files; i++) {
+            const TokenFile *f = &sets[s]->files[i];
+            if (f->header.version > 1) continue;
+            if (!first) first = f;
+            if (f->header.flags & TOKEN_FILE_MASKED) masked = f;
+        }
+    if (!first) return;
+    job_read_tokenizer(j, "--doc-mask");
+    const Tokenizer *t = j->tokenizer;
+    char *jinja = chat_template_beside(j->tokenizer_path, source, 1);
+    const ChatTemplate *form = jinja ? chat_template_of_jinja(jinja) : chat_template_of_tokens(t);
+    if (masked && form && tokenizer_special(t, form->end) == t->eos)
+        user_error("--doc-mask: %s is a token file of version 1, and in its tokenizer %s %s ends each message as well as "
+                   "the conversation, so that an answer would not see its question: make the file again with "
+                   "build/data/chat",
+                   masked->path, j->tokenizer_path, form->end);
+    free(jinja);
+    j->data.document_end = j->val.document_end = t->eos;
 }
 
 static int job_exports(const Job *j) { return j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT); }
@@ -350,19 +394,18 @@ static void job_tokenizer_files(Job *j) {
     const char *model = j->opt.model;
     int writes_gguf = job_exports(j) && is_gguf(j->opt.export_dir);
     if (writes_gguf) job_read_tokenizer(j, "--export FILE.gguf");
-    if (!j->tokenizer_text || !job_saves(j)) return;
+    if (!job_saves(j)) return;
     if (job_tokenizer_is_known(j)) job_open_tokenizer(j);
     tokenizer_files_open(&j->tokenizer_files, j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, j->tokenizer,
                          preset_find(model) ? NULL : model, j->config.max_positions);
     if (!writes_gguf) return;
-    tokenizer_files_find_template(&j->tokenizer_files, j->tokenizer_path, j->tokenizer);
-    gguf_tokenizer_open(&j->gguf_tokenizer, j->tokenizer, j->config.V, j->tokenizer_files.chat_template);
+    gguf_tokenizer_open(&j->gguf_tokenizer, j->tokenizer, j->config.V, &j->tokenizer_files);
 }
 
 /* Rank 0 says when the tokenizer was only copied. */
 static void job_note_tokenizer(const Job *j) {
     char what[UNSUPPORTED_BYTES];
-    if (!j->tokenizer_files.count) return;
+    if (!j->tokenizer_files.count || !j->tokenizer_text) return;
     if (!j->tokenizer) {
         tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
         fprintf(stderr, "note: the tokenizer %s %s; it is copied as it is\n", j->tokenizer_path, what);
@@ -394,7 +437,7 @@ static void job_requests(Job *j) {
     int cp = j->mesh.size[AXIS_CP], trains = j->task == DO_TRAIN, whole = 2 * SCORE_LENGTHS * cp;
     if (!path) return;
     if (o->tokenizer || job_tokenizer_is_known(j)) job_open_tokenizer(j); // requests may hold ids alone
-    if (j->tokenizer) job_check_vocabulary(j);
+    if (j->tokenizer) job_check_vocabulary(j, 1);
     requests_read(&j->requests, path, o->choices != NULL, j->tokenizer, j->config.V);
     if (!trains && !option_given(o, "seq")) {
         int64_t default_tokens = (int64_t)o->batch * o->seq, longest = requests_longest(&j->requests);
@@ -405,15 +448,26 @@ static void job_requests(Job *j) {
     requests_make_batches(&j->requests, o->batch, o->seq, cp > 1);
 }
 
-static void job_stop_tokens(Job *j) {
-    stop_tokens_read(&j->stop_tokens, j->opt.model, "config.json");
-    stop_tokens_read(&j->stop_tokens, j->opt.model, "generation_config.json");
+/* Where generated text ends, apart from the tokenizer's ends; `form`: and where an answer in a chat does. */
+static void job_stop_tokens(Job *j, const ChatTemplate *form) {
+    j->stop_tokens = model_ids_read(preset_find(j->opt.model) ? NULL : j->opt.model).eos;
+    if (form) stop_token_add(&j->stop_tokens, tokenizer_special(j->tokenizer, form->end));
+}
+
+/* How answers are sampled, unless a request says it. */
+static void job_sampling(Job *j) {
+    const Options *o = &j->opt;
+    const Sampling s = {o->temperature, o->top_p, 0, (uint64_t)o->seed};
+    j->prompts.defaults.sampling = s;
+    j->prompts.defaults.max_tokens = o->max_tokens;
+    j->prompts.vocab_size = j->config.V;
 }
 
 /* Encodes the prompts. The buffers of generation are sized for one sequence of the longest one's length. */
 static void job_prompts(Job *j) {
     Options *o = &j->opt;
     job_read_tokenizer(j, option_given(o, "generate") ? "--generate" : "--prompts");
+    job_sampling(j);
     if (o->generate && (o->generate[0] || !o->prompts))
         prompts_add(&j->prompts, j->tokenizer, o->generate, strlen(o->generate), 0);
     if (o->prompts) prompts_read(&j->prompts, j->tokenizer, o->prompts);
@@ -423,13 +477,13 @@ static void job_prompts(Job *j) {
         const Prompt *p = &j->prompts.list[i];
         char line[32] = "";
         if (p->line) snprintf(line, sizeof line, " (line %d)", p->line);
-        if ((int64_t)p->length + o->max_tokens > j->config.max_positions)
+        if ((int64_t)p->length + p->max_tokens > j->config.max_positions)
             user_error("the prompt's%s %zu tokens and --max-tokens %d exceed the model's %d positions: shorten the "
                        "prompt, or use a smaller --max-tokens",
-                       line, p->length, o->max_tokens, j->config.max_positions);
+                       line, p->length, p->max_tokens, j->config.max_positions);
     }
-    j->cached_positions = j->prompts.longest + o->max_tokens;
-    job_stop_tokens(j);
+    j->cached_positions = j->prompts.most;
+    job_stop_tokens(j, NULL);
 }
 
 enum {
@@ -437,15 +491,28 @@ enum {
     CHAT_POSITIONS = 4096   // of a conversation, unless --seq or the model has another number
 };
 
+/* The special tokens of the chat template must be in the model's vocabulary. */
+static void job_check_template(const Job *j) {
+    const ChatTemplate *form = j->chat_template;
+    const char *const names[] = {form->begin, form->open, form->close, form->end};
+    for (int i = 0; i < 4; i++)
+        if (names[i] && tokenizer_special(j->tokenizer, names[i]) >= j->config.V)
+            user_error("the chat template needs %s, which is token %d of %s, but the model's vocabulary has %d: give the "
+                       "model's own tokenizer with --tokenizer FILE",
+                       names[i], tokenizer_special(j->tokenizer, names[i]), j->tokenizer_path, j->config.V);
+}
+
 /* A conversation of up to --seq tokens, which is computed in parts of CHAT_ORDER_TOKENS. */
 static void job_chat(Job *j) {
     Options *o = &j->opt;
     job_read_tokenizer(j, "--chat");
+    job_sampling(j);
     j->chat_template = chat_template_find(j->tokenizer, j->tokenizer_path);
+    job_check_template(j);
     j->cached_positions = option_given(o, "seq") ? o->seq : (int)min_i64(CHAT_POSITIONS, j->config.max_positions);
     o->batch = 1;
     o->seq = (int)min_i64(CHAT_ORDER_TOKENS, j->cached_positions);
-    job_stop_tokens(j);
+    job_stop_tokens(j, j->chat_template);
 }
 
 // ---------------------------------------------------------------------------
@@ -470,6 +537,7 @@ static void job_read_adapters(Job *j) {
     Llama3Config c = j->config;
     size_t used = 0;
     adapters_config_read(&c, o->adapters);
+    j->base_model = adapters_base_model(o->adapters, &j->dropout);
     for (int i = 0; i < LORA_TARGETS; i++)
         if (c.lora_targets >> i & 1)
             used += snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", lora_targets[i].name);
@@ -610,6 +678,7 @@ static void job_adapters(Job *j) {
     Options *o = &j->opt;
     Llama3Config *c = &j->config;
     job_base(j);
+    if (!j->base_model) j->base_model = checked_strdup(o->model);
     check_export_options(j);
     if (!o->lora_rank) return;
     if (!job_trains(j) && !o->adapters)
@@ -869,6 +938,14 @@ static int job_cores(int ranks_sharing, int local_ranks) {
     return (int)fmax(1, fmin(cores / ranks_sharing, round(allowed_each)));
 }
 
+/* OMP_NUM_THREADS, which may be a list for nested loops; 0: it is not set, or no number of threads. */
+static int threads_of_environment(void) {
+    const char *text = getenv("OMP_NUM_THREADS");
+    char *end = NULL;
+    long threads = text ? strtol(text, &end, 10) : 0;
+    return text && end > text && (!*end || *end == ',') && threads >= 1 && threads <= 4096 ? (int)threads : 0;
+}
+
 static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
     Options *o = &j->opt;
     const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
@@ -876,7 +953,9 @@ static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_pipeline_options(j);
     j->local_ranks = local_ranks;
     j->cores_per_rank = job_cores(ranks_sharing, local_ranks);
+    j->threads_of_environment = o->threads ? 0 : threads_of_environment();
     j->threads_per_rank = o->threads ? o->threads : j->cores_per_rank;
+    if (j->threads_of_environment) j->threads_per_rank = j->threads_of_environment;
 }
 
 /* The options and the configuration of stage i, and whether they fit the mesh. */
@@ -969,10 +1048,9 @@ static void job_data(Job *j) {
     check_tokenizer_of(j, &j->val);
     check_packed(j, &j->data);
     check_packed(j, &j->val);
-    if (o->doc_mask) {
-        job_read_tokenizer(j, "--doc-mask");
-        j->data.document_end = j->val.document_end = j->tokenizer->eos;
-    }
+    if (o->doc_mask) job_document_ends(j);
+    int starts_anew = j->task == DO_TRAIN && !j->has_weights && !j->resume_from.dir[0];
+    if (starts_anew && job_tokenizer_is_known(j)) job_open_tokenizer(j); // for job_note_inputs
     if (j->task == DO_GENERATE) job_prompts(j);
     if (j->task == DO_CHAT) job_chat(j);
     if (j->val.num_files && !j->token_bytes) job_count_token_bytes(j);
@@ -1072,14 +1150,45 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
         last->next = job_of_next_stage(last);
 }
 
+/* Rank 0 says what of the inputs has no effect, or another one than may be expected. */
+static void job_note_inputs(const Job *j) {
+    const Options *o = &j->opt;
+    const Dataset *sets[] = {&j->data, &j->val};
+    if (j->weights.ignores_index)
+        fprintf(stderr, "note: %s/model.safetensors.index.json names other files; they are not read, because there is "
+                        "a model.safetensors\n",
+                o->model);
+    for (int s = 0, noted = 0; s < 2; s++)
+        for (int i = 0; i < sets[s]->num_files && j->tokenizer_text && !noted; i++)
+            if ((noted = token_file_lacks_tokenizer(&sets[s]->files[i])))
+                fprintf(stderr, "note: %s does not say with which tokenizer it was made; %s is taken for it\n",
+                        sets[s]->files[i].path, j->tokenizer_path);
+    if (j->task != DO_TRAIN) return;
+    if (j->dropout > 0)
+        fprintf(stderr, "note: %s/adapter_config.json has \"lora_dropout\" %g; this program trains without dropout\n",
+                o->adapters, j->dropout);
+    if (!o->recipe && o->steps < o->warmup)
+        fprintf(stderr, "note: with --warmup %d and --steps %d the learning rate never reaches --lr %g\n", o->warmup,
+                o->steps, o->lr);
+    const Tokenizer *t = j->tokenizer;
+    const TokenFile *f = j->data.files;
+    int starts_anew = !j->has_weights && !j->resume_from.dir[0] && t && t->front != NO_TOKEN;
+    if (starts_anew && f->header.front == NO_ID && !(f->header.flags & TOKEN_FILE_MASKED))
+        fprintf(stderr, "note: the documents of %s do not begin with %.*s, which is put in front of prompts with %s: make "
+                        "the file again to train the model with it\n",
+                f->path, (int)token_length(t, t->front), t->bytes + t->start[t->front], j->tokenizer_path);
+}
+
 /* Rank 0 checks the outputs last, because checking may create a directory. */
 static void job_check_outputs(Job *j) {
     if (j->opt.out)
         j->out_lock = out_directory_open(j->opt.out, j->resume_from.dir, j->resume_from.progress.step, !!j->opt.resume,
                                          j->opt.keep);
     job_note_tokenizer(j);
+    job_note_inputs(j);
     if (j->opt.trace) trace_check(j->opt.trace);
-    if (job_exports(j)) export_check(j->opt.export_dir);
+    if (job_exports(j))
+        export_check(j->opt.export_dir, j->task == DO_EXPORT || j->start.step >= recipe_steps(&j->recipe));
 }
 
 // ---------------------------------------------------------------------------
@@ -1174,6 +1283,7 @@ static void job_close(Job *j) {
     dataset_close(&j->val);
     st_close(&j->weights);
     st_close(&j->adapters);
+    free(j->base_model);
     checkpoint_close(&j->resume_from);
     if (j->out_lock > 0) close(j->out_lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);

@@ -86,7 +86,7 @@ static void logger_sources(cJSON *line, const Dataset *data, int64_t consumed_be
     cJSON *list = cJSON_AddArrayToObject(line, "sources");
     for (int k = 0; k < data->num_sources; k++) {
         cJSON *row = cJSON_CreateObject();
-        cJSON_AddStringToObject(row, "data", data->sources[k].pattern);
+        json_add_name(row, "data", data->sources[k].pattern);
         json_add_integer(row, "windows", data->sources[k].windows * data->pieces);
         cJSON_AddItemToObject(row, "share", json_real("%.6f", source_share(data, k)));
         json_add_integer(row, "consumed_before", mixture_samples(data, k, consumed_before));
@@ -257,7 +257,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     int world = l->parallel->mesh.world;
     cJSON *line = cJSON_CreateObject();
     json_add_integer(line, "step", step);
-    cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
+    cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->targets ? s->loss : NAN)); // of no target there is none
     cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
     if (o->z_loss > 0) cJSON_AddItemToObject(line, "z_loss", json_real("%.9g", s->z_loss));
     if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
@@ -303,7 +303,9 @@ static void logger_progress(const Logger *l, int64_t step, const StepStats *s, c
     const Device *dev = &l->parallel->dev;
     double rate = (double)(s->samples * o->seq) / s->seconds; // tokens/s
     flockfile(stdout);                                        // keeps the line whole while other ranks print
-    printf("step %6" PRId64 "/%d | loss %7.4f", step, o->steps, s->loss);
+    printf("step %6" PRId64 "/%d | ", step, o->steps);
+    if (s->targets) printf("loss %7.4f", s->loss);
+    else printf("no targets");
     if (o->z_loss > 0) printf(" | z-loss %.2e", s->z_loss);
     printf(" | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", s->grad_norm, s->lr, s->seconds, rate);
     if (s->matmul_share > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->matmul_share);
@@ -349,15 +351,17 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
     if (l->metrics) {
         cJSON *line = cJSON_CreateObject();
         json_add_integer(line, "step", step);
-        cJSON_AddItemToObject(line, "val_loss", json_real("%.9g", loss));
+        cJSON_AddItemToObject(line, "val_loss", json_real("%.9g", targets ? loss : NAN));
         json_add_integer(line, "val_tokens", targets);
         if (isfinite(bits_per_byte)) cJSON_AddItemToObject(line, "bits_per_byte", json_real("%.9g", bits_per_byte));
         history_add_line(l->page.history, line, step);
         logger_line(l, l->metrics, line);
         logger_page(l);
     }
-    printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f%s) on %" PRId64 " tokens\n", step, loss,
-           exp(loss), bits, targets);
+    if (!targets) printf("step %6" PRId64 " | validation: no targets\n", step);
+    else
+        printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f%s) on %" PRId64 " tokens\n", step, loss,
+               exp(loss), bits, targets);
     fflush(stdout);
 }
 

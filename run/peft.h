@@ -23,6 +23,17 @@ static void adapters_refuse_unless(const cJSON *json, const char *path, const ch
                wanted ? wanted : "false, null, or no such key");
 }
 
+/* Refuses adapters that were made together with another base model: PEFT changes the base when it loads them. */
+static void adapters_refuse_changed_base(const cJSON *json, const char *path) {
+    static const char *const kinds[] = {"pissa", "olora", "corda", "loftq"};
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, "init_lora_weights");
+    for (int i = 0; i < 4 && cJSON_IsString(item); i++)
+        if (!strncmp(item->valuestring, kinds[i], strlen(kinds[i])))
+            user_error("%s: \"init_lora_weights\" is \"%s\", with which PEFT changes the base model itself: save plain "
+                       "LoRA adapters with save_pretrained(…, path_initial_model_for_weight_conversion=…)",
+                       path, item->valuestring);
+}
+
 /* Sets the configuration's rank, alpha and target matrices from DIR/adapter_config.json. */
 static void adapters_config_read(Llama3Config *c, const char *dir) {
     static const char *const unsupported[] = {"use_rslora",
@@ -52,6 +63,7 @@ static void adapters_config_read(Llama3Config *c, const char *dir) {
     adapters_refuse_unless(json, path, "bias", "none");
     for (int i = 0; i < (int)(sizeof unsupported / sizeof *unsupported); i++)
         adapters_refuse_unless(json, path, unsupported[i], NULL);
+    adapters_refuse_changed_base(json, path);
     c->lora_rank = json_integer(json, path, "r", NAN, 1, c->C);
     c->lora_alpha = json_number(json, path, "lora_alpha", NAN, 1e-6, 1e6);
     const cJSON *modules = cJSON_GetObjectItemCaseSensitive(json, "target_modules"), *target;
@@ -72,13 +84,26 @@ static void adapters_config_read(Llama3Config *c, const char *dir) {
     cJSON_Delete(json);
 }
 
-/* Writes adapter_config.json as PEFT reads it. The path of the base model is left out, so that the same adapters always
- * give the same bytes. */
-static void adapters_config_write(const Llama3Config *c, FILE *f) {
+/* What DIR/adapter_config.json says that changes no result: the base model's path or name, to be freed, or NULL, and
+ * the probability of dropout. */
+static char *adapters_base_model(const char *dir, double *dropout) {
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/adapter_config.json", dir);
+    cJSON *json = json_read_object(path, "PEFT's adapter_config.json");
+    const cJSON *base = cJSON_GetObjectItemCaseSensitive(json, "base_model_name_or_path");
+    char *name = cJSON_IsString(base) ? checked_strdup(base->valuestring) : NULL;
+    *dropout = json_number(json, path, "lora_dropout", 0, 0, 1);
+    cJSON_Delete(json);
+    return name;
+}
+
+/* Writes adapter_config.json as PEFT reads it. `base`: the base model's path or name. */
+static void adapters_config_write(const Llama3Config *c, const char *base, FILE *f) {
     const char *comma = "";
+    fprintf(f, "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n  \"base_model_name_or_path\": ");
+    json_write_string(f, base, strlen(base));
     fprintf(f,
-            "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n  \"base_model_name_or_path\": null,\n  "
-            "\"r\": %d,\n  \"lora_alpha\": %.9g,\n  \"lora_dropout\": 0.0,\n  \"bias\": \"none\",\n"
+            ",\n  \"r\": %d,\n  \"lora_alpha\": %.9g,\n  \"lora_dropout\": 0.0,\n  \"bias\": \"none\",\n"
             "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n  \"target_modules\": [",
             c->lora_rank, c->lora_alpha);
     for (int i = 0; i < LORA_TARGETS; i++)

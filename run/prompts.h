@@ -1,62 +1,138 @@
-/* prompts.h: what --generate continues, and the tokens at which it stops.
+/* prompts.h: what --generate and --prompts continue, and how the next token is chosen.
  *
- * Prompts are the text of --generate and the lines of --prompts. Generation stops at the tokenizer's tokens that end a
- * text or a turn, and at those that the model's directory names: "eos_token_id" in its config.json and
- * generation_config.json.
+ * A prompt is the text of --generate, a line of --prompts FILE, or a line of --prompts FILE.jsonl: {"id": ..., "prompt":
+ * "..."} or {"prompt_ids": [...]}, each with "max_tokens", "temperature", "top_p", "top_k" and "seed" where they differ
+ * from the options. In front of a text is what the tokenizer puts in front of a text; an empty prompt is that token alone
+ * or, if there is none, the end of a document. Names of special tokens in a text are plain text.
  */
 #ifndef PROMPTS_H
 #define PROMPTS_H
 #include "../lib/input.h" // defines: input_open
-#include "../lib/json.h"  // defines: json_read_object
-#include "../tokenizer.h" // defines: Tokenizer, tokenizer_encode
+#include "../lib/json.h"  // defines: json_parse_object
+#include "model_ids.h"    // defines: StopTokens
+#include "requests.h"     // defines: json_ids, request_text, request_name
 
 typedef struct {
-    int32_t *ids; // (length) at least one
+    double temperature, top_p; // 0: the most probable token; the nucleus's probability
+    int top_k;                 // only so many of the most probable tokens; 0: all
+    uint64_t seed;
+} Sampling;
+
+typedef struct {
+    int32_t *ids;      // (length) at least one
     size_t length;
-    int line; // of --prompts; 0: the prompt of --generate
+    int unprinted;     // so many tokens at its beginning are not the user's
+    int line;          // of --prompts; 0: the prompt of --generate
+    int is_request;    // a line of JSON: so is its answer
+    char *name;        // the value of "id", as JSON; NULL: it has none
+    int max_tokens;    // of the answer
+    Sampling sampling;
 } Prompt;
 
 typedef struct {
     Prompt *list; // (count)
     int count;
-    size_t room; // capacity of the list
-    int longest; // tokens
+    size_t room;     // capacity of the list
+    int longest;     // tokens of the longest prompt
+    int most;        // tokens of a prompt and its answer
+    int vocab_size;  // of the model
+    Prompt defaults; // max_tokens and sampling, unless a request has others
 } Prompts;
 
-enum { MOST_STOP_TOKENS = 32 };
-typedef struct {
-    int32_t ids[MOST_STOP_TOKENS]; // (count)
-    int count;
-} StopTokens;
+static Prompt *prompts_append(Prompts *p, int line) {
+    p->list = (Prompt *)with_room_for_one(p->list, (size_t)p->count, &p->room, sizeof *p->list);
+    Prompt *prompt = &p->list[p->count++];
+    *prompt = p->defaults;
+    prompt->line = line;
+    return prompt;
+}
+
+static void prompt_complete(Prompts *p, const Prompt *prompt) {
+    p->longest = (int)max_i64(p->longest, (int64_t)prompt->length);
+    p->most = (int)max_i64(p->most, (int64_t)prompt->length + prompt->max_tokens);
+}
+
+/* Sets the tokens of a text. */
+static void prompt_set_text(Prompt *prompt, const Tokenizer *t, const char *text, size_t length) {
+    size_t capacity = length + 1;
+    prompt->ids = new_array(int32_t, capacity);
+    if (t->front != NO_TOKEN || !length) { // an empty prompt: the model starts a new document
+        prompt->ids[prompt->length++] = t->front != NO_TOKEN ? t->front : t->eos;
+        prompt->unprinted = 1;
+    }
+    prompt->length = tokenizer_encode(t, text, length, &prompt->ids, &capacity, prompt->length);
+}
 
 static void prompts_add(Prompts *p, const Tokenizer *t, const char *text, size_t length, int line) {
-    Prompt prompt = {NULL, 0, line};
-    size_t capacity = 0;
-    prompt.length = tokenizer_encode(t, text, length, &prompt.ids, &capacity, 0);
-    if (!prompt.length) { // an empty prompt: the model starts a new document
-        free(prompt.ids);
-        prompt.ids = new_array(int32_t, 1);
-        prompt.ids[prompt.length++] = t->eos;
+    Prompt *prompt = prompts_append(p, line);
+    prompt_set_text(prompt, t, text, length);
+    prompt_complete(p, prompt);
+}
+
+/* Adds a line of --prompts FILE.jsonl. */
+static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text, size_t length, const char *where,
+                                int line) {
+    static const char *const keys[] = {"id",  "prompt", "prompt_ids", "max_tokens", "temperature",
+                                       "top_p", "top_k",  "seed"};
+    enum { KEYS = sizeof keys / sizeof *keys };
+    cJSON *json = json_parse_object(text, length, where, "one request per line");
+    json_refuse_duplicates(json, where);
+    if (json_has_zero_byte(text)) user_error("%s: found \\u0000 in a text, expected none: remove it", where);
+    const cJSON *item, *name = cJSON_GetObjectItemCaseSensitive(json, "id");
+    const char *prompt_text = request_text(json, where, "prompt");
+    int has_ids = cJSON_HasObjectItem(json, "prompt_ids");
+    cJSON_ArrayForEach(item, json) {
+        int known = 0;
+        while (known < KEYS && strcmp(keys[known], item->string)) known++;
+        if (known == KEYS)
+            user_error("%s: the key \"%s\" is unknown; expected id, prompt or prompt_ids, max_tokens, temperature, top_p, "
+                       "top_k, seed",
+                       where, item->string);
     }
-    p->list = (Prompt *)with_room_for_one(p->list, (size_t)p->count, &p->room, sizeof *p->list);
-    p->list[p->count++] = prompt;
-    p->longest = (int)max_i64(p->longest, (int64_t)prompt.length);
+    if (!prompt_text == !has_ids) user_error("%s: expected \"prompt\", a text, or \"prompt_ids\"", where);
+    Prompt *prompt = prompts_append(p, line);
+    Sampling *s = &prompt->sampling;
+    prompt->is_request = 1;
+    prompt->max_tokens = json_integer(json, where, "max_tokens", prompt->max_tokens, 1, 1 << 20);
+    s->temperature = json_number(json, where, "temperature", s->temperature, 0, 100);
+    s->top_p = json_number(json, where, "top_p", s->top_p, 1e-6, 1);
+    s->top_k = json_integer(json, where, "top_k", 0, 0, INT32_MAX);
+    s->seed = (uint64_t)json_whole_number(json, where, "seed", (double)s->seed, 0, 0x1p53);
+    if (name) prompt->name = request_name(name);
+    if (prompt_text) prompt_set_text(prompt, t, prompt_text, strlen(prompt_text));
+    else {
+        const cJSON *ids = json_ids(json, where, "prompt_ids", p->vocab_size);
+        prompt->ids = new_array(int32_t, cJSON_GetArraySize(ids) + 1);
+        cJSON_ArrayForEach(item, ids) prompt->ids[prompt->length++] = (int32_t)item->valuedouble;
+        if (!prompt->length) user_error("%s: \"prompt_ids\" is empty, expected at least one id", where);
+    }
+    prompt_complete(p, prompt);
+    cJSON_Delete(json);
 }
 
 /* Adds the lines of a file, without their ends, which may be those of Windows. Empty lines are skipped. */
 static void prompts_read(Prompts *p, const Tokenizer *t, const char *path) {
-    const char *expected = "a text file with one prompt per line";
+    size_t n = strlen(path), room = 0;
+    int is_json = n > 6 && !strcmp(path + n - 6, ".jsonl"), before = p->count;
+    const char *expected = is_json ? "a file of JSON lines, a request each" : "a text file with one prompt per line";
     FILE *f = input_open(path, expected);
-    char *text = NULL;
-    size_t room = 0;
-    int before = p->count;
+    char *text = NULL, where[4200];
     if (!f) user_error("--prompts %s cannot be opened: %s; expected %s", path, strerror(errno), expected);
     for (int line = 1;; line++) {
-        ssize_t length = getline(&text, &room, f);
-        if (length < 0) break;
-        if (length && text[length - 1] == '\n') length--;
+        ssize_t got = getline(&text, &room, f);
+        if (got < 0) break;
+        size_t length = (size_t)got, skipped = line == 1 && !strncmp(text, UTF8_BYTE_ORDER_MARK, 3) ? 3 : 0;
+        if (text[length - 1] == '\n') length--;
         if (length && text[length - 1] == '\r') length--;
-        if (length) prompts_add(p, t, text, (size_t)length, line);
+        text[length] = 0;
+        size_t valid = utf8_valid_length(text, length);
+        snprintf(where, sizeof where, "--prompts %s, line %d", path, line);
+        if (valid < length || strlen(text) < length)
+            user_error("%s: found %s at byte %zu, expected %s in UTF-8", where,
+                       valid < length ? "invalid UTF-8" : "a NUL", valid < length ? valid : strlen(text), expected);
+        if (length == skipped) continue;
+        if (is_json) prompts_add_request(p, t, text + skipped, length - skipped, where, line);
+        else prompts_add(p, t, text + skipped, length - skipped, line);
     }
     if (ferror(f) || !feof(f))
         user_error("--prompts %s cannot be read: %s; expected %s", path, strerror(errno), expected);
@@ -66,35 +142,11 @@ static void prompts_read(Prompts *p, const Tokenizer *t, const char *path) {
 }
 
 static void prompts_close(Prompts *p) {
-    for (int i = 0; i < p->count; i++) free(p->list[i].ids);
+    for (int i = 0; i < p->count; i++) {
+        free(p->list[i].ids);
+        free(p->list[i].name);
+    }
     free(p->list);
-}
-
-/* Adds one id of "eos_token_id". An id beyond the vocabulary is never generated. */
-static void stop_token_add(StopTokens *stop, const cJSON *item, const char *path) {
-    double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    if (!(id >= 0 && id <= INT32_MAX && id == floor(id)) || stop->count == MOST_STOP_TOKENS) {
-        char *given = cJSON_PrintUnformatted(item);
-        user_error("%s: \"eos_token_id\" has %s; expected a token's id, or a list of them, at most %d in all", path,
-                   given ? given : "?", (int)MOST_STOP_TOKENS);
-    }
-    stop->ids[stop->count++] = (int32_t)id;
-}
-
-/* Adds the ids of "eos_token_id" in the file `name` of the model's directory. A missing file adds none. */
-static void stop_tokens_read(StopTokens *stop, const char *model, const char *name) {
-    char path[4096 + 32];
-    snprintf(path, sizeof path, "%s/%s", model, name);
-    if (!entry_exists(path)) return;
-    cJSON *json = json_read_object(path, "a JSON object");
-    if (!json) user_error("%s cannot be read: %s; expected a JSON object", path, strerror(errno));
-    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *item;
-    if (cJSON_IsArray(ids)) {
-        cJSON_ArrayForEach(item, ids) stop_token_add(stop, item, path);
-    } else if (ids && !cJSON_IsNull(ids)) {
-        stop_token_add(stop, ids, path);
-    }
-    cJSON_Delete(json);
 }
 
 /* Does generation end with this token? An id without a token ends it, too: there is nothing to print. */

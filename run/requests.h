@@ -3,8 +3,9 @@
  * A request has a context and a continuation; its score is the log-probability of the continuation's tokens. A task of
  * --choices has one request for each of its endings. A text is split into tokens as by lm-evaluation-harness: spaces at
  * the end of the context are part of the continuation, context and continuation are encoded together, and the
- * continuation has the tokens that come after those of the context alone. An empty context is the end of a document, as
- * for --generate.
+ * continuation has the tokens that come after those of the context alone. In front of a context is what the tokenizer
+ * puts in front of a text; an empty one is that token alone or, if there is none, the end of a document, as for
+ * --generate. Names of special tokens are plain text.
  */
 #ifndef REQUESTS_H
 #define REQUESTS_H
@@ -72,35 +73,60 @@ static void request_add_id(Requests *r, int32_t id) {
     r->ids[r->num_ids++] = id;
 }
 
-/* Appends the ids of "context_ids" or "continuation_ids". Returns how many. */
-static int request_add_ids(Requests *r, const cJSON *json, const char *where, const char *key) {
+/* The list of token ids under `key`; refuses ids that the model's vocabulary does not have. */
+static const cJSON *json_ids(const cJSON *json, const char *where, const char *key, int vocab_size) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, key), *item;
-    size_t before = r->num_ids;
     if (!cJSON_IsArray(list)) user_error("%s: \"%s\" must be a list of token ids, as in [15, 7, 2]", where, key);
     cJSON_ArrayForEach(item, list) {
         double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
-        if (!(id >= 0 && id < r->vocab_size) || id != floor(id))
+        if (!(id >= 0 && id < vocab_size) || id != floor(id))
             user_error("%s: \"%s\" holds %s%.10g, expected ids from 0 to %d", where, key,
-                       cJSON_IsNumber(item) ? "" : "something other than numbers, or ", id, r->vocab_size - 1);
-        request_add_id(r, (int32_t)id);
+                       cJSON_IsNumber(item) ? "" : "something other than numbers, or ", id, vocab_size - 1);
     }
+    return list;
+}
+
+/* Appends the ids of "context_ids" or "continuation_ids". Returns how many. */
+static int request_add_ids(Requests *r, const cJSON *json, const char *where, const char *key) {
+    const cJSON *item;
+    size_t before = r->num_ids;
+    cJSON_ArrayForEach(item, json_ids(json, where, key, r->vocab_size)) request_add_id(r, (int32_t)item->valuedouble);
     return (int)(r->num_ids - before);
+}
+
+/* The length of a text without the white space at its end, as Python's str.rstrip takes it. */
+static size_t length_without_space(const char *text) {
+    static const char *const spaces[] = {" ", "\t", "\n", "\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x1f", "\xC2\x85",
+                                         "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\xA8", "\xE2\x80\xA9",
+                                         "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
+    size_t length = strlen(text), before;
+    do {
+        before = length;
+        for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
+            size_t n = strlen(spaces[i]);
+            if (length >= n && !memcmp(text + length - n, spaces[i], n)) length -= n;
+        }
+        if (length >= 3 && !memcmp(text + length - 3, "\xE2\x80", 2) && (uint8_t)text[length - 1] >= 0x80 &&
+            (uint8_t)text[length - 1] <= 0x8A) // U+2000 to U+200A
+            length -= 3;
+    } while (length < before);
+    return length;
 }
 
 /* Appends the tokens of a context and its continuation. Returns how many tokens the continuation has. */
 static int request_add_texts(Requests *r, const char *where, const char *context, const char *continuation) {
-    size_t before = r->num_ids, context_tokens = 1, length = strlen(context);
+    size_t before = r->num_ids, context_tokens = 1, length = length_without_space(context);
     if (!r->tokenizer)
         user_error("%s: texts need a tokenizer, and there is none next to the model: give one with --tokenizer FILE, "
                    "or give \"context_ids\" and \"continuation_ids\"",
                    where);
-    while (length && strchr(" \t\r\n\v\f", context[length - 1])) length--;
-    if (!length) {
-        request_add_id(r, r->tokenizer->eos);
-    } else {
+    int32_t front = r->tokenizer->front;
+    if (!length || front != NO_TOKEN) request_add_id(r, front != NO_TOKEN ? front : r->tokenizer->eos);
+    size_t text = r->num_ids;
+    if (length) {
         request_add_text(r, context, length);
         context_tokens = r->num_ids - before;
-        r->num_ids = before;
+        r->num_ids = text;
     }
     size_t rest = strlen(context + length), added = strlen(continuation);
     char *whole = (char *)checked_malloc(length + rest + added + 1);
@@ -108,13 +134,16 @@ static int request_add_texts(Requests *r, const char *where, const char *context
     memcpy(whole + length + rest, continuation, added + 1);
     request_add_text(r, whole, length + rest + added);
     if (r->num_ids <= before + context_tokens) { // a token spans the boundary: each text is encoded by itself
-        r->num_ids = before + !length;           // an empty context is the end-of-document token, which stays
+        r->num_ids = text;
         if (length) request_add_text(r, context, length);
         request_add_text(r, whole + length, rest + added);
     }
     free(whole);
     return (int)(r->num_ids - before - context_tokens);
 }
+
+/* The value of "id" as JSON text, to be freed. */
+static char *request_name(const cJSON *name) { return json_text(cJSON_Duplicate(name, 1), 0); }
 
 static ScoreRequest *request_add(Requests *r, int line) {
     r->requests =
@@ -156,7 +185,7 @@ static void read_score_request(Requests *r, const cJSON *json, const char *where
         scored = request_add_texts(r, where, context, continuation);
     }
     request_complete(r, request, where, scored);
-    if (name) request->name = json_text(cJSON_Duplicate(name, 1), 0);
+    if (name) request->name = request_name(name);
 }
 
 /* The number of the right ending: HellaSwag's files have it as a number or, in some copies, as a text. */
@@ -224,6 +253,9 @@ static void requests_read(Requests *r, const char *path, int choices, const Toke
         if (!at[strspn(at, " \t\r")] && strlen(at) == (size_t)(end - at)) continue; // an empty line
         cJSON *json = json_parse_object(at, (size_t)(end - at), where, "one request per line");
         json_refuse_duplicates(json, where);
+        if (utf8_valid_length(at, (size_t)(end - at)) < (size_t)(end - at))
+            user_error("%s: invalid UTF-8 at byte %zu of the line; expected UTF-8", where,
+                       utf8_valid_length(at, (size_t)(end - at)));
         if (json_has_zero_byte(at)) user_error("%s: found \\u0000 in a text, expected none: remove it", where);
         if (choices) read_choice_task(r, json, where, line);
         else read_score_request(r, json, where, line);

@@ -42,6 +42,7 @@ typedef struct StTensor {
     const StFile *file;
     const struct StTensor *scales; // of an int8 tensor
     int are_scales;                // this tensor holds the scales of another one
+    const struct StTensor *copy;   // of a tied embedding: the head, which must be equal; NULL: the files have none
 } StTensor;
 
 enum { MAX_OPEN_FILES = 1024 };
@@ -51,6 +52,7 @@ typedef struct {       // the tensors of a model's files
     int count, capacity, num_files;
     int *slots;    // (2 capacity) hash table with open addressing by name: 1 + the tensor's number; 0: an empty slot
     StFile *files; // (MAX_OPEN_FILES, of which `num_files` are used); tensors point to them
+    int ignores_index; // next to the only file there is an index that names others, which are not read
 } StFiles;
 
 static StDtype st_dtype_of(const char *path, const cJSON *item) {
@@ -304,14 +306,21 @@ static void st_read(const StTensor *t, float *out, int64_t first, int64_t count)
 
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
+/* Reads the index at `path`. *map receives its list of tensors and their files. */
+static cJSON *st_read_index(const char *path, const cJSON **map) {
+    cJSON *json = json_read_object(path, "an index with a \"weight_map\"");
+    if (!json) user_error("cannot read %s: %s; make it readable, or copy the directory again", path, strerror(errno));
+    *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
+    if (!cJSON_IsObject(*map))
+        user_error("%s has no \"weight_map\": the index is damaged; copy the whole directory again", path);
+    return json;
+}
+
 /* Opens the files that the index at `path` lists, each once, in the order of their names. */
 static void st_open_index(StFiles *s, const char *dir, const char *path) {
     char file[4096];
-    cJSON *json = json_read_object(path, "an index with a \"weight_map\"");
-    if (!json) user_error("cannot read %s: %s; make it readable, or copy the directory again", path, strerror(errno));
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *item;
-    if (!cJSON_IsObject(map))
-        user_error("%s has no \"weight_map\": the index is damaged; copy the whole directory again", path);
+    const cJSON *map, *item;
+    cJSON *json = st_read_index(path, &map);
     char **names = new_array(char *, cJSON_GetArraySize(map));
     int count = 0;
     cJSON_ArrayForEach(item, map) {
@@ -347,22 +356,87 @@ static void st_refuse_parts(const char *dir, const char *stem) {
                    dir, part, stem, stem);
 }
 
-/* Opens `stem`.safetensors in a directory, or the files that its index lists. Returns 0 if there are none. */
+/* Does the index at `path` name another file than `name`? */
+static int st_index_names_others(const char *path, const char *name) {
+    const cJSON *map, *item;
+    cJSON *json = st_read_index(path, &map);
+    int others = 0;
+    cJSON_ArrayForEach(item, map) others |= !cJSON_IsString(item) || strcmp(item->valuestring, name);
+    cJSON_Delete(json);
+    return others;
+}
+
+/* Opens `stem`.safetensors in a directory or, if there is none, the files that its index lists: transformers looks for
+ * them in this order. Returns 0 if there are none. */
 static int st_open(StFiles *s, const char *dir, const char *stem) {
-    char path[4096];
+    char path[4096], index[4096];
     memset(s, 0, sizeof *s);
-    snprintf(path, sizeof path, "%s/%s.safetensors.index.json", dir, stem);
-    if (entry_exists(path)) st_open_index(s, dir, path);
-    else {
-        snprintf(path, sizeof path, "%s/%s.safetensors", dir, stem);
-        if (!entry_exists(path)) {
-            st_refuse_parts(dir, stem);
-            return 0;
-        }
+    snprintf(path, sizeof path, "%s/%s.safetensors", dir, stem);
+    snprintf(index, sizeof index, "%s/%s.safetensors.index.json", dir, stem);
+    if (entry_exists(path)) {
         st_add_file(s, path);
+        s->ignores_index = entry_exists(index) && st_index_names_others(index, strrchr(path, '/') + 1);
+    } else if (entry_exists(index)) {
+        st_open_index(s, dir, index);
+    } else {
+        st_refuse_parts(dir, stem);
+        return 0;
     }
     st_find_scales(s);
     return 1;
+}
+
+static int has_ending(const char *name, const char *ending) {
+    size_t n = strlen(name), m = strlen(ending);
+    return n >= m && !strcasecmp(name + n - m, ending);
+}
+
+/* Is this the name of a file of weights, in this or another format, which may be incomplete? */
+static int is_weights_name(const char *name) {
+    static const char *const endings[] = {".safetensors", ".bin",     ".pt",   ".pth",  ".ckpt",
+                                          ".h5",          ".msgpack", ".gguf", ".part", ".index.json"};
+    static const char *const others[] = {"training_args", "optimizer", "scheduler", "scaler", "rng_state", "tokenizer"};
+    for (int i = 0; i < 6; i++)
+        if (!strncmp(name, others[i], strlen(others[i]))) return 0;
+    for (int i = 0; i < 10; i++)
+        if (has_ending(name, endings[i])) return 1;
+    return 0;
+}
+
+/* Stores in `found` (size) the path, below `dir`, of a file that looks like weights; in folders that are no models of
+ * their own, too. Returns whether there is one. */
+static int find_other_weights(const char *dir, int below, char *found, size_t size) {
+    struct dirent **entries;
+    char path[4096];
+    int n = scandir(dir, &entries, NULL, alphasort), is_found = 0;
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        struct stat info;
+        snprintf(path, sizeof path, "%s/%s", dir, name);
+        int is_known = !is_found && name[0] != '.' && !stat(path, &info);
+        if (is_known && S_ISREG(info.st_mode) && is_weights_name(name)) {
+            snprintf(found, size, "%s", path);
+            is_found = 1;
+        } else if (is_known && S_ISDIR(info.st_mode) && !below) {
+            char config[4096 + 32];
+            snprintf(config, sizeof config, "%s/config.json", path);
+            is_found = !entry_exists(config) && find_other_weights(path, 1, found, size);
+        }
+        free(entries[i]);
+    }
+    if (n >= 0) free(entries);
+    return is_found;
+}
+
+/* Refuses a directory whose weights are in files that this program does not read: the run would start from random
+ * numbers instead. */
+static void refuse_other_weights(const char *dir) {
+    char found[4096];
+    if (find_other_weights(dir, 0, found, sizeof found))
+        user_error("%s has no model.safetensors, but %s, which this program does not read as the model's weights: save "
+                   "the model as safetensors (save_pretrained of transformers does it), or, to train from random "
+                   "weights, give a directory with config.json alone",
+                   dir, found);
 }
 
 /* What follows a tensor's name in files: "" for weights, otherwise PyTorch's name of the optimizer's state. NULL: the
@@ -385,8 +459,11 @@ static void st_require_tensors(const StFiles *s, const char *dir, const TensorTa
         const StTensor *have = st_find(s, name);
         if (!have)
             user_error("%s: tensor %s is missing (%" PRId64 " x %" PRId64
-                       "): use weights and a config.json of the same model",
-                       dir, name, want->rows, want->cols);
+                       "): use weights and a config.json of the same model%s",
+                       dir, name, want->rows, want->cols,
+                       strcmp(name, "lm_head.weight")
+                           ? ""
+                           : "; if its embedding is also its head, config.json needs \"tie_word_embeddings\": true");
         if (have->dtype == ST_I32 || have->rows != want->rows || have->cols != want->cols)
             user_error(
                 "%s: tensor %s is %" PRId64 " x %" PRId64 " %s, but the model (config.json, --vocab-size) has %" PRId64
@@ -395,10 +472,62 @@ static void st_require_tensors(const StFiles *s, const char *dir, const TensorTa
     }
 }
 
+/* Gives tensors the names of the table. A file of LlamaModel, the model without its head, lacks "model." in front of
+ * them, and save_model of safetensors may keep a tied embedding under the name of the head. */
+static void model_weights_rename(StFiles *s, const char *dir, const TensorTable *table) {
+    const char *embedding = "model.embed_tokens.weight", *head = "lm_head.weight";
+    int head_is_embedding = table_is_tied(table) && !st_find(s, embedding) && !st_find(s, embedding + 6);
+    for (int i = 0; i < s->count; i++) {
+        StTensor *t = &s->tensors[i];
+        char longer[4096];
+        snprintf(longer, sizeof longer, "model.%s", t->name);
+        const char *name = !table_find(table, t->name) && table_find(table, longer) ? longer : t->name;
+        if (head_is_embedding && !strcmp(name, head)) name = embedding;
+        if (name == t->name) continue;
+        if (st_find(s, name)) user_error("%s holds both %s and %s: remove one of them", dir, name, t->name);
+        free(t->name);
+        t->name = checked_strdup(name);
+        memset(s->slots, 0, sizeof *s->slots * 2 * (size_t)s->capacity);
+        for (int k = 0; k < s->count; k++) *st_slot(s, s->tensors[k].name) = k + 1;
+    }
+}
+
+/* A tied model's files may hold the head, too. Its values are compared while the embedding is read (st_check_copy). */
+static void model_weights_find_copy(StFiles *s, const TensorTable *table) {
+    const StTensor *head = st_find(s, "lm_head.weight");
+    StTensor *embedding = (StTensor *)st_find(s, "model.embed_tokens.weight");
+    if (!table_is_tied(table) || !head) return;
+    if (head->rows != embedding->rows || head->cols != embedding->cols)
+        user_error("%s: tensor lm_head.weight is %" PRId64 " x %" PRId64 " and model.embed_tokens.weight %" PRId64
+                   " x %" PRId64 ", but config.json has \"tie_word_embeddings\": true: use weights and a config.json of "
+                   "the same model",
+                   head->file->path, head->rows, head->cols, embedding->rows, embedding->cols);
+    embedding->copy = head;
+}
+
+/* Refuses another tensor in a place where elements [first, first + count) of `t`, which are `values`, must be equal. */
+static void st_check_copy(const StTensor *t, const float *values, int64_t first, int64_t count) {
+    float other[4096];
+    for (int64_t at = 0; t->copy && at < count; at += 4096) {
+        int64_t n = min_i64(4096, count - at);
+        st_read(t->copy, other, first + at, n);
+        for (int64_t i = 0; i < n; i++)
+            if (other[i] != values[at + i])
+                user_error("%s: element %" PRId64 " of %s is %g and that of %s %g, but config.json has "
+                           "\"tie_word_embeddings\": true, so that they are one: set it to false, or remove %s",
+                           t->copy->file->path, first + at + i, t->copy->name, (double)other[i], t->name,
+                           (double)values[at + i], t->copy->name);
+    }
+}
+
 /* Opens the weights of a Hugging Face directory and compares them with the table. `stored`: which of them are int8
  * according to config.json. Returns 0 if there are none. */
 static int model_weights_open(StFiles *s, const char *dir, const TensorTable *table, BaseKind stored) {
-    if (!st_open(s, dir, "model")) return 0;
+    if (!st_open(s, dir, "model")) {
+        refuse_other_weights(dir);
+        return 0;
+    }
+    model_weights_rename(s, dir, table);
     st_require_tensors(s, dir, table, 0, table_first_adapter(table), STATE_MASTER);
     for (int i = 0; i < table_first_adapter(table); i++) {
         const Tensor *want = &table->tensors[i];
@@ -409,12 +538,13 @@ static int model_weights_open(StFiles *s, const char *dir, const TensorTable *ta
     }
     for (int i = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;
-        int tied_head = !strcmp(name, "lm_head.weight") && table_is_tied(table); // some files hold a copy
+        int tied_head = !strcmp(name, "lm_head.weight") && table_is_tied(table);
         if (!table_find(table, name) && !tied_head && !s->tensors[i].are_scales && !strstr(name, "rotary_emb.inv_freq"))
             user_error("%s: tensor %s is not part of the model that config.json describes: use weights and a "
                        "config.json of the same model",
                        dir, name);
     }
+    model_weights_find_copy(s, table);
     return 1;
 }
 

@@ -6,7 +6,7 @@
  */
 #ifndef TOKENIZER_FILES_H
 #define TOKENIZER_FILES_H
-#include "chat_template.h" // defines: ChatTemplate, chat_template_of_tokens
+#include "model_ids.h" // defines: ModelIds, generation_config_text; includes chat_template.h
 
 // ---------------------------------------------------------------------------
 // tokenizer.json of a tokenizer that was read from a tokenizer.model
@@ -321,18 +321,6 @@ static char *tokenizer_config_text(const Tokenizer *t, int max_positions, size_t
     return text;
 }
 
-/* Generation ends at the end of a document or of a turn. */
-static char *generation_config_text(const Tokenizer *t, size_t *length) {
-    char *text;
-    FILE *f = text_stream_open(&text, length);
-    fprintf(f, "{\n");
-    if (t->bos != NO_TOKEN) fprintf(f, "  \"bos_token_id\": %d,\n", t->bos);
-    if (t->eot == NO_TOKEN || t->eot == t->eos) fprintf(f, "  \"eos_token_id\": %d\n}\n", t->eos);
-    else fprintf(f, "  \"eos_token_id\": [%d, %d]\n}\n", t->eos, t->eot);
-    text_stream_close(f);
-    return text;
-}
-
 // ---------------------------------------------------------------------------
 // all files of a checkpoint
 
@@ -346,8 +334,10 @@ typedef struct {
 typedef struct {
     TokenizerFile files[8];
     int count;
-    char *chat_template; // in Jinja, if tokenizer_files_find_template was called; NULL: there is none
-    int adds_bos;        // 1: AutoTokenizer puts the begin-of-document token in front of a text
+    ModelIds ids;        // of config.json and generation_config.json
+    char *chat_template; // in Jinja; NULL: there is none
+    const ChatTemplate *form; // the same as this program renders it; NULL: it does not know the template
+    int adds_front;      // 1: AutoTokenizer puts the token that begins a document in front of a text
 } TokenizerFiles;
 
 static void tokenizer_files_add(TokenizerFiles *all, const char *name, char *text, size_t length) {
@@ -378,16 +368,25 @@ static int model_is_redundant(const Tokenizer *t, const char *text, size_t lengt
     return is_same;
 }
 
-/* Reads or makes the files. `path` and `text` (length): the tokenizer's file; `t`: what was read from it, or NULL if
- * this program cannot read it, so that it is only copied. `model`: the directory of the model, whose settings for
- * generation are kept; NULL: a preset. */
-static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
-                                 const Tokenizer *t, const char *model, int max_positions) {
-    char in_model[4096], *copy = (char *)checked_malloc(length + 1);
+/* Finds the chat template that the files have, or that chat uses with this tokenizer, which is then added to them. `t`
+ * and `path`: the tokenizer and its file. `has_config`: a tokenizer_config.json was copied. */
+static void tokenizer_files_find_template(TokenizerFiles *all, const char *path, const Tokenizer *t, int has_config) {
+    char source[4096];
+    all->chat_template = chat_template_beside(path, source, 1);
+    all->form = all->chat_template ? chat_template_of_jinja(all->chat_template) : chat_template_of_tokens(t);
+    if (all->chat_template || !all->form) return;
+    all->chat_template = checked_strdup(all->form->jinja);
+    if (has_config)
+        tokenizer_files_add(all, "chat_template.jinja", checked_strdup(all->chat_template), strlen(all->chat_template));
+}
+
+/* The tokenizer's file `path`, whose text (length) is copied, and what belongs to it. */
+static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path, const char *text, size_t length,
+                                          const Tokenizer *t, int max_positions) {
+    char *copy = (char *)checked_malloc(length + 1);
     int is_json = text_is_json(text);
     size_t size;
     memcpy(copy, text, length);
-    snprintf(in_model, sizeof in_model, "%s/", model ? model : "");
     tokenizer_files_add(all, is_json ? "tokenizer.json" : "tokenizer.model", copy, length);
     if (t && !is_json && tokenizer_fits_json(t)) {
         char *json = tokenizer_json_text(t, &size);
@@ -396,25 +395,32 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
     }
     int has_config = tokenizer_files_copy(all, path, "tokenizer_config.json", 1);
     tokenizer_files_copy(all, path, "chat_template.jinja", 0);
-    if (!has_config && t) {
-        char *config = tokenizer_config_text(t, max_positions, &size);
-        tokenizer_files_add(all, "tokenizer_config.json", config, size);
-    }
-    all->adds_bos = t && t->adds_bos;
-    int has_generation = model && tokenizer_files_copy(all, in_model, "generation_config.json", 1);
-    if (!has_generation && t) {
-        char *config = generation_config_text(t, &size);
-        tokenizer_files_add(all, "generation_config.json", config, size);
-    }
+    all->adds_front = t && t->front != NO_TOKEN;
+    if (!t) return;
+    tokenizer_files_find_template(all, path, t, has_config);
+    if (has_config) return;
+    char *config = tokenizer_config_text(t, max_positions, &size);
+    tokenizer_files_add(all, "tokenizer_config.json", config, size);
 }
 
-/* Finds the chat template for a program that gets it apart from these files: the one that they have. */
-static void tokenizer_files_find_template(TokenizerFiles *all, const char *path, const Tokenizer *t) {
-    char source[4096];
-    const ChatTemplate *form = chat_template_of_tokens(t);
-    all->chat_template = chat_template_beside(path, source);
-    path_beside(source, sizeof source, path, "tokenizer_config.json");
-    if (!all->chat_template && form && !entry_exists(source)) all->chat_template = checked_strdup(form->jinja);
+/* Reads or makes the files. `path` and `text` (length): the tokenizer's file; NULL: there is none. `t`: what was read
+ * from it, or NULL if this program cannot read it, so that it is only copied. `model`: the directory of the model, whose
+ * settings for generation are kept; NULL: a preset. */
+static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
+                                 const Tokenizer *t, const char *model, int max_positions) {
+    char settings[4096 + 32] = "", *given = NULL;
+    size_t size = 0;
+    all->ids = model_ids_read(model);
+    if (text) tokenizer_files_add_tokenizer(all, path, text, length, t, max_positions);
+    model_ids_complete(&all->ids, t, all->form);
+    if (model) snprintf(settings, sizeof settings, "%s/generation_config.json", model);
+    if (model && entry_exists(settings)) {
+        given = read_regular_file(settings, &size);
+        if (!given) user_error("cannot read %s: %s", settings, strerror(errno));
+    }
+    if (!given && !t) return;
+    char *config = generation_config_text(&all->ids, given, &size);
+    tokenizer_files_add(all, "generation_config.json", config, size);
 }
 
 static void tokenizer_files_close(TokenizerFiles *all) {

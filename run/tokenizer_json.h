@@ -144,15 +144,29 @@ static void pre_tokenizer_name(const cJSON *pre_tokenizer, char what[UNSUPPORTED
     if (count) snprintf(what, UNSUPPORTED_BYTES, "this combination of the pre-tokenizers Split, Digits and ByteLevel");
 }
 
-/* Is this post-processor one that only adds special tokens around a text, or nothing? */
-static int post_processor_is_known(const cJSON *post_processor, char what[UNSUPPORTED_BYTES]) {
-    const cJSON *parts[MOST_PARTS];
+/* Is this a post-processor that puts at most one token in front of a text, whose name *front receives, and no other
+ * token around it? */
+static int post_processor_is_known(const cJSON *post_processor, const char **front, char what[UNSUPPORTED_BYTES]) {
+    const cJSON *parts[MOST_PARTS], *piece;
     int count = component_parts(post_processor, "processors", parts);
+    *front = NULL;
     for (int i = 0; i < count; i++) {
         const char *type = i < MOST_PARTS ? component_type(parts[i]) : "Sequence";
-        if (!strcmp(type, "ByteLevel") || !strcmp(type, "TemplateProcessing")) continue;
-        snprintf(what, UNSUPPORTED_BYTES, "the post-processor '%.80s'", type);
-        return 0;
+        int is_behind = 0;
+        if (strcmp(type, "TemplateProcessing") && strcmp(type, "ByteLevel")) {
+            snprintf(what, UNSUPPORTED_BYTES, "the post-processor '%.80s'", type);
+            return 0;
+        }
+        cJSON_ArrayForEach(piece, json_get(parts[i], "single")) {
+            const char *name = json_string_or(json_get(json_get(piece, "SpecialToken"), "id"), NULL);
+            if (name && (is_behind || *front)) {
+                snprintf(what, UNSUPPORTED_BYTES, "the post-processor TemplateProcessing to put '%.80s' %s a text",
+                         name, is_behind ? "behind" : "and another token in front of");
+                return 0;
+            }
+            if (name) *front = name;
+            is_behind |= !name;
+        }
     }
     return 1;
 }
@@ -199,9 +213,44 @@ static int added_tokens_are_known(const cJSON *added, char what[UNSUPPORTED_BYTE
     return 1;
 }
 
+/* Do the added tokens follow the vocabulary without a gap, and is there either a token for every byte or no token for
+ * unknown ones? */
+static int vocabulary_is_known(const cJSON *root, char what[UNSUPPORTED_BYTES]) {
+    const cJSON *vocab = json_get(json_get(root, "model"), "vocab"), *item;
+    const char *unknown = json_string_or(json_get(json_get(root, "model"), "unk_token"), NULL);
+    int16_t bytes_of[BYTE_CHARACTERS];
+    uint8_t has_byte[256] = {0};
+    double next = 0;
+    int bytes = 0;
+    bytes_of_characters(bytes_of);
+    cJSON_ArrayForEach(item, vocab) {
+        char decoded[4];
+        size_t length = strlen(item->string);
+        next++;
+        if (length > 2 || token_text_decode(bytes_of, item->string, length, decoded) != 1) continue;
+        bytes += !has_byte[(uint8_t)decoded[0]];
+        has_byte[(uint8_t)decoded[0]] = 1;
+    }
+    double first = next;
+    cJSON_ArrayForEach(item, json_get(root, "added_tokens")) {
+        const cJSON *id = json_get(item, "id");
+        if (!cJSON_IsNumber(id) || id->valuedouble < first) continue;
+        if (id->valuedouble != next) {
+            snprintf(what, UNSUPPORTED_BYTES, "the added token '%.80s' to have the id %.0f, behind a gap or out of order",
+                     json_string_or(json_get(item, "content"), "?"), id->valuedouble);
+            return 0;
+        }
+        next++;
+    }
+    if (!unknown || bytes == 256) return 1;
+    snprintf(what, UNSUPPORTED_BYTES, "the unknown token '%.80s' for %d bytes without a token", unknown, 256 - bytes);
+    return 0;
+}
+
 /* Does the file need only what this program implements? If not, `what` names the first other thing. */
 static int tokenizer_json_is_known(const cJSON *root, char what[UNSUPPORTED_BYTES]) {
     const cJSON *parts[MOST_PARTS];
+    const char *front;
     if (!model_is_known(json_get(root, "model"), what)) return 0;
     if (component_parts(json_get(root, "normalizer"), "normalizers", parts)) {
         snprintf(what, UNSUPPORTED_BYTES, "the normalizer '%.80s'", component_type(parts[0]));
@@ -211,13 +260,13 @@ static int tokenizer_json_is_known(const cJSON *root, char what[UNSUPPORTED_BYTE
         pre_tokenizer_name(json_get(root, "pre_tokenizer"), what);
         return 0;
     }
-    if (!post_processor_is_known(json_get(root, "post_processor"), what)) return 0;
+    if (!post_processor_is_known(json_get(root, "post_processor"), &front, what)) return 0;
     int decoders = component_parts(json_get(root, "decoder"), "decoders", parts);
     if (decoders > 1 || (decoders && !component_is(parts[0], "ByteLevel"))) {
         snprintf(what, UNSUPPORTED_BYTES, "the decoder '%.80s'", component_type(parts[0]));
         return 0;
     }
-    return added_tokens_are_known(json_get(root, "added_tokens"), what);
+    return added_tokens_are_known(json_get(root, "added_tokens"), what) && vocabulary_is_known(root, what);
 }
 
 // ---------------------------------------------------------------------------
@@ -465,23 +514,26 @@ static int32_t config_special(const Tokenizer *t, const cJSON *config, const cha
     return tokenizer_special(t, name);
 }
 
-/* tokenizer.json does not say what its special tokens are for: their names do or, failing that, tokenizer_config.json
- * next to it. */
+/* tokenizer.json does not say what its special tokens are for. Their names do for those that end a document or a turn
+ * or, failing that, tokenizer_config.json next to it. What begins a document is what the post-processor puts there or,
+ * failing that, what tokenizer_config.json names, or what its name says. */
 static void tokenizer_find_ends(Tokenizer *t, const char *path) {
     static const char *const known[][3] = {{"<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"},
                                            {"<|im_start|>", "<|endoftext|>", "<|im_end|>"}};
     char config_path[4096];
-    for (int i = 0; i < 2; i++) {
-        t->bos = tokenizer_special(t, known[i][0]);
-        t->eos = tokenizer_special(t, known[i][1]);
-        t->eot = tokenizer_special(t, known[i][2]);
-        if (t->eos != NO_TOKEN) return;
-    }
     path_beside(config_path, sizeof config_path, path, "tokenizer_config.json");
     cJSON *config = json_read_object(config_path, "a Hugging Face tokenizer_config.json");
-    t->bos = config_special(t, config, "bos_token");
-    t->eos = config_special(t, config, "eos_token");
-    t->eot = NO_TOKEN;
+    t->bos = t->front != NO_TOKEN ? t->front : config_special(t, config, "bos_token");
+    t->eos = t->eot = NO_TOKEN;
+    for (int i = 0; i < 2 && t->eos == NO_TOKEN; i++) {
+        t->eos = tokenizer_special(t, known[i][1]);
+        if (t->eos == NO_TOKEN) continue;
+        t->eot = tokenizer_special(t, known[i][2]);
+        if (t->bos == NO_TOKEN) t->bos = tokenizer_special(t, known[i][0]);
+    }
+    int32_t end = config_special(t, config, "eos_token");
+    if (t->eos == NO_TOKEN) t->eos = end;
+    else if (t->eot == NO_TOKEN && end != t->eos) t->eot = end;
     cJSON_Delete(config);
     if (t->eos == NO_TOKEN)
         user_error("tokenizer %s does not say which token ends a document: expected the special token <|end_of_text|> "
@@ -492,16 +544,16 @@ static void tokenizer_find_ends(Tokenizer *t, const char *path) {
 // ---------------------------------------------------------------------------
 // opening a file
 
-/* Does transformers put this tokenizer's begin-of-document token in front of a text? */
-static int post_processor_adds(const cJSON *post_processor, const Tokenizer *t) {
-    const cJSON *parts[MOST_PARTS];
-    int count = component_parts(post_processor, "processors", parts);
-    for (int i = 0; i < count && t->bos != NO_TOKEN; i++) {
-        const cJSON *first = cJSON_GetArrayItem(json_get(parts[i], "single"), 0);
-        const char *name = json_string_or(json_get(json_get(first, "SpecialToken"), "id"), "");
-        if (tokenizer_special(t, name) == t->bos) return 1;
-    }
-    return 0;
+/* Sets the token that the post-processor puts in front of a text. */
+static void tokenizer_find_front(Tokenizer *t, const char *path, const cJSON *post_processor) {
+    char what[UNSUPPORTED_BYTES];
+    const char *name;
+    post_processor_is_known(post_processor, &name, what);
+    t->front = name ? tokenizer_special(t, name) : NO_TOKEN;
+    if (name && t->front == NO_TOKEN)
+        user_error("tokenizer %s: the post-processor puts '%.80s' in front of a text, and \"added_tokens\" has no such "
+                   "special token",
+                   path, name);
 }
 
 static Tokenizer *tokenizer_from_parsed_json(const char *path, const cJSON *root, size_t text_length) {
@@ -517,11 +569,11 @@ static Tokenizer *tokenizer_from_parsed_json(const char *path, const cJSON *root
     vocabulary_build(t, &v, text_length);
     merges_read(t, &v);
     if (!cJSON_IsTrue(json_get(v.model, "ignore_merges"))) merges_find_divided(t);
+    tokenizer_find_front(t, path, json_get(root, "post_processor"));
     tokenizer_find_ends(t, path);
     t->expression = pre_tokenizer_expression(json_get(root, "pre_tokenizer"));
     t->llama3 = t->expression == llama3_split;
     t->split = split_open(path, 0, t->expression);
-    t->adds_bos = post_processor_adds(json_get(root, "post_processor"), t);
     free(v.scratch);
     free(v.names);
     free(v.is_special);

@@ -56,6 +56,14 @@ static char *tokenizer_read_file(const char *path, size_t *len) {
     if (*len != (size_t)info.st_size)
         user_error("tokenizer %s: %zu of %lld bytes could be read; copy the file again", path, *len,
                    (long long)info.st_size);
+    size_t n = strlen(path), blanks = strspn(text, " \t\r\n");
+    if (!strncmp(text, UTF8_BYTE_ORDER_MARK, 3))
+        user_error("tokenizer %s begins with a byte-order mark, which no tokenizer's file has: remove the first three "
+                   "bytes (tail -c +4)",
+                   path);
+    if (!*len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_EXPECTED, path);
+    if (n > 5 && !strcmp(path + n - 5, ".json") && text[blanks] != '{')
+        user_error("tokenizer %s is not a JSON object; " TOKENIZER_EXPECTED, path);
     return text;
 }
 
@@ -264,6 +272,7 @@ static Tokenizer *tokenizer_from_model(const char *path, char *text, size_t len)
     header[HEADER_EOS] = "<|end_of_text|>";
     header[HEADER_EOT] = "<|eot_id|>";
     header[HEADER_SPLIT] = llama3_split;
+    t->front = NO_TOKEN; // models that were trained with such a file have seen texts without one
     sha256(text, len, t->fingerprint);
     size_t text_len = len;
     while (text_len > 1 && text[text_len - 1] == '\n') text_len--; // the last line may lack its newline

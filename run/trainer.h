@@ -108,6 +108,7 @@ static void checkpoints_open(Trainer *trainer) {
     checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->table, &j->opt);
     w->recipe = &j->recipe;
     w->tokenizer = &j->tokenizer_files;
+    w->base_model = j->base_model;
     w->base_fingerprint = j->base_fingerprint;
     if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
     if (job_exports(j) && is_gguf(j->opt.export_dir))

@@ -1,5 +1,5 @@
 /* chat.c: turns conversations into token files with a loss mask, for instruction tuning.
- * Usage: chat --tokenizer F --out-train A.tok [--out-val B.tok [--val-fraction 0.05]] [--pack SEQ] JSONL...
+ * Usage: chat --tokenizer F --out-train A.tok [--out-val B.tok [--val-fraction 0.05]] [--pack SEQ] JSONL|-...
  *
  * A line is a conversation, {"messages":[{"role":"system|user|assistant","content":"…"},…]} or only the list of
  * messages. It is rendered with the chat template next to the tokenizer or, if there is none, the one that its special
@@ -18,6 +18,7 @@
 typedef struct {
     const char *path;
     uint64_t line;
+    char name[4200]; // of both, in errors
 } Place;
 
 #define CHAT_EXPECTED                                                                                                  \
@@ -32,11 +33,55 @@ __attribute__((noreturn, format(printf, 2, 3))) static void refuse(const Place *
     user_error("%s, line %" PRIu64 ": %s; " CHAT_EXPECTED, at->path, at->line, found);
 }
 
-/* Refuses what the templates here cannot render, instead of dropping it. */
-static void refuse_tools(const Place *at, const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (item && !cJSON_IsNull(item) && !(cJSON_IsArray(item) && !item->child))
-        refuse(at, "\"%s\" cannot be rendered by the template: leave such conversations out", key);
+/* null, an empty text, an empty list or an empty object. */
+static int is_empty(const cJSON *item) {
+    if (cJSON_IsString(item)) return !*item->valuestring;
+    return cJSON_IsNull(item) || ((cJSON_IsArray(item) || cJSON_IsObject(item)) && !item->child);
+}
+
+/* Refuses what the templates here cannot render, instead of dropping it. Other keys beside the messages say where a
+ * conversation comes from. */
+static void refuse_tools(const Place *at, const cJSON *conversation) {
+    static const char *const keys[] = {"tools", "functions", "documents", "system"};
+    for (int i = 0; i < 4; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(conversation, keys[i]);
+        if (item && !is_empty(item))
+            refuse(at, "\"%s\" cannot be rendered by the template: leave such conversations out", keys[i]);
+    }
+}
+
+/* What is known of the keys by which data sets switch the loss of a message on or off. */
+typedef struct {
+    const char *key;
+    int means_off; // its value true, or 1, switches the loss off
+} LossKey;
+static const LossKey loss_keys[] = {{"weight", 0},    {"loss_weight", 0}, {"loss_mask", 0}, {"loss", 0},  {"train", 0},
+                                    {"trainable", 0}, {"training", 0},    {"masked", 1},    {"ignore", 1}};
+enum { LOSS_KEYS = sizeof loss_keys / sizeof *loss_keys };
+
+/* Is the message one that the model is trained to say? Refuses keys that would be dropped: they may change what the
+ * message means. */
+static int message_is_target(const Place *at, const cJSON *message, int number, const char *role) {
+    int is_assistant = !strcmp(role, "assistant"), is_on = 1, is_asked = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, message) {
+        int k = 0;
+        if (!strcmp(item->string, "role") || !strcmp(item->string, "content") || is_empty(item)) continue;
+        while (k < LOSS_KEYS && strcmp(loss_keys[k].key, item->string)) k++;
+        if (k == LOSS_KEYS)
+            refuse(at, "message %d has \"%s\", which cannot be rendered by the template: leave such conversations out, or "
+                       "remove the key",
+                   number, item->string);
+        int is_true = cJSON_IsTrue(item) || (cJSON_IsNumber(item) && item->valuedouble == 1);
+        if (!is_true && !cJSON_IsFalse(item) && !(cJSON_IsNumber(item) && item->valuedouble == 0))
+            refuse(at, "message %d has a \"%s\" that is neither 0 or 1 nor true or false", number, item->string);
+        is_on &= is_true != loss_keys[k].means_off;
+        is_asked |= is_true != loss_keys[k].means_off;
+    }
+    if (is_asked && is_on && !is_assistant)
+        refuse(at, "message %d asks for a loss on what the role '%s' says; only the assistant's messages are targets",
+               number, role);
+    return is_assistant && is_on;
 }
 
 static void refuse_bad_text(const Place *at, const char *text, size_t len) {
@@ -56,8 +101,9 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
                (int)min_i64(24, (int64_t)strcspn(end, "\r\n")), end);
     if (cJSON_IsObject(json)) {
         messages = cJSON_GetObjectItemCaseSensitive(json, "messages");
-        refuse_tools(at, json, "tools");
+        refuse_tools(at, json);
     }
+    json_refuse_duplicates(json, at->name);
     if (!cJSON_IsArray(messages)) refuse(at, "there is no list of messages");
     if (!messages->child) refuse(at, "the conversation is empty");
     int number = 0;
@@ -71,9 +117,9 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
             strcmp(role->valuestring, "assistant"))
             refuse(at, "message %d has the unknown role '%.40s'", number, role->valuestring);
         if (!cJSON_IsString(content)) refuse(at, "message %d has no \"content\" that is a string", number);
-        refuse_tools(at, message, "tool_calls");
+        int target = message_is_target(at, message, number, role->valuestring);
         if (number == 1) chat_begin(c, role->valuestring);
-        chat_message(c, role->valuestring, content->valuestring, strlen(content->valuestring));
+        chat_message(c, role->valuestring, content->valuestring, strlen(content->valuestring), target);
     }
     cJSON_Delete(json);
 }
@@ -86,9 +132,10 @@ typedef struct {
     Packer packer;      // T = 0: without --pack
 } ChatOutput;
 
-static void chat_output_open(ChatOutput *out, const char *path, const Tokenizer *t, int64_t window) {
+static void chat_output_open(ChatOutput *out, const char *path, const Chat *c, int64_t window) {
     if (!path) return;
-    writer_open(&out->writer, path, t, 1);
+    writer_open(&out->writer, path, c->t, 1);
+    if (!c->form->begin || tokenizer_special(c->t, c->form->begin) != c->t->front) out->writer.front = NO_TOKEN;
     out->writer.window = (uint32_t)window;
     if (window) packer_open(&out->packer, &out->writer, window);
 }
@@ -96,6 +143,7 @@ static void chat_output_open(ChatOutput *out, const char *path, const Tokenizer 
 /* Writes the rendered conversation, from `bytes` of JSON, with the token that ends it as a document. */
 static void chat_output_write(ChatOutput *out, Chat *c, size_t bytes) {
     chat_token(c, c->t->eos, 0);
+    c->mask[c->count - 1] = TOKEN_ENDS_DOCUMENT;
     out->writer.bytes += bytes;
     if (out->packer.T) {
         packer_add(&out->packer, c->ids, c->mask, c->count);
@@ -136,27 +184,21 @@ static void chat_output_close(ChatOutput *out) {
     packer_close(&out->packer);
 }
 
-/* Appends the conversations of a file; returns their number. */
+/* Appends the conversations of a file, or of standard input; returns their number. */
 static uint64_t chat_file(Chat *c, const char *path, ChatOutput *train, ChatOutput *val, ValidationSplit *split) {
-    FILE *f = input_open(path, "a file of JSON lines");
-    char *line = NULL;
-    size_t room = 0;
+    JsonLines lines;
     uint64_t conversations = 0;
-    Place at = {path, 0};
-    if (!f) user_error("%s cannot be opened: %s; expected a file of JSON lines", path, strerror(errno));
-    for (;;) {
-        ssize_t len = getline(&line, &room, f);
-        if (len < 0) break;
-        at.line++;
-        if (strspn(line, " \t\r\n") == (size_t)len) continue;
-        chat_line(c, &at, line, (size_t)len);
-        chat_output_write(is_validation(split, (size_t)len) ? val : train, c, (size_t)len);
+    size_t length;
+    lines_open(&lines, path, "messages");
+    for (char *line = lines_next(&lines, &length); line; line = lines_next(&lines, &length)) {
+        Place at = {input_name(&lines.stream), lines.line, ""};
+        snprintf(at.name, sizeof at.name, "%s, line %" PRIu64, at.path, at.line);
+        if (strspn(line, " \t\r") == length) continue;
+        chat_line(c, &at, line, length);
+        chat_output_write(is_validation(split, length + 1) ? val : train, c, length + 1);
         conversations++;
     }
-    if (ferror(f) || !feof(f))
-        user_error("%s cannot be read: %s; expected a file of JSON lines", path, strerror(errno));
-    fclose(f);
-    free(line);
+    lines_close(&lines);
     return conversations;
 }
 
@@ -174,7 +216,7 @@ typedef struct {
 
 static Arguments arguments_parse(int argc, char **argv) {
     static const char usage[] = "usage: chat --tokenizer FILE --out-train FILE [--out-val FILE [--val-fraction 0.05]] "
-                                "[--pack SEQ] JSONL...; only the assistant's tokens are targets; --pack: samples of "
+                                "[--pack SEQ] JSONL|-...; only the assistant's tokens are targets; --pack: samples of "
                                 "SEQ tokens consist of whole conversations, for training with --seq SEQ --doc-mask; "
                                 "without it, samples are windows over all conversations, one after the other";
     Arguments a = {NULL, new_array(const char *, argc), 0, {"--out-train", NULL}, {"--out-val", NULL}, 0, 0};
@@ -210,19 +252,10 @@ static void check_outputs(const Arguments *a) {
     refuse_same_outputs(&a->train, &a->val);
     for (int i = 0; i < 2; i++) {
         refuse_replaced_input(outputs[i], a->tokenizer);
-        for (int f = 0; f < a->num_files; f++) refuse_replaced_input(outputs[i], a->files[f]);
+        for (int f = 0; f < a->num_files; f++)
+            if (strcmp(a->files[f], "-")) refuse_replaced_input(outputs[i], a->files[f]);
         if (outputs[i]->path) refuse_existing(outputs[i]->path);
     }
-}
-
-/* Refuses --pack if messages and documents end with the same token: --doc-mask would take each message for a document.
- */
-static void refuse_shared_end(const Chat *c, const Arguments *a) {
-    if (!a->window || tokenizer_special(c->t, c->form->end) != c->t->eos) return;
-    user_error(
-        "--pack needs a token that ends documents alone, but in tokenizer %s %s also ends a message: leave --pack "
-        "out, or use a tokenizer with <|endoftext|> or <|end_of_text|>",
-        a->tokenizer, c->form->end);
 }
 
 int main(int argc, char **argv) {
@@ -232,13 +265,12 @@ int main(int argc, char **argv) {
     Tokenizer *t = tokenizer_open(a.tokenizer);
     Chat c;
     chat_open(&c, t, chat_template_find(t, a.tokenizer));
-    refuse_shared_end(&c, &a);
     ChatOutput train = ZERO, val = ZERO;
     ValidationSplit split = {a.fraction > 0 ? a.fraction : 0.05, 0, 0};
     if (!a.val.path) split.fraction = 0;
     uint64_t conversations = 0;
-    chat_output_open(&train, a.train.path, t, a.window);
-    chat_output_open(&val, a.val.path, t, a.window);
+    chat_output_open(&train, a.train.path, &c, a.window);
+    chat_output_open(&val, a.val.path, &c, a.window);
     for (int i = 0; i < a.num_files; i++) conversations += chat_file(&c, a.files[i], &train, &val, &split);
     chat_output_finish(&train, conversations);
     chat_output_finish(&val, conversations);

@@ -1,9 +1,10 @@
 /* corpus.h: what the tools of this folder share: input files, places where text may be cut, output files, token files,
  * and options.
  *
- * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). Both may be compressed. A file
- * that the user names must be one of these. In folders, hidden files, token files, tokenizers and everything that is
- * not UTF-8 text are skipped. Text files may be larger than memory: corpus_check reads each one through a small buffer
+ * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). These are files named *.jsonl
+ * and those named *.json, *.ndjson, *.jsonlines or *.jl whose first line is an object with the text. Both kinds may be
+ * compressed. A file that the user names must be one of these. In folders, hidden files, token files, tokenizers, links
+ * to folders and everything that is not UTF-8 text are skipped; a file that has several names there is read once. Text files may be larger than memory: corpus_check reads each one through a small buffer
  * and records its length, and the tools then read it piece by piece.
  */
 #ifndef CORPUS_H
@@ -11,16 +12,18 @@
 #include "../../lib/input.h"       // defines: input_open
 #include "../../lib/output.h"      // defines: output_prepare, finish_results
 #include "../../lib/token_files.h" // defines: TokenFileHeader
-#include "../../run/tokenizer_json.h"
-#include "stream.h" // defines: InputStream, stream_open, stream_read, ends_with
-#include "utf8.h"   // defines: utf8_valid_length
+#include "../../run/tokenizer_files.h" // defines: Tokenizer, tokenizer_fingerprints
+#include "json_lines.h" // defines: JsonLines, lines_next; InputStream, stream_open, stream_read, ends_with
 #include <dirent.h>
 #include <sys/file.h> // defines: flock
 
 typedef struct {
     char *path;
     int named;         // named by the user, not found in a folder
-    int is_json_lines; // .jsonl, or standard input
+    int is_json_lines; // JSON lines, or standard input
+    int has_mark;      // a text file begins with a byte-order mark, which is no part of its text
+    dev_t device;      // with `inode`, identifies the file under all its names
+    ino_t inode;
     uint64_t len;      // bytes of a text file, decompressed; 0 for JSON lines, which are read only once
     uint64_t size;     // bytes of the file
     int64_t changed;   // when it was last changed, in s since 1970
@@ -30,6 +33,7 @@ typedef struct {
     size_t count, capacity;
     size_t json_lines; // how many files are JSON lines
     size_t skipped;    // files that corpus_check skipped
+    size_t links;      // symbolic links to folders, or to nothing, that were not followed
     uint64_t len;      // bytes of all text files, decompressed
     uint64_t size;     // bytes of all files; 0: not known
 } Corpus;
@@ -41,7 +45,6 @@ static inline void corpus_add(Corpus *c, const char *path, int named) {
     f->path = checked_strdup(path);
     f->named = named;
     f->is_json_lines = named_with(path, ".jsonl") || !strcmp(path, "-");
-    c->json_lines += (size_t)f->is_json_lines;
 }
 
 /* What text.sh and model directories have next to texts. */
@@ -64,10 +67,12 @@ static inline void corpus_walk(Corpus *c, const char *folder) {
         char *path = (char *)checked_malloc(strlen(folder) + strlen(name) + 2);
         struct stat info;
         sprintf(path, "%s/%s", folder, name);
-        if (name[0] != '.' && !ends_with(name, ".tok") && !is_tokenizer_file(name) &&
-            !lstat(path, &info)) { // symbolic links are skipped: they could form a cycle
-            if (S_ISDIR(info.st_mode)) corpus_walk(c, path);
-            else if (S_ISREG(info.st_mode) && info.st_size) corpus_add(c, path, 0);
+        if (name[0] != '.' && !ends_with(name, ".tok") && !is_tokenizer_file(name) && !lstat(path, &info)) {
+            int is_link = S_ISLNK(info.st_mode), is_broken = is_link && stat(path, &info);
+            int is_folder = !is_broken && S_ISDIR(info.st_mode);
+            c->links += is_broken || (is_link && is_folder); // links to folders could form a cycle
+            if (is_folder && !is_link) corpus_walk(c, path);
+            else if (!is_broken && S_ISREG(info.st_mode) && info.st_size) corpus_add(c, path, 0);
         }
         free(path);
         free(entries[i]);
@@ -83,8 +88,12 @@ static inline void corpus_add_path(Corpus *c, const char *path) {
     }
     if (stat(path, &info))
         user_error("%s cannot be found: %s; expected a text file or a folder of them", path, strerror(errno));
-    if (S_ISDIR(info.st_mode)) corpus_walk(c, path);
-    else corpus_add(c, path, 1);
+    if (S_ISDIR(info.st_mode)) {
+        corpus_walk(c, path);
+        return;
+    }
+    refuse_other_compression(path);
+    corpus_add(c, path, 1);
 }
 
 /* Opens a text file, which corpus_check reads once and the caller a second time. */
@@ -95,6 +104,8 @@ static inline void text_open(InputStream *s, const InputFile *file) {
         user_error("%s is not a regular file, but it is read twice: write the text to a file first, or pipe JSON lines "
                    "to tokenize with - as the file's name",
                    file->path);
+    char mark[3];
+    if (file->has_mark) stream_read(s, mark, sizeof mark);
 }
 
 /* Reads the next n bytes of a text file, which corpus_check has seen. */
@@ -106,8 +117,8 @@ static inline void text_read(InputStream *s, const InputFile *file, char *text, 
                    file->path, n - got, file->len);
 }
 
-/* The text file's length in bytes; 0 if it is to be skipped because it is not text. */
-static inline uint64_t text_length(const InputFile *file, char *buffer, size_t room) {
+/* The text file's length in bytes, without a byte-order mark; 0 if it is to be skipped because it is not text. */
+static inline uint64_t text_length(InputFile *file, char *buffer, size_t room) {
     InputStream s;
     uint64_t len = 0;
     size_t have = 0; // bytes in the buffer
@@ -116,14 +127,20 @@ static inline uint64_t text_length(const InputFile *file, char *buffer, size_t r
         size_t n = stream_read(&s, buffer + have, room - have);
         have += n;
         if (!have) break;
+        if (!len && !file->has_mark && have >= 3 && !memcmp(buffer, UTF8_BYTE_ORDER_MARK, 3)) {
+            file->has_mark = 1;
+            memmove(buffer, buffer + 3, have -= 3);
+            if (!have && n) continue;
+        }
         size_t valid = utf8_valid_length(buffer, have);
         const char *zero = (const char *)memchr(buffer, 0, valid);
         if (zero || have - valid > 3 || !n) { // up to 3 bytes may be the beginning of a character that continues
             if (file->named)
                 user_error("%s is not text: %s at byte %" PRIu64
-                           "; expected UTF-8 (iconv -f latin1 -t utf-8 converts older text)",
+                           "; expected UTF-8 (iconv -f %s -t utf-8 converts it)",
                            file->path, zero ? "a zero byte" : "invalid UTF-8",
-                           len + (zero ? (uint64_t)(zero - buffer) : valid));
+                           len + (zero ? (uint64_t)(zero - buffer) : valid),
+                           !len && !valid && (uint8_t)buffer[0] >= 0xFE ? "utf-16" : "latin1");
             stream_close(&s);
             return 0;
         }
@@ -135,17 +152,85 @@ static inline uint64_t text_length(const InputFile *file, char *buffer, size_t r
     return len;
 }
 
-/* Keeps the files that are text or JSON lines, and records the lengths of the text files. */
-static inline void corpus_check(Corpus *c) {
+/* Whether a file whose name leaves it open holds JSON lines: its first line that is not blank is an object with `field`.
+ * Refuses a list of objects. */
+static inline int holds_json_lines(const char *path, const char *field) {
+    static const char *const names[] = {".json", ".ndjson", ".jsonlines", ".jl"};
+    int may_hold = 0, holds = 0, is_list = 0, ended = 0;
+    for (int i = 0; i < 4; i++) may_hold |= named_with(path, names[i]);
+    if (!may_hold) return 0;
+    JsonLines lines;
+    size_t length;
+    lines_open(&lines, path, field);
+    while (!ended) {
+        char *line = lines_next(&lines, &length), *text = line;
+        if (!line) break;
+        if (!strncmp(text, UTF8_BYTE_ORDER_MARK, 3)) text += 3;
+        text += strspn(text, " \t\r");
+        if (!is_list && *text == '[') {
+            is_list = 1;
+            text += 1 + strspn(text + 1, " \t\r");
+        }
+        if (!*text) continue;
+        if (is_list && *text == '{')
+            user_error("%s is one list of objects, expected JSON lines, an object on each line: jq -c '.[]' %s >FILE.jsonl "
+                       "converts it",
+                       path, path);
+        cJSON *json = is_list ? NULL : cJSON_ParseWithOpts(text, NULL, 1);
+        holds = cJSON_IsObject(json) && cJSON_HasObjectItem(json, field);
+        cJSON_Delete(json);
+        ended = 1;
+    }
+    lines_close(&lines);
+    return holds;
+}
+
+static inline int by_file(const void *a, const void *b) {
+    const InputFile *x = *(const InputFile *const *)a, *y = *(const InputFile *const *)b;
+    if (x->device != y->device) return x->device < y->device ? -1 : 1;
+    if (x->inode != y->inode) return x->inode < y->inode ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* Removes files of folders that are listed already, under another name. */
+static inline void corpus_remove_repeated(Corpus *c) {
+    const InputFile **order = new_array(const InputFile *, c->count);
+    uint8_t *repeated = new_array(uint8_t, c->count);
+    size_t kept = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        struct stat info;
+        order[i] = &c->files[i];
+        if (!strcmp(c->files[i].path, "-") || stat(c->files[i].path, &info)) continue;
+        c->files[i].device = info.st_dev;
+        c->files[i].inode = info.st_ino;
+    }
+    qsort(order, c->count, sizeof *order, by_file);
+    for (size_t i = 1; i < c->count; i++)
+        if (order[i]->inode && order[i]->inode == order[i - 1]->inode && order[i]->device == order[i - 1]->device)
+            repeated[order[i] - c->files] = !order[i]->named;
+    for (size_t i = 0; i < c->count; i++) {
+        if (repeated[i]) free(c->files[i].path);
+        else c->files[kept++] = c->files[i];
+    }
+    c->count = kept;
+    free(order);
+    free(repeated);
+}
+
+/* Keeps the files that are text or JSON lines with the text in `field`, and records the lengths of the text files. */
+static inline void corpus_check(Corpus *c, const char *field) {
     enum { ROOM = 1 << 20 };
     char *buffer = (char *)checked_malloc(ROOM);
+    corpus_remove_repeated(c);
     size_t given = c->count;
     int has_standard_input = 0;
     c->count = 0;
     for (size_t i = 0; i < given; i++) {
         InputFile f = c->files[i];
         struct stat info;
+        if (!f.is_json_lines) f.is_json_lines = holds_json_lines(f.path, field);
         if (!f.is_json_lines) f.len = text_length(&f, buffer, ROOM);
+        c->json_lines += (size_t)f.is_json_lines;
         if (!strcmp(f.path, "-")) has_standard_input = 1;
         else if (!stat(f.path, &info)) {
             f.size = (uint64_t)info.st_size;
@@ -317,16 +402,33 @@ typedef struct {
     FILE *file;
     FILE *mask; // one byte per token, in an unnamed file until the number of tokens is known; NULL: no mask
     const Tokenizer *t;
+    int32_t front;                  // the token that documents begin with, or NO_TOKEN
+    uint64_t target_bytes;          // of the text of all targets
     uint32_t width;                 // bytes per token
     uint32_t window;                // tokens of a window that conversations are packed into; 0: not packed
+    uint8_t *is_special;            // (vocab_size)
     uint64_t count, targets, bytes; // so far: tokens, tokens that are targets, bytes of text
 } TokenWriter;
 
-static inline void writer_header(const TokenWriter *w) {
+/* Writes the header; until the file is complete, only its place matters. */
+static inline void writer_header(const TokenWriter *w, int is_complete) {
     uint32_t flags = (w->mask ? (uint32_t)TOKEN_FILE_MASKED : 0) | w->window << TOKEN_FILE_WINDOW_SHIFT;
-    TokenFileHeader h = {"", 1, w->width, (uint32_t)w->t->vocab_size, flags, w->count, {0}};
+    TokenFileHeader h = ZERO;
+    static uint8_t known[MOST_FINGERPRINTS][32]; // the same for both outputs
+    static int count;
+    if (is_complete && !count) count = tokenizer_fingerprints(w->t, known);
     memcpy(h.magic, TOKEN_FILE_MAGIC, sizeof h.magic);
+    h.version = TOKEN_FILE_VERSION;
+    h.width = w->width;
+    h.vocab_size = (uint32_t)w->t->vocab_size;
+    h.flags = flags;
+    h.count = w->count;
+    h.document_end = w->t->eos;
+    h.front = w->front;
+    h.target_bytes = w->target_bytes;
     memcpy(h.tokenizer, w->t->fingerprint, sizeof h.tokenizer);
+    if (is_complete) h.num_fingerprints = (uint32_t)count - 1;
+    memcpy(h.fingerprints, known[1], 32 * (size_t)h.num_fingerprints);
     rewind(w->file);
     fwrite(&h, sizeof h, 1, w->file);
 }
@@ -336,7 +438,10 @@ static inline uint32_t token_width(const Tokenizer *t) { return t->vocab_size <=
 static inline void writer_begin(TokenWriter *w, const char *path, const Tokenizer *t, int resume) {
     w->path = path;
     w->t = t;
+    w->front = t->front;
     w->width = token_width(t);
+    w->is_special = new_array(uint8_t, t->vocab_size);
+    for (int i = 0; i < t->num_special; i++) w->is_special[t->special[i]] = 1;
     w->file = output_open(path, resume);
 }
 
@@ -348,7 +453,7 @@ static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer
         unlink(name);
         free(name);
     }
-    writer_header(w); // reserves its place; writer_close writes it again with the count
+    writer_header(w, 0); // writer_close writes it again
 }
 
 /* Continues an unfinished file without a mask after its first `count` tokens; what follows them is removed. */
@@ -372,11 +477,22 @@ static inline void writer_narrow(const TokenWriter *w, int32_t *ids, size_t n) {
         memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
 }
 
-/* Appends n tokens that writer_narrow has converted. mask: (n); NULL for a file without a mask. */
+/* Counts the targets among n tokens, and the bytes of their text. A file's first token is no target. */
+static inline void writer_count(TokenWriter *w, const int32_t *tokens, const uint8_t *mask, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t id = token_at((const char *)tokens, (int64_t)i, (int)w->width);
+        int is_target = (!mask || mask[i] & TOKEN_IS_TARGET) && w->count + i > 0;
+        w->targets += is_target;
+        if (is_target && id < (uint32_t)w->t->vocab_size && !w->is_special[id])
+            w->target_bytes += token_length(w->t, (int32_t)id);
+    }
+}
+
+/* Appends n tokens that writer_narrow has converted. mask: (n) bits of TokenByte; NULL for a file without a mask. */
 static inline void writer_write(TokenWriter *w, const int32_t *tokens, const uint8_t *mask, size_t n) {
     if (fwrite(tokens, w->width, n, w->file) != n || (mask && fwrite(mask, 1, n, w->mask) != n))
         user_error("%s.partial cannot be written to: %s; is the disk full?", w->path, strerror(errno));
-    for (size_t i = 0; i < n && mask; i++) w->targets += mask[i];
+    writer_count(w, tokens, mask, n);
     w->count += n;
 }
 
@@ -391,7 +507,8 @@ static inline void writer_close(TokenWriter *w) {
     if (w->mask &&
         (ferror(w->mask) || (uint64_t)ftello(w->file) != sizeof(TokenFileHeader) + w->count * (w->width + 1)))
         user_error("the mask of %s could not be written completely: %s; is the disk full?", w->path, strerror(errno));
-    writer_header(w);
+    writer_header(w, 1);
+    free(w->is_special);
     if (w->mask) fclose(w->mask);
     output_close(w->file, w->path);
 }

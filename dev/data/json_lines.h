@@ -7,7 +7,6 @@
 #define JSON_LINES_H
 #include "../../lib/json.h" // defines: cJSON_ParseWithOpts, json_has_zero_byte
 #include "stream.h"         // defines: InputStream, stream_open, stream_read
-#include "utf8.h"           // defines: utf8_valid_length
 
 typedef struct {
     InputStream stream;
@@ -104,7 +103,10 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void line_refuse(c
 /* The text of the current line as a cJSON string. */
 static inline const char *line_text(const JsonLines *l, const cJSON *json) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, l->field);
+    char where[4200];
     if (!cJSON_IsObject(json)) line_refuse(l, "JSON that is not an object");
+    snprintf(where, sizeof where, "%s, line %" PRIu64, input_name(&l->stream), l->line);
+    json_refuse_duplicates(json, where);
     if (!item) line_refuse(l, "no field \"%s\"", l->field);
     if (!cJSON_IsString(item)) line_refuse(l, "a field \"%s\" that is not a string", l->field);
     return item->valuestring;

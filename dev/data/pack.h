@@ -103,10 +103,10 @@ static inline void place_conversation(Packer *p, int64_t index) {
 }
 
 static inline void write_padding(Packer *p, int64_t count) {
-    const uint8_t no_target = 0;
+    const uint8_t byte = TOKEN_ENDS_DOCUMENT; // and no target
     int32_t id = p->w->t->eos;
     writer_narrow(p->w, &id, 1);
-    for (int64_t i = 0; i < count; i++) writer_write(p->w, &id, &no_target, 1);
+    for (int64_t i = 0; i < count; i++) writer_write(p->w, &id, &byte, 1);
     p->padding += count;
 }
 

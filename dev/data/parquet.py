@@ -1,9 +1,12 @@
-"""parquet.py: streams the text column of Parquet files, as JSON lines, into the tokenizer.
+"""parquet.py: streams a column of Parquet files, texts or conversations, as JSON lines into the tools of this folder.
 
     pip install pyarrow
     python dev/data/parquet.py [--field text] FILE|FOLDER... -- \\
         build/data/tokenize --tokenizer F --out-train A.tok --out-val B.tok -
+    python dev/data/parquet.py --field messages FILE|FOLDER... -- \\
+        build/data/chat --tokenizer F --out-train A.tok -
 
+A conversation is a list of messages, each with "role" and "content".
 The files are read in the order of the command line, those of a folder (*.parquet, also in folders below) by name. A few
 thousand rows are in memory at a time. Rows without text are skipped and counted. The command after -- reads the lines
 from its standard input; if a file cannot be read, the command is killed before its input ends, so that it never takes a
@@ -35,6 +38,19 @@ def files_of(paths):
         yield from found
 
 
+def line_of(value, where):
+    """The object of a row: a text, or a conversation. What says nothing in a message is left out."""
+    if isinstance(value, str):
+        if "\0" in value:
+            die(f"{where}: found a NUL in the text, expected none: correct or remove the row")
+        return {"text": value}
+    return {"messages": [{key: item for key, item in message.items() if item is not None} for message in value]}
+
+
+def is_conversation(value):
+    return isinstance(value, list) and all(isinstance(message, dict) for message in value)
+
+
 def write_lines(paths, field, out):
     """Writes the lines of all files. Returns how many rows there were, and how many of them had no text."""
     import pyarrow
@@ -42,20 +58,27 @@ def write_lines(paths, field, out):
 
     rows = skipped = 0
     for path in files_of(paths):
+        row = -1  # of this file, from 0
         try:
+            with open(path, "rb") as begin:
+                if begin.read(24) == b"version https://git-lfs.":
+                    die(f"{path} is a Git LFS pointer: run git lfs pull in its repository")
             file = pyarrow.parquet.ParquetFile(path)
             names = file.schema_arrow.names
             if field not in names:
                 die(f"{path} has no column '{field}', only {', '.join(names)}: choose one with --field")
             for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
-                for text in batch.column(0).to_pylist():
+                for value in batch.column(0).to_pylist():
                     rows += 1
-                    if text is not None and not isinstance(text, str):
-                        die(f"{path}: column '{field}' is of type {batch.schema.field(0).type}, expected text")
-                    if not text:
+                    row += 1
+                    if value is not None and not isinstance(value, str) and not is_conversation(value):
+                        kind = batch.schema.field(0).type
+                        die(f"{path}: column '{field}' is of type {kind}, expected text, or lists of messages")
+                    if not value:
                         skipped += 1
                         continue
-                    out.write(json.dumps({"text": text}, ensure_ascii=False).encode("utf-8") + b"\n")
+                    line = line_of(value, f"{path}, row {row} (the first is 0)")
+                    out.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
         except (OSError, pyarrow.ArrowException, UnicodeError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
@@ -95,7 +118,7 @@ def main():
         if not command:
             die("a command is missing after --: expected build/data/tokenize with its options and -")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--field", default="text", help="the column that holds the text (text)")
+    parser.add_argument("--field", default="text", help="the column that holds the texts or conversations (text)")
     parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER")
     args = parser.parse_args(arguments)
     try:

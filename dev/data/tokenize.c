@@ -3,7 +3,8 @@
  *        FILE|DIR...
  *
  * A text file is a document, and each line of a .jsonl file holds one; - reads JSON lines from standard input. Files
- * may be compressed (.gz, .zst). Each document is followed by <|end_of_text|>. Which text is for validation depends on
+ * may be compressed (.gz, .zst). Each document begins with what the tokenizer puts in front of a text, if it does that,
+ * and is followed by <|end_of_text|>. Which text is for validation depends on
  * the text only: whole documents if there are many or if they are JSON lines, otherwise paragraphs of about the same
  * size, spread evenly over the corpus. Consecutive paragraphs of a document for the same output form one section,
  * which also ends with <|end_of_text|>. Threads encode slices of sections and write them in order, so the output is the
@@ -12,7 +13,6 @@
  * without a token are skipped and counted. An interrupted run is continued by the same command.
  */
 #include "corpus.h"
-#include "json_lines.h" // defines: JsonLines, lines_open, lines_next_document
 #include <omp.h>        // defines: omp_set_num_threads
 #include <pthread.h>
 #include <sys/resource.h>
@@ -69,8 +69,9 @@ typedef struct {
 typedef struct {
     char *text;
     size_t len, room;
-    int val;  // for validation
-    int ends; // the last slice of its section
+    int val;    // for validation
+    int begins; // the first slice of its section
+    int ends;   // the last one
     int ends_document;
     Position after; // its document, valid if it ends one
 } Slice;
@@ -92,6 +93,7 @@ typedef struct {
     size_t section;  // bytes at the start of `text` known to be in the current section
     size_t ahead;    // bytes after them that are in the next section; 0: its first paragraph has not been reached
     int val;         // the current section is for validation
+    int is_inside;   // a slice of it has been handed out
     pcre2_code *cut; // finds places to cut; NULL: not Llama 3's expression, text must not be cut
     pcre2_match_data *match;
 } Reader;
@@ -198,7 +200,9 @@ static int reader_next(Reader *r, Slice *s) {
         if (r->cut && r->section >= r->slice) cut = cut_next(r->cut, r->match, r->text, r->section, paragraph);
     }
     s->val = r->val;
+    s->begins = !r->is_inside;
     s->ends = !cut;
+    r->is_inside = !s->ends;
     s->len = cut ? cut : r->section;
     if (s->len > s->room) {
         s->room = s->len + s->len / 2;
@@ -233,6 +237,7 @@ enum { SAVE_SECONDS = 30 };
 typedef struct {
     Position after;
     uint64_t train, val, train_bytes, val_bytes; // tokens of the outputs, bytes of their text
+    uint64_t train_target_bytes, val_target_bytes;
     uint64_t skipped;                            // bytes without a token
 } Saved;
 
@@ -265,7 +270,7 @@ typedef struct {
     Saved saved;
     uint64_t hash; // of everything before it
 } StateFile;
-#define STATE_MAGIC "LLM3STA2"
+#define STATE_MAGIC "LLM3STA3"
 
 /* Reads PATH.state. Returns 0 if it is missing or damaged. */
 static int state_read(const char *path, StateFile *state) {
@@ -397,7 +402,8 @@ static void job_report(Job *j, const Slice *s) {
     progress_show(&j->progress, now, job_bytes(j), j->train.count + j->val.count, reader_consumed(&j->reader),
                   j->reader.corpus.size);
     if (!s->ends_document || now < j->state.next_save) return;
-    Saved saved = {s->after, j->train.count, j->val.count, j->train.bytes, j->val.bytes, j->skipped};
+    Saved saved = {s->after,      j->train.count,        j->val.count,        j->train.bytes,
+                   j->val.bytes, j->train.target_bytes, j->val.target_bytes, j->skipped};
     writer_sync(&j->train);
     writer_sync(&j->val);
     state_save(&j->state, &saved);
@@ -421,6 +427,7 @@ static void tokenize_slices(Job *j) {
         writer_narrow(w, ids, n);
         pthread_mutex_lock(&j->lock);
         while (j->written != turn) pthread_cond_wait(&j->turn, &j->lock);
+        if (s.begins && w->front != NO_TOKEN) writer_write(w, &w->front, NULL, 1);
         writer_write(w, ids, NULL, n);
         if (s.ends) writer_write(w, &j->t->eos, NULL, 1);
         w->bytes += s.len;
@@ -466,13 +473,13 @@ static Arguments arguments_parse(Reader *r, int argc, char **argv) {
 }
 
 /* Checks that the documents are text, and refuses outputs that would replace an input. */
-static void check_files(const Arguments *a, Corpus *corpus) {
+static void check_files(const Arguments *a, Corpus *corpus, const char *field) {
     refuse_same_outputs(&a->train, &a->val);
     refuse_replaced_input(&a->train, a->tokenizer);
     refuse_replaced_input(&a->val, a->tokenizer);
     refuse_replaced_documents(&a->train, corpus, 1);
     refuse_replaced_documents(&a->val, corpus, 1);
-    corpus_check(corpus);
+    corpus_check(corpus, field);
     refuse_replaced_documents(&a->train, corpus, 0);
     refuse_replaced_documents(&a->val, corpus, 0);
 }
@@ -490,15 +497,23 @@ static void job_open_outputs(Job *j, const Arguments *a) {
     writer_resume(&j->val, a->val.path, j->t, saved.val);
     j->train.bytes = saved.train_bytes;
     j->val.bytes = saved.val_bytes;
+    j->train.target_bytes = saved.train_target_bytes;
+    j->val.target_bytes = saved.val_target_bytes;
     j->skipped = saved.skipped;
     reader_continue(&j->reader, &saved.after);
 }
 
 static void print_skipped(const Job *j) {
     const Reader *r = &j->reader;
+    if (j->t->front != NO_TOKEN) {
+        printf("each document begins with ");
+        print_token(j->t, j->t->front, stdout);
+        printf(", which the tokenizer puts in front of a text\n");
+    }
     if (j->skipped) printf("%" PRIu64 " bytes were skipped: this tokenizer has no token for them\n", j->skipped);
     if (r->empty) printf("%" PRIu64 " lines were skipped: their text is empty\n", r->empty);
     if (r->corpus.skipped) printf("%zu files were skipped: they are empty or not UTF-8 text\n", r->corpus.skipped);
+    if (r->corpus.links) printf("%zu symbolic links to folders, or to nothing, were not followed\n", r->corpus.links);
 }
 
 /* One of the outputs would be empty. */
@@ -521,7 +536,7 @@ int main(int argc, char **argv) {
     Arguments a = arguments_parse(r, argc, argv);
     double started = seconds_now();
     Tokenizer *t = tokenizer_open(a.tokenizer);
-    check_files(&a, &r->corpus);
+    check_files(&a, &r->corpus, r->field);
     r->paragraph = paragraph_size(&r->corpus, r->split.fraction);
     r->cut = t->llama3 ? cut_open() : NULL;
     r->match = pcre2_match_data_create(1, NULL);

@@ -300,12 +300,12 @@ int main(int argc, char **argv) {
                    output.path ? "no text file was given" : "--out is missing");
     double started = seconds_now();
     refuse_replaced_documents(&output, &corpus, 1);
+    corpus_check(&corpus, "text");
     for (size_t i = 0; i < corpus.count; i++)
         if (corpus.files[i].is_json_lines)
             user_error("%s is JSON lines, but a tokenizer is trained on text files: write the texts of some lines to a "
                        "file (jq -r .text), or use an existing tokenizer",
                        corpus.files[i].path);
-    corpus_check(&corpus);
     refuse_replaced_documents(&output, &corpus, 0);
     uint64_t bytes = pieces_of(&b, &corpus);
     int n_base = (int)vocab_size - NUM_SPECIAL_TOKENS;

@@ -7,7 +7,7 @@
 
 /* What --export writes beside the weights is read as the same model. */
 static void check_config_written(const Llama3Config *c) {
-    config_write_json(c, "float32", c->base, stdout);
+    config_write_json(c, "float32", c->base, &no_model_ids, stdout);
     held.promise = "the config.json that --export writes";
     Llama3Config again = config_from_json(give("again.json", said_out.text, said_length(&said_out)));
     held.promise = NULL;
@@ -140,7 +140,7 @@ static void fuzz_adapters(Bytes file) {
     EXPECT(c.lora_rank >= 1 && c.lora_rank <= c.C && c.lora_alpha > 0 && c.lora_targets > 0 &&
                c.lora_targets < 1u << LORA_TARGETS,
            "rank %d, alpha %g, targets %x were taken", c.lora_rank, c.lora_alpha, c.lora_targets);
-    adapters_config_write(&c, stdout);
+    adapters_config_write(&c, "base", stdout);
     give("adapter_config.json", said_out.text, said_length(&said_out));
     held.promise = "the adapter_config.json that is saved";
     adapters_config_read(&again, folder);

@@ -46,7 +46,7 @@ def write_tasks(folder, lines, tasks, texts):
         "output_type": "multiple_choice",
         "doc_to_choice": "{{endings}}",
         "doc_to_target": "{{label}}",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_bytes"}],
     }
     generated = common | {
         "task": TEXTS,
@@ -94,7 +94,7 @@ def main():
     furthest = max(abs(float(p[0]) - float(q[0])) / max(1, abs(float(q[0]))) for p, q in answers)
     greedy = sum(str(p[1]) != str(q[1]) for p, q in answers)
     accuracy = [
-        [sum(sample[key] for sample in samples[0]) / len(samples[0]) for key in ("acc", "acc_norm")]
+        [sum(sample[key] for sample in samples[0]) / len(samples[0]) for key in ("acc", "acc_bytes")]
         for samples in (ours, hf)
     ]
     texts = sum(a["filtered_resps"] == b["filtered_resps"] for a, b in zip(ours[1], hf[1]))

@@ -165,6 +165,8 @@ class Arguments:
         same distance apart, as those of a slice of columns are."""
         size = stride = 1
         given = f"of shape {tuple(tensor.shape)} has strides {tensor.stride()}"
+        if not tensor.numel():  # it may have any strides
+            return count(tensor.shape[-inner:])
         for i in range(tensor.dim() - 1, tensor.dim() - inner - 1, -1):
             if tensor.shape[i] != 1 and tensor.stride(i) != size:
                 raise self.wrong(name, given, f"contiguous rows: give {name}.contiguous()")
@@ -261,6 +263,8 @@ def linear_of(contract, x, weight, dtype):
     N, IC = a.rows("x", x)
     OC, _ = a.matrix("weight", weight, columns=IC)
     y = x.new_empty((*x.shape[:-1], OC), dtype=dtype)
+    if not IC:  # a sum of nothing
+        return y.zero_()
     out = logits_of(y, OC) if contract == "linear_forward_logits" else y
     call(contract, y, x.dtype, out, x, weight, N, IC, OC)
     return y
@@ -283,6 +287,8 @@ def linear_backward_input(dy: Tensor, weight: Tensor) -> Tensor:
     N, OC, stride = count(dy.shape[:-1]), dy.shape[-1], a.row_stride("dy", dy)
     _, IC = a.matrix("weight", weight, rows=OC)
     dx = dy.new_empty((*dy.shape[:-1], IC))
+    if not OC:
+        return dx.zero_()
     call("linear_backward_input", dx, dy.dtype, dx, dy, stride, weight, N, IC, OC)
     return dx
 
@@ -296,8 +302,8 @@ def weight_gradient(op_name, dw, dy, x, accumulate):
     if dw is None:
         dw = dy.new_empty((OC, IC), dtype=FLOAT32)
     a.tensor("dw", dw, (OC, IC), FLOAT32)
-    if N == 0 and not accumulate:
-        return dw.zero_()
+    if not N:
+        return dw if accumulate else dw.zero_()
     call("linear_backward_weight", dw, dy.dtype, dw, dy, stride, x, N, IC, OC, accumulate)
     return dw
 
@@ -320,6 +326,8 @@ def linear_add(y: Tensor, x: Tensor, weight: Tensor) -> None:
     a.is_like("y", y, None)
     expected = (*x.shape[:-1], OC)
     a.require(tuple(y.shape) == expected, "y", f"has shape {tuple(y.shape)}", f"{expected}")
+    if not IC:
+        return
     call("linear_forward_add", y, x.dtype, y, a.row_stride("y", y), x, weight, N, IC, OC)
 
 
@@ -329,6 +337,8 @@ def linear_backward_input_add(dx: Tensor, dy: Tensor, weight: Tensor) -> None:
     N, OC = a.rows("dy", dy)
     _, IC = a.matrix("weight", weight, rows=OC)
     a.tensor("dx", dx, (*dy.shape[:-1], IC))
+    if not OC:
+        return
     call("linear_backward_input_add", dx, dy.dtype, dx, dy, weight, N, IC, OC)
 
 

@@ -99,7 +99,7 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
     int64_t different = 0, count = 0;
     for (int i = 0; i < s->accumulation * s->B; i++) {
         count +=
-            dataset_sample(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, raw, error, sizeof error);
+            dataset_sample(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, NULL, raw, error, sizeof error);
         for (int t = 0; t < d->T; t++)
             different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
     }
@@ -332,7 +332,7 @@ static void test_windows(void) {
     Dataset d = dataset_open(make_token_file("windows.tok", 100, 64, 5), 16, 64, 1);
     int next_token = 0, masked = 0, total = 0;
     for (int64_t w = 0; w < d.windows; w++) {
-        int n = dataset_sample(&d, w, inputs, targets, raw, error, sizeof error);
+        int n = dataset_sample(&d, w, inputs, targets, NULL, raw, error, sizeof error);
         total += n;
         for (int t = 0; t < 16; t++) {
             next_token += t < 15 && targets[t] >= 0 && targets[t] != inputs[t + 1] && w * 16 + t + 1 < 99;

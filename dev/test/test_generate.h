@@ -116,7 +116,8 @@ static void test_sampling(void) {
         int32_t expected = nucleus_by_sorting(logits, V, temperature, top_p, u, all);
         if (expected < 0) continue;
         compared++;
-        wrong += sample_token(logits, V, temperature, top_p, u, scratch) != expected;
+        const Sampling s = {temperature, top_p, 0, 1};
+        wrong += sample_token(logits, V, &s, u, scratch) != expected;
     }
     CHECK("sampling: the nucleus by a heap is that of a sorted vocabulary", !wrong && compared > 1500,
           "%d of %d draws differ", wrong, compared);
@@ -129,8 +130,7 @@ static void test_read_prompts(void *path) {
 }
 
 static void test_read_stop_tokens(void *model) {
-    StopTokens stop = ZERO;
-    stop_tokens_read(&stop, (const char *)model, "generation_config.json");
+    model_ids_read((const char *)model);
 }
 
 static void write_text(const char *path, const char *text) { test_write(path, text, strlen(text)); }
@@ -147,6 +147,7 @@ static void test_prompts(const Tokenizer *t) {
     int right = p.count == 3 && p.longest == LONG && p.list[1].line == 4 && p.list[2].line == 5;
     right = right && p.list[1].length == 3 && p.list[1].ids[0] == 256 && p.list[1].ids[1] == ' ';
     right = right && p.list[2].length == 2 && p.list[2].ids[1] == 0xA9;
+    right = right && !p.list[1].unprinted;
     CHECK("--prompts: a long line, empty lines, Windows' line ends, no end of the last line", right,
           "%d prompts, the longest of %d tokens", p.count, p.longest);
     prompts_close(&p);
@@ -156,24 +157,51 @@ static void test_prompts(const Tokenizer *t) {
     expect_user_error("--prompts that are a directory", test_read_prompts, "/tmp", "one prompt per line");
 }
 
+/* Requests as JSON lines, and what is put in front of a text. */
+static void test_prompt_requests(const Tokenizer *t) {
+    const char *path = strdup(scratch_path("requests.jsonl"));
+    Tokenizer fronted = *t;
+    Prompts p = ZERO;
+    fronted.front = t->bos;
+    p.vocab_size = t->vocab_size;
+    p.defaults.max_tokens = 5;
+    p.defaults.sampling.top_p = 0.9;
+    write_text(path, UTF8_BYTE_ORDER_MARK "{\"id\": [1], \"prompt\": \"bc\", \"max_tokens\": 7, \"top_k\": 1}\n\n"
+                     "{\"prompt_ids\": [3, 300], \"seed\": 9, \"top_p\": 1}\n{\"prompt\": \"\"}\n");
+    prompts_read(&p, &fronted, path);
+    const Prompt *x = p.list;
+    int right = p.count == 3 && x[0].length == 2 && x[0].ids[0] == t->bos && x[0].unprinted == 1 && p.most == 9;
+    right = right && x[0].max_tokens == 7 && x[0].sampling.top_k == 1 && x[0].sampling.top_p == 0.9;
+    right = right && x[0].is_request && !strcmp(x[0].name, "[1]") && !x[1].name && x[1].length == 2;
+    right = right && x[1].ids[1] == 300 && !x[1].unprinted && x[1].sampling.seed == 9 && x[1].max_tokens == 5;
+    right = right && x[2].length == 1 && x[2].ids[0] == t->bos;
+    CHECK("--prompts FILE.jsonl: texts begin with the tokenizer's front, ids stay, each request has its own sampling",
+          right, "%d requests", p.count);
+    prompts_close(&p);
+    write_text(path, "{\"prompt\": \"a\", \"typo\": 1}");
+    expect_user_error("--prompts: an unknown key of a request", test_read_prompts, path, "line 1: the key \"typo\"");
+    write_text(path, "{\"prompt_ids\": [1, 100000]}");
+    expect_user_error("--prompts: an id beyond the vocabulary", test_read_prompts, path, "holds 100000, expected ids");
+    write_text(path, "\xFF\xFEt\0h\0");
+    expect_user_error("--prompts in UTF-16", test_read_prompts, path, "line 1: found invalid UTF-8 at byte 0");
+}
+
 static void test_stop_tokens(const Tokenizer *t) {
     const char *model = strdup(scratch_path("stopping"));
     const char *path = strdup(scratch_path("stopping/generation_config.json"));
     mkdir(model, 0755);
-    StopTokens stop = ZERO;
     write_text(path, "{\"eos_token_id\": [7, 9, 100000]}");
-    stop_tokens_read(&stop, model, "generation_config.json");
-    stop_tokens_read(&stop, model, "config.json"); // there is none
+    StopTokens stop = model_ids_read(model).eos;
     int right = stop.count == 3 && is_stop_token(&stop, t, 7) && is_stop_token(&stop, t, 9);
     right = right && !is_stop_token(&stop, t, 8) && is_stop_token(&stop, t, t->eos) && is_stop_token(&stop, t, t->eot);
     right = right && is_stop_token(&stop, t, t->vocab_size);
-    write_text(path, "{\"eos_token_id\": 8}");
-    stop_tokens_read(&stop, model, "generation_config.json");
-    right = right && is_stop_token(&stop, t, 8);
+    write_text(scratch_path("stopping/config.json"), "{\"eos_token_id\": 8}");
+    stop = model_ids_read(model).eos;
+    right = right && stop.count == 4 && stop.ids[0] == 8 && stop.ids[3] == 100000;
     write_text(path, "{\"eos_token_id\": null}");
-    stop_tokens_read(&stop, model, "generation_config.json");
-    CHECK("an answer stops at the tokenizer's and at the directory's end tokens", right && stop.count == 4,
-          "%d of the directory", stop.count);
+    right = right && model_ids_read(model).eos.count == 1;
+    CHECK("an answer stops at the tokenizer's and at the directory's end tokens, those of config.json first", right,
+          "%d of both files", stop.count);
     write_text(path, "{\"eos_token_id\": [1, \"two\"]}");
     expect_user_error("an eos_token_id that is a word", test_read_stop_tokens, model, "has \"two\"; expected a token");
     write_text(path, "{\"eos_token_id\": -1}");
@@ -189,7 +217,7 @@ static void test_conversation(const Tokenizer *t) {
     const ChatTemplate *form = chat_template_of_tokens(t);
     chat_open(&c, t, form);
     chat_begin(&c, "user");
-    chat_message(&c, "user", "<|eot_id|>", 10); // plain text in a message
+    chat_message(&c, "user", "<|eot_id|>", 10, 0); // plain text in a message
     chat_generation_prompt(&c);
     chat_token(&c, 'o', 1);
     chat_token(&c, 'k', 1);
@@ -198,8 +226,8 @@ static void test_conversation(const Tokenizer *t) {
           c.count == sizeof wanted / sizeof *wanted && !memcmp(c.ids, wanted, sizeof wanted), "%zu tokens", c.count);
     chat_open(&whole, t, form);
     chat_begin(&whole, "user");
-    chat_message(&whole, "user", "<|eot_id|>", 10);
-    chat_message(&whole, "assistant", "ok", 2);
+    chat_message(&whole, "user", "<|eot_id|>", 10, 0);
+    chat_message(&whole, "assistant", "ok", 2, 1);
     CHECK("an answer's tokens are those of the assistant's message",
           c.count == whole.count && !memcmp(c.ids, whole.ids, c.count * sizeof *c.ids), "%zu tokens", whole.count);
     chat_close(&c);
@@ -213,6 +241,7 @@ static void test_generate(void) {
     test_text_output();
     test_sampling();
     test_prompts(t);
+    test_prompt_requests(t);
     test_stop_tokens(t);
     test_conversation(t);
     tokenizer_close(t);

@@ -11,7 +11,7 @@ typedef struct {
     int64_t num, tokens, targets;
     int64_t *start; // (num + 1) where each begins
     int32_t *ids;   // (tokens)
-    uint8_t *mask;  // (tokens) 1: a target
+    uint8_t *mask;  // (tokens) bits of TokenByte
 } Talks;
 
 /* Conversations of lengths[i] tokens, or, if `lengths` is NULL, of 1 to `longest`. */
@@ -29,8 +29,8 @@ static Talks make_talks(const int *lengths, int64_t num, int longest, uint64_t s
             uint64_t random = mix64(seed + 7 * (uint64_t)at);
             int is_last = at + 1 == talks.start[i + 1];
             talks.ids[at] = is_last ? DOCUMENT_END : 3 + (int32_t)(random % 37);
-            talks.mask[at] = !is_last && at > talks.start[i] && random % 5 < 3;
-            talks.targets += talks.mask[at];
+            talks.mask[at] = is_last ? TOKEN_ENDS_DOCUMENT : at > talks.start[i] && random % 5 < 3;
+            talks.targets += talks.mask[at] & TOKEN_IS_TARGET;
         }
     return talks;
 }
@@ -84,10 +84,11 @@ static Reading read_talks(const char *path, const Talks *talks, int T) {
     memcpy(&h, file, sizeof h);
     int64_t count = (int64_t)h.count, first = 0;
     int32_t *ids = new_array(int32_t, count);
-    const uint8_t *mask = (const uint8_t *)file + 64 + count * h.width;
+    const uint8_t *mask = (const uint8_t *)file + sizeof h + count * h.width;
     for (int64_t at = 0; at < count; at++) {
-        memcpy(&ids[at], file + 64 + at * h.width, h.width);
-        r.targets += mask[at];
+        memcpy(&ids[at], file + sizeof h + at * h.width, h.width);
+        r.targets += mask[at] & TOKEN_IS_TARGET;
+        r.wrong += (ids[at] == DOCUMENT_END) != !!(mask[at] & TOKEN_ENDS_DOCUMENT);
         if (ids[at] != DOCUMENT_END) continue;
         int64_t n = at + 1 - first, i = 0;
         while (n > 1 && i < talks->num && (found[i] || !compare_to_talk(talks, i, ids + first, mask + first, n))) i++;

@@ -50,7 +50,7 @@ static double score_by_loss(int i) {
     int tokens = tokens_of_test(i);
     const char *path = make_token_file("scored.tok", tokens, 131, 1 << 20);
     FILE *f = fopen(path, "r+b");
-    fseek(f, sizeof(TokenFileHeader), SEEK_SET);
+    fseek(f, TOKEN_FILE_FIRST_BYTES, SEEK_SET);
     for (int t = 0; t < tokens; t++) {
         uint16_t id = (uint16_t)id_of_test(i, t);
         fwrite(&id, sizeof id, 1, f);
@@ -233,7 +233,7 @@ static void test_bits_per_byte(void) {
         char raw[128], error[256];
         int64_t bytes = 0;
         for (int64_t w = 0; w < j->val.windows; w++) {
-            dataset_sample(&j->val, w, inputs, targets, raw, error, sizeof error);
+            dataset_sample(&j->val, w, inputs, targets, NULL, raw, error, sizeof error);
             for (int t = 0; t < 16; t++) bytes += targets[t] == 0 || targets[t] == 1;
         }
         launch(j, 0, bytes_body);

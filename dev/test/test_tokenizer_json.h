@@ -391,7 +391,7 @@ static void test_chat_rendered(const Tokenizer *t) {
     char text[256] = "";
     chat_open(&c, t, &chat_templates[2]);
     chat_begin(&c, "user");
-    chat_message(&c, "user", "ab", 2);
+    chat_message(&c, "user", "ab", 2, 0);
     size_t prompt = c.count;
     chat_generation_prompt(&c);
     int special = 0, targets = 0;

@@ -89,7 +89,10 @@ static void test_generation(void) {
         j->opt.seq = 12;
         j->opt.max_tokens = 4;
         j->cached_positions = 16;
-        Prompt prompt = {new_array(int32_t, 12), 12, 0};
+        Prompt prompt = ZERO;
+        prompt.ids = new_array(int32_t, 12);
+        prompt.length = 12;
+        prompt.max_tokens = 4;
         for (int t = 0; t < 12; t++) prompt.ids[t] = (t * 37 + 5) % 131;
         j->prompts.list = new_array(Prompt, 1);
         j->prompts.list[0] = prompt;
@@ -127,7 +130,7 @@ static void test_export(double loss) {
         snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model,
                  exporters[layout - 1].options);
         Job *j = make_job(arguments, world, &transport_threads);
-        export_check(model);
+        export_check(model, 0);
         launch(j, 0, export_body);
         end_job(j);
         snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);
@@ -150,13 +153,21 @@ static void test_use(void) {
     test_export(loss);
     static const float logits[4] = {1, 3, 2, -5};
     Candidate scratch[4];
+    const Sampling sure = {0, 1, 0, 1}, half = {1, 0.5, 0, 1}, all = {1, 1, 0, 1}, two = {1, 1, 2, 1};
     CHECK("sampling: temperature 0 takes the likeliest, top-p cuts the rest off",
-          sample_token(logits, 4, 0, 1, 0.99, scratch) == 1 && sample_token(logits, 4, 1, 0.5, 0.99, scratch) == 1 &&
-              sample_token(logits, 4, 1, 1, 0.9999999, scratch) == 3,
+          sample_token(logits, 4, &sure, 0.99, scratch) == 1 && sample_token(logits, 4, &half, 0.99, scratch) == 1 &&
+              sample_token(logits, 4, &all, 0.9999999, scratch) == 3,
           "%s", "three draws");
+    CHECK("sampling: top-k keeps the likeliest tokens, of which top-p takes its share",
+          sample_token(logits, 4, &two, 0.9999999, scratch) == 2 && sample_token(logits, 4, &two, 0.7, scratch) == 1,
+          "%s", "two draws of exp(1) to 1");
+    const float broken[2][4] = {{1, NAN, 2, 0}, {1, 2, 3, INFINITY}};
+    CHECK("sampling: a logit that is not a finite number is noticed",
+          logits_are_finite(logits, 4) && !logits_are_finite(broken[0], 4) && !logits_are_finite(broken[1], 4), "%s",
+          "NaN and infinity among four");
     for (double temperature = 1e-3; temperature > 1e-60; temperature /= 1e12) {
-        int32_t first = sample_token(logits, 4, temperature, 1, 0, scratch);
-        int32_t last = sample_token(logits, 4, temperature, 1, 0.99, scratch);
+        const Sampling s = {temperature, 1, 0, 1};
+        int32_t first = sample_token(logits, 4, &s, 0, scratch), last = sample_token(logits, 4, &s, 0.99, scratch);
         CHECK("sampling: the smallest temperatures take the likeliest", first == 1 && last == 1,
               "temperature %g: tokens %d and %d, expected 1", temperature, first, last);
     }
