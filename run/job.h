@@ -1040,6 +1040,7 @@ static void job_data(Job *j) {
     if (!j->tokenizer_path[0]) job_find_tokenizer(j);
     if (j->tokenizer_path[0] && !j->tokenizer_text) // read once: the file may change while the run trains
         j->tokenizer_text = tokenizer_read_file(j->tokenizer_path, &j->tokenizer_length);
+    if (j->tokenizer_text) tokenizer_refuse_damaged(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length);
     if (o->tokenizer) job_open_tokenizer(j);
     if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) job_training_data(j);
     if (j->resume_from.dir[0]) job_checkpoint(j);

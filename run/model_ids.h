@@ -115,15 +115,24 @@ static void model_ids_write(const ModelIds *ids, FILE *f) {
 /* The text (length) of generation_config.json: that of the model, `text`, with all ends, or a new one if it is NULL.
  * Other keys stay; a file that has all ends stays as it is. Frees `text`; the caller frees the result. */
 static char *generation_config_text(const ModelIds *ids, char *text, size_t *length) {
-    cJSON *json = text ? cJSON_Parse(text) : cJSON_CreateObject();
+    if (!text) {
+        char *eos = json_text(json_of_stop_tokens(&ids->eos), 1);
+        FILE *f = text_stream_open(&text, length);
+        fprintf(f, "{\n");
+        if (ids->bos != NO_TOKEN) fprintf(f, "  \"bos_token_id\": %d,\n", ids->bos);
+        fprintf(f, "  \"eos_token_id\": %s\n}\n", eos);
+        text_stream_close(f);
+        free(eos);
+        return text;
+    }
+    cJSON *json = cJSON_Parse(text);
     StopTokens given = {{0}, 0};
     stop_tokens_add(&given, json, "generation_config.json");
     int has_all = given.count == ids->eos.count && !memcmp(given.ids, ids->eos.ids, sizeof *given.ids * given.count);
-    if (text && has_all) {
+    if (has_all) {
         cJSON_Delete(json);
         return text;
     }
-    if (!text && ids->bos != NO_TOKEN) cJSON_AddItemToObject(json, "bos_token_id", json_of_id(ids->bos));
     cJSON_DeleteItemFromObjectCaseSensitive(json, "eos_token_id");
     cJSON_AddItemToObject(json, "eos_token_id", json_of_stop_tokens(&ids->eos));
     free(text);

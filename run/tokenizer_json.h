@@ -223,6 +223,7 @@ static int vocabulary_is_known(const cJSON *root, char what[UNSUPPORTED_BYTES]) 
     double next = 0;
     int bytes = 0;
     bytes_of_characters(bytes_of);
+    if (!cJSON_IsObject(vocab)) return 1; // vocabulary_read_model refuses it
     cJSON_ArrayForEach(item, vocab) {
         char decoded[4];
         size_t length = strlen(item->string);
@@ -624,6 +625,7 @@ static int tokenizer_text_is_known(const char *path, const char *text, size_t le
 static Tokenizer *tokenizer_open(const char *path) {
     size_t len;
     char *text = tokenizer_read_file(path, &len);
+    tokenizer_refuse_damaged(path, text, len);
     return tokenizer_from_text(path, text, len);
 }
 

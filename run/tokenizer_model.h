@@ -56,15 +56,16 @@ static char *tokenizer_read_file(const char *path, size_t *len) {
     if (*len != (size_t)info.st_size)
         user_error("tokenizer %s: %zu of %lld bytes could be read; copy the file again", path, *len,
                    (long long)info.st_size);
-    size_t n = strlen(path), blanks = strspn(text, " \t\r\n");
+    return text;
+}
+
+/* Refuses a file that is a tokenizer of no kind, so that it is not even copied. `text` (len, and a NUL): its contents. */
+static inline void tokenizer_refuse_damaged(const char *path, const char *text, size_t len) {
     if (!strncmp(text, UTF8_BYTE_ORDER_MARK, 3))
         user_error("tokenizer %s begins with a byte-order mark, which no tokenizer's file has: remove the first three "
                    "bytes (tail -c +4)",
                    path);
-    if (!*len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_EXPECTED, path);
-    if (n > 5 && !strcmp(path + n - 5, ".json") && text[blanks] != '{')
-        user_error("tokenizer %s is not a JSON object; " TOKENIZER_EXPECTED, path);
-    return text;
+    if (!len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_EXPECTED, path);
 }
 
 /* Decodes n characters of base64 (RFC 4648, with padding) to `out`. Returns the number of bytes, or 0 if it is not

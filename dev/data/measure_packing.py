@@ -27,7 +27,7 @@ import yaml
 TOP = Path(__file__).resolve().parent.parent.parent
 CHAT, PROGRAM = TOP / "build" / "data" / "chat", TOP / "build" / "cpu-fp32" / "train_llama3"
 WINDOWS = (128, 256, 512, 1024, 2048)
-HEADER = struct.Struct("<8sIIIIQ32s")
+HEADER = struct.Struct("<8sIIIIQ32s128x")
 
 
 def run(*command):
@@ -55,7 +55,7 @@ class TokenFile:
         self.header = HEADER.unpack_from(data)
         width, self.flags, count = self.header[2], self.header[4], self.header[5]
         self.ids = struct.unpack_from(f"<{count}{'H' if width == 2 else 'I'}", data, HEADER.size)
-        self.mask = data[HEADER.size + count * width :]
+        self.mask = bytes(byte & 1 for byte in data[HEADER.size + count * width :])  # bit 1: the document ends
 
     def documents(self, end):
         """(first token, ids, mask) of each document that `end` ends; a single `end` is padding."""

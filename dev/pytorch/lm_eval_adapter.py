@@ -6,7 +6,7 @@
 Needs lm-eval and transformers. After `run` come the harness's own options. In --model_args, `model` is a directory that
 --model of train_llama3 takes, with a tokenizer that transformers reads; `ranks` is the number of ranks (1), `program`
 the program (./train_llama3), `options` more of its options, separated by spaces. Log-probabilities come from --score,
-and generated texts from --generate.
+and generated texts from --prompts, both of token ids: the harness gets the answers that its own model type `hf` gives.
 """
 
 import json
@@ -19,9 +19,16 @@ import transformers
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 TOP = Path(__file__).resolve().parent.parent.parent
+# of transformers' GenerationConfig: what samples, and what else changes a text, each with the value that has no effect
+SAMPLING = {"top_p": 1.0, "top_k": 0}
+UNSUPPORTED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0,
+               "min_new_tokens": None, "min_length": 0, "bad_words_ids": None, "suppress_tokens": None,
+               "forced_bos_token_id": None, "forced_eos_token_id": None, "penalty_alpha": None, "epsilon_cutoff": 0.0,
+               "eta_cutoff": 0.0, "encoder_no_repeat_ngram_size": 0, "sequence_bias": None}  # fmt: skip
 
 
 def run(command):
@@ -37,15 +44,31 @@ class Llama3InC(TemplateLM):
     backend = "causal"
 
     def __init__(
-        self, model, ranks=1, program=None, options="", max_length=None, batch_size=None, device=None, **unused
-    ):
+        self, model, ranks=1, program=None, options="", max_length=None, add_bos_token=None, batch_size=None,
+        device=None, **unused
+    ):  # fmt: skip
         super().__init__()
         if unused:
-            sys.exit(f"--model_args {', '.join(unused)}: expected model, ranks, program, options and max_length")
+            sys.exit(f"--model_args {', '.join(unused)}: expected model, ranks, program, options, max_length and "
+                     "add_bos_token")
         self.command = [program or TOP / "train_llama3", "--model", model, "--ranks", str(ranks), *options.split()]
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         config = json.loads((Path(model) / "config.json").read_text())
         self.max_length = int(max_length or config["max_position_embeddings"])
+        self.add_bos_token = add_bos_token
+        self.generation = self.generation_defaults(model)
+        self.generated = 0  # texts so far: each is drawn with another seed
+
+    @staticmethod
+    def generation_defaults(model):
+        """Sampling as the model's generation_config.json, or transformers, has it; what else it asks for is refused."""
+        if not (Path(model) / "generation_config.json").exists():
+            return {"top_p": 1.0, "top_k": 50}
+        config = transformers.GenerationConfig.from_pretrained(model).to_dict()
+        for key, neutral in UNSUPPORTED.items():
+            if config.get(key) not in (None, neutral):
+                sys.exit(f"{model}/generation_config.json: \"{key}\" is {config[key]}, which is not supported")
+        return {"top_p": config.get("top_p") or 1.0, "top_k": 50 if config.get("top_k") is None else config["top_k"]}
 
     @property
     def eot_token_id(self):
@@ -61,11 +84,21 @@ class Llama3InC(TemplateLM):
         return self.tokenizer.name_or_path.replace("/", "__")
 
     def tok_encode(self, string, add_special_tokens=None, **_):
-        return self.tokenizer.encode(string, add_special_tokens=bool(add_special_tokens))
+        """As the harness's `hf`: with what the tokenizer adds, unless the text begins with it or the caller decides."""
+        if add_special_tokens is None:
+            add_special_tokens = self.add_bos_token
+        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
+            add_special_tokens = False
+        if add_special_tokens is None:
+            return self.tokenizer.encode(string)
+        return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history, add_generation_prompt=True):
         return self.tokenizer.apply_chat_template(
-            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
         )
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_):
@@ -99,18 +132,38 @@ class Llama3InC(TemplateLM):
         scores = iter(self._loglikelihood_tokens(windows))
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
+    def generation_request(self, context, options):
+        """A line of --prompts FILE.jsonl, and the texts at which its answer is cut."""
+        options = normalize_gen_kwargs(options)
+        until = handle_stop_sequences(options.pop("until", None), eos=self.tokenizer.decode(self.eot_token_id))
+        new, samples = options.pop("max_gen_toks"), options.pop("do_sample")
+        temperature = options.pop("temperature", 0.0) if samples else 0.0
+        sampling = {key: options.pop(key, self.generation[key]) for key in SAMPLING}
+        for key, value in options.items():
+            if value not in (None, UNSUPPORTED.get(key)):
+                sys.exit(f"the task's generation option {key} = {value} is not supported: expected until, max_gen_toks, "
+                         "do_sample, temperature, top_p and top_k")  # fmt: skip
+        if new >= self.max_length:
+            sys.exit(f"the task generates {new} tokens, and the model has {self.max_length} positions")
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        self.generated += 1
+        request = {"prompt_ids": ids[new - self.max_length :], "max_tokens": new, "temperature": temperature}
+        if samples:
+            request |= sampling | {"seed": self.generated}
+        return request, until
+
     def generate_until(self, requests, disable_tqdm=False):
-        answers = []
-        for request in requests:
-            context, options = request.args
-            new = int(options.get("max_gen_toks", 256))
-            temperature = float(options.get("temperature", 0)) if options.get("do_sample") else 0
-            text = run(
-                [*self.command, "--generate", context, "--max-tokens", new, "--temperature", temperature]
-            ).removesuffix("\n")
-            text = text.removeprefix(context)
-            for stop in options.get("until", []):
-                text = text.split(stop)[0]
+        if not requests:
+            return []
+        lines, answers = [self.generation_request(*request.args) for request in requests], []
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            file.writelines(json.dumps(line) + "\n" for line, _ in lines)
+            file.flush()
+            done = run([*self.command, "--prompts", file.name]).splitlines()
+        for request, answer, (_, until) in zip(requests, done, lines, strict=True):
+            text = self.tokenizer.decode(json.loads(answer)["ids"], skip_special_tokens=True)
+            text = postprocess_generated_text(text, until, None)
+            self.cache_hook.add_partial("generate_until", request.args, text)
             answers.append(text)
         return answers
 

@@ -44,8 +44,8 @@ bytes 0 >llama3.model
 # dump FILE : ids, a target with a star behind it
 dump() {
     local count=$(($(od -An -v -tu8 -j24 -N8 "$1")))
-    paste -d' ' <(od -An -v -w2 -tu2 -j64 -N$((2 * count)) "$1") <(od -An -v -w1 -tu1 -j$((64 + 2 * count)) "$1") |
-        awk '{ printf "%s%s%s", (NR > 1 ? " " : ""), $1, ($2 ? "*" : "") } END { print "" }'
+    paste -d' ' <(od -An -v -w2 -tu2 -j192 -N$((2 * count)) "$1") <(od -An -v -w1 -tu1 -j$((192 + 2 * count)) "$1") |
+        awk '{ printf "%s%s%s", (NR > 1 ? " " : ""), $1, ($2 % 2 ? "*" : "") } END { print "" }'
 }
 # say OFFSET TEXT [STAR] : the ids of text without "\n\n" and "er"
 say() {
@@ -90,9 +90,8 @@ llama3_conversations bin/chat
 brief="1 $(say 3 'system\nBe brief.') 2 13" chatml_assistant="1 $(say 3 'assistant\n')"
 gives "ChatML: tokens and targets of a conversation" bin/chat chatml.model "$brief_talk" \
     "$brief 1 120 118 260 13 35 75 108 13 2 13 $chatml_assistant 92* 114* 198* 172* 35* 2* 13 0"
-smol="1 $(say 3 'system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face') 2 13"
-gives "ChatML: the system speaks first, as SmolLM2's template has it" bin/chat chatml.model \
-    "[$(message user a),$(message assistant b)]" "$smol 1 120 118 260 13 100 2 13 $chatml_assistant 101* 2* 13 0"
+gives "ChatML: without a template nobody speaks first" bin/chat chatml.model \
+    "[$(message user a),$(message assistant b)]" "1 120 118 260 13 100 2 13 $chatml_assistant 101* 2* 13 0"
 gives "ChatML: a token of both the header and the content is a target" bin/chat chatml.model \
     "[$(message system "Be brief."),$(message assistant '\n\nok')]" \
     "$brief 1 $(say 3 assistant) 259* 13* 114* 110* 2* 13 0"
@@ -249,7 +248,7 @@ line "content in parts" "message 1 has no \"content\" that is a string" \
     '[{"role":"user","content":[{"type":"text","text":"a"}]}]'
 line "content that is null" "message 2 has no \"content\" that is a string" \
     '[{"role":"user","content":"a"},{"role":"assistant","content":null}]'
-line "calls of tools" "\"tool_calls\" cannot be rendered" \
+line "calls of tools" "message 1 has \"tool_calls\", which cannot be rendered" \
     '[{"role":"assistant","content":"","tool_calls":[{"id":"1"}]}]'
 line "tools" "\"tools\" cannot be rendered" '{"tools":[{"name":"f"}],"messages":[{"role":"user","content":"a"}]}'
 line "a zero in a string" ".u0000 in a string" '[{"role":"user","content":"a\u0000b"}]'
@@ -290,9 +289,9 @@ cp one.jsonl talk.mask.partial
 bad "tokens through a file of conversations" "--out-train talk would overwrite the input talk.mask.partial" bin/chat \
     --tokenizer llama3.model --out-train talk talk.mask.partial
 mkfifo pipe
-bad "a named pipe that nobody writes to" "pipe is a pipe, expected a file of JSON lines" timeout 5 bin/chat \
+bad "a named pipe that nobody writes to" "pipe is a pipe, expected a text file" timeout 5 bin/chat \
     --tokenizer llama3.model --out-train bad.tok pipe
-bad "a device" "/dev/zero is a device, expected a file of JSON lines" timeout 5 bin/chat --tokenizer llama3.model \
+bad "a device" "/dev/zero is a device, expected a text file" timeout 5 bin/chat --tokenizer llama3.model \
     --out-train bad.tok /dev/zero
 bad "conversations into a full standard output" "standard output cannot be written: No space left on device" bash -c \
     "bin/chat --tokenizer llama3.model --out-train full.tok many.jsonl >/dev/full"
@@ -308,8 +307,9 @@ done
 bad "--pack without a number" "--pack was given without a value" bin/chat --tokenizer llama3.model --out-train bad.tok \
     one.jsonl --pack
 sed 's/eos <|endoftext|>/eos <|im_end|>/' chatml.model >shared.model
-bad "--pack where a message ends as a document does" "shared.model <.im_end.> also ends a message: leave --pack out" \
-    bin/chat --tokenizer shared.model --out-train bad.tok --pack 512 one.jsonl
+if bin/chat --tokenizer shared.model --out-train shared.tok --pack 512 one.jsonl >.out 2>.err; then
+    pass "--pack where a message ends as a document does" "$(tail -n 1 .out)"
+else fail "--pack where a message ends as a document does" "$(cat .err)"; fi
 # KB a file
 bad "a disk that is full" "bad.tok.*; is the disk full" bash -c \
     "trap '' XFSZ; ulimit -f 20; bin/chat --tokenizer llama3.model --out-train bad.tok many.jsonl"
@@ -325,9 +325,9 @@ bin/chat --tokenizer llama3.model --out-train four.tok four.jsonl >.out
 count=$(($(od -An -v -tu8 -j24 -N8 four.tok))) targets=$(dump four.tok | tr -cd '*' | wc -c)
 seq=$(((count - 1) / 2)) # two windows
 # with FILE TRANSLATION : four.tok with another mask, or none
-with() { { head -c $((64 + 2 * count)) four.tok; tail -c "$count" four.tok | tr "${@:2}"; } >"$1"; }
-with others.tok '\0\1' '\1\0'
-with everything.tok '\0' '\1'
+with() { { head -c $((192 + 2 * count)) four.tok; tail -c "$count" four.tok | tr "${@:2}"; } >"$1"; }
+with others.tok '\0\1\2' '\1\0\3'
+with everything.tok '\0\2' '\1\3'
 # number FILE NAME : a figure of a JSON line
 number() { sed -n "s/.*\"$2\":\([-0-9.e+]*\).*/\1/p" "$1" | tail -n 1; }
 train=(timeout 60 "$program" --model model --tokenizer llama3.model --data four.tok --seq "$seq" --batch 1 --steps 1 \

@@ -74,7 +74,7 @@ same "a tokenizer.json is kept as it is" only/tokenizer.json c/latest/tokenizer.
 [ ! -e c/latest/tokenizer.model ] || fail "no tokenizer.model is made of a tokenizer.json" "there is one"
 works "--generate with tokenizer.json beside the model" "$program" --model only --generate "In the" --max-tokens 4
 tokens a/latest/tokenizer.json made
-same "token files of both formats have the same ids" <(tail -c +65 made/train.tok) <(tail -c +65 data/train.tok)
+same "token files of both formats have the same ids" <(tail -c +193 made/train.tok) <(tail -c +193 data/train.tok)
 works "data of the tokenizer.json, a tokenizer.model" "${train[@]}" --data made/train.tok --steps 1 --tokenizer \
     data/tokenizer.model --out d
 sed 's/"version": "1.0"/"version":  "1.0"/' a/latest/tokenizer.json >spaced.json
@@ -84,7 +84,7 @@ bin/train_tokenizer --vocab-size 590 --out different.model text >.out
 bad "data of another tokenizer" "was tokenized with a different tokenizer than different.model" "${train[@]}" --data \
     other/train.tok --steps 1 --tokenizer different.model --out g
 TOKENIZER=a/latest/tokenizer.json works "text.sh takes a tokenizer.json" "$top/dev/data/text.sh" by-text text
-same "text.sh with a tokenizer.json gives the same ids" <(tail -c +65 by-text/train.tok) <(tail -c +65 data/train.tok)
+same "text.sh with a tokenizer.json gives the same ids" <(tail -c +193 by-text/train.tok) <(tail -c +193 data/train.tok)
 same "text.sh keeps the tokenizer.json" by-text/tokenizer.json a/latest/tokenizer.json
 
 # ---------------------------------------------------------------- other kinds
@@ -129,7 +129,7 @@ works "a GGUF file of a model merged with adapters" "${gguf[@]}" l/m.gguf --mode
 works "the merged model" "${gguf[@]}" merged --model e --adapters adapters/latest --merge
 works "its GGUF file" "${gguf[@]}" o/m.gguf --model merged
 same "merged weights are those of the merged model" l/m.gguf o/m.gguf
-bad "a GGUF file that exists" "g/m.gguf exists already" "${gguf[@]}" g/m.gguf --model e
+bad "a GGUF file that exists" "g/m.gguf exists already and is another model" "${gguf[@]}" g/m.gguf --model merged
 bad "a GGUF file in int8" "use --dtype q8_0" "${gguf[@]}" x.gguf --model e --dtype int8
 bad "a directory in q8_0" "use --export FILE.gguf, or --dtype int8" "${gguf[@]}" x --model e --dtype q8_0
 bad "a GGUF file of adapters" "a GGUF file holds a whole model" "$program" --seq 16 --batch 2 --model e --data \

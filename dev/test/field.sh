@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# field.sh [PROGRAM]: what people bring, and what other programs made of it: each check is a rule of how a model's
-# directory, a tokenizer, a template, adapters, conversations or a corpus is read, or how it is refused by name.
+# field.sh [PROGRAM [SECTION]]: what people bring, and what other programs made of it: each check is a rule of how a
+# model's directory, a tokenizer, a template, adapters, conversations or a corpus is read, or how it is refused by name.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -375,15 +375,6 @@ for _ in range(20): print(json.dumps({"messages": [{"role": "user", "content": "
     says "a recipe's empty rope_scaling is none" 0 "step" run --model y --steps 2 --recipe recipe.json
 }
 
-ends
-front
-one_end
-weights_of_others
-rope
-templates
-adapters
-conversations
-corpora
-others
+for section in ${2:-ends front one_end weights_of_others rope templates adapters conversations corpora others}; do $section; done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

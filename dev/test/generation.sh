@@ -69,7 +69,7 @@ head -n $(($(sed -n "$(($(wc -l <start-ids) + 1)),\$p" ids | grep -nx -m 1 "$fif
 for name in config.json generation_config.json; do
     cp trained/config.json saved.json
     if [ $name = config.json ]; then
-        sed -i "s/{/{\"eos_token_id\": $fifth,/" trained/config.json
+        sed -i -E "s/\"eos_token_id\": (\[[^]]*\]|[^,]*),/\"eos_token_id\": $fifth,/" trained/config.json
     else echo "{\"eos_token_id\": [599, $fifth]}" >trained/$name; fi
     gives "eos_token_id" /dev/null out --generate "The river" --max-tokens 30
     same "a continuation ends at eos_token_id of $name" stopped out
@@ -177,8 +177,8 @@ printf '{"id":"a","context":"In the","continuation":" beginning"}\n' >requests.j
 "$program" --model chosen --score requests.jsonl --threads 1 --ranks 3 --deterministic >out-3 2>notes
 has "--score: an answer" out '^[{]"id":"a","logprob":-[0-9.]+,"tokens":[0-9]+,"greedy":(true|false)[}]$'
 same "--score: the same answers on 3 ranks" out out-3
-VOCAB_SIZE=700 "$top/dev/data/text.sh" larger sample >said 2>&1
-refused "--score with a tokenizer that is larger than the model" "larger/tokenizer.model has 700 tokens, but" \
+VOCAB_SIZE=900 "$top/dev/data/text.sh" larger sample >said 2>&1
+refused "--score with a tokenizer that is larger than the model" "larger/tokenizer.model has 900 tokens, but" \
     --model chosen --score requests.jsonl --tokenizer larger/tokenizer.model
 mkdir bare
 cp chosen/config.json chosen/model.safetensors bare/

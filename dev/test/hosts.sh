@@ -180,7 +180,7 @@ other_contents() {
     local i
     for ((i = 1; i <= hosts; i++)); do on "n$i" sh -c "rm -rf /tmp/text; cp -r $work/text /tmp/text"; done
     on "$1" sh -c 'cd /tmp/text
-        { head -c 64 train.tok; tail -c +65 train.tok | tr "\1\2\3\4" "\4\3\2\1"; } >other.tok
+        { head -c 192 train.tok; tail -c +193 train.tok | tr "\1\2\3\4" "\4\3\2\1"; } >other.tok
         mv other.tok train.tok'
 }
 

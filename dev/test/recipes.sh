@@ -27,8 +27,8 @@ import struct, sys
 out, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 with open("text/train.tok", "rb") as f: data = f.read()
 width = struct.unpack_from("<I", data, 12)[0]
-header = data[:24] + struct.pack("<Q", count) + data[32:64]
-open(out, "wb").write(header + data[64 + first * width:64 + (first + count) * width])
+header = data[:24] + struct.pack("<Q", count) + data[32:192]
+open(out, "wb").write(header + data[192 + first * width:192 + (first + count) * width])
 END_PYTHON
 }
 mkdir data && cp text/tokenizer.model data/

@@ -181,6 +181,7 @@ run_test() {
     beside "recipes" "dev/test/recipes.sh $program"
     beside "instruction data" "dev/test/chat.sh $program"
     beside "generation" "dev/test/generation.sh $program"
+    beside "what people bring" "dev/test/field.sh $program"
     beside "exports" "dev/test/exports.sh $program"
     beside "run.html" "dev/test/run_page.sh $program"
     beside "the book's links and numbers" "python3 dev/book/check.py"
@@ -226,6 +227,7 @@ run_all() {
     if dev/test/pages.sh --possible; then beside "pages in a browser" dev/test/pages.sh
     else echo "chromium is not here: run.html and plan.html are not opened in a browser"; fi
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
+    beside "what people bring" "dev/test/field.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
     beside "the book's links and numbers" "python3 dev/book/check.py"

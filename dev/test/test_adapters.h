@@ -469,7 +469,7 @@ static void test_stored_losses(StoredModel *m) {
 /* Adapters train on int8 files as on the model; the files dequantized are a model of the same loss. */
 static void test_stored_use(const StoredModel *m) {
     char said[SAID], out[2][400], name[300], path[500];
-    int files, code = 0;
+    int code = 0;
     for (int stored = 0; stored < 2; stored++) {
         snprintf(out[stored], sizeof out[stored], "%s-adapters-%d-%d", m->model, m->all, stored);
         code |= run_whole(said, 2,
@@ -478,9 +478,9 @@ static void test_stored_use(const StoredModel *m) {
                           stored ? m->stored : m->model, m->dtype, m->data, out[stored],
                           m->all ? " --sharding no_shard" : "");
     }
-    int differ = files_that_differ(out[0], out[1], &files);
+    for (int stored = 0; stored < 2; stored++) strcat(out[stored], "/adapter_model.safetensors");
     snprintf(name, sizeof name, "%s, %s: adapters train on the files as on the model", m->name, m->dtype);
-    CHECK(name, !code && !differ && files == 2, "%d of %d files differ; %s", differ, files, code ? sentence(said) : "");
+    CHECK(name, !code && files_equal(out[0], out[1]), "%s", code ? sentence(said) : "compared byte by byte");
     snprintf(path, sizeof path, "%s-dequantized-%d", m->model, m->all);
     code = run_whole(said, 2, "--model %s --export %s", m->stored, path) ||
            run_whole(said, 1, "--model %s --eval %s --seq 32 --batch 4", path, m->data);

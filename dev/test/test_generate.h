@@ -126,6 +126,9 @@ static void test_sampling(void) {
 static void test_read_prompts(void *path) {
     Tokenizer *t = tokenizer_open(scratch_path("prompts.model"));
     Prompts p = ZERO;
+    p.vocab_size = t->vocab_size;
+    p.defaults.max_tokens = 1;
+    p.defaults.sampling.top_p = 1;
     prompts_read(&p, t, (const char *)path);
 }
 

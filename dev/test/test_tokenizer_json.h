@@ -136,8 +136,8 @@ static void test_json_malformed(const char *path) {
         {"a token that is empty", "\"bc\":256", "\"\":256", "the token '' (id 256)"},
         {"a vocabulary that is a list", "\"vocab\":{", "\"vocab\":[],\"no\":{", "\"model\" has no \"vocab\""},
         {"an added token with the id of another", "\"id\":261", "\"id\":256",
-         "the added token '<|endoftext|>' has the id 256, which the vocabulary gives to 'bc'"},
-        {"an added token behind a gap", "\"id\":263", "\"id\":264", "has the id 264, expected 263"},
+         "needs the added token '<|im_start|>' to have the id 262, behind a gap"},
+        {"an added token behind a gap", "\"id\":263", "\"id\":264", "to have the id 264, behind a gap"},
         {"an added token listed twice", "<|im_end|>", "<|im_start|>", "the added token '<|im_start|>' is listed twice"},
         {"an added token that the vocabulary has", "<|im_end|>", "bc", "but the vocabulary has it as 256"},
         {"an added token without content", "<|im_end|>", "", "the added token with the id 263 has no \"content\""},
@@ -334,7 +334,10 @@ static void test_json_files(const char *folder) {
     tokenizer_files_open(&again, path, text, strlen(text), t, NULL, 128);
     made = file_named(&again, "tokenizer_config.json");
     CHECK("tokenizer files: a tokenizer_config.json next to the tokenizer is kept",
-          again.count == 4 && !strcmp(made->text, "{\"eos_token\":\"x\"}"), "%s", made->text);
+          again.count == 5 && !strcmp(made->text, "{\"eos_token\":\"x\"}"), "%s", made->text);
+    const TokenizerFile *jinja = file_named(&again, "chat_template.jinja");
+    CHECK("tokenizer files: the chat template that the tokenizer_config.json lacks is beside it",
+          jinja && chat_template_of_jinja(jinja->text) == &chat_templates[0], "%zu bytes", jinja ? jinja->length : 0);
     unlink(config);
     unlink(path);
     tokenizer_files_close(&files);
@@ -389,7 +392,7 @@ static void test_chat_found(const Tokenizer *t, const char *path) {
 static void test_chat_rendered(const Tokenizer *t) {
     Chat c;
     char text[256] = "";
-    chat_open(&c, t, &chat_templates[2]);
+    chat_open(&c, t, &chat_templates[1]);
     chat_begin(&c, "user");
     chat_message(&c, "user", "ab", 2, 0);
     size_t prompt = c.count;

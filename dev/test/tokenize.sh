@@ -55,9 +55,9 @@ same() {
     pass "$name" "$run runs, $(($(wc -c <whole.train) / 2)) and $(($(wc -c <whole.val) / 2)) tokens"
 }
 same "one document: the same for any threads and slices" text
-sum=$(cat whole.train whole.val tokenizer.model | sha256sum | cut -c1-16)
+sum=$({ tail -c +193 whole.train; tail -c +193 whole.val; cat tokenizer.model; } | sha256sum | cut -c1-16)
 # what the first tools gave, which knew neither threads nor slices
-if [ "$sum" = 0d651bc3854c2b59 ]; then
+if [ "$sum" = 54df9983188c65cd ]; then
     pass "tokens and tokenizer are those of earlier versions" "$sum"
 else
     fail "tokens and tokenizer are those of earlier versions" "$sum"
