@@ -137,7 +137,7 @@ class Llama3InC(TemplateLM):
         options = normalize_gen_kwargs(options)
         until = handle_stop_sequences(options.pop("until", None), eos=self.tokenizer.decode(self.eot_token_id))
         new, samples = options.pop("max_gen_toks"), options.pop("do_sample")
-        temperature = options.pop("temperature", 0.0) if samples else 0.0
+        temperature = options.pop("temperature", 0.0)
         sampling = {key: options.pop(key, self.generation[key]) for key in SAMPLING}
         for key, value in options.items():
             if value not in (None, UNSUPPORTED.get(key)):
@@ -147,7 +147,7 @@ class Llama3InC(TemplateLM):
             sys.exit(f"the task generates {new} tokens, and the model has {self.max_length} positions")
         ids = self.tok_encode(context) or [self.prefix_token_id]
         self.generated += 1
-        request = {"prompt_ids": ids[new - self.max_length :], "max_tokens": new, "temperature": temperature}
+        request = {"prompt_ids": ids[new - self.max_length :], "max_tokens": new, "temperature": temperature if samples else 0.0}
         if samples:
             request |= sampling | {"seed": self.generated}
         return request, until

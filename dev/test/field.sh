@@ -372,7 +372,7 @@ for _ in range(20): print(json.dumps({"messages": [{"role": "user", "content": "
     says "a step without a target has no loss" 0 "no targets" run --model y --data c.tok --seq 64 --batch 1 --steps 1 --out lossless
     equal "and null in metrics.jsonl" null "$(field lossless/metrics.jsonl loss)"
     echo '{"stages":[{"tokens":32,"batch":1,"seq":16,"rope_scaling":{},"data":{"n.tok":1}}]}' >recipe.json
-    says "a recipe's empty rope_scaling is none" 0 "step" run --model y --steps 2 --recipe recipe.json
+    says "a recipe's empty rope_scaling is none" 0 "step" run --model y --recipe recipe.json
 }
 
 for section in ${2:-ends front one_end weights_of_others rope templates adapters conversations corpora others}; do $section; done
