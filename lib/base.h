@@ -383,7 +383,8 @@ static inline void refuse_lfs_pointer(int fd, const char *path) {
     static const char begins[] = "version https://git-lfs.github.com/spec/";
     char start[sizeof begins - 1];
     int64_t got = read_bytes_at(fd, start, sizeof start, 0);
-    if (got < 0 && errno == EIO) user_error("cannot read %s (%s): check the disk, or copy the file", path, strerror(errno));
+    if (got < 0 && errno == EIO)
+        user_error("cannot read %s (%s): check the disk, or copy the file", path, strerror(errno));
     if (got == (int64_t)sizeof start && !memcmp(start, begins, sizeof start)) // a pipe cannot be read at a place
         user_error("%s is a Git LFS pointer, which only names the file that belongs here: run git lfs pull in its "
                    "repository, or copy the file itself",

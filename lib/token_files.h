@@ -9,7 +9,7 @@
 #include "mixture.h" // defines: DataList, Mixture; includes base.h
 
 // ---------------------------------------------------------------------------
-// token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token with bits of TokenByte
+// token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED a byte per token with bits of TokenByte
 
 enum { TOKEN_FILE_MASKED = 1, TOKEN_FILE_WINDOW_SHIFT = 8, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
 typedef enum { TOKEN_IS_TARGET = 1, TOKEN_ENDS_DOCUMENT = 2 /* in files of version 2 */ } TokenByte;
@@ -22,7 +22,7 @@ enum { TOKEN_FILE_FIRST_BYTES = 64 /* of the header, all that version 1 has */ }
 typedef struct {
     char magic[8];
     uint32_t version; // 1 or TOKEN_FILE_VERSION
-    uint32_t width; // bytes per token, 2 or 4
+    uint32_t width;   // bytes per token, 2 or 4
     uint32_t vocab_size;
     uint32_t flags;        // TOKEN_FILE_MASKED; from bit 8 on, tokens in a window of packed conversations, or 0
     uint64_t count;        // tokens
@@ -172,14 +172,15 @@ static uint64_t token_header_hash(uint64_t h, const TokenFileHeader *header) {
     return hash_bytes(h, &first, TOKEN_FILE_FIRST_BYTES);
 }
 
-/* The files that a path or pattern stands for, in alphabetical order, to be freed one by one: a path that exists is that
- * file, whatever characters it has. Returns their number. */
+/* The files that a path or pattern stands for, in alphabetical order, to be freed one by one: a path that exists is
+ * that file, whatever characters it has. Returns their number. */
 static int pattern_expand(const char *pattern, char ***paths) {
     struct stat info;
     glob_t found = ZERO;
     int exists = !lstat(pattern, &info), failed = exists ? 0 : glob(pattern, 0, NULL, &found);
     if (failed == GLOB_NOSPACE) run_failure("out of memory: could not list the files of %s", pattern);
-    int count = exists ? 1 : failed ? 0 : (int)found.gl_pathc;
+    int count = exists;
+    if (!exists && !failed) count = (int)found.gl_pathc;
     *paths = new_array(char *, count);
     for (int i = 0; i < count; i++) (*paths)[i] = checked_strdup(exists ? pattern : found.gl_pathv[i]);
     if (!exists && !failed) globfree(&found);
@@ -337,10 +338,10 @@ static uint32_t token_at(const char *raw, int64_t t, int width) {
     return token;
 }
 
-/* Reads sample `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space; docs (T), unless it
- * is NULL, receives the number of documents that ended before each token, for --doc-mask. A token that ends a document
- * still belongs to it. Returns the number of targets, or -1 and a message in `error`. A sample past the last one is
- * padding: it has no targets. */
+/* Reads sample `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space; docs (T), unless
+ * it is NULL, receives the number of documents that ended before each token, for --doc-mask. A token that ends a
+ * document still belongs to it. Returns the number of targets, or -1 and a message in `error`. A sample past the last
+ * one is padding: it has no targets. */
 static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, int32_t *docs, char *raw,
                           char *error, size_t error_size) {
     int64_t window = index / d->pieces, piece = index % d->pieces;

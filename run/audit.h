@@ -302,10 +302,10 @@ static void audit_print(Audit *a) {
     printf("{\"file\":");
     json_write_string(stdout, name, strlen(name));
     free(name);
-    printf(
-        ",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64
-        ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64 ",\"of_last_epoch\":%" PRId64,
-        a->first_step, a->steps, a->samples, a->windows, a->whole_epochs, a->dropped, a->epoch, a->consumed);
+    printf(",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64
+           ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64
+           ",\"of_last_epoch\":%" PRId64,
+           a->first_step, a->steps, a->samples, a->windows, a->whole_epochs, a->dropped, a->epoch, a->consumed);
     for (int k = 0; k < a->num_sources; k++)
         printf("%s{\"samples\":%" PRId64 ",\"share\":%.6f,\"whole_epochs\":%" PRId64 "}", k ? "," : ",\"sources\":[",
                a->sources[k].consumed, (double)a->sources[k].units / (double)SHARE_UNITS, a->sources[k].complete);

@@ -28,10 +28,10 @@ typedef struct {
     char *input;  // (input_length, input_room) bytes that were read after the last message
     size_t input_length, input_room;
     int input_ended, lines; // lines: taken so far
-    char *saved_as;  // the file of the last /save; NULL: none
-    int is_terminal; // the user types: a prompt is printed
-    int cached;      // tokens of the conversation that are in the cache
-    int64_t sampled; // tokens so far, which number the random draws
+    char *saved_as;         // the file of the last /save; NULL: none
+    int is_terminal;        // the user types: a prompt is printed
+    int cached;             // tokens of the conversation that are in the cache
+    int64_t sampled;        // tokens so far, which number the random draws
 } Conversation;
 
 typedef enum { CHAT_WAIT, CHAT_COMPUTE, CHAT_LEAVE } ChatAction;
@@ -66,7 +66,11 @@ static char *chat_take_line(Conversation *chat) {
     memmove(chat->input, chat->input + used, chat->input_length - used);
     chat->input_length -= used;
     length = strlen(line);
-    if (!chat->lines++ && !strncmp(line, UTF8_BYTE_ORDER_MARK, 3)) memmove(line, line + 3, (length -= 3) + 1);
+    int has_mark = !chat->lines++ && !strncmp(line, UTF8_BYTE_ORDER_MARK, 3);
+    if (has_mark) {
+        length -= 3;
+        memmove(line, line + 3, length + 1);
+    }
     if (length && line[length - 1] == '\r') line[length - 1] = 0;
     return line;
 }

@@ -23,7 +23,8 @@ typedef struct {
 
 // clang-format off
 static const ChatTemplate chat_templates[] = {
-    {"Llama 3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL, NULL,
+    {"Llama 3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
+     NULL,
      "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
      "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
      "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
@@ -37,8 +38,8 @@ static const ChatTemplate chat_templates[] = {
      "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
      "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}", NULL},
-    {"Llama 3.1 and 3.3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
-     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n", NULL,
+    {"Llama 3.1 and 3.3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1,
+     NULL, "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n", NULL,
      "13c20a0d88ab0722aaaacd4891384eac32083bc5cd650e5de128ac43e6cce32b"},
     {"Llama 3.2", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
      "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n", NULL,
@@ -180,10 +181,11 @@ static inline const ChatTemplate *chat_template_find(const Tokenizer *t, const c
     char *jinja = chat_template_beside(path, source, 0);
     const ChatTemplate *form = jinja ? chat_template_of_jinja(jinja) : chat_template_of_tokens(t);
     if (jinja && !form)
-        user_error("%s has the chat template '%.*s…', which this program cannot render; expected that of Llama 3 to "
-                   "3.3, of SmolLM2 or plain ChatML: use a directory with one of these, or remove it to use the template of "
-                   "the tokenizer's special tokens",
-                   source, (int)min_i64(60, (int64_t)strcspn(jinja, "\r\n")), jinja);
+        user_error(
+            "%s has the chat template '%.*s…', which this program cannot render; expected that of Llama 3 to "
+            "3.3, of SmolLM2 or plain ChatML: use a directory with one of these, or remove it to use the template of "
+            "the tokenizer's special tokens",
+            source, (int)min_i64(60, (int64_t)strcspn(jinja, "\r\n")), jinja);
     free(jinja);
     if (!form || !chat_template_fits(form, t))
         user_error("tokenizer %s does not have the special tokens of %s chat template, expected <|start_header_id|>, "

@@ -573,10 +573,9 @@ static uint32_t *gather_sums(CheckpointWriter *w) {
 static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const Companions *companions) {
     const Checkpoint *from = w->resume_from;
     int same_step = from->dir[0] && from->progress.step == w->progress.step;
-    cJSON *settings = same_step
-                          ? cJSON_Duplicate(from->settings, 1)
-                          : settings_in_force(w->recipe, w->progress.step, &w->fsdp->comm->mesh, w->progress.data,
-                                              w->base_fingerprint);
+    cJSON *settings = same_step ? cJSON_Duplicate(from->settings, 1)
+                                : settings_in_force(w->recipe, w->progress.step, &w->fsdp->comm->mesh, w->progress.data,
+                                                    w->base_fingerprint);
     size_t length;
     char *text = trainer_text(&w->progress, settings, w->files, sums, companions, &length);
     write_new_file(w->dir, "trainer.json", text, length);
@@ -603,8 +602,8 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     after_save_check(&w->after_save);
     remove_old_checkpoints(out, w->opt->keep, after_save_step(&w->after_save));
     w->paused += seconds_now() - start;
-    printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path,
-           1e-6 * bytes, seconds_now() - w->start);
+    printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path, 1e-6 * bytes,
+           seconds_now() - w->start);
     if (!strcmp(w->opt->save_mode, "async")) printf("; training paused for %.2f s", w->paused);
     printf("\n");
     fflush(stdout);

@@ -77,7 +77,8 @@ enum { DEFAULT_POSITIONS = CUDA_BUILD ? 4096 : 256 };
 /* transformers reads the weights from the file that this key names. */
 static void config_refuse_weights_name(const cJSON *json, const char *path) {
     const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "transformers_weights");
-    if (!name || cJSON_IsNull(name) || (cJSON_IsString(name) && !strcmp(name->valuestring, "model.safetensors"))) return;
+    if (!name || cJSON_IsNull(name) || (cJSON_IsString(name) && !strcmp(name->valuestring, "model.safetensors")))
+        return;
     user_error("%s: \"transformers_weights\" is %s; this program reads weights from model.safetensors or the files of "
                "its index: rename the file, and remove the key",
                path, cJSON_IsString(name) ? name->valuestring : "no text");

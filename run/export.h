@@ -100,11 +100,12 @@ static void export_check_gguf(const char *path, int may_repeat) {
             user_error(
                 "--export: the GGUF file's name has a control character, which its Modelfile cannot hold: choose "
                 "another name");
-    if (entry_exists(path) && !may_repeat) user_error("--export %s exists already: choose another name, or remove it first", path);
+    if (entry_exists(path) && !may_repeat)
+        user_error("--export %s exists already: choose another name, or remove it first", path);
 }
 
-/* Refuses an unusable path before training starts, so that its result is not lost. `may_repeat`: nothing is left to train,
- * so that the path may hold the same model already, which model_export finds out. */
+/* Refuses an unusable path before training starts, so that its result is not lost. `may_repeat`: nothing is left to
+ * train, so that the path may hold the same model already, which model_export finds out. */
 static void export_check(const char *dir, int may_repeat) {
     char path[4096], parent[4096], name[300];
     struct stat info, above;
@@ -165,8 +166,9 @@ static int is_exported_already(const CheckpointWriter *w, const char *path) {
     if (d) closedir(d);
     remove_directory(w->dir);
     if (!equal)
-        user_error("--export %s exists already and is another model (%s differs): choose another name, or remove it first",
-                   w->opt->export_dir, is_file ? "it" : name);
+        user_error(
+            "--export %s exists already and is another model (%s differs): choose another name, or remove it first",
+            w->opt->export_dir, is_file ? "it" : name);
     printf("%s holds this model already\n", path);
     return 1;
 }

@@ -87,9 +87,9 @@ static inline vfloat probabilities_at(const float *logits, int v, int V, float l
     return vexp((load_fill(logits + v, V - v, -INFINITY) - largest) / temperature);
 }
 
-/* Samples with temperature from the nucleus of the top_k most probable tokens: the fewest of these with at least top_p of
- * their total probability (Holtzman et al. 2020). Temperature 0 takes the most probable token, and so does one that is less than the smallest
- * normal fp32 number, by which one cannot divide. `u` is uniform in [0, 1). */
+/* Samples with temperature from the nucleus of the top_k most probable tokens: the fewest of these with at least top_p
+ * of their total probability (Holtzman et al. 2020). Temperature 0 takes the most probable token, and so does one that
+ * is less than the smallest normal fp32 number, by which one cannot divide. `u` is uniform in [0, 1). */
 static int32_t sample_token(const float *logits /* (V) */, int V, const Sampling *s, double u,
                             Candidate *scratch /* (V) */) {
     int32_t likeliest = likeliest_token(logits, V);
@@ -205,8 +205,7 @@ static void continue_prompt(Generator *g, const Prompt *prompt) {
             text_output_token(&out, j->tokenizer, id);
             flush_results();
         }
-        if (count < prompt->max_tokens)
-            logits = next_token_logits(trainer, &id, 1, (int)prompt->length + count - 1);
+        if (count < prompt->max_tokens) logits = next_token_logits(trainer, &id, 1, (int)prompt->length + count - 1);
     }
     if (is_first && prompt->is_request) print_answer(prompt, j->tokenizer, ids, count);
     if (prints) {

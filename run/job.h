@@ -378,10 +378,11 @@ static void job_document_ends(Job *j) {
     char *jinja = chat_template_beside(j->tokenizer_path, source, 1);
     const ChatTemplate *form = jinja ? chat_template_of_jinja(jinja) : chat_template_of_tokens(t);
     if (masked && form && tokenizer_special(t, form->end) == t->eos)
-        user_error("--doc-mask: %s is a token file of version 1, and in its tokenizer %s %s ends each message as well as "
-                   "the conversation, so that an answer would not see its question: make the file again with "
-                   "build/data/chat",
-                   masked->path, j->tokenizer_path, form->end);
+        user_error(
+            "--doc-mask: %s is a token file of version 1, and in its tokenizer %s %s ends each message as well as "
+            "the conversation, so that an answer would not see its question: make the file again with "
+            "build/data/chat",
+            masked->path, j->tokenizer_path, form->end);
     free(jinja);
     j->data.document_end = j->val.document_end = t->eos;
 }
@@ -497,9 +498,10 @@ static void job_check_template(const Job *j) {
     const char *const names[] = {form->begin, form->open, form->close, form->end};
     for (int i = 0; i < 4; i++)
         if (names[i] && tokenizer_special(j->tokenizer, names[i]) >= j->config.V)
-            user_error("the chat template needs %s, which is token %d of %s, but the model's vocabulary has %d: give the "
-                       "model's own tokenizer with --tokenizer FILE",
-                       names[i], tokenizer_special(j->tokenizer, names[i]), j->tokenizer_path, j->config.V);
+            user_error(
+                "the chat template needs %s, which is token %d of %s, but the model's vocabulary has %d: give the "
+                "model's own tokenizer with --tokenizer FILE",
+                names[i], tokenizer_special(j->tokenizer, names[i]), j->tokenizer_path, j->config.V);
 }
 
 /* A conversation of up to --seq tokens, which is computed in parts of CHAT_ORDER_TOKENS. */
@@ -1156,14 +1158,17 @@ static void job_note_inputs(const Job *j) {
     const Options *o = &j->opt;
     const Dataset *sets[] = {&j->data, &j->val};
     if (j->weights.ignores_index)
-        fprintf(stderr, "note: %s/model.safetensors.index.json names other files; they are not read, because there is "
-                        "a model.safetensors\n",
+        fprintf(stderr,
+                "note: %s/model.safetensors.index.json names other files; they are not read, because there is "
+                "a model.safetensors\n",
                 o->model);
     for (int s = 0, noted = 0; s < 2; s++)
-        for (int i = 0; i < sets[s]->num_files && j->tokenizer_text && !noted; i++)
-            if ((noted = token_file_lacks_tokenizer(&sets[s]->files[i])))
+        for (int i = 0; i < sets[s]->num_files && j->tokenizer_text && !noted; i++) {
+            noted = token_file_lacks_tokenizer(&sets[s]->files[i]);
+            if (noted)
                 fprintf(stderr, "note: %s does not say with which tokenizer it was made; %s is taken for it\n",
                         sets[s]->files[i].path, j->tokenizer_path);
+        }
     if (j->task != DO_TRAIN) return;
     if (j->dropout > 0)
         fprintf(stderr, "note: %s/adapter_config.json has \"lora_dropout\" %g; this program trains without dropout\n",
@@ -1175,8 +1180,9 @@ static void job_note_inputs(const Job *j) {
     const TokenFile *f = j->data.files;
     int starts_anew = !j->has_weights && !j->resume_from.dir[0] && t && t->front != NO_TOKEN;
     if (starts_anew && f->header.front == NO_ID && !(f->header.flags & TOKEN_FILE_MASKED))
-        fprintf(stderr, "note: the documents of %s do not begin with %.*s, which is put in front of prompts with %s: make "
-                        "the file again to train the model with it\n",
+        fprintf(stderr,
+                "note: the documents of %s do not begin with %.*s, which is put in front of prompts with %s: make "
+                "the file again to train the model with it\n",
                 f->path, (int)token_length(t, t->front), t->bytes + t->start[t->front], j->tokenizer_path);
 }
 
@@ -1223,11 +1229,10 @@ static const char *transport_of_gpus(int ranks, int gpus) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (gpus == 1) return "threads";
     if (ranks > gpus)
-        user_error(
-            "--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank: use --ranks %d, "
-            "or let all %d ranks share the first GPU with --transport threads",
-            ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
-            gpus, ranks);
+        user_error("--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank: use --ranks %d, "
+                   "or let all %d ranks share the first GPU with --transport threads",
+                   ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
+                   gpus, ranks);
     return "nccl";
 }
 

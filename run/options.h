@@ -215,7 +215,8 @@ static const OptionRow option_rows[] = {
         "validate every N steps and after the last one; 0: only after the last one"),
     INT("val-batches", val_batches, 0, 1 << 30, "N", "0", "micro-batches per rank in a validation; 0: the whole file"),
     INT("seed", seed, 0, INT32_MAX, "N", "1", "seed of the initial weights, of shuffling and of sampling"),
-    INT("threads", threads, 0, 1024, "N", "0", "threads per rank; 0: OMP_NUM_THREADS or, if it is not set, the cores of the host divided by its ranks"),
+    INT("threads", threads, 0, 1024, "N", "0",
+        "threads per rank; 0: OMP_NUM_THREADS or, if it is not set, the cores of the host divided by its ranks"),
     INT("check-replicas", check_replicas, 0, 1 << 30, "N", "100",
         "every N steps, compare hashes of the weights that replicas, or the ranks of no_shard, have in common; 0: only "
         "before a checkpoint"),

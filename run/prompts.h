@@ -1,9 +1,9 @@
 /* prompts.h: what --generate and --prompts continue, and how the next token is chosen.
  *
- * A prompt is the text of --generate, a line of --prompts FILE, or a line of --prompts FILE.jsonl: {"id": ..., "prompt":
- * "..."} or {"prompt_ids": [...]}, each with "max_tokens", "temperature", "top_p", "top_k" and "seed" where they differ
- * from the options. In front of a text is what the tokenizer puts in front of a text; an empty prompt is that token alone
- * or, if there is none, the end of a document. Names of special tokens in a text are plain text.
+ * A prompt is the text of --generate, a line of --prompts FILE, or a line of --prompts FILE.jsonl, which has "prompt",
+ * a text, or "prompt_ids", and where they differ from the options "max_tokens", "temperature", "top_p", "top_k" and
+ * "seed". In front of a text is what the tokenizer puts there; an empty prompt is that token alone or, if there is
+ * none, the end of a document. Names of special tokens in a text are plain text.
  */
 #ifndef PROMPTS_H
 #define PROMPTS_H
@@ -19,13 +19,13 @@ typedef struct {
 } Sampling;
 
 typedef struct {
-    int32_t *ids;      // (length) at least one
+    int32_t *ids; // (length) at least one
     size_t length;
-    int unprinted;     // so many tokens at its beginning are not the user's
-    int line;          // of --prompts; 0: the prompt of --generate
-    int is_request;    // a line of JSON: so is its answer
-    char *name;        // the value of "id", as JSON; NULL: it has none
-    int max_tokens;    // of the answer
+    int unprinted;  // so many tokens at its beginning are not the user's
+    int line;       // of --prompts; 0: the prompt of --generate
+    int is_request; // a line of JSON: so is its answer
+    char *name;     // the value of "id", as JSON; NULL: it has none
+    int max_tokens; // of the answer
     Sampling sampling;
 } Prompt;
 
@@ -72,8 +72,8 @@ static void prompts_add(Prompts *p, const Tokenizer *t, const char *text, size_t
 /* Adds a line of --prompts FILE.jsonl. */
 static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text, size_t length, const char *where,
                                 int line) {
-    static const char *const keys[] = {"id",  "prompt", "prompt_ids", "max_tokens", "temperature",
-                                       "top_p", "top_k",  "seed"};
+    static const char *const keys[] = {"id",          "prompt", "prompt_ids", "max_tokens",
+                                       "temperature", "top_p",  "top_k",      "seed"};
     enum { KEYS = sizeof keys / sizeof *keys };
     cJSON *json = json_parse_object(text, length, where, "one request per line");
     json_refuse_duplicates(json, where);
@@ -85,9 +85,10 @@ static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text
         int known = 0;
         while (known < KEYS && strcmp(keys[known], item->string)) known++;
         if (known == KEYS)
-            user_error("%s: the key \"%s\" is unknown; expected id, prompt or prompt_ids, max_tokens, temperature, top_p, "
-                       "top_k, seed",
-                       where, item->string);
+            user_error(
+                "%s: the key \"%s\" is unknown; expected id, prompt or prompt_ids, max_tokens, temperature, top_p, "
+                "top_k, seed",
+                where, item->string);
     }
     if (!prompt_text == !has_ids) user_error("%s: expected \"prompt\", a text, or \"prompt_ids\"", where);
     Prompt *prompt = prompts_append(p, line);

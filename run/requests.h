@@ -96,9 +96,24 @@ static int request_add_ids(Requests *r, const cJSON *json, const char *where, co
 
 /* The length of a text without the white space at its end, as Python's str.rstrip takes it. */
 static size_t length_without_space(const char *text) {
-    static const char *const spaces[] = {" ", "\t", "\n", "\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x1f", "\xC2\x85",
-                                         "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\xA8", "\xE2\x80\xA9",
-                                         "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
+    static const char *const spaces[] = {" ",
+                                         "\t",
+                                         "\n",
+                                         "\v",
+                                         "\f",
+                                         "\r",
+                                         "\x1c",
+                                         "\x1d",
+                                         "\x1e",
+                                         "\x1f",
+                                         "\xC2\x85",
+                                         "\xC2\xA0",
+                                         "\xE1\x9A\x80",
+                                         "\xE2\x80\xA8",
+                                         "\xE2\x80\xA9",
+                                         "\xE2\x80\xAF",
+                                         "\xE2\x81\x9F",
+                                         "\xE3\x80\x80"};
     size_t length = strlen(text), before;
     do {
         before = length;

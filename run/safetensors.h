@@ -499,7 +499,8 @@ static void model_weights_find_copy(StFiles *s, const TensorTable *table) {
     if (!table_is_tied(table) || !head) return;
     if (head->rows != embedding->rows || head->cols != embedding->cols)
         user_error("%s: tensor lm_head.weight is %" PRId64 " x %" PRId64 " and model.embed_tokens.weight %" PRId64
-                   " x %" PRId64 ", but config.json has \"tie_word_embeddings\": true: use weights and a config.json of "
+                   " x %" PRId64
+                   ", but config.json has \"tie_word_embeddings\": true: use weights and a config.json of "
                    "the same model",
                    head->file->path, head->rows, head->cols, embedding->rows, embedding->cols);
     embedding->copy = head;

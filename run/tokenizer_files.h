@@ -334,10 +334,10 @@ typedef struct {
 typedef struct {
     TokenizerFile files[8];
     int count;
-    ModelIds ids;        // of config.json and generation_config.json
-    char *chat_template; // in Jinja; NULL: there is none
+    ModelIds ids;             // of config.json and generation_config.json
+    char *chat_template;      // in Jinja; NULL: there is none
     const ChatTemplate *form; // the same as this program renders it; NULL: it does not know the template
-    int adds_front;      // 1: AutoTokenizer puts the token that begins a document in front of a text
+    int adds_front;           // 1: AutoTokenizer puts the token that begins a document in front of a text
 } TokenizerFiles;
 
 static void tokenizer_files_add(TokenizerFiles *all, const char *name, char *text, size_t length) {
@@ -404,8 +404,8 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
 }
 
 /* Reads or makes the files. `path` and `text` (length): the tokenizer's file; NULL: there is none. `t`: what was read
- * from it, or NULL if this program cannot read it, so that it is only copied. `model`: the directory of the model, whose
- * settings for generation are kept; NULL: a preset. */
+ * from it, or NULL if this program cannot read it, so that it is only copied. `model`: the directory of the model,
+ * whose settings for generation are kept; NULL: a preset. */
 static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
                                  const Tokenizer *t, const char *model, int max_positions) {
     char settings[4096 + 32] = "", *given = NULL;

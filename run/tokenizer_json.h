@@ -237,7 +237,8 @@ static int vocabulary_is_known(const cJSON *root, char what[UNSUPPORTED_BYTES]) 
         const cJSON *id = json_get(item, "id");
         if (!cJSON_IsNumber(id) || id->valuedouble < first) continue;
         if (id->valuedouble != next) {
-            snprintf(what, UNSUPPORTED_BYTES, "the added token '%.80s' to have the id %.0f, behind a gap or out of order",
+            snprintf(what, UNSUPPORTED_BYTES,
+                     "the added token '%.80s' to have the id %.0f, behind a gap or out of order",
                      json_string_or(json_get(item, "content"), "?"), id->valuedouble);
             return 0;
         }

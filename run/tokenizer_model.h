@@ -59,7 +59,7 @@ static char *tokenizer_read_file(const char *path, size_t *len) {
     return text;
 }
 
-/* Refuses a file that is a tokenizer of no kind, so that it is not even copied. `text` (len, and a NUL): its contents. */
+/* Refuses a file that is a tokenizer of no kind, so that it is not even copied. `text`: its `len` bytes and a NUL. */
 static inline void tokenizer_refuse_damaged(const char *path, const char *text, size_t len) {
     if (!strncmp(text, UTF8_BYTE_ORDER_MARK, 3))
         user_error("tokenizer %s begins with a byte-order mark, which no tokenizer's file has: remove the first three "

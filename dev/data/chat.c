@@ -69,8 +69,9 @@ static int message_is_target(const Place *at, const cJSON *message, int number, 
         if (!strcmp(item->string, "role") || !strcmp(item->string, "content") || is_empty(item)) continue;
         while (k < LOSS_KEYS && strcmp(loss_keys[k].key, item->string)) k++;
         if (k == LOSS_KEYS)
-            refuse(at, "message %d has \"%s\", which cannot be rendered by the template: leave such conversations out, or "
-                       "remove the key",
+            refuse(at,
+                   "message %d has \"%s\", which cannot be rendered by the template: leave such conversations out, or "
+                   "remove the key",
                    number, item->string);
         int is_true = cJSON_IsTrue(item) || (cJSON_IsNumber(item) && item->valuedouble == 1);
         if (!is_true && !cJSON_IsFalse(item) && !(cJSON_IsNumber(item) && item->valuedouble == 0))

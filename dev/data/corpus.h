@@ -4,14 +4,15 @@
  * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). These are files named *.jsonl
  * and those named *.json, *.ndjson, *.jsonlines or *.jl whose first line is an object with the text. Both kinds may be
  * compressed. A file that the user names must be one of these. In folders, hidden files, token files, tokenizers, links
- * to folders and everything that is not UTF-8 text are skipped; a file that has several names there is read once. Text files may be larger than memory: corpus_check reads each one through a small buffer
- * and records its length, and the tools then read it piece by piece.
+ * to folders and everything that is not UTF-8 text are skipped; a file that has several names there is read once. Text
+ * files may be larger than memory: corpus_check reads each one through a small buffer and records its length, and the
+ * tools then read it piece by piece.
  */
 #ifndef CORPUS_H
 #define CORPUS_H
-#include "../../lib/input.h"       // defines: input_open
-#include "../../lib/output.h"      // defines: output_prepare, finish_results
-#include "../../lib/token_files.h" // defines: TokenFileHeader
+#include "../../lib/input.h"           // defines: input_open
+#include "../../lib/output.h"          // defines: output_prepare, finish_results
+#include "../../lib/token_files.h"     // defines: TokenFileHeader
 #include "../../run/tokenizer_files.h" // defines: Tokenizer, tokenizer_fingerprints
 #include "json_lines.h" // defines: JsonLines, lines_next; InputStream, stream_open, stream_read, ends_with
 #include <dirent.h>
@@ -24,9 +25,9 @@ typedef struct {
     int has_mark;      // a text file begins with a byte-order mark, which is no part of its text
     dev_t device;      // with `inode`, identifies the file under all its names
     ino_t inode;
-    uint64_t len;      // bytes of a text file, decompressed; 0 for JSON lines, which are read only once
-    uint64_t size;     // bytes of the file
-    int64_t changed;   // when it was last changed, in s since 1970
+    uint64_t len;    // bytes of a text file, decompressed; 0 for JSON lines, which are read only once
+    uint64_t size;   // bytes of the file
+    int64_t changed; // when it was last changed, in s since 1970
 } InputFile;
 typedef struct {
     InputFile *files;
@@ -129,15 +130,15 @@ static inline uint64_t text_length(InputFile *file, char *buffer, size_t room) {
         if (!have) break;
         if (!len && !file->has_mark && have >= 3 && !memcmp(buffer, UTF8_BYTE_ORDER_MARK, 3)) {
             file->has_mark = 1;
-            memmove(buffer, buffer + 3, have -= 3);
+            have -= 3;
+            memmove(buffer, buffer + 3, have);
             if (!have && n) continue;
         }
         size_t valid = utf8_valid_length(buffer, have);
         const char *zero = (const char *)memchr(buffer, 0, valid);
         if (zero || have - valid > 3 || !n) { // up to 3 bytes may be the beginning of a character that continues
             if (file->named)
-                user_error("%s is not text: %s at byte %" PRIu64
-                           "; expected UTF-8 (iconv -f %s -t utf-8 converts it)",
+                user_error("%s is not text: %s at byte %" PRIu64 "; expected UTF-8 (iconv -f %s -t utf-8 converts it)",
                            file->path, zero ? "a zero byte" : "invalid UTF-8",
                            len + (zero ? (uint64_t)(zero - buffer) : valid),
                            !len && !valid && (uint8_t)buffer[0] >= 0xFE ? "utf-16" : "latin1");
@@ -152,8 +153,8 @@ static inline uint64_t text_length(InputFile *file, char *buffer, size_t room) {
     return len;
 }
 
-/* Whether a file whose name leaves it open holds JSON lines: its first line that is not blank is an object with `field`.
- * Refuses a list of objects. */
+/* Whether a file whose name leaves it open holds JSON lines: its first line that is not blank is an object with
+ * `field`. Refuses a list of objects. */
 static inline int holds_json_lines(const char *path, const char *field) {
     static const char *const names[] = {".json", ".ndjson", ".jsonlines", ".jl"};
     int may_hold = 0, holds = 0, is_list = 0, ended = 0;
@@ -173,9 +174,10 @@ static inline int holds_json_lines(const char *path, const char *field) {
         }
         if (!*text) continue;
         if (is_list && *text == '{')
-            user_error("%s is one list of objects, expected JSON lines, an object on each line: jq -c '.[]' %s >FILE.jsonl "
-                       "converts it",
-                       path, path);
+            user_error(
+                "%s is one list of objects, expected JSON lines, an object on each line: jq -c '.[]' %s >FILE.jsonl "
+                "converts it",
+                path, path);
         cJSON *json = is_list ? NULL : cJSON_ParseWithOpts(text, NULL, 1);
         holds = cJSON_IsObject(json) && cJSON_HasObjectItem(json, field);
         cJSON_Delete(json);

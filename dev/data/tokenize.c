@@ -13,7 +13,7 @@
  * without a token are skipped and counted. An interrupted run is continued by the same command.
  */
 #include "corpus.h"
-#include <omp.h>        // defines: omp_set_num_threads
+#include <omp.h> // defines: omp_set_num_threads
 #include <pthread.h>
 #include <sys/resource.h>
 
@@ -238,7 +238,7 @@ typedef struct {
     Position after;
     uint64_t train, val, train_bytes, val_bytes; // tokens of the outputs, bytes of their text
     uint64_t train_target_bytes, val_target_bytes;
-    uint64_t skipped;                            // bytes without a token
+    uint64_t skipped; // bytes without a token
 } Saved;
 
 typedef struct {
@@ -402,7 +402,7 @@ static void job_report(Job *j, const Slice *s) {
     progress_show(&j->progress, now, job_bytes(j), j->train.count + j->val.count, reader_consumed(&j->reader),
                   j->reader.corpus.size);
     if (!s->ends_document || now < j->state.next_save) return;
-    Saved saved = {s->after,      j->train.count,        j->val.count,        j->train.bytes,
+    Saved saved = {s->after,     j->train.count,        j->val.count,        j->train.bytes,
                    j->val.bytes, j->train.target_bytes, j->val.target_bytes, j->skipped};
     writer_sync(&j->train);
     writer_sync(&j->val);

@@ -141,15 +141,17 @@ class Llama3InC(TemplateLM):
         sampling = {key: options.pop(key, self.generation[key]) for key in SAMPLING}
         for key, value in options.items():
             if value not in (None, UNSUPPORTED.get(key)):
-                sys.exit(f"the task's generation option {key} = {value} is not supported: expected until, max_gen_toks, "
-                         "do_sample, temperature, top_p and top_k")  # fmt: skip
+                sys.exit(
+                    f"the task's generation option {key} = {value} is not supported: expected until, "
+                    "max_gen_toks, do_sample, temperature, top_p and top_k"
+                )
         if new >= self.max_length:
             sys.exit(f"the task generates {new} tokens, and the model has {self.max_length} positions")
         ids = self.tok_encode(context) or [self.prefix_token_id]
         self.generated += 1
-        request = {"prompt_ids": ids[new - self.max_length :], "max_tokens": new, "temperature": temperature if samples else 0.0}
+        request = {"prompt_ids": ids[new - self.max_length :], "max_tokens": new, "temperature": 0.0}
         if samples:
-            request |= sampling | {"seed": self.generated}
+            request |= sampling | {"temperature": temperature, "seed": self.generated}
         return request, until
 
     def generate_until(self, requests, disable_tqdm=False):

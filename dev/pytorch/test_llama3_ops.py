@@ -431,6 +431,12 @@ def test_errors():
         "no rows are no error",
         f"shapes {[tuple(e.shape) for e in empty]}",
     )
+    x, weight = torch.empty(0, 64), torch.ones(40, 64, requires_grad=True)
+    ops.linear(x, weight).sum().backward()
+    check(not weight.grad.any(), "an empty batch trains, with a gradient of zero", float(weight.grad.abs().sum()))
+    sums = ops.linear(torch.empty(40, 0), torch.empty(64, 0)), ops.linear_fp32(torch.empty(3, 0), torch.empty(5, 0))
+    sums += (ops.linear_backward_input(torch.empty(4, 0), torch.empty(0, 6)),)
+    check(not any(y.any() for y in sums), "sums of nothing are zero", [tuple(y.shape) for y in sums])
 
 
 # ---------------------------------------------------------------- check itself

@@ -26,10 +26,12 @@ complaint() {
     sentence=$'\n'$log
     sentence=${sentence#*$'\n'error: } rest=${sentence#*$'\n'} sentence=error:\ ${sentence%%$'\n'*}
     if [ "$code" = 124 ]; then echo "still running after 5 s"
-    elif [[ $log =~ Sanitizer|Segmentation|core\ dumped|Assertion|smashing|process\ received\ signal|Failing\ at ]]; then
+    elif [[ $log =~ Sanitizer|Segmentation|core\ dumped|Assertion|smashing|process\ received\ signal|Failing\ at ]]; \
+        then
         echo "a crash: $(tail -n 1 .log)"
     elif [[ $'\n'$log != *$'\n'error:\ * || $'\n'$rest = *$'\n'error:\ * ]]; then
-        echo "$(grep -ac '^error: ' .log) lines begin with 'error: ', expected 1; exit code $code; the output ends with:" \
+        echo "$(grep -ac '^error: ' \
+            .log) lines begin with 'error: ', expected 1; exit code $code; the output ends with:" \
             "$(tail -n 2 .log | tr '\n' ' ')"
     elif [ "$code" != 1 ]; then echo "exit code $code, expected 1; $sentence"
     elif ! [[ $sentence =~ $pattern ]]; then echo "the sentence does not match '$pattern': $sentence"
@@ -707,7 +709,8 @@ outputs() {
     bad "--out that holds a plan and a layout" "half" "${train[@]}" --out half
     bad "--plan --out that holds a plan" "half" --plan --out half
     everywhere "--export onto a model" "trained/.* exists already" "${train[@]}" --export trained
-    bad "--export of a model onto itself, in another dtype" "trained exists already and is another model" --model trained \
+    bad "--export of a model onto itself, in another dtype" "trained exists already and is another model" --model \
+        trained \
         --export trained --dtype bf16
     bad "--export onto a config.json" "half" "${train[@]}" --export half
     bad "--export onto a model in several files" "index" "${train[@]}" --export index

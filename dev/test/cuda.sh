@@ -121,7 +121,8 @@ use() {
     done
     losses=$(
         for how in "" "--ranks 2 --transport nccl"; do
-            CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq $seq --batch 2 $how 2>&1 |
+            CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq $seq --batch 2 $how \
+                2>&1 |
                 tail -n 1
         done | sort -u
     )

@@ -12,7 +12,8 @@ cd "$work" || exit
 export LC_ALL=C
 files() { python3 "$top/dev/test/field_files.py" "$@"; }
 llama3="<|begin_of_text|>,<|end_of_text|>,<|start_header_id|>,<|end_header_id|>,<|eot_id|>"
-chatml="{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+chatml="{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+chatml+="'\n'}}"
 chatml+="{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 # json KEY=VALUE… : an object of texts
 json() { python3 -c 'import json, sys; print(json.dumps(dict(a.split("=", 1) for a in sys.argv[1:])))' "$@"; }
@@ -30,7 +31,8 @@ run() { timeout 60 "$program" "$@" --threads 1; }
 # equal NAME EXPECTED FOUND
 equal() { if [ "$2" = "$3" ]; then pass "$1" "$3"; else fail "$1" "$3, expected $2"; fi; }
 # field FILE KEY: a value of a JSON file
-field() { python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1])).get(sys.argv[2], "absent")))' "$@"; }
+field() { python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1])).get(sys.argv[2], "absent")))' \
+    "$@"; }
 loss() { run "$@" 2>err | grep -oE '"loss":[^,}]*' | cut -d: -f2; }
 
 # ---------------------------------------------------------------- ends, and ids in exports
@@ -40,19 +42,22 @@ ends() {
     equal "--chat stops at the end of a turn of the template in use" "" \
         "$(echo Hi | run --model turns --chat --temperature 0 --max-tokens 3)"
     run --model turns --export turned >said 2>&1
-    equal "an export's ends have that of its template" "[257, 260, 262]" "$(field turned/generation_config.json eos_token_id)"
+    equal "an export's ends have that of its template" "[257, 260, 262]" \
+        "$(field turned/generation_config.json eos_token_id)"
     equal "and so has its config.json" "[257, 260, 262]" "$(field turned/config.json eos_token_id)"
     files model ids --config '{"bos_token_id": 4, "eos_token_id": [5, 6, 7], "pad_token_id": 8}'
     echo '{"eos_token_id": [7, 9], "temperature": 0.6}' >ids/generation_config.json
     run --model ids --export ided >said 2>&1
     equal "an export keeps the ids of config.json and generation_config.json, in their order" "4 [5, 6, 7, 9] 8" \
-        "$(field ided/config.json bos_token_id) $(field ided/config.json eos_token_id) $(field ided/config.json pad_token_id)"
+        "$(field ided/config.json bos_token_id) $(field ided/config.json eos_token_id) $(field ided/config.json \
+        pad_token_id)"
     equal "generation_config.json is copied without a tokenizer, and its other keys stay" "[5, 6, 7, 9] 0.6" \
         "$(field ided/generation_config.json eos_token_id) $(field ided/generation_config.json temperature)"
     files model plain
     run --model plain --export plained >said 2>&1
     equal "ids that nobody knows are null" "null null null" \
-        "$(field plained/config.json bos_token_id) $(field plained/config.json eos_token_id) $(field plained/config.json pad_token_id)"
+        "$(field plained/config.json bos_token_id) $(field plained/config.json eos_token_id) $(field \
+        plained/config.json pad_token_id)"
     says "an export that is repeated with equal bytes is done" 0 "plained holds this model already" \
         run --model plain --export plained
     says "another model is not exported over it" 1 "plained exists already and is another model" \
@@ -64,7 +69,8 @@ front() {
     files model fronted --specials "$llama3" --front "<|begin_of_text|>" \
         --tokenizer-config "$(json "bos_token=<|begin_of_text|>" "eos_token=<|end_of_text|>")"
     printf '%s\n' '{"context":"a b","continuation":" c"}' '{"context":"","continuation":" c"}' \
-        '{"context_ids":[256,64,220,65],"continuation_ids":[220,66]}' '{"context_ids":[256],"continuation_ids":[220,66]}' >q.jsonl
+        '{"context_ids":[256,64,220,65],"continuation_ids":[220,66]}' \
+        '{"context_ids":[256],"continuation_ids":[220,66]}' >q.jsonl
     run --model fronted --score q.jsonl >scores 2>err
     equal "--score puts the tokenizer's front before a context, and scores an empty one after it" \
         "$(sed -n '3,4p' scores)" "$(sed -n '1,2p' scores)"
@@ -72,23 +78,28 @@ front() {
         '{"context":"は\u3000","continuation":"b"}' '{"context":"は","continuation":"\u3000b"}' >q.jsonl
     run --model fronted --score q.jsonl >scores 2>err
     equal "white space at the end of a context is Python's" "$(sed -n '2p;4p' scores)" "$(sed -n '1p;3p' scores)"
-    printf '{"id":1,"prompt":"a b","temperature":0,"max_tokens":5}\n{"prompt_ids":[256,64,220,65],"temperature":0,"max_tokens":5}\n' >p.jsonl
+    echo '{"id":1,"prompt":"a b","temperature":0,"max_tokens":5}' >p.jsonl
+    echo '{"prompt_ids":[256,64,220,65],"temperature":0,"max_tokens":5}' >>p.jsonl
     run --model fronted --prompts p.jsonl >answers 2>err
     equal "--prompts FILE.jsonl: a text begins with the front, and ids are taken as they are" \
         "$(sed -n 2p answers)" "$(sed -n 1p answers | sed 's/"id":1,//')"
-    equal "--generate prints the text, without the front" "a b" "$(run --model fronted --generate "a b" --max-tokens 5 --temperature 0 | head -c 3)"
+    equal "--generate prints the text, without the front" "a b" \
+        "$(run --model fronted --generate "a b" --max-tokens 5 --temperature 0 | head -c 3)"
     for ((i = 0; i < 400; i++)); do echo '{"text":"caf\u00e9 one"}'; done >a.jsonl
     says "token files begin each document with the front, and say so" 0 "each document begins with <.begin_of_text.>" \
-        "$tools/tokenize" --tokenizer fronted/tokenizer.json --out-train t.tok --out-val v.tok --val-fraction 0.3 a.jsonl
+        "$tools/tokenize" --tokenizer fronted/tokenizer.json --out-train t.tok --out-val v.tok --val-fraction 0.3 \
+        a.jsonl
     equal "a document has its front, its text and its end" "256 66 64 69 127 102 220 78 77 68 257 256" \
         "$(od -An -v -tu2 -j192 -N24 t.tok | tr -s ' \n' ' ' | sed 's/^ //; s/ $//')"
     equal "the header of version 2 has the front and the end" "2 257 256" \
         "$(od -An -v -td4 -j8 -N4 t.tok | tr -d ' ') $(od -An -v -td4 -j64 -N8 t.tok | tr -s ' ' | sed 's/^ //')"
     files tokens old.tok 261 3000
     cp -r fronted bare && rm bare/model.safetensors
-    says "a run from random weights on files without the front says so" 0 "note: the documents of old.tok do not begin with" \
+    says "a run from random weights on files without the front says so" 0 \
+        "note: the documents of old.tok do not begin with" \
         run --model bare --data old.tok --seq 32 --batch 1 --steps 1
-    files model front2 --specials "<s>,</s>,<|endoftext|>" --front "<s>" --tokenizer-config "$(json "bos_token=<s>" "eos_token=</s>")"
+    files model front2 --specials "<s>,</s>,<|endoftext|>" --front "<s>" --tokenizer-config \
+        "$(json "bos_token=<s>" "eos_token=</s>")"
     run --model front2 --export front2.gguf >said 2>&1
     equal "a GGUF puts the tokenizer's own front before a text" "256 1" "$(python3 - front2.gguf <<'END'
 import sys, struct
@@ -120,7 +131,8 @@ one_end() {
     done
     equal "--doc-mask: an answer sees its question where one token ends both turns and documents" \
         "$(loss --model oneend --eval X.tok --seq 64) $(loss --model oneend --eval Y.tok --seq 64)" \
-        "$(loss --model oneend --eval X.tok --seq 64 --doc-mask) $(loss --model oneend --eval Y.tok --seq 64 --doc-mask)"
+        "$(loss --model oneend --eval X.tok --seq 64 --doc-mask) $(loss --model oneend --eval Y.tok --seq 64 \
+        --doc-mask)"
     python3 - <<'END'
 import struct
 b = open("X.tok", "rb").read()
@@ -129,9 +141,11 @@ body = b[192 : 192 + count * width] + bytes(x & 1 for x in b[192 + count * width
 open("old1.tok", "wb").write(struct.pack("<8sIIIIQ", magic, 1, width, vocabulary, flags, count) + b[32:64] + body)
 END
     cp oneend/tokenizer*.json .
-    says "in files of version 1 they cannot be told apart" 1 "old1.tok is a token file of version 1, and .* ends each message" \
+    says "in files of version 1 they cannot be told apart" 1 \
+        "old1.tok is a token file of version 1, and .* ends each message" \
         run --model oneend --eval old1.tok --seq 64 --doc-mask
-    says "a conversation is packed where one token ends both" 0 "conversations in" "$tools/chat" --tokenizer oneend/tokenizer.json \
+    says "a conversation is packed where one token ends both" 0 "conversations in" "$tools/chat" --tokenizer \
+        oneend/tokenizer.json \
         --out-train packed.tok --pack 64 X.jsonl Y.jsonl
     rm tokenizer*.json
 }
@@ -163,51 +177,67 @@ weights_of_others() {
     files model base
     local before
     before=$(loss --model base --eval w.tok --seq 64)
-    for name in pytorch_model.bin Model.safetensors model.fp16.safetensors consolidated.00.pth model.safetensors.part model-q8.gguf \
+    for name in pytorch_model.bin Model.safetensors model.fp16.safetensors consolidated.00.pth model.safetensors.part \
+        model-q8.gguf \
         adapter_model.safetensors weights/model.safetensors; do
-        rm -rf other && mkdir -p "other/$(dirname "$name")" && cp base/config.json other/ && cp base/model.safetensors "other/$name"
+        rm -rf other && mkdir -p "other/$(dirname "$name")" && cp base/config.json other/ && cp base/model.safetensors \
+            "other/$name"
         says "weights in $name are not passed over" 1 "other has no model.safetensors, but other/$name" \
             run --model other --data w.tok --seq 16 --batch 1 --steps 1
     done
-    cp -r base stale && echo '{"weight_map":{"x":"model-00001-of-00002.safetensors"}}' >stale/model.safetensors.index.json
-    says "model.safetensors comes before an index that names others, which a line says" 0 "index.json names other files; they are not read" \
+    cp -r base stale && echo '{"weight_map":{"x":"model-00001-of-00002.safetensors"}}' \
+        >stale/model.safetensors.index.json
+    says "model.safetensors comes before an index that names others, which a line says" 0 \
+        "index.json names other files; they are not read" \
         run --model stale --eval w.tok --seq 64
-    cp -r base named && python3 -c 'import json; c = json.load(open("named/config.json")); c["transformers_weights"] = "x.safetensors"; json.dump(c, open("named/config.json", "w"))'
+    cp -r base named && python3 -c \
+        'import json
+c = json.load(open("named/config.json"))
+json.dump(c | {"transformers_weights": "x.safetensors"}, open("named/config.json", "w"))'
     says "weights that config.json names are refused by that name" 1 '"transformers_weights" is x.safetensors' \
         run --model named --eval w.tok --seq 64
     files model tied --config '{"tie_word_embeddings": true}'
     before=$(loss --model tied --eval w.tok --seq 64)
     cp -r tied copied && weights copied 't["lm_head.weight"] = t["model.embed_tokens.weight"]'
     equal "a head that equals its tied embedding is accepted" "$before" "$(loss --model copied --eval w.tok --seq 64)"
-    cp -r tied differs && weights differs 't["lm_head.weight"] = (t["model.embed_tokens.weight"][0], bytes(4 * 32 * 256))'
-    says "a head that differs from its tied embedding is refused" 1 "element 0 of lm_head.weight is 0 and that of model.embed_tokens.weight" \
+    cp -r tied differs && weights differs \
+        't["lm_head.weight"] = (t["model.embed_tokens.weight"][0], bytes(4 * 32 * 256))'
+    says "a head that differs from its tied embedding is refused" 1 \
+        "element 0 of lm_head.weight is 0 and that of model.embed_tokens.weight" \
         run --model differs --eval w.tok --seq 64
     cp -r tied smaller && weights smaller 't["lm_head.weight"] = ([1, 1], bytes(4))'
     says "a head of another shape is refused" 1 "lm_head.weight is 1 x 1 and model.embed_tokens.weight 256 x 32" \
         run --model smaller --eval w.tok --seq 64
     cp -r tied saved && weights saved 't["lm_head.weight"] = t.pop("model.embed_tokens.weight")'
-    equal "save_model's file of a tied model, with the head's name, is read" "$before" "$(loss --model saved --eval w.tok --seq 64)"
+    equal "save_model's file of a tied model, with the head's name, is read" "$before" \
+        "$(loss --model saved --eval w.tok --seq 64)"
     cp -r tied inner && weights inner 't = {k.removeprefix("model."): v for k, v in t.items()}'
     equal "names without \"model.\" are read" "$before" "$(loss --model inner --eval w.tok --seq 64)"
     cp -r base lacks && weights lacks 't.pop("lm_head.weight")'
     says "a missing head hints at tie_word_embeddings" 1 'config.json needs "tie_word_embeddings": true' \
         run --model lacks --eval w.tok --seq 64
-    cp -r base nan && weights nan 't["model.norm.weight"] = (t["model.norm.weight"][0], struct.pack("<32f", float("nan"), *[1] * 31))'
+    cp -r base nan && weights nan \
+        't["model.norm.weight"] = (t["model.norm.weight"][0], struct.pack("<32f", float("nan"), *[1] * 31))'
     mkdir -p tokens && files model tokens --specials "<|endoftext|>,<|im_start|>,<|im_end|>"
     weights tokens 't["model.norm.weight"] = (t["model.norm.weight"][0], struct.pack("<32f", float("nan"), *[1] * 31))'
-    says "logits that are NaN end generation" 1 "the logits of token 1 are not finite numbers" run --model tokens --generate a --temperature 0
+    says "logits that are NaN end generation" 1 "the logits of token 1 are not finite numbers" run --model tokens \
+        --generate a --temperature 0
 }
 
 # ---------------------------------------------------------------- RoPE
 rope() {
-    local llama='{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}'
+    local llama='{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0'
+    llama+=', "original_max_position_embeddings": 32}'
     rope_loss() { files model rope --config "$1" && loss --model rope --eval w.tok --seq 64; }
     files tokens w.tok 256 65
     local scaled plain big
-    scaled=$(rope_loss '{"rope_scaling": '"$llama"'}') plain=$(rope_loss '{}') big=$(rope_loss '{"rope_theta": 500000.0}')
+    scaled=$(rope_loss '{"rope_scaling": '"$llama"'}') plain=$(rope_loss '{}') \
+        big=$(rope_loss '{"rope_theta": 500000.0}')
     equal "rope_scaling replaces rope_parameters" "$scaled" \
-        "$(rope_loss '{"rope_scaling": '"$llama"', "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}')"
-    equal "rope_parameters without a type is the default" "$big" "$(rope_loss '{"rope_parameters": {"rope_theta": 500000.0}}')"
+        "$(rope_loss \
+        '{"rope_scaling": '"$llama"', "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}')"
+    equal "rope_parameters without a type is the default" "$big" \
+        "$(rope_loss '{"rope_parameters": {"rope_theta": 500000.0}}')"
     equal "an empty rope_scaling is none" "$big" "$(rope_loss '{"rope_theta": 500000.0, "rope_scaling": {}}')"
     equal "rope_theta is taken from inside, else from the top" "$plain" \
         "$(rope_loss '{"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 500000.0}}')"
@@ -226,21 +256,27 @@ templates() {
     ids() {
         printf "$1" >chatty/chat_template.jinja
         rm -f talk.tok
-        "$tools/chat" --tokenizer chatty/tokenizer.json --out-train talk.tok $talk >said 2>&1 && tail -c +193 talk.tok | cksum
+        "$tools/chat" --tokenizer chatty/tokenizer.json --out-train talk.tok $talk >said 2>&1 && tail -c +193 talk.tok \
+            | cksum
     }
     printf '%s' "$chatml" >template
     plain=$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g' template)")
     for end in '\n' '\r\n' '\r' '\n\n'; do
-        equal "a template that ends with $end is the same" "$plain" "$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g' template)$end")"
+        equal "a template that ends with $end is the same" "$plain" \
+            "$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g' template)$end")"
     done
-    equal "and one with a line end after each block" "$plain" "$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g; s/%%}/%%}\\n/g' template)")"
+    equal "and one with a line end after each block" "$plain" \
+        "$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g; s/%%}/%%}\\n/g' template)")"
     ids "$(sed 's/\\/\\\\/g; s/%/%%/g' template)\n\n\n" >/dev/null
-    says "three line ends are another template" 1 "which this program cannot render" "$tools/chat" --tokenizer chatty/tokenizer.json --out-train no.tok $talk
+    says "three line ends are another template" 1 "which this program cannot render" "$tools/chat" --tokenizer \
+        chatty/tokenizer.json --out-train no.tok $talk
     rm chatty/chat_template.jinja
-    says "ChatML's tokens without a template mean plain ChatML" 0 "chat template: ChatML$" "$tools/chat" --tokenizer chatty/tokenizer.json --out-train plain.tok $talk
+    says "ChatML's tokens without a template mean plain ChatML" 0 "chat template: ChatML$" "$tools/chat" --tokenizer \
+        chatty/tokenizer.json --out-train plain.tok $talk
     echo '{"tokenizer_class":"PreTrainedTokenizerFast"}' >chatty/tokenizer_config.json
     run --model chatty --export chatted >said 2>&1
-    equal "the template that chat uses is in an export" "$chatml" "$(sed 's/$/\\n/' chatted/chat_template.jinja | tr -d '\n' | sed 's/\\n$//')"
+    equal "the template that chat uses is in an export" "$chatml" \
+        "$(sed 's/$/\\n/' chatted/chat_template.jinja | tr -d '\n' | sed 's/\\n$//')"
     run --model chatty --export chatted.gguf >said 2>&1
     says "and in a GGUF and its Modelfile" 0 'PARAMETER stop "<.im_end.>"' cat chatted.Modelfile
 }
@@ -251,17 +287,24 @@ adapters() {
     files tokens w.tok 256 65
     files model base
     run --model base --data w.tok --seq 16 --batch 1 --steps 1 --lora-rank 2 --export adapted >said 2>&1
-    equal "the base model's path is in the adapters" '"base"' "$(field adapted/adapter_config.json base_model_name_or_path)"
+    equal "the base model's path is in the adapters" '"base"' \
+        "$(field adapted/adapter_config.json base_model_name_or_path)"
     for kind in pissa pissa_niter_4 olora corda loftq; do
-        cp -r adapted "a-$kind" && sed -i 's/"r": 2,/"r": 2, "init_lora_weights": "'$kind'",/' "a-$kind/adapter_config.json"
-        says "adapters of $kind, which change the base, are refused" 1 "\"init_lora_weights\" is \"$kind\", with which PEFT changes" \
+        cp -r adapted "a-$kind" && sed -i 's/"r": 2,/"r": 2, "init_lora_weights": "'$kind'",/' \
+            "a-$kind/adapter_config.json"
+        says "adapters of $kind, which change the base, are refused" 1 \
+            "\"init_lora_weights\" is \"$kind\", with which PEFT changes" \
             run --model base --adapters "a-$kind" --eval w.tok --seq 64
     done
-    cp -r adapted a-eva && sed -i 's/"r": 2,/"r": 2, "init_lora_weights": "eva",/; s/"lora_dropout": 0.0/"lora_dropout": 0.05/; s/: "base"/: "org\/name"/' \
+    cp -r adapted a-eva && sed -i \
+        's/"r": 2,/"r": 2, "init_lora_weights": "eva",/; s/"lora_dropout": 0.0/"lora_dropout": 0.05/
+            s/: "base"/: "org\/name"/' \
         a-eva/adapter_config.json
-    says "a note says that dropout is off" 0 'note: a-eva/adapter_config.json has "lora_dropout" 0.05' run --model base --adapters a-eva \
+    says "a note says that dropout is off" 0 'note: a-eva/adapter_config.json has "lora_dropout" 0.05' run --model \
+        base --adapters a-eva \
         --data w.tok --seq 16 --batch 1 --steps 1 --export again
-    equal "the base model's name of loaded adapters is kept" '"org/name"' "$(field again/adapter_config.json base_model_name_or_path)"
+    equal "the base model's name of loaded adapters is kept" '"org/name"' \
+        "$(field again/adapter_config.json base_model_name_or_path)"
 }
 
 # ---------------------------------------------------------------- conversations
@@ -270,20 +313,25 @@ conversations() {
     files model chatty --specials "<|endoftext|>,<|im_start|>,<|im_end|>"
     # chat MESSAGE-REST [TOP]: an answer "bad" with more in its object, or in the conversation's
     chat() {
-        echo '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"bad"'"$1"'},{"role":"user","content":"b"},{"role":"assistant","content":"good"}]'"${2:-}"'}' >one.jsonl
+        local first='{"role":"user","content":"a"},{"role":"assistant","content":"bad"'"$1"'}'
+        local second='{"role":"user","content":"b"},{"role":"assistant","content":"good"}'
+        echo '{"messages":['"$first,$second]${2:-}}" >one.jsonl
         rm -f one.tok
         "$tools/chat" --tokenizer chatty/tokenizer.json --out-train one.tok one.jsonl
     }
-    for key in '"weight":0' '"train":false' '"masked":true' '"loss_mask":0' '"trainable":false' '"training":0' '"loss":false' '"loss_weight":0' '"ignore":1'; do
+    for key in '"weight":0' '"train":false' '"masked":true' '"loss_mask":0' '"trainable":false' '"training":0' \
+        '"loss":false' '"loss_weight":0' '"ignore":1'; do
         says "$key switches off the loss of a message" 0 " 5 of them targets" chat ",$key"
     done
     says "\"weight\":1 leaves it on" 0 " 9 of them targets" chat ',"weight":1'
     says "a weight between them is refused" 1 'line 1: message 2 has a "weight" that is neither' chat ',"weight":0.5'
-    says "a key that would be dropped is refused by its name and line" 1 'line 1: message 2 has "reasoning_content"' chat ',"reasoning_content":"2"'
+    says "a key that would be dropped is refused by its name and line" 1 'line 1: message 2 has "reasoning_content"' \
+        chat ',"reasoning_content":"2"'
     says "a function call is refused" 1 'message 2 has "function_call"' chat ',"function_call":{"name":"f"}'
     says "null and empty values are nothing" 0 " 9 of them targets" chat ',"tool_calls":[],"name":null'
     for key in tools functions documents; do
-        says "\"$key\" beside the messages is refused" 1 "\"$key\" cannot be rendered" chat "" ',"'$key'":[{"name":"f"}]'
+        says "\"$key\" beside the messages is refused" 1 "\"$key\" cannot be rendered" chat "" \
+            ',"'$key'":[{"name":"f"}]'
     done
     says "\"system\" beside the messages is refused" 1 '"system" cannot be rendered' chat "" ',"system":"You"'
     says "other keys beside the messages are not" 0 " 9 of them targets" chat "" ',"source":"x","id":7'
@@ -291,7 +339,8 @@ conversations() {
     chat "" >said && gzip -c one.jsonl >one.jsonl.gz
     "$tools/chat" --tokenizer chatty/tokenizer.json --out-train zipped.tok one.jsonl.gz >said 2>&1
     "$tools/chat" --tokenizer chatty/tokenizer.json --out-train piped.tok - <one.jsonl >said 2>&1
-    if cmp one.tok zipped.tok && cmp one.tok piped.tok; then pass "conversations are read from .gz and standard input" "equal bytes"
+    if cmp one.tok zipped.tok && cmp one.tok piped.tok; then pass "conversations are read from .gz and standard input" \
+        "equal bytes"
     else fail "conversations are read from .gz and standard input" "$(tail -n 1 said)"; fi
 }
 
@@ -300,47 +349,61 @@ corpora() {
     local name
     files model m --specials "<|endoftext|>,<|im_start|>,<|im_end|>"
     # tokens FILE…: how many tokens they have, or what is wrong
-    tokens() { rm -f t.tok v.tok; "$tools/tokenize" --tokenizer m/tokenizer.json --out-train t.tok --out-val v.tok --val-fraction 0.3 "$@" 2>&1 | grep -E "^t.tok|^error|skipped|links"; }
+    tokens() { rm -f t.tok v.tok; "$tools/tokenize" --tokenizer m/tokenizer.json --out-train t.tok --out-val v.tok \
+        --val-fraction 0.3 "$@" 2>&1 | grep -E "^t.tok|^error|skipped|links"; }
     for ((i = 0; i < 400; i++)); do echo '{"text":"caf\u00e9 one"}'; done >a.jsonl
     cp a.jsonl a.ndjson && cp a.jsonl a.JSON && gzip -c a.jsonl >a.json.gz && cp a.jsonl B.JSONL
-    for name in a.ndjson a.JSON a.json.gz B.JSONL; do equal "$name holds JSON lines" "$(tokens a.jsonl)" "$(tokens $name)"; done
+    for name in a.ndjson a.JSON a.json.gz B.JSONL; do equal "$name holds JSON lines" "$(tokens a.jsonl)" \
+        "$(tokens $name)"; done
     python3 -c 'import json; print(json.dumps([{"text": "a"}] * 400))' >list.json
-    says "a list of objects is refused, with the way out" 1 "list.json is one list of objects, .* jq -c" tokens list.json
+    says "a list of objects is refused, with the way out" 1 "list.json is one list of objects, .* jq -c" tokens \
+        list.json
     python3 -c 'import json; print(json.dumps({"settings": ["a"] * 9000}, indent=1))' >other.json
     says "other JSON is text" 0 "^t.tok: " tokens other.json
-    says "train_tokenizer refuses JSON lines under any name" 1 "a.ndjson is JSON lines" "$tools/train_tokenizer" --vocab-size 600 --out x.model a.ndjson
+    says "train_tokenizer refuses JSON lines under any name" 1 "a.ndjson is JSON lines" "$tools/train_tokenizer" \
+        --vocab-size 600 --out x.model a.ndjson
     for ((i = 0; i < 200; i++)); do echo '{"text":"first","text":"second"}'; done >twice.jsonl
-    says "a key twice in a line of a corpus is refused" 1 'line 1: the key "text" occurs twice' "$tools/tokenize" --tokenizer m/tokenizer.json --out-train t2.tok --out-val v2.tok twice.jsonl
-    mkdir -p blobs snap real && seq 9000 >blobs/a && seq 5000 >snap/b.txt && ln -s ../blobs/a snap/a.txt && ln -s a.txt snap/c.txt && ln -s ../blobs snap/d
+    says "a key twice in a line of a corpus is refused" 1 'line 1: the key "text" occurs twice' "$tools/tokenize" \
+        --tokenizer m/tokenizer.json --out-train t2.tok --out-val v2.tok twice.jsonl
+    mkdir -p blobs snap real && seq 9000 >blobs/a && seq 5000 >snap/b.txt && ln -s ../blobs/a snap/a.txt && ln -s \
+        a.txt snap/c.txt && ln -s ../blobs snap/d
     cp blobs/a real/a.txt && cp snap/b.txt real/b.txt
-    equal "links to files are followed, each file once" "$(tokens real | cut -d' ' -f2)" "$(tokens snap | grep '^t.tok' | cut -d' ' -f2)"
+    equal "links to files are followed, each file once" "$(tokens real | cut -d' ' -f2)" \
+        "$(tokens snap | grep '^t.tok' | cut -d' ' -f2)"
     says "links to folders are counted" 0 "^1 symbolic links to folders" tokens snap
     { printf '\xef\xbb\xbf'; seq 9000; } >marked.txt && seq 9000 >unmarked.txt
-    equal "a byte-order mark is no text" "$(tokens unmarked.txt | cut -d' ' -f2-3)" "$(tokens marked.txt | cut -d' ' -f2-3)"
+    equal "a byte-order mark is no text" "$(tokens unmarked.txt | cut -d' ' -f2-3)" \
+        "$(tokens marked.txt | cut -d' ' -f2-3)"
     seq 900 | iconv -t utf-16 >wide.txt
     says "UTF-16 is refused by its name" 1 "iconv -f utf-16" tokens wide.txt
     echo x >a.txt.xz
-    says "a compressed file of another kind is refused with the way out" 1 "a.txt.xz: .* decompress it with xz" tokens a.txt.xz
+    says "a compressed file of another kind is refused with the way out" 1 "a.txt.xz: .* decompress it with xz" tokens \
+        a.txt.xz
     printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 12345\n' 7 >pointer
     mkdir -p lfs && cp pointer lfs/a.txt && seq 9000 >lfs/b.txt
     says "a pointer of Git LFS is no text" 1 "lfs/a.txt is a Git LFS pointer" tokens lfs
     for name in tokenizer.json model.safetensors config.json; do
         rm -rf pointed && cp -r m pointed && cp pointer pointed/$name
-        says "$name that is a pointer of Git LFS" 1 "pointed/$name is a Git LFS pointer" run --model pointed --export "out-$name"
+        says "$name that is a pointer of Git LFS" 1 "pointed/$name is a Git LFS pointer" run --model pointed --export \
+            "out-$name"
     done
     files tokens n.tok 259 3000 && files tokens v.tok 259 300
     mkdir -p 'r[1]' r1 && cp n.tok 'r[1]/n.tok' && cp v.tok r1/n.tok
-    equal "a path that exists is that file, and no pattern" 2999 "$(run --model m --eval 'r[1]/n.tok' --seq 64 2>err | grep -oE '"tokens":[0-9]+' | cut -d: -f2)"
+    equal "a path that exists is that file, and no pattern" 2999 \
+        "$(run --model m --eval 'r[1]/n.tok' --seq 64 2>err | grep -oE '"tokens":[0-9]+' | cut -d: -f2)"
     cp n.tok 'lr=[1,2].tok'
     says "also with brackets and a comma" 0 '"tokens":2999' run --model m --eval 'lr=[1,2].tok' --seq 64
     mkdir -p set1 bare && cp n.tok m/tokenizer.json set1/ && cp m/config.json m/model.safetensors bare/
-    says "the tokenizer beside a pattern's files is found" 0 '"bits_per_byte"' run --model bare --eval 'set*/n.tok' --seq 64
+    says "the tokenizer beside a pattern's files is found" 0 '"bits_per_byte"' run --model bare --eval 'set*/n.tok' \
+        --seq 64
     cp n.tok $'caf\xe9.tok'
     run --model m --eval $'caf\xe9.tok' --seq 64 >e.json 2>err
-    says "a name that is not UTF-8 gives JSON in UTF-8" 0 "caf.ufffd.tok" python3 -c 'import json; print(ascii(json.loads(open("e.json","rb").read().decode())["file"]))'
+    says "a name that is not UTF-8 gives JSON in UTF-8" 0 "caf.ufffd.tok" python3 -c \
+        'import json; print(ascii(json.loads(open("e.json","rb").read().decode())["file"]))'
     files tokens none.tok 259 300 --no-targets
     says "--eval without any target has no loss" 1 "none.tok holds no target" run --model m --eval none.tok --seq 64
-    says "a token file of an unknown tokenizer is accepted with a note" 0 "note: n.tok does not say with which tokenizer" \
+    says "a token file of an unknown tokenizer is accepted with a note" 0 \
+        "note: n.tok does not say with which tokenizer" \
         run --model m --eval n.tok --seq 64
 }
 
@@ -350,31 +413,45 @@ others() {
     files tokens n.tok 259 3000
     cp -r y gap && python3 -c '
 import json
-t = json.load(open("gap/tokenizer.json")); t["added_tokens"].append({**t["added_tokens"][-1], "id": 300, "content": "<x>"}); json.dump(t, open("gap/tokenizer.json", "w"))'
-    says "a tokenizer with a gap is only copied" 0 "needs the added token '<x>' to have the id 300.*; it is copied as it is" run --model gap --export E1
+t = json.load(open("gap/tokenizer.json"))
+t["added_tokens"].append({**t["added_tokens"][-1], "id": 300, "content": "<x>"})
+json.dump(t, open("gap/tokenizer.json", "w"))'
+    says "a tokenizer with a gap is only copied" 0 \
+        "needs the added token '<x>' to have the id 300.*; it is copied as it is" run --model gap --export E1
     cp -r y unk && python3 -c '
 import json
-t = json.load(open("unk/tokenizer.json")); v = t["model"]["vocab"]; v["<unk>"] = v.pop(min(v, key=v.get)); t["model"]["unk_token"] = "<unk>"; json.dump(t, open("unk/tokenizer.json", "w"))'
-    says "and so is one with an unknown token" 0 "needs the unknown token '<unk>'.*; it is copied as it is" run --model unk --export E2
+t = json.load(open("unk/tokenizer.json"))
+v = t["model"]["vocab"]
+v["<unk>"] = v.pop(min(v, key=v.get))
+t["model"]["unk_token"] = "<unk>"
+json.dump(t, open("unk/tokenizer.json", "w"))'
+    says "and so is one with an unknown token" 0 "needs the unknown token '<unk>'.*; it is copied as it is" run \
+        --model unk --export E2
     cp -r y pad && python3 -c '
 import json
-t = json.load(open("pad/tokenizer.json")); t["added_tokens"].append({**t["added_tokens"][-1], "id": 259, "content": "<pad>"}); json.dump(t, open("pad/tokenizer.json", "w"))'
+t = json.load(open("pad/tokenizer.json"))
+t["added_tokens"].append({**t["added_tokens"][-1], "id": 259, "content": "<pad>"})
+json.dump(t, open("pad/tokenizer.json", "w"))'
     says "a pad token beyond the embedding is in no text" 0 "^a" run --model pad --generate a --max-tokens 2
     says "and GGUF refuses it by its name" 1 "without <pad>" run --model pad --export pad.gguf
     says "OMP_NUM_THREADS is honoured, and the banner names it" 0 "ranks: 1 x 1 thread \(OMP_NUM_THREADS\)" \
         env OMP_NUM_THREADS=1 "$program" --model y --data n.tok --seq 16 --batch 1 --steps 1
     says "but not where --threads is given" 0 "ranks: 1 x 2 threads over" \
         env OMP_NUM_THREADS=1 "$program" --model y --data n.tok --seq 16 --batch 1 --steps 1 --threads 2
-    says "a run that never reaches the peak rate says so" 0 "note: with --warmup 10 and --steps 5" run --model y --data n.tok --seq 16 --batch 1 --steps 5
+    says "a run that never reaches the peak rate says so" 0 "note: with --warmup 10 and --steps 5" run --model y \
+        --data n.tok --seq 16 --batch 1 --steps 5
     python3 -c 'import json
-for _ in range(20): print(json.dumps({"messages": [{"role": "user", "content": "long question " * 40}, {"role": "assistant", "content": "Yo."}]}))' >c.jsonl
+question = {"role": "user", "content": "long question " * 40}
+for _ in range(20): print(json.dumps({"messages": [question, {"role": "assistant", "content": "Yo."}]}))' >c.jsonl
     "$tools/chat" --tokenizer y/tokenizer.json --out-train c.tok c.jsonl >said 2>&1
-    says "a step without a target has no loss" 0 "no targets" run --model y --data c.tok --seq 64 --batch 1 --steps 1 --out lossless
+    says "a step without a target has no loss" 0 "no targets" run --model y --data c.tok --seq 64 --batch 1 --steps 1 \
+        --out lossless
     equal "and null in metrics.jsonl" null "$(field lossless/metrics.jsonl loss)"
     echo '{"stages":[{"tokens":32,"batch":1,"seq":16,"rope_scaling":{},"data":{"n.tok":1}}]}' >recipe.json
     says "a recipe's empty rope_scaling is none" 0 "step" run --model y --recipe recipe.json
 }
 
-for section in ${2:-ends front one_end weights_of_others rope templates adapters conversations corpora others}; do $section; done
+for section in ${2:-ends front one_end weights_of_others rope templates adapters conversations corpora others}; do \
+    $section; done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

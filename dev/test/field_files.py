@@ -40,7 +40,8 @@ def write_tokenizer(folder, specials, front, config):
              "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
              "vocab": vocab, "merges": []}  # fmt: skip
     tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-                 "pre_tokenizer": byte_level, "post_processor": post, "decoder": byte_level, "model": model}  # fmt: skip
+                 "pre_tokenizer": byte_level, "post_processor": post, "decoder": byte_level,
+                 "model": model}  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     if config is not None:
         (folder / "tokenizer_config.json").write_text(config)

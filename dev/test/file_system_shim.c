@@ -1,4 +1,4 @@
-/* file_system_shim.c: a file system that lacks what WITHOUT lists, or is slow, for dev/test/hard_places.sh and hosts.sh.
+/* file_system_shim.c: a file system that lacks what WITHOUT lists, or is slow, for hard_places.sh and hosts.sh.
  *
  * As a library (cc -shared -fPIC), preloaded into the program. WITHOUT is a list of words: flock, symlink, dirsync,
  * fallocate, direct (O_DIRECT), hardlink, whole (each write ends after half of its bytes), or shm (/dev/shm is as small

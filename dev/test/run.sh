@@ -221,6 +221,9 @@ run_all() {
     beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
     beside "failed allocations" "dev/test/allocations.sh build/cpu-fp32/train_llama3 200"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
+    if dev/test/field/references.py --possible; then
+        beside "what people bring, and the tools that wrote it" dev/test/field/references.py
+    else echo "not installed: some of transformers, peft, lm_eval and gguf, with which files are compared"; fi
     beside "figures of the book" "make -s figures-programs && dev/test/figures.sh all"
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"

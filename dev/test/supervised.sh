@@ -13,7 +13,8 @@ supervise() {
     shift
     on n1 dev/launch/supervise --grace 2 --silence 30 --hostfile "$work/hostfile" --ssh "${SSH_COMMAND:-$ssh}" \
         --launch-options "--allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 -x OMP_WAIT_POLICY=passive" \
-        ${options[@]+"${options[@]}"} -- "${starts:-$work/paced}" "${train[@]}" --out "$out" "$@" </dev/null >>"$work/said" 2>&1 &
+        ${options[@]+"${options[@]}"} -- "${starts:-$work/paced}" "${train[@]}" --out "$out" "$@" \
+        </dev/null >>"$work/said" 2>&1 &
     launched=$!
 }
 

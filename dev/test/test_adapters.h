@@ -184,8 +184,7 @@ static void widened_body(Job *j, int rank) {
         __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
         free(want);
         free(have);
-        if (i == u->table_unit->end_tensor - 1)
-            fsdp_reshard(&trainer->parallel.fsdp, u, AFTER_LAST_USE);
+        if (i == u->table_unit->end_tensor - 1) fsdp_reshard(&trainer->parallel.fsdp, u, AFTER_LAST_USE);
     }
     close_rank(o);
 }

@@ -98,8 +98,8 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
     char raw[5 * 65], error[256];
     int64_t different = 0, count = 0;
     for (int i = 0; i < s->accumulation * s->B; i++) {
-        count +=
-            dataset_sample(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, NULL, raw, error, sizeof error);
+        count += dataset_sample(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, NULL, raw, error,
+                                sizeof error);
         for (int t = 0; t < d->T; t++)
             different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
     }

@@ -46,7 +46,8 @@ static void test_documents_of(void) {
             char raw[5 * 9], error[256];
             for (int t = 0; t < 8; t++) {
                 ends[t] = cases[i].ids[t] == DOCUMENT_END;
-                ids[t] = version == 1 ? cases[i].ids[t] : ends[t] ? 7 : DOCUMENT_END;
+                ids[t] = ends[t] == (version == 1) ? DOCUMENT_END : cases[i].ids[t];
+                if (version == 2 && ends[t]) ids[t] = 7;
             }
             Dataset d = dataset_open(documents_file(version, ids, ends), 8, 131, 0);
             d.document_end = DOCUMENT_END;

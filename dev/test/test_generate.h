@@ -132,9 +132,7 @@ static void test_read_prompts(void *path) {
     prompts_read(&p, t, (const char *)path);
 }
 
-static void test_read_stop_tokens(void *model) {
-    model_ids_read((const char *)model);
-}
+static void test_read_stop_tokens(void *model) { model_ids_read((const char *)model); }
 
 static void write_text(const char *path, const char *text) { test_write(path, text, strlen(text)); }
 
@@ -169,8 +167,9 @@ static void test_prompt_requests(const Tokenizer *t) {
     p.vocab_size = t->vocab_size;
     p.defaults.max_tokens = 5;
     p.defaults.sampling.top_p = 0.9;
-    write_text(path, UTF8_BYTE_ORDER_MARK "{\"id\": [1], \"prompt\": \"bc\", \"max_tokens\": 7, \"top_k\": 1}\n\n"
-                     "{\"prompt_ids\": [3, 300], \"seed\": 9, \"top_p\": 1}\n{\"prompt\": \"\"}\n");
+    write_text(path,
+               UTF8_BYTE_ORDER_MARK "{\"id\": [1], \"prompt\": \"bc\", \"max_tokens\": 7, \"top_k\": 1}\n\n"
+                                    "{\"prompt_ids\": [3, 300], \"seed\": 9, \"top_p\": 1}\n{\"prompt\": \"\"}\n");
     prompts_read(&p, &fronted, path);
     const Prompt *x = p.list;
     int right = p.count == 3 && x[0].length == 2 && x[0].ids[0] == t->bos && x[0].unprinted == 1 && p.most == 9;
@@ -237,6 +236,72 @@ static void test_conversation(const Tokenizer *t) {
     chat_close(&whole);
 }
 
+/* The text of a conversation of messages (role, content), the last of them NULL. */
+static const char *conversation_text(const Tokenizer *t, const ChatTemplate *form, const char *const *messages) {
+    static char text[2048];
+    Chat c;
+    size_t used = 0;
+    chat_open(&c, t, form);
+    chat_begin(&c, messages[0]);
+    for (int i = 0; messages[i]; i += 2) chat_message(&c, messages[i], messages[i + 1], strlen(messages[i + 1]), 0);
+    for (size_t i = 0; i < c.count; i++) {
+        const char *bytes;
+        size_t n = tokenizer_decode(t, c.ids[i], &bytes);
+        memcpy(text + used, bytes, n);
+        used += n;
+    }
+    text[used] = 0;
+    chat_close(&c);
+    return text;
+}
+
+/* Templates whose system message begins with dates, and is there also if the conversation has none. */
+static void test_dated_templates(const Tokenizer *t) {
+    static const char start[] =
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: "
+        "December 2023\nToday Date: ";
+    const char *alone[] = {"user", "a", NULL}, *both[] = {"system", " be brief ", "user", "a", "system", "b", NULL};
+    char wanted[1024], today[32];
+    time_t now = time(NULL);
+    strftime(today, sizeof today, "%d %b %Y", localtime(&now));
+    for (int i = 3; i < 5; i++) {
+        const char *date = i == 3 ? "26 Jul 2024" : today;
+        snprintf(wanted, sizeof wanted, "%s%s\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>",
+                 start, date);
+        int right = !strcmp(conversation_text(t, &chat_templates[i], alone), wanted);
+        snprintf(wanted, sizeof wanted,
+                 "%s%s\n\nbe brief<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|><|start_header_id|>"
+                 "system<|end_header_id|>\n\nb<|eot_id|>",
+                 start, date);
+        right = right && !strcmp(conversation_text(t, &chat_templates[i], both), wanted);
+        CHECK("a template with dates: in the first system message, which is always there, and in no other", right, "%s",
+              chat_templates[i].name);
+    }
+}
+
+/* White space that makes no difference to transformers' Jinja environment, and some that does. */
+static void test_jinja_normal(void) {
+    static const struct {
+        const char *a, *b;
+        int same;
+    } cases[] = {{"{% if x %}a{% endif %}", "{% if x %}\na{% endif %}\n\n", 1},
+                 {"{% if x %}a{% endif %}", "{%- if x -%}\r\n a\n\t{%- endif +%}", 1},
+                 {"{{ 'a\n' }}", "{{'a\\n'}}", 1},
+                 {"a{# say #}b", "ab", 1},
+                 {"x\n{% if x %}y{% endif %}", "x\n  {% if x %}y{% endif %}", 1},
+                 {"x{% if x %}y{% endif %}", "x  {% if x %}y{% endif %}", 0},
+                 {"{{ x }}a", "{{ x }}\na", 0},
+                 {"{{ '%}' }}a", "{{ '%}\n' }}a", 0}};
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *a = jinja_normal(cases[i].a), *b = jinja_normal(cases[i].b);
+        wrong += (strcmp(a, b) == 0) != cases[i].same;
+        free(a);
+        free(b);
+    }
+    CHECK("chat templates are compared without the white space that Jinja drops", !wrong, "%d of 8 pairs wrong", wrong);
+}
+
 static void test_generate(void) {
     const char *path = strdup(scratch_path("prompts.model"));
     write_text(path, test_tokenizer_text(256 + TEST_TOKENS));
@@ -245,6 +310,8 @@ static void test_generate(void) {
     test_sampling();
     test_prompts(t);
     test_prompt_requests(t);
+    test_dated_templates(t);
+    test_jinja_normal();
     test_stop_tokens(t);
     test_conversation(t);
     tokenizer_close(t);

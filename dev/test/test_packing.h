@@ -29,7 +29,8 @@ static Talks make_talks(const int *lengths, int64_t num, int longest, uint64_t s
             uint64_t random = mix64(seed + 7 * (uint64_t)at);
             int is_last = at + 1 == talks.start[i + 1];
             talks.ids[at] = is_last ? DOCUMENT_END : 3 + (int32_t)(random % 37);
-            talks.mask[at] = is_last ? TOKEN_ENDS_DOCUMENT : at > talks.start[i] && random % 5 < 3;
+            talks.mask[at] = at > talks.start[i] && random % 5 < 3 ? TOKEN_IS_TARGET : 0;
+            if (is_last) talks.mask[at] = TOKEN_ENDS_DOCUMENT;
             talks.targets += talks.mask[at] & TOKEN_IS_TARGET;
         }
     return talks;
