@@ -77,8 +77,8 @@ static const char *jinja_tag(FILE *out, const char *tag) {
         end++;
     }
     const char *after = *end ? end + 2 : end;
-    int strips = end > begin && end[-1] == '-';
-    if (strips) end--;
+    char sign = end > begin && (end[-1] == '-' || (end[-1] == '+' && close != '}')) ? end[-1] : 0;
+    if (sign) end--;
     while (begin < end && strchr(" \t\n", *begin)) begin++;
     while (end > begin && strchr(" \t\n", end[-1])) end--;
     if (close != '#') { // a comment has no effect
@@ -89,8 +89,8 @@ static const char *jinja_tag(FILE *out, const char *tag) {
         }
         fprintf(out, "%c}", close);
     }
-    if (strips) after += strspn(after, " \t\n");
-    else if (close != '}' && *after == '\n') after++; // trim_blocks
+    if (sign == '-') after += strspn(after, " \t\n");
+    else if (!sign && close != '}' && *after == '\n') after++; // trim_blocks
     return after;
 }
 

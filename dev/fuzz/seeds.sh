@@ -37,6 +37,7 @@ tokens() {
 { le 1 3 98 0 0; tokens 2 100 0 {0..19}; } | seed token_file/narrow
 { le 1 4 50 66 1; le 2 {1..60}; } | seed token_file/built
 { le 1 2 200 119 23; le 4 {1..30}; } | seed token_file/built-masked-wide
+{ le 1 4 50 226 1; le 2 {1..60}; printf '\0\1\2\3%.0s' {1..15}; } | seed token_file/built-masked-version-2
 { le 1 3 98 1 5; tokens 4 100 0 {99..80} 1; } | seed token_file/wide-partial
 { le 1 7 254 3 22; tokens 2 256 1 {200..239}; printf '\0\1\1\1\0%.0s' {1..8}; } | seed token_file/masked
 { le 1 7 254 1 3; tokens 2 256 $((1 | 8 << 8)) {1..17}; printf '\0\1\1\1%.0s' {1..4}; printf '\0'; } |

@@ -99,8 +99,6 @@ static char *chatml_text(const char *line, size_t *length) {
     cJSON_ArrayForEach(message, list) {
         const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
-        if (message == list->child && strcmp(role, "system"))
-            fprintf(f, "<|im_start|>system\n%s<|im_end|>\n", chat_templates[1].system);
         fprintf(f, "<|im_start|>%s\n%s<|im_end|>\n", role, content);
     }
     text_stream_close(f);

@@ -12,34 +12,45 @@ enum {
     READ_PADDED = 8,
     BUILT_WIDE = 16,
     BUILT_MASKED = 32,
-    BUILT_FITTING = 64
+    BUILT_FITTING = 64,
+    BUILT_SECOND_VERSION = 128
 };
 
 typedef struct { // a token file, understood from its length
-    const uint8_t *bytes;
+    const uint8_t *tokens;
     int64_t count, windows;
-    int width, masked;
+    int version, width, masked;
 } Witness;
 
 static Witness witness_of(const uint8_t *bytes, size_t size, int T, int partial) {
-    Witness w = {bytes, 0, 0, bytes[12], bytes[20] & 1};
-    w.count = (int64_t)(size - 64) / (w.width + w.masked);
+    size_t header = bytes[8] == 1 ? 64 : 192;
+    Witness w = {bytes + header, 0, 0, bytes[8], bytes[12], bytes[20] & 1};
+    w.count = (int64_t)(size - header) / (w.width + w.masked);
     for (int64_t first = 0; first + (partial ? 1 : T) < w.count; first += T) w.windows++;
     return w;
 }
 
 static uint32_t witness_token(const Witness *w, int64_t i) {
-    const uint8_t *p = w->bytes + 64 + i * w->width;
+    const uint8_t *p = w->tokens + i * w->width;
     return p[0] | (uint32_t)p[1] << 8 | (w->width == 4 ? (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24 : 0);
 }
 
-static int witness_counts(const Witness *w, int64_t i) { return !w->masked || w->bytes[64 + w->count * w->width + i]; }
+static int witness_counts(const Witness *w, int64_t i) {
+    if (!w->masked) return 1;
+    int byte = w->tokens[w->count * w->width + i];
+    return w->version == 1 ? byte : byte % 2;
+}
+
+static int witness_ends_document(const Witness *w, int64_t i, int document_end) {
+    if (w->version == 2 && w->masked) return w->tokens[w->count * w->width + i] / 2 % 2;
+    return (int32_t)witness_token(w, i) == document_end;
+}
 
 /* Window `index` of the file against what dataset_sample says of it. */
-static void check_window(const Dataset *d, const Witness *w, int64_t index, int found, const int32_t *inputs,
-                         const int32_t *targets, const char *error) {
+static void check_window(const Dataset *d, const Witness *w, int document_end, int64_t index, int found,
+                         const int32_t *inputs, const int32_t *targets, const int32_t *docs, const char *error) {
     int64_t first = index * d->T;
-    int bad = 0, count = 0;
+    int bad = 0, count = 0, ended = 0;
     for (int64_t i = first; i <= first + d->T && i < w->count; i++)
         bad |= witness_token(w, i) >= (uint32_t)d->vocab_size;
     EXPECT((found < 0) == bad, "window %" PRId64 ": %d targets, though its tokens are %s", index, found,
@@ -56,32 +67,38 @@ static void check_window(const Dataset *d, const Witness *w, int64_t index, int 
         EXPECT(inputs[t] == input && targets[t] == target,
                "window %" PRId64 ", position %d: %d -> %d, the file has %d -> %d", index, t, inputs[t], targets[t],
                input, target);
+        EXPECT(docs[t] == ended, "window %" PRId64 ", position %d: %d documents ended before, counted %d", index, t,
+               docs[t], ended);
         count += target != IGNORED_TARGET;
+        ended += i < w->count && witness_ends_document(w, i, document_end);
     }
     EXPECT(found == count, "window %" PRId64 " has %d targets, counted %d", index, count, found);
 }
 
 static void check_windows(const Dataset *d, const Witness *files, int num_files) {
     int32_t *inputs = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T),
-            *targets = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T);
+            *targets = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T),
+            *docs = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T);
     char *raw = (char *)malloc(5 * ((size_t)d->T + 1)), error[1024] = "";
     int64_t before = 0, tokens = 0;
     int refused = 0;
     for (int f = 0; f < num_files; before += files[f].windows, tokens += files[f++].count)
         for (int64_t i = 0; i < files[f].windows;
              i += i == 20 && files[f].windows > 40 ? files[f].windows - 40 : 1) { // of many, the first and the last
-            int found = dataset_sample(d, before + i, inputs, targets, raw, error, sizeof error);
-            check_window(d, &files[f], i, found, inputs, targets, error);
+            int found = dataset_sample(d, before + i, inputs, targets, docs, raw, error, sizeof error);
+            int end = files[f].version == 1 ? d->document_end : d->files[f].header.document_end;
+            check_window(d, &files[f], end, i, found, inputs, targets, docs, error);
             refused |= found < 0;
         }
     EXPECT(d->windows == before && d->tokens == tokens,
            "%" PRId64 " windows of %" PRId64 " tokens, expected %" PRId64 " of %" PRId64, d->windows, d->tokens, before,
            tokens);
-    EXPECT(dataset_sample(d, d->windows, inputs, targets, raw, error, sizeof error) == 0 &&
+    EXPECT(dataset_sample(d, d->windows, inputs, targets, docs, raw, error, sizeof error) == 0 &&
                targets[0] == IGNORED_TARGET,
            "the window behind the last has targets");
     free(inputs);
     free(targets);
+    free(docs);
     free(raw);
     if (refused) user_error("%s", error);
 }
@@ -148,23 +165,29 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
 
 /* A header that belongs to the bytes, which FITTING makes tokens below V. Returns the file's size. */
 static size_t build_token_file(uint8_t *file, Bytes in, int V, int how) {
-    TokenFileHeader h = {"", 1, how & BUILT_WIDE ? 4 : 2, (uint32_t)V, how & BUILT_MASKED ? 1 : 0, 0, {0}};
+    TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
+    h.version = how & BUILT_SECOND_VERSION ? TOKEN_FILE_VERSION : 1;
+    h.width = how & BUILT_WIDE ? 4 : 2;
+    h.vocab_size = (uint32_t)V;
+    h.flags = how & BUILT_MASKED ? TOKEN_FILE_MASKED : 0;
     h.count = in.left / (h.width + h.flags);
-    memcpy(file, &h, sizeof h);
-    if (in.left) memcpy(file + sizeof h, in.at, in.left);
+    h.document_end = in.left ? *in.at % V : NO_ID;
+    size_t header = h.version == 1 ? 64 : 192;
+    memcpy(file, &h, header);
+    if (in.left) memcpy(file + header, in.at, in.left);
     for (uint64_t i = 0; i < h.count && how & BUILT_FITTING; i++) {
-        uint8_t *token = file + sizeof h + i * h.width;
+        uint8_t *token = file + header + i * h.width;
         token[0] = (uint8_t)(token[0] % V);
         memset(token + 1, 0, h.width - 1);
     }
-    return sizeof h + (size_t)h.count * (h.width + h.flags);
+    return header + (size_t)h.count * (h.width + h.flags);
 }
 
 static void fuzz_token_file(Bytes in) {
     static const uint8_t second[64 + 2 * 9] = "LLM3TOK1\1\0\0\0\2\0\0\0\2\0\0\0\0\0\0\0\11"; // nine tokens 0
     int T = 1 + next_byte(&in) % 24, V = 2 + next_byte(&in), how = next_byte(&in), shape = next_byte(&in);
-    uint8_t *file = (uint8_t *)checked_malloc(64 + in.left);
+    uint8_t *file = (uint8_t *)checked_malloc(192 + in.left);
     size_t size = how & READ_BUILT ? build_token_file(file, in, V, how) : in.left;
     if (!(how & READ_BUILT) && size) memcpy(file, in.at, size);
     give("1.tok", file, size);
@@ -172,6 +195,7 @@ static void fuzz_token_file(Bytes in) {
     else unlink(path_of("2.tok"));
     Dataset d = dataset_open(path_of(how & READ_SECOND ? "*.tok" : "1.tok"), T, V, how & READ_PARTIAL);
     held.taken = 1;
+    d.document_end = V - 1; // of files of version 1, as a tokenizer would say
     Witness files[2] = {witness_of(file, size, T, how & READ_PARTIAL),
                         witness_of(second, sizeof second, T, how & READ_PARTIAL)};
     EXPECT(d.num_files == (how & READ_SECOND ? 2 : 1), "%d files", d.num_files);

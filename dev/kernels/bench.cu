@@ -73,7 +73,8 @@ typedef struct {
 static void write_random_tokens(FILE *f) {
     TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
-    h.version = 1;
+    h.version = TOKEN_FILE_VERSION;
+    h.document_end = h.front = NO_ID;
     h.width = 2;
     h.vocab_size = 4096;
     h.count = 200000;

@@ -10,7 +10,8 @@
 static void write_tokens(const char *path, int V, int64_t count) {
     TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
-    h.version = 1;
+    h.version = TOKEN_FILE_VERSION;
+    h.document_end = h.front = NO_ID;
     h.width = 4;
     h.vocab_size = (uint32_t)V;
     h.count = (uint64_t)count;

@@ -19,7 +19,7 @@ mounted=
 trap 'end_started; [ -z "$mounted" ] || umount "$mounted"; chattr -R -i "$work" 2>/dev/null; rm -rf "$work"' EXIT
 cd "$work"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 \
-    LC_ALL=C
+    LC_ALL=C OMPI_MCA_odls_base_sigkill_timeout=0 # mpirun would wait a second before it ends the ranks of a refused run
 
 now() { echo $((${EPOCHREALTIME/./} / 1000)); } # ms
 end_started() { for pid in ${started[@]+"${started[@]}"}; do kill -KILL "$pid" 2>/dev/null; done; }

@@ -13,7 +13,6 @@ mode=${1:-test} only=${ONLY:-}
 unset ONLY # faults.sh, a suite, has an ONLY of its own
 unset MAKEFLAGS MFLAGS MAKEOVERRIDES # of the make that called this; ONLY among them would break those of the suites
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
-export OMPI_MCA_odls_base_sigkill_timeout=0 # mpirun would wait a second before it ends the ranks of a refused run
 # Tests compare with Llama 3's own tokenizer if its Python package is installed, and with SmolLM2's if
 # dev/data/smollm2.py has written it.
 find_tokenizer='import importlib.util as u

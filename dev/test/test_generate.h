@@ -291,6 +291,7 @@ static void test_jinja_normal(void) {
                  {"x\n{% if x %}y{% endif %}", "x\n  {% if x %}y{% endif %}", 1},
                  {"x{% if x %}y{% endif %}", "x  {% if x %}y{% endif %}", 0},
                  {"{{ x }}a", "{{ x }}\na", 0},
+                 {"{% if x %}a", "{% if x +%}\na", 0},
                  {"{{ '%}' }}a", "{{ '%}\n' }}a", 0}};
     int wrong = 0;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -299,7 +300,7 @@ static void test_jinja_normal(void) {
         free(a);
         free(b);
     }
-    CHECK("chat templates are compared without the white space that Jinja drops", !wrong, "%d of 8 pairs wrong", wrong);
+    CHECK("chat templates are compared without the white space that Jinja drops", !wrong, "%d of 9 pairs wrong", wrong);
 }
 
 static void test_generate(void) {

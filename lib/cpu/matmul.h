@@ -44,7 +44,12 @@ static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t
         for (int i = 0; i < vectors; i++) sum[r][i] = accumulate ? vload(c + r * c_row + i * VL) : vsplat(0);
     for (int64_t k = 0; k < K; k++) {
         vfloat bk[2];
-        for (int i = 0; i < vectors; i++) bk[i] = vload(b + i * VL);
+        for (int i = 0; i < vectors; i++) {
+            bk[i] = vload(b + i * VL);
+#if defined(__AVX2__) && !defined(AVX512)
+            __asm__("" : "+x"(bk[i])); // stays in a register: gcc would load it again for each row
+#endif
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < MR; r++)
             for (int i = 0; i < vectors; i++)
