@@ -125,7 +125,7 @@ static void fuzz_chat(Bytes in) {
     Chat c;
     const Tokenizer *t = chat_tokenizer(next_byte(&in) != 'l');
     chat_open(&c, t, chat_template_find(t, path_of("chat.model")));
-    Place place = {"chat.jsonl", 0};
+    Place place = {"chat.jsonl", 0, "chat.jsonl"};
     char *text = text_of(in);
     for (size_t at = 0, length; at < in.left; at += length) {
         const char *end = (const char *)memchr(text + at, '\n', in.left - at);

@@ -7,7 +7,7 @@
 #define TARGET_SAFETENSORS_H
 
 static const Llama3Config smallest = {"smallest",   2, 2, 1, 1, 1, 2, 1, 8, 0, 1e-5f, 10000, 1, 1, 4, 8192, 1, 1,
-                                      BASE_TRAINED, 0, 0, 0};
+                                      BASE_TRAINED, 0, 0, 0, 0};
 
 /* A file of tensors [first, first + count), all zero. */
 static void give_weights(const char *name, const TensorTable *all, int first, int count) {
