@@ -181,6 +181,7 @@ run_test() {
     beside "instruction data" "dev/test/chat.sh $program"
     beside "generation" "dev/test/generation.sh $program"
     beside "what people bring" "dev/test/field.sh $program"
+    beside "minimal.c" "dev/test/minimal.sh $program"
     beside "exports" "dev/test/exports.sh $program"
     beside "run.html" "dev/test/run_page.sh $program"
     beside "the book's links and numbers" "python3 dev/book/check.py"
@@ -224,6 +225,7 @@ run_all() {
         beside "what people bring, and the tools that wrote it" dev/test/field/references.py
     else echo "not installed: some of transformers, peft, lm_eval and gguf, with which files are compared"; fi
     beside "figures of the book" "make -s figures-programs && dev/test/figures.sh all"
+    beside "minimal.c" "dev/test/minimal.sh build/cpu-fp32/train_llama3 all"
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
     beside "run.html" "dev/test/run_page.sh build/cpu-fp32/train_llama3"
     if dev/test/pages.sh --possible; then beside "pages in a browser" dev/test/pages.sh
