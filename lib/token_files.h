@@ -16,8 +16,10 @@ typedef enum { TOKEN_IS_TARGET = 1, TOKEN_ENDS_DOCUMENT = 2 /* in files of versi
 enum { TOKEN_FILE_WINDOW_MAX = (1 << 24) - 1 }; // the flags have 24 bits for the window
 #define TOKEN_FILE_MAGIC "LLM3TOK1"
 
-enum { TOKEN_FILE_VERSION = 2, MORE_FINGERPRINTS = 3, NO_ID = -1 };
-enum { TOKEN_FILE_FIRST_BYTES = 64 /* of the header, all that version 1 has */ };
+enum { TOKEN_FILE_VERSION = 2 };
+enum { HEADER_FINGERPRINTS = 3 };     // room for the SHA-256 of the same tokenizer's files in other formats
+enum { TOKEN_FILE_FIRST_BYTES = 64 }; // the header of version 1, with which that of version 2 begins
+enum { NO_ID = -1 };                  // the value of tokenizer.h's NO_TOKEN
 
 typedef struct {
     char magic[8];
@@ -29,11 +31,11 @@ typedef struct {
     uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file; all zero: not known
     // what follows is in version 2; of a file of version 1 it is not known
     int32_t document_end;      // the token that ends documents, or NO_ID
-    int32_t front;             // the token that begins them, or NO_ID
-    uint64_t target_bytes;     // of the text of all targets
+    int32_t front;             // the token that the tokenizer puts in front of texts, or NO_ID
+    uint64_t target_bytes;     // bytes of the text of all targets; the trainer does not read it
     uint32_t num_fingerprints; // of the tokenizer's files in other formats, in `fingerprints`
     uint32_t zero;
-    uint8_t fingerprints[MORE_FINGERPRINTS][32];
+    uint8_t fingerprints[HEADER_FINGERPRINTS][32];
     uint64_t zeros;
 } TokenFileHeader;
 static_assert(sizeof(TokenFileHeader) == 192, "the header has no padding");
@@ -55,10 +57,10 @@ typedef struct {
 /* The files of one entry of --data. */
 typedef struct {
     char *pattern; // a path or a glob
-    int number;    // among the sources of the run, on which the order of its windows depends
+    int number;    // index among the sources of the run, which seeds the shuffling of its windows
     int first_file, num_files;
     int64_t first_window, windows, tokens;
-    int64_t used; // windows that the run has used of it before this mixture
+    int64_t used; // windows of it that earlier periods of the run have consumed
 } DataSource;
 
 typedef struct {
@@ -79,10 +81,10 @@ static void token_file_check(const TokenFile *f, int64_t bytes, int T, int vocab
     if (h->version < 1 || h->version > TOKEN_FILE_VERSION)
         user_error("%s has token file version %u, expected 1 or %d: make it again with dev/data/text.sh", f->path,
                    h->version, (int)TOKEN_FILE_VERSION);
-    if (h->num_fingerprints > MORE_FINGERPRINTS)
+    if (h->num_fingerprints > HEADER_FINGERPRINTS)
         user_error("%s has %u further fingerprints of its tokenizer, expected at most %d: make it again with "
                    "dev/data/text.sh",
-                   f->path, h->num_fingerprints, (int)MORE_FINGERPRINTS);
+                   f->path, h->num_fingerprints, (int)HEADER_FINGERPRINTS);
     if ((h->width != 2 && h->width != 4) || (h->flags & 255 & ~(uint32_t)TOKEN_FILE_MASKED))
         user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
                    "dev/data/text.sh",
@@ -112,13 +114,15 @@ static TokenFile token_file_open(const char *path, int T, int vocab_size) {
     if (f.fd < 0) user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
     f.header.document_end = f.header.front = NO_ID;
     int64_t first = TOKEN_FILE_FIRST_BYTES, got = read_bytes_at(f.fd, &f.header, first, 0);
-    int is_first = got == first && f.header.version != TOKEN_FILE_VERSION;
-    if (got == first && !is_first)
-        got = read_bytes_at(f.fd, (char *)&f.header + first, (int64_t)sizeof f.header - first, first);
     if (got < 0) user_error("cannot read token file %s: %s", path, strerror(errno));
-    if (got != (is_first ? first : (int64_t)sizeof f.header - first) || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
+    if (got != first || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
         user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
                    TOKEN_FILE_MAGIC);
+    int64_t rest = f.header.version == TOKEN_FILE_VERSION ? (int64_t)sizeof f.header - first : 0;
+    if (rest && read_bytes_at(f.fd, (char *)&f.header + first, rest, first) != rest)
+        user_error("%s is truncated within its header, expected one of %d bytes: copy it again or make it again with "
+                   "dev/data/text.sh",
+                   path, (int)sizeof f.header);
     f.device = info.st_dev;
     f.inode = info.st_ino;
     token_file_check(&f, (int64_t)info.st_size, T, vocab_size);
@@ -139,7 +143,7 @@ static int64_t token_bytes_offset(const TokenFileHeader *h) {
     return token_header_bytes(h) + (int64_t)h->count * (int64_t)h->width;
 }
 
-/* What the byte of a token says. Version 1 has no other meaning than 0 or a target. */
+/* The meaning of a token's byte. In version 1 any value but 0 marks a target; version 2 has the bits of TokenByte. */
 static int token_is_target(const TokenFileHeader *h, char byte) {
     return h->version == 1 ? byte != 0 : byte & TOKEN_IS_TARGET;
 }
@@ -150,7 +154,6 @@ static int token_ends_document(const TokenFileHeader *h, char byte) {
 /* Does the file have a target? Its first token is none. */
 static int token_file_has_targets(const TokenFile *f) {
     enum { BLOCK = 1 << 16 };
-    static const char expected[] = "the file has changed since it was opened, or its disk fails";
     int64_t count = (int64_t)f->header.count;
     if (!(f->header.flags & TOKEN_FILE_MASKED)) return count > 1;
     char *block = (char *)checked_malloc(BLOCK);
@@ -158,14 +161,16 @@ static int token_file_has_targets(const TokenFile *f) {
     for (int64_t at = 1; at < count && !found; at += BLOCK) {
         int64_t n = min_i64(BLOCK, count - at);
         if (read_bytes_at(f->fd, block, n, token_bytes_offset(&f->header) + at) != n)
-            user_error("cannot read token file %s: %s", f->path, expected);
+            user_error("%s: its mask cannot be read: the file has changed since it was opened, or its disk fails; "
+                       "restore it and start again",
+                       f->path);
         for (int64_t i = 0; i < n; i++) found |= token_is_target(&f->header, block[i]);
     }
     free(block);
     return found;
 }
 
-/* The hash of what version 1 has of a header: a file that was upgraded has the same tokens. */
+/* A hash of the header's first 64 bytes as those of version 1: a file upgraded to version 2 is the same data. */
 static uint64_t token_header_hash(uint64_t h, const TokenFileHeader *header) {
     TokenFileHeader first = *header;
     first.version = 1;
@@ -214,15 +219,14 @@ static void source_open(Dataset *d, DataSource *source, int partial) {
     free(paths);
 }
 
-/* A file in two sources would count twice. */
-static void sources_check_apart(const Dataset *d) {
-    for (int k = 1; k < d->num_sources; k++)
-        for (int i = d->sources[k].first_file; i < d->sources[k].first_file + d->sources[k].num_files; i++)
-            for (int other = 0; other < d->sources[k].first_file; other++)
-                if (d->files[i].device == d->files[other].device && d->files[i].inode == d->files[other].inode)
-                    user_error("%s belongs to '%s' and, as %s, also to an earlier entry of the list: each token file "
-                               "may be listed once; change the globs, or remove one",
-                               d->files[i].path, d->sources[k].pattern, d->files[other].path);
+/* Refuses a file that is listed twice, also under two names: it would count twice. */
+static void files_check_distinct(const Dataset *d) {
+    for (int i = 1; i < d->num_files; i++)
+        for (int other = 0; other < i; other++)
+            if (d->files[i].device == d->files[other].device && d->files[i].inode == d->files[other].inode)
+                user_error("%s and %s are the same file, expected each token file once: change the globs, or remove "
+                           "one",
+                           d->files[other].path, d->files[i].path);
 }
 
 /* Gives the sources their shares, those of the weights in `list`. */
@@ -230,9 +234,9 @@ static void dataset_mix(Dataset *d, const DataList *list) {
     int units[MOST_SOURCES];
     for (int k = 0; k < d->num_sources; k++)
         if (!d->sources[k].windows)
-            user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq, more text, or "
-                       "leave it out",
-                       d->sources[k].pattern, d->sources[k].tokens, d->T * d->pieces, d->T * d->pieces + 1);
+            user_error("%s has no file with the %d tokens that a sample of --seq %d needs, but %" PRId64 " tokens in "
+                       "all: use a shorter --seq or longer files, or remove this entry",
+                       d->sources[k].pattern, d->T * d->pieces + 1, d->T * d->pieces, d->sources[k].tokens);
     shares_of_weights(list, units);
     d->mixture = new_array(Mixture, 1);
     mixture_open(d->mixture, units, d->num_sources);
@@ -265,15 +269,16 @@ static Dataset dataset_open_windows(const char *text, int T, int pieces, int voc
         d.sources[k].number = k;
         source_open(&d, &d.sources[k], partial);
     }
-    sources_check_apart(&d);
+    files_check_distinct(&d);
     if (!d.windows)
-        user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq or more text", text,
-                   d.tokens, T * pieces, partial ? 2 : T * pieces + 1);
+        user_error("%s has no file with the %d tokens that a sample of --seq %d needs, but %" PRId64
+                   " tokens in all: use a shorter --seq or longer files",
+                   text, partial ? 2 : T * pieces + 1, T * pieces, d.tokens);
     int has_targets = 0;
     for (int i = 0; i < d.num_files && !has_targets; i++) has_targets = token_file_has_targets(&d.files[i]);
     if (!has_targets)
-        user_error("%s holds no target, so that there is no loss: every token is one that the model is not trained to "
-                   "say; make it again from conversations in which the assistant speaks",
+        user_error("%s has no training target, so that no loss can be computed: its mask excludes every token; make it "
+                   "again from conversations in which the assistant speaks",
                    text);
     if (list.has_weights && (list.count > 1 || always_mixes)) dataset_mix(&d, &list);
     data_list_close(&list);

@@ -17,8 +17,8 @@ typedef struct {
     int trims;                // white space around the content is removed
     const char *system;       // the system message if the conversation has none; NULL: there is no default
     const char *system_start; // strftime's format of what each conversation's system message begins with; NULL: nothing
-    const char *jinja;        // the template's text; NULL: it is known by
-    const char *sha256;       // the checksum of its normal form, in hexadecimal
+    const char *jinja;        // the template's text; NULL: only `sha256` identifies it
+    const char *sha256;       // SHA-256 of its normal form in hexadecimal; NULL: `jinja` identifies it
 } ChatTemplate;
 
 // clang-format off
@@ -67,13 +67,13 @@ static const ChatTemplate *chat_template_of_tokens(const Tokenizer *t) {
 }
 
 /* Copies a Jinja tag, from its "{%" or "{{" on, to `out`, without the signs and the white space at its ends; a line end
- * in it becomes the two characters \\n, which mean the same in a string. Returns what follows the tag in the text. */
+ * in it becomes the two characters \n, which mean the same in a string. Returns what follows the tag in the text. */
 static const char *jinja_tag(FILE *out, const char *tag) {
     char close = tag[1] == '{' ? '}' : tag[1], quote = 0;
     const char *begin = tag + 2 + (tag[2] == '-' || tag[2] == '+'), *end = begin;
     while (*end && (quote || end[0] != close || end[1] != '}')) {
         if (quote && *end == '\\' && end[1]) end++;
-        else if (quote ? *end == quote : *end == '\'' || *end == '"') quote = quote ? 0 : *end;
+        else if (close != '#' && (quote ? *end == quote : *end == '\'' || *end == '"')) quote = quote ? 0 : *end;
         end++;
     }
     const char *after = *end ? end + 2 : end;
@@ -183,14 +183,14 @@ static inline const ChatTemplate *chat_template_find(const Tokenizer *t, const c
     if (jinja && !form)
         user_error(
             "%s has the chat template '%.*s…', which this program cannot render; expected that of Llama 3 to "
-            "3.3, of SmolLM2 or plain ChatML: use a directory with one of these, or remove it to use the template of "
-            "the tokenizer's special tokens",
+            "3.3, of SmolLM2 or plain ChatML: use a tokenizer with one of these, or remove the template from that "
+            "file to use the one that the special tokens belong to",
             source, (int)min_i64(60, (int64_t)strcspn(jinja, "\r\n")), jinja);
     free(jinja);
     if (!form || !chat_template_fits(form, t))
-        user_error("tokenizer %s does not have the special tokens of %s chat template, expected <|start_header_id|>, "
-                   "<|end_header_id|>, <|eot_id|> (Llama 3) or "
-                   "<|im_start|>, <|im_end|> (ChatML); use the tokenizer of an instruction-tuned model",
+        user_error("tokenizer %s does not have the special tokens of %s chat template, expected <|begin_of_text|>, "
+                   "<|start_header_id|>, <|end_header_id|>, <|eot_id|> (Llama 3) or <|im_start|>, <|im_end|> (ChatML); "
+                   "use the tokenizer of an instruction-tuned model",
                    path, form ? "its" : "a");
     return form;
 }
@@ -203,7 +203,7 @@ typedef struct {
     const Tokenizer *t;
     const ChatTemplate *form;
     int32_t *ids;  // (count) tokens
-    uint8_t *mask; // (count) 1: a target, which the assistant says
+    uint8_t *mask; // (count) bits of TokenByte (lib/token_files.h)
     size_t count, ids_room, mask_room;
     int turns;  // rendered so far
     char *text; // (text_room) what is encoded at once
@@ -333,7 +333,7 @@ static inline void chat_begin(Chat *c, const char *first_role) {
         chat_message(c, "system", system, strlen(system), 0);
 }
 
-/* Adds what the assistant's answer follows (add_generation_prompt of apply_chat_template). */
+/* Adds the header after which the assistant's answer begins (add_generation_prompt of apply_chat_template). */
 static inline void chat_generation_prompt(Chat *c) {
     char head[HEAD_BYTES];
     chat_header(c, "assistant", head);

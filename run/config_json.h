@@ -28,8 +28,9 @@ static const char *rope_type(const cJSON *rope, const char *path) {
     return type->valuestring;
 }
 
-/* RoPE's settings, as transformers takes them: "rope_scaling", unless it is empty, replaces "rope_parameters" whole.
- * What the object does not say is taken from the file's top level. */
+/* RoPE's settings, as transformers reads them. A "rope_scaling" that is not empty replaces all of "rope_parameters".
+ * "rope_theta" is taken from this object, else from the top level, but "original_max_position_embeddings" from the top
+ * level, else from this object. */
 static void config_read_rope(Llama3Config *c, const cJSON *json, const char *path) {
     const cJSON *scaling = json_object(json, path, "rope_scaling");
     const cJSON *rope = scaling && scaling->child ? scaling : json_object(json, path, "rope_parameters");

@@ -25,7 +25,12 @@ typedef struct {
 static void stop_token_add(StopTokens *stop, int32_t id) {
     for (int i = 0; i < stop->count; i++)
         if (stop->ids[i] == id) return;
-    if (stop->count < MOST_STOP_TOKENS) stop->ids[stop->count++] = id;
+    if (stop->count == MOST_STOP_TOKENS)
+        user_error(
+            "more than %d token ids end a text in \"eos_token_id\" of config.json and generation_config.json and in "
+            "the chat template: remove some from these files",
+            (int)MOST_STOP_TOKENS);
+    stop->ids[stop->count++] = id;
 }
 
 /* A token's id. One beyond the vocabulary is never generated. */
@@ -45,9 +50,6 @@ static void stop_tokens_add(StopTokens *stop, const cJSON *json, const char *pat
     } else if (ids && !cJSON_IsNull(ids)) {
         stop_token_add(stop, json_id(ids, path, "eos_token_id"));
     }
-    if (stop->count == MOST_STOP_TOKENS)
-        user_error("%s: \"eos_token_id\" lists too many ids: expected fewer than %d in all", path,
-                   (int)MOST_STOP_TOKENS);
 }
 
 /* Sets an id that is still unknown. Some files have -1 where there is no token. */
@@ -77,8 +79,8 @@ static ModelIds model_ids_read(const char *model) {
     return ids;
 }
 
-/* Adds what the tokenizer and its chat template say, either of which may be NULL. Without ids of the model's own,
- * generation ends at the tokenizer's ends of a document and of a turn. */
+/* Fills in missing ids from the tokenizer `t` (NULL: there is none): BOS, and as stop tokens the ends of a document and
+ * of a turn. The chat template's end of a turn is always added (`form` NULL: there is no template). */
 static void model_ids_complete(ModelIds *ids, const Tokenizer *t, const ChatTemplate *form) {
     if (!t) return;
     if (ids->bos == NO_TOKEN) ids->bos = t->bos;
@@ -112,8 +114,8 @@ static void model_ids_write(const ModelIds *ids, FILE *f) {
     }
 }
 
-/* The text (length) of generation_config.json: that of the model, `text`, with all ends, or a new one if it is NULL.
- * Other keys stay; a file that has all ends stays as it is. Frees `text`; the caller frees the result. */
+/* The text (length) of generation_config.json: the model's own, `text`, with "eos_token_id" replaced unless it lists
+ * exactly ids->eos, or a new one if `text` is NULL. Frees `text`; the caller frees the result. */
 static char *generation_config_text(const ModelIds *ids, char *text, size_t *length) {
     if (!text) {
         char *eos = json_text(json_of_stop_tokens(&ids->eos), 1);

@@ -7,7 +7,7 @@
 #ifndef PEFT_H
 #define PEFT_H
 #include "../lib/json.h" // defines: json_number, json_integer, json_read_object
-#include "safetensors.h" // defines: StFiles, st_open, st_require_tensors, Llama3Config, TensorTable, json_number
+#include "safetensors.h" // defines: StFiles, st_open, st_require_tensors, Llama3Config, TensorTable
 
 static const char adapters_stem[] = "adapter_model"; // file name of the tensors, without .safetensors
 
@@ -84,8 +84,8 @@ static void adapters_config_read(Llama3Config *c, const char *dir) {
     cJSON_Delete(json);
 }
 
-/* What DIR/adapter_config.json says that changes no result: the base model's path or name, to be freed, or NULL, and
- * the probability of dropout. */
+/* The name or path of the base model in DIR/adapter_config.json, to be freed, or NULL. *dropout receives
+ * "lora_dropout", which training ignores. */
 static char *adapters_base_model(const char *dir, double *dropout) {
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/adapter_config.json", dir);

@@ -1,9 +1,9 @@
 /* prompts.h: what --generate and --prompts continue, and how the next token is chosen.
  *
- * A prompt is the text of --generate, a line of --prompts FILE, or a line of --prompts FILE.jsonl, which has "prompt",
- * a text, or "prompt_ids", and where they differ from the options "max_tokens", "temperature", "top_p", "top_k" and
- * "seed". In front of a text is what the tokenizer puts there; an empty prompt is that token alone or, if there is
- * none, the end of a document. Names of special tokens in a text are plain text.
+ * A prompt is the text of --generate, a line of --prompts FILE, or the "prompt" or "prompt_ids" of a JSON object in a
+ * line of --prompts FILE.jsonl. The object may override the options with "max_tokens", "temperature", "top_p", "top_k"
+ * and "seed". A text follows the token that the tokenizer puts in front of texts, such as <|begin_of_text|>. An empty
+ * prompt is that token or, if there is none, the one that ends documents. Names of special tokens are plain text.
  */
 #ifndef PROMPTS_H
 #define PROMPTS_H
@@ -13,15 +13,16 @@
 #include "requests.h"     // defines: json_ids, request_text, request_name
 
 typedef struct {
-    double temperature, top_p; // 0: the most probable token; the nucleus's probability
-    int top_k;                 // only so many of the most probable tokens; 0: all
+    double temperature; // 0: always take the most probable token
+    double top_p;       // sample from the most probable tokens that together have this probability
+    int top_k;          // sample from this many of the most probable tokens; 0: from all
     uint64_t seed;
 } Sampling;
 
 typedef struct {
     int32_t *ids; // (length) at least one
     size_t length;
-    int unprinted;  // so many tokens at its beginning are not the user's
+    int unprinted;  // tokens at its beginning that were added to the user's text
     int line;       // of --prompts; 0: the prompt of --generate
     int is_request; // a line of JSON: so is its answer
     char *name;     // the value of "id", as JSON; NULL: it has none
@@ -80,7 +81,7 @@ static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text
     if (json_has_zero_byte(text)) user_error("%s: found \\u0000 in a text, expected none: remove it", where);
     const cJSON *item, *name = cJSON_GetObjectItemCaseSensitive(json, "id");
     const char *prompt_text = request_text(json, where, "prompt");
-    int has_ids = cJSON_HasObjectItem(json, "prompt_ids");
+    int has_ids = cJSON_GetObjectItemCaseSensitive(json, "prompt_ids") != NULL;
     cJSON_ArrayForEach(item, json) {
         int known = 0;
         while (known < KEYS && strcmp(keys[known], item->string)) known++;
@@ -90,7 +91,9 @@ static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text
                 "top_k, seed",
                 where, item->string);
     }
-    if (!prompt_text == !has_ids) user_error("%s: expected \"prompt\", a text, or \"prompt_ids\"", where);
+    if (!prompt_text == !has_ids)
+        user_error("%s: found %s \"prompt\" and \"prompt_ids\", expected one of them", where,
+                   has_ids ? "both" : "neither");
     Prompt *prompt = prompts_append(p, line);
     Sampling *s = &prompt->sampling;
     prompt->is_request = 1;

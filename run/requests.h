@@ -78,10 +78,12 @@ static const cJSON *json_ids(const cJSON *json, const char *where, const char *k
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, key), *item;
     if (!cJSON_IsArray(list)) user_error("%s: \"%s\" must be a list of token ids, as in [15, 7, 2]", where, key);
     cJSON_ArrayForEach(item, list) {
-        double id = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (!cJSON_IsNumber(item))
+            user_error("%s: \"%s\" holds something that is not a number, expected ids from 0 to %d", where, key,
+                       vocab_size - 1);
+        double id = item->valuedouble;
         if (!(id >= 0 && id < vocab_size) || id != floor(id))
-            user_error("%s: \"%s\" holds %s%.10g, expected ids from 0 to %d", where, key,
-                       cJSON_IsNumber(item) ? "" : "something other than numbers, or ", id, vocab_size - 1);
+            user_error("%s: \"%s\" holds %.10g, expected ids from 0 to %d", where, key, id, vocab_size - 1);
     }
     return list;
 }
@@ -187,7 +189,8 @@ static void read_score_request(Requests *r, const cJSON *json, const char *where
     const char *context = request_text(json, where, "context");
     const char *continuation = request_text(json, where, "continuation");
     const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "id");
-    int has_ids = cJSON_HasObjectItem(json, "context_ids") || cJSON_HasObjectItem(json, "continuation_ids"), scored;
+    int scored, has_ids = cJSON_GetObjectItemCaseSensitive(json, "context_ids") ||
+                          cJSON_GetObjectItemCaseSensitive(json, "continuation_ids");
     if (has_ids ? context || continuation : !context || !continuation)
         user_error("%s: expected \"context\" and \"continuation\", or \"context_ids\" and \"continuation_ids\"", where);
     if (has_ids) {

@@ -1,6 +1,6 @@
 /* tokenizer_files.h: the tokenizer's files in checkpoints and exported models, as Hugging Face's libraries read them.
  *
- * Next to the file that the run uses these are tokenizer.json, tokenizer_config.json and generation_config.json. A
+ * They are the tokenizer file that the run uses, tokenizer.json, tokenizer_config.json and generation_config.json. A
  * caller may rely on: AutoTokenizer gives this program's ids for every text, and apply_chat_template those of
  * dev/data/chat; the files depend on the tokenizer alone; all are read or made before training starts.
  */
@@ -225,7 +225,8 @@ static int has_llama3_special_tokens(const Tokenizer *t) {
     return 1;
 }
 
-static void write_end(FILE *f, const Tokenizer *t, TokenizerHeader which, int32_t id) {
+/* Writes the header's line that names one of the special tokens. */
+static void write_header_token(FILE *f, const Tokenizer *t, TokenizerHeader which, int32_t id) {
     fprintf(f, "%s ", tokenizer_header_words[which]);
     if (id == NO_TOKEN) fputc('-', f);
     else print_token(t, id, f);
@@ -244,9 +245,9 @@ static char *tokenizer_model_text(const Tokenizer *t, size_t *length) {
     FILE *f = text_stream_open(&text, length);
     if (!is_llama3) {
         fprintf(f, "byte-level-bpe 1\ntokens %d\nmissing %d\n", t->vocab_size, t->num_missing);
-        write_end(f, t, HEADER_BOS, t->bos);
-        write_end(f, t, HEADER_EOS, t->eos);
-        write_end(f, t, HEADER_EOT, t->eot);
+        write_header_token(f, t, HEADER_BOS, t->bos);
+        write_header_token(f, t, HEADER_EOS, t->eos);
+        write_header_token(f, t, HEADER_EOT, t->eot);
         fprintf(f, "split %s\n", t->expression);
     }
     for (int32_t id = 0; id < (is_llama3 ? t->n_base : t->vocab_size); id++) {
@@ -301,16 +302,16 @@ static void write_config_special(FILE *f, const char *key, const Tokenizer *t, i
     fprintf(f, ",\n");
 }
 
-static char *tokenizer_config_text(const Tokenizer *t, int max_positions, size_t *length) {
+/* The text (length) of a new tokenizer_config.json, to be freed. `jinja`: its chat template, or NULL. */
+static char *tokenizer_config_text(const Tokenizer *t, const char *jinja, int max_positions, size_t *length) {
     char *text;
-    const ChatTemplate *form = chat_template_of_tokens(t);
     FILE *f = text_stream_open(&text, length);
     fprintf(f, "{\n");
     write_config_special(f, "bos_token", t, t->bos);
     write_config_special(f, "eos_token", t, t->eos);
-    if (form) {
+    if (jinja) {
         fprintf(f, "  \"chat_template\": ");
-        json_write_string(f, form->jinja, strlen(form->jinja));
+        json_write_string(f, jinja, strlen(jinja));
         fprintf(f, ",\n");
     }
     fprintf(f,
@@ -328,7 +329,7 @@ typedef struct {
     const char *name;
     char *text; // (length)
     size_t length;
-    int is_redundant; // the other files say the same: an exported model does without it
+    int is_redundant; // the other files say the same: exported models omit it
 } TokenizerFile;
 
 typedef struct {
@@ -358,8 +359,8 @@ static int tokenizer_files_copy(TokenizerFiles *all, const char *path, const cha
     return 1;
 }
 
-/* Does the tokenizer.model `text` (length) follow from the tokenizer.json that is written of it? Converters of other
- * projects take any file of that name for a SentencePiece model, so exported models do without it. */
+/* Can `text` (length), a tokenizer.model, be restored from the tokenizer.json that is written for it? Exported models
+ * then omit it, because converters of other projects take any tokenizer.model for a SentencePiece model. */
 static int model_is_redundant(const Tokenizer *t, const char *text, size_t length) {
     size_t again_length;
     char *again = tokenizer_model_text(t, &again_length);
@@ -368,8 +369,9 @@ static int model_is_redundant(const Tokenizer *t, const char *text, size_t lengt
     return is_same;
 }
 
-/* Finds the chat template that the files have, or that chat uses with this tokenizer, which is then added to them. `t`
- * and `path`: the tokenizer and its file. `has_config`: a tokenizer_config.json was copied. */
+/* Finds the chat template that the files have or, if they have none of a known form, adds the one that the tokenizer's
+ * special tokens belong to. `t` and `path`: the tokenizer and its file. `has_config`: there is a tokenizer_config.json
+ * that was copied. */
 static void tokenizer_files_find_template(TokenizerFiles *all, const char *path, const Tokenizer *t, int has_config) {
     char source[4096];
     all->chat_template = chat_template_beside(path, source, 1);
@@ -394,12 +396,12 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
         all->files[0].is_redundant = model_is_redundant(t, text, length);
     }
     int has_config = tokenizer_files_copy(all, path, "tokenizer_config.json", 1);
-    tokenizer_files_copy(all, path, "chat_template.jinja", 0);
+    int has_template = tokenizer_files_copy(all, path, "chat_template.jinja", 0);
     all->adds_front = t && t->front != NO_TOKEN;
     if (!t) return;
     tokenizer_files_find_template(all, path, t, has_config);
     if (has_config) return;
-    char *config = tokenizer_config_text(t, max_positions, &size);
+    char *config = tokenizer_config_text(t, has_template ? NULL : all->chat_template, max_positions, &size);
     tokenizer_files_add(all, "tokenizer_config.json", config, size);
 }
 

@@ -15,22 +15,17 @@
 // ---------------------------------------------------------------------------
 // a line of JSON
 
-typedef struct {
-    const char *path;
-    uint64_t line;
-    char name[4200]; // of both, in errors
-} Place;
-
 #define CHAT_EXPECTED                                                                                                  \
     "expected one conversation per line, {\"messages\":[{\"role\":\"system|user|assistant\",\"content\":\"…\"},…]}"
 
-__attribute__((noreturn, format(printf, 2, 3))) static void refuse(const Place *at, const char *format, ...) {
+/* Refuses a conversation. `at`: its file and line. */
+__attribute__((noreturn, format(printf, 2, 3))) static void refuse(const char *at, const char *format, ...) {
     char found[512];
     va_list args;
     va_start(args, format);
     vsnprintf(found, sizeof found, format, args);
     va_end(args);
-    user_error("%s, line %" PRIu64 ": %s; " CHAT_EXPECTED, at->path, at->line, found);
+    user_error("%s: %s; " CHAT_EXPECTED, at, found);
 }
 
 /* null, an empty text, an empty list or an empty object. */
@@ -39,9 +34,9 @@ static int is_empty(const cJSON *item) {
     return cJSON_IsNull(item) || ((cJSON_IsArray(item) || cJSON_IsObject(item)) && !item->child);
 }
 
-/* Refuses what the templates here cannot render, instead of dropping it. Other keys beside the messages say where a
- * conversation comes from. */
-static void refuse_tools(const Place *at, const cJSON *conversation) {
+/* Refuses keys next to the messages that the templates here cannot render, because dropping them would change the
+ * conversation. Other keys, such as an id or a source, are ignored. */
+static void refuse_unrendered_keys(const char *at, const cJSON *conversation) {
     static const char *const keys[] = {"tools", "functions", "documents", "system"};
     for (int i = 0; i < 4; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(conversation, keys[i]);
@@ -61,7 +56,7 @@ enum { LOSS_KEYS = sizeof loss_keys / sizeof *loss_keys };
 
 /* Is the message one that the model is trained to say? Refuses keys that would be dropped: they may change what the
  * message means. */
-static int message_is_target(const Place *at, const cJSON *message, int number, const char *role) {
+static int message_is_target(const char *at, const cJSON *message, int number, const char *role) {
     int is_assistant = !strcmp(role, "assistant"), is_on = 1, is_asked = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, message) {
@@ -85,7 +80,7 @@ static int message_is_target(const Place *at, const cJSON *message, int number, 
     return is_assistant && is_on;
 }
 
-static void refuse_bad_text(const Place *at, const char *text, size_t len) {
+static void refuse_bad_text(const char *at, const char *text, size_t len) {
     size_t valid = utf8_valid_length(text, len);
     if (valid < len) refuse(at, "invalid UTF-8 at byte %zu of the line", valid);
     if (memchr(text, 0, len)) refuse(at, "a zero byte in the line");
@@ -93,7 +88,7 @@ static void refuse_bad_text(const Place *at, const char *text, size_t len) {
 }
 
 /* Renders one line of `len` bytes, which ends with a NUL. */
-static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
+static void chat_line(Chat *c, const char *at, const char *text, size_t len) {
     refuse_bad_text(at, text, len);
     const char *end = text;
     cJSON *json = cJSON_ParseWithOpts(text, &end, 1), *messages = json, *message;
@@ -102,9 +97,9 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
                (int)min_i64(24, (int64_t)strcspn(end, "\r\n")), end);
     if (cJSON_IsObject(json)) {
         messages = cJSON_GetObjectItemCaseSensitive(json, "messages");
-        refuse_tools(at, json);
+        refuse_unrendered_keys(at, json);
     }
-    json_refuse_duplicates(json, at->name);
+    json_refuse_duplicates(json, at);
     if (!cJSON_IsArray(messages)) refuse(at, "there is no list of messages");
     if (!messages->child) refuse(at, "the conversation is empty");
     int number = 0;
@@ -141,7 +136,7 @@ static void chat_output_open(ChatOutput *out, const char *path, const Chat *c, i
     if (window) packer_open(&out->packer, &out->writer, window);
 }
 
-/* Writes the rendered conversation, from `bytes` of JSON, with the token that ends it as a document. */
+/* Writes the rendered conversation, followed by the token that ends it as a document. `bytes`: of its line of JSON. */
 static void chat_output_write(ChatOutput *out, Chat *c, size_t bytes) {
     chat_token(c, c->t->eos, 0);
     c->mask[c->count - 1] = TOKEN_ENDS_DOCUMENT;
@@ -192,10 +187,10 @@ static uint64_t chat_file(Chat *c, const char *path, ChatOutput *train, ChatOutp
     size_t length;
     lines_open(&lines, path, "messages");
     for (char *line = lines_next(&lines, &length); line; line = lines_next(&lines, &length)) {
-        Place at = {input_name(&lines.stream), lines.line, ""};
-        snprintf(at.name, sizeof at.name, "%s, line %" PRIu64, at.path, at.line);
+        char at[4200];
+        snprintf(at, sizeof at, "%s, line %" PRIu64, input_name(&lines.stream), lines.line);
         if (strspn(line, " \t\r") == length) continue;
-        chat_line(c, &at, line, length);
+        chat_line(c, at, line, length);
         chat_output_write(is_validation(split, length + 1) ? val : train, c, length + 1);
         conversations++;
     }

@@ -1,12 +1,12 @@
 /* corpus.h: what the tools of this folder share: input files, places where text may be cut, output files, token files,
  * and options.
  *
- * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). These are files named *.jsonl
- * and those named *.json, *.ndjson, *.jsonlines or *.jl whose first line is an object with the text. Both kinds may be
- * compressed. A file that the user names must be one of these. In folders, hidden files, token files, tokenizers, links
- * to folders and everything that is not UTF-8 text are skipped; a file that has several names there is read once. Text
- * files may be larger than memory: corpus_check reads each one through a small buffer and records its length, and the
- * tools then read it piece by piece.
+ * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). JSON lines are files named
+ * *.jsonl, and those named *.json, *.ndjson, *.jsonlines or *.jl whose first line is an object with the text. Both
+ * kinds may be compressed. A file that the user names must be one of these. In folders, hidden files, token files,
+ * tokenizers, links to folders and everything that is not UTF-8 text are skipped; a file with several names there is
+ * read once. Text files may be larger than memory: corpus_check reads each one through a small buffer and records its
+ * length, and the tools then read it piece by piece.
  */
 #ifndef CORPUS_H
 #define CORPUS_H
@@ -113,8 +113,8 @@ static inline void text_open(InputStream *s, const InputFile *file) {
 static inline void text_read(InputStream *s, const InputFile *file, char *text, size_t n) {
     size_t got = stream_read(s, text, n);
     if (got != n)
-        user_error("%s ended %zu bytes before its end at %" PRIu64 ": it became shorter; it must not change while it "
-                   "is read",
+        user_error("%s ended %zu bytes early, expected %" PRIu64 " bytes: it became shorter while it was read; repeat "
+                   "the command when nothing writes to it",
                    file->path, n - got, file->len);
 }
 
@@ -157,15 +157,14 @@ static inline uint64_t text_length(InputFile *file, char *buffer, size_t room) {
  * `field`. Refuses a list of objects. */
 static inline int holds_json_lines(const char *path, const char *field) {
     static const char *const names[] = {".json", ".ndjson", ".jsonlines", ".jl"};
-    int may_hold = 0, holds = 0, is_list = 0, ended = 0;
+    int may_hold = 0, holds = 0, is_list = 0;
     for (int i = 0; i < 4; i++) may_hold |= named_with(path, names[i]);
     if (!may_hold) return 0;
     JsonLines lines;
     size_t length;
     lines_open(&lines, path, field);
-    while (!ended) {
-        char *line = lines_next(&lines, &length), *text = line;
-        if (!line) break;
+    for (char *line = lines_next(&lines, &length); line; line = lines_next(&lines, &length)) {
+        const char *text = line;
         if (!strncmp(text, UTF8_BYTE_ORDER_MARK, 3)) text += 3;
         text += strspn(text, " \t\r");
         if (!is_list && *text == '[') {
@@ -179,9 +178,9 @@ static inline int holds_json_lines(const char *path, const char *field) {
                 "converts it",
                 path, path);
         cJSON *json = is_list ? NULL : cJSON_ParseWithOpts(text, NULL, 1);
-        holds = cJSON_IsObject(json) && cJSON_HasObjectItem(json, field);
+        holds = cJSON_IsObject(json) && cJSON_GetObjectItemCaseSensitive(json, field);
         cJSON_Delete(json);
-        ended = 1;
+        break;
     }
     lines_close(&lines);
     return holds;
@@ -191,10 +190,12 @@ static inline int by_file(const void *a, const void *b) {
     const InputFile *x = *(const InputFile *const *)a, *y = *(const InputFile *const *)b;
     if (x->device != y->device) return x->device < y->device ? -1 : 1;
     if (x->inode != y->inode) return x->inode < y->inode ? -1 : 1;
+    if (x->named != y->named) return x->named ? -1 : 1;
     return x < y ? -1 : x > y;
 }
 
-/* Removes files of folders that are listed already, under another name. */
+/* Removes files that were found in a folder and are listed under another name already. The name that the user gave is
+ * kept. */
 static inline void corpus_remove_repeated(Corpus *c) {
     const InputFile **order = new_array(const InputFile *, c->count);
     uint8_t *repeated = new_array(uint8_t, c->count);
@@ -389,8 +390,9 @@ static inline void refuse_same_outputs(const Output *a, const Output *b) {
     }
 }
 
-/* Refuses an output that would replace a document: one that the user named, or, when corpus_check has removed files
- * that are not text, any. An output of an earlier run inside a folder may be replaced if it is not text. */
+/* Refuses an output that would replace an input document. `only_named`: compares only with the files that the user
+ * named, for a call before corpus_check. After it only text is left, so that the output of an earlier run in a folder
+ * may be replaced. */
 static inline void refuse_replaced_documents(const Output *out, const Corpus *c, int only_named) {
     for (size_t i = 0; i < c->count; i++)
         if (c->files[i].named || !only_named) refuse_replaced_input(out, c->files[i].path);

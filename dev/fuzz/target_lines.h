@@ -125,15 +125,13 @@ static void fuzz_chat(Bytes in) {
     Chat c;
     const Tokenizer *t = chat_tokenizer(next_byte(&in) != 'l');
     chat_open(&c, t, chat_template_find(t, path_of("chat.model")));
-    Place place = {"chat.jsonl", 0, "chat.jsonl"};
     char *text = text_of(in);
     for (size_t at = 0, length; at < in.left; at += length) {
         const char *end = (const char *)memchr(text + at, '\n', in.left - at);
         length = end ? (size_t)(end + 1 - (text + at)) : in.left - at;
         Bytes bytes = {(const uint8_t *)text + at, length};
         char *line = text_of(bytes);
-        place.line++;
-        chat_line(&c, &place, line, length);
+        chat_line(&c, "chat.jsonl", line, length);
         held.taken = 1;
         check_conversation(&c, line);
         free(line);

@@ -20,11 +20,13 @@ typedef struct { // a token file, understood from its length
     const uint8_t *tokens;
     int64_t count, windows;
     int version, width, masked;
+    int32_t document_end; // the token that ends documents
 } Witness;
 
 static Witness witness_of(const uint8_t *bytes, size_t size, int T, int partial) {
     size_t header = bytes[8] == 1 ? 64 : 192;
-    Witness w = {bytes + header, 0, 0, bytes[8], bytes[12], bytes[20] & 1};
+    Witness w = {bytes + header, 0, 0, bytes[8], bytes[12], bytes[20] & 1, 0};
+    if (w.version == 2) memcpy(&w.document_end, bytes + 64, 4);
     w.count = (int64_t)(size - header) / (w.width + w.masked);
     for (int64_t first = 0; first + (partial ? 1 : T) < w.count; first += T) w.windows++;
     return w;
@@ -41,14 +43,14 @@ static int witness_counts(const Witness *w, int64_t i) {
     return w->version == 1 ? byte : byte % 2;
 }
 
-static int witness_ends_document(const Witness *w, int64_t i, int document_end) {
+static int witness_ends_document(const Witness *w, int64_t i) {
     if (w->version == 2 && w->masked) return w->tokens[w->count * w->width + i] / 2 % 2;
-    return (int32_t)witness_token(w, i) == document_end;
+    return (int32_t)witness_token(w, i) == w->document_end;
 }
 
 /* Window `index` of the file against what dataset_sample says of it. */
-static void check_window(const Dataset *d, const Witness *w, int document_end, int64_t index, int found,
-                         const int32_t *inputs, const int32_t *targets, const int32_t *docs, const char *error) {
+static void check_window(const Dataset *d, const Witness *w, int64_t index, int found, const int32_t *inputs,
+                         const int32_t *targets, const int32_t *docs, const char *error) {
     int64_t first = index * d->T;
     int bad = 0, count = 0, ended = 0;
     for (int64_t i = first; i <= first + d->T && i < w->count; i++)
@@ -70,7 +72,7 @@ static void check_window(const Dataset *d, const Witness *w, int document_end, i
         EXPECT(docs[t] == ended, "window %" PRId64 ", position %d: %d documents ended before, counted %d", index, t,
                docs[t], ended);
         count += target != IGNORED_TARGET;
-        ended += i < w->count && witness_ends_document(w, i, document_end);
+        ended += i < w->count && witness_ends_document(w, i);
     }
     EXPECT(found == count, "window %" PRId64 " has %d targets, counted %d", index, count, found);
 }
@@ -86,8 +88,7 @@ static void check_windows(const Dataset *d, const Witness *files, int num_files)
         for (int64_t i = 0; i < files[f].windows;
              i += i == 20 && files[f].windows > 40 ? files[f].windows - 40 : 1) { // of many, the first and the last
             int found = dataset_sample(d, before + i, inputs, targets, docs, raw, error, sizeof error);
-            int end = files[f].version == 1 ? d->document_end : d->files[f].header.document_end;
-            check_window(d, &files[f], end, i, found, inputs, targets, docs, error);
+            check_window(d, &files[f], i, found, inputs, targets, docs, error);
             refused |= found < 0;
         }
     EXPECT(d->windows == before && d->tokens == tokens,
@@ -198,6 +199,8 @@ static void fuzz_token_file(Bytes in) {
     d.document_end = V - 1; // of files of version 1, as a tokenizer would say
     Witness files[2] = {witness_of(file, size, T, how & READ_PARTIAL),
                         witness_of(second, sizeof second, T, how & READ_PARTIAL)};
+    for (int f = 0; f < 2; f++)
+        if (files[f].version == 1) files[f].document_end = d.document_end;
     EXPECT(d.num_files == (how & READ_SECOND ? 2 : 1), "%d files", d.num_files);
     check_windows(&d, files, d.num_files);
     check_epoch(&d, shape, how & READ_PADDED);

@@ -5,8 +5,10 @@
 
 Needs lm-eval and transformers. After `run` come the harness's own options. In --model_args, `model` is a directory that
 --model of train_llama3 takes, with a tokenizer that transformers reads; `ranks` is the number of ranks (1), `program`
-the program (./train_llama3), `options` more of its options, separated by spaces. Log-probabilities come from --score,
-and generated texts from --prompts, both of token ids: the harness gets the answers that its own model type `hf` gives.
+the program (./train_llama3), `options` more of its options, separated by spaces. `max_length` limits a context and its
+continuation (the model's positions), `add_bos_token` overrides the tokenizer's setting. Log-probabilities come from
+--score, and generated texts from --prompts, both of token ids: the harness gets the answers that its own model type
+`hf` gives.
 """
 
 import json
@@ -23,8 +25,8 @@ from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normaliz
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 TOP = Path(__file__).resolve().parent.parent.parent
-# of transformers' GenerationConfig: what samples, and what else changes a text, each with the value that has no effect
-SAMPLING = {"top_p": 1.0, "top_k": 0}
+SAMPLING = ("top_p", "top_k")
+# other keys of transformers' GenerationConfig that change a text, each with the value that has no effect
 UNSUPPORTED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0,
                "min_new_tokens": None, "min_length": 0, "bad_words_ids": None, "suppress_tokens": None,
                "forced_bos_token_id": None, "forced_eos_token_id": None, "penalty_alpha": None, "epsilon_cutoff": 0.0,

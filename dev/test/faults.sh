@@ -2,9 +2,9 @@
 # faults.sh [all]: plants the faults of faults.txt, one at a time, and expects the named test to fail. A test that no
 # fault can fail proves nothing. One copy of the source for each build has all its faults behind branches (plant.py); an
 # edit that no branch can hold, of a table for example, has a copy of its own. With `all`, a copy must also pass the
-# same tests with no fault planted. Without `all`: those faults that are named `fault`, all in one build.
-# ONLY=REGEX plants only those whose names match, JOBS=N so many at a time.
-# faults.sh anchors: builds nothing; names each fault whose tokens are not exactly once in their function
+# same tests with no fault planted. Without `all`, only the faults declared with `fault`, not with `more`, are planted;
+# they share one build. ONLY=REGEX selects faults by name; JOBS=N runs N tests at once.
+# faults.sh anchors: builds nothing, and lists the faults whose tokens do not occur exactly once in their function
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source dev/test/planting.sh

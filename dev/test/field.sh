@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# field.sh [PROGRAM [SECTION]]: what people bring, and what other programs made of it: each check is a rule of how a
-# model's directory, a tokenizer, a template, adapters, conversations or a corpus is read, or how it is refused by name.
+# field.sh [PROGRAM [SECTION]]: reads models, tokenizers, chat templates, adapters, conversations and corpora in the
+# forms that users and other programs produce. Each check says how one form is read, or that it is refused with its
+# cause.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -28,8 +29,8 @@ says() {
     else fail "$name" "exit code $got, expected $code and '$pattern': $(tail -n 2 said | tr '\n' ' ')"; fi
 }
 run() { timeout 60 "$program" "$@" --threads 1; }
-# equal NAME EXPECTED FOUND
-equal() { if [ "$2" = "$3" ]; then pass "$1" "$3"; else fail "$1" "$3, expected $2"; fi; }
+# equal NAME EXPECTED FOUND: the two texts are equal, and not empty
+equal() { if [ -n "$2" ] && [ "$2" = "$3" ]; then pass "$1" "$3"; else fail "$1" "'$3', expected '$2'"; fi; }
 # field FILE KEY: a value of a JSON file
 field() { python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1])).get(sys.argv[2], "absent")))' \
     "$@"; }
@@ -39,12 +40,14 @@ loss() { run "$@" 2>err | grep -oE '"loss":[^,}]*' | cut -d: -f2; }
 ends() {
     files model turns --specials "$llama3,<|im_start|>,<|im_end|>" --says "<|im_end|>" \
         --tokenizer-config "$(json "eos_token=<|im_end|>" "chat_template=$chatml")"
-    equal "--chat stops at the end of a turn of the template in use" "" \
-        "$(echo Hi | run --model turns --chat --temperature 0 --max-tokens 3)"
+    local answer
+    answer=$(echo Hi | run --model turns --chat --temperature 0 --max-tokens 3)
+    equal "--chat stops at the end of a turn of the template in use" "0, no text" "$?, ${answer:-no text}"
     run --model turns --export turned >said 2>&1
-    equal "an export's ends have that of its template" "[257, 260, 262]" \
+    equal "an export's generation_config.json has the template's end of a turn in eos_token_id" "[257, 260, 262]" \
         "$(field turned/generation_config.json eos_token_id)"
-    equal "and so has its config.json" "[257, 260, 262]" "$(field turned/config.json eos_token_id)"
+    equal "an export's config.json has the same eos_token_id" "[257, 260, 262]" \
+        "$(field turned/config.json eos_token_id)"
     files model ids --config '{"bos_token_id": 4, "eos_token_id": [5, 6, 7], "pad_token_id": 8}'
     echo '{"eos_token_id": [7, 9], "temperature": 0.6}' >ids/generation_config.json
     run --model ids --export ided >said 2>&1
@@ -55,7 +58,7 @@ ends() {
         "$(field ided/generation_config.json eos_token_id) $(field ided/generation_config.json temperature)"
     files model plain
     run --model plain --export plained >said 2>&1
-    equal "ids that nobody knows are null" "null null null" \
+    equal "unknown token ids are exported as null" "null null null" \
         "$(field plained/config.json bos_token_id) $(field plained/config.json eos_token_id) $(field \
         plained/config.json pad_token_id)"
     says "an export that is repeated with equal bytes is done" 0 "plained holds this model already" \
@@ -176,7 +179,6 @@ weights_of_others() {
     files tokens w.tok 256 65
     files model base
     local before
-    before=$(loss --model base --eval w.tok --seq 64)
     for name in pytorch_model.bin Model.safetensors model.fp16.safetensors consolidated.00.pth model.safetensors.part \
         model-q8.gguf \
         adapter_model.safetensors weights/model.safetensors; do
@@ -233,6 +235,8 @@ rope() {
     local scaled plain big
     scaled=$(rope_loss '{"rope_scaling": '"$llama"'}') plain=$(rope_loss '{}') \
         big=$(rope_loss '{"rope_theta": 500000.0}')
+    if [ "$plain" != "$big" ] && [ "$plain" != "$scaled" ]; then pass "the loss depends on RoPE" "$plain, $big, $scaled"
+    else fail "the loss depends on RoPE" "$plain, $big, $scaled"; fi
     equal "rope_scaling replaces rope_parameters" "$scaled" \
         "$(rope_loss \
         '{"rope_scaling": '"$llama"', "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}')"
@@ -265,7 +269,7 @@ templates() {
         equal "a template that ends with $end is the same" "$plain" \
             "$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g' template)$end")"
     done
-    equal "and one with a line end after each block" "$plain" \
+    equal "a template with a line end after each block is the same" "$plain" \
         "$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g; s/%%}/%%}\\n/g' template)")"
     ids "$(sed 's/\\/\\\\/g; s/%/%%/g' template)\n\n\n" >/dev/null
     says "three line ends are another template" 1 "which this program cannot render" "$tools/chat" --tokenizer \
@@ -278,7 +282,8 @@ templates() {
     equal "the template that chat uses is in an export" "$chatml" \
         "$(sed 's/$/\\n/' chatted/chat_template.jinja | tr -d '\n' | sed 's/\\n$//')"
     run --model chatty --export chatted.gguf >said 2>&1
-    says "and in a GGUF and its Modelfile" 0 'PARAMETER stop "<.im_end.>"' cat chatted.Modelfile
+    says "the Modelfile of a GGUF stops at the template's end of a turn" 0 \
+        'PARAMETER stop "<.im_end.>"' cat chatted.Modelfile
 }
 
 # ---------------------------------------------------------------- adapters
@@ -334,7 +339,7 @@ conversations() {
             ',"'$key'":[{"name":"f"}]'
     done
     says "\"system\" beside the messages is refused" 1 '"system" cannot be rendered' chat "" ',"system":"You"'
-    says "other keys beside the messages are not" 0 " 9 of them targets" chat "" ',"source":"x","id":7'
+    says "other keys next to the messages are ignored" 0 " 9 of them targets" chat "" ',"source":"x","id":7'
     says "a key twice in a message is refused" 1 'line 1: the key "content" occurs twice' chat ',"content":"b"'
     chat "" >said && gzip -c one.jsonl >one.jsonl.gz
     "$tools/chat" --tokenizer chatty/tokenizer.json --out-train zipped.tok one.jsonl.gz >said 2>&1
@@ -392,7 +397,8 @@ corpora() {
     equal "a path that exists is that file, and no pattern" 2999 \
         "$(run --model m --eval 'r[1]/n.tok' --seq 64 2>err | grep -oE '"tokens":[0-9]+' | cut -d: -f2)"
     cp n.tok 'lr=[1,2].tok'
-    says "also with brackets and a comma" 0 '"tokens":2999' run --model m --eval 'lr=[1,2].tok' --seq 64
+    says "a path with brackets and a comma that exists is that file" 0 '"tokens":2999' \
+        run --model m --eval 'lr=[1,2].tok' --seq 64
     mkdir -p set1 bare && cp n.tok m/tokenizer.json set1/ && cp m/config.json m/model.safetensors bare/
     says "the tokenizer beside a pattern's files is found" 0 '"bits_per_byte"' run --model bare --eval 'set*/n.tok' \
         --seq 64
@@ -401,7 +407,8 @@ corpora() {
     says "a name that is not UTF-8 gives JSON in UTF-8" 0 "caf.ufffd.tok" python3 -c \
         'import json; print(ascii(json.loads(open("e.json","rb").read().decode())["file"]))'
     files tokens none.tok 259 300 --no-targets
-    says "--eval without any target has no loss" 1 "none.tok holds no target" run --model m --eval none.tok --seq 64
+    says "--eval without any target has no loss" 1 "none.tok has no training target" \
+        run --model m --eval none.tok --seq 64
     says "a token file of an unknown tokenizer is accepted with a note" 0 \
         "note: n.tok does not say with which tokenizer" \
         run --model m --eval n.tok --seq 64
@@ -425,18 +432,19 @@ v = t["model"]["vocab"]
 v["<unk>"] = v.pop(min(v, key=v.get))
 t["model"]["unk_token"] = "<unk>"
 json.dump(t, open("unk/tokenizer.json", "w"))'
-    says "and so is one with an unknown token" 0 "needs the unknown token '<unk>'.*; it is copied as it is" run \
-        --model unk --export E2
+    says "a tokenizer with an unknown token is only copied" 0 \
+        "needs the unknown token '<unk>'.*; it is copied as it is" run --model unk --export E2
     cp -r y pad && python3 -c '
 import json
 t = json.load(open("pad/tokenizer.json"))
 t["added_tokens"].append({**t["added_tokens"][-1], "id": 259, "content": "<pad>"})
 json.dump(t, open("pad/tokenizer.json", "w"))'
     says "a pad token beyond the embedding is in no text" 0 "^a" run --model pad --generate a --max-tokens 2
-    says "and GGUF refuses it by its name" 1 "without <pad>" run --model pad --export pad.gguf
+    says "a GGUF refuses a pad token beyond the embedding by its name" 1 "without <pad>" \
+        run --model pad --export pad.gguf
     says "OMP_NUM_THREADS is honoured, and the banner names it" 0 "ranks: 1 x 1 thread \(OMP_NUM_THREADS\)" \
         env OMP_NUM_THREADS=1 "$program" --model y --data n.tok --seq 16 --batch 1 --steps 1
-    says "but not where --threads is given" 0 "ranks: 1 x 2 threads over" \
+    says "--threads comes before OMP_NUM_THREADS" 0 "ranks: 1 x 2 threads over" \
         env OMP_NUM_THREADS=1 "$program" --model y --data n.tok --seq 16 --batch 1 --steps 1 --threads 2
     says "a run that never reaches the peak rate says so" 0 "note: with --warmup 10 and --steps 5" run --model y \
         --data n.tok --seq 16 --batch 1 --steps 5
@@ -446,7 +454,7 @@ for _ in range(20): print(json.dumps({"messages": [question, {"role": "assistant
     "$tools/chat" --tokenizer y/tokenizer.json --out-train c.tok c.jsonl >said 2>&1
     says "a step without a target has no loss" 0 "no targets" run --model y --data c.tok --seq 64 --batch 1 --steps 1 \
         --out lossless
-    equal "and null in metrics.jsonl" null "$(field lossless/metrics.jsonl loss)"
+    equal "a step without a target has the loss null in metrics.jsonl" null "$(field lossless/metrics.jsonl loss)"
     echo '{"stages":[{"tokens":32,"batch":1,"seq":16,"rope_scaling":{},"data":{"n.tok":1}}]}' >recipe.json
     says "a recipe's empty rope_scaling is none" 0 "step" run --model y --recipe recipe.json
 }

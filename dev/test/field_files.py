@@ -101,7 +101,8 @@ def write_model(args):
 
 def write_tokens(args):
     """A file of version 1."""
-    ids = [random.Random(1).randrange(args.vocabulary) for _ in range(args.count)]
+    draw = random.Random(1)
+    ids = [draw.randrange(args.vocabulary) for _ in range(args.count)]
     header = struct.pack("<8sIIIIQ32x", b"LLM3TOK1", 1, 2, args.vocabulary, int(args.no_targets), args.count)
     mask = bytes(args.count) if args.no_targets else b""
     Path(args.file).write_bytes(header + struct.pack(f"<{args.count}H", *ids) + mask)

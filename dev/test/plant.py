@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""plant.py: plants faults into a copy of the source. A file of faults (faults.txt explains the form) names for each one
-the file, the function, the tokens that are there and those that stand instead. White space and comments do not count.
+"""plant.py: plants faults into a copy of the source. A file of faults (faults.txt explains its format) names for
+each fault the source file, the function, the tokens to replace, and their replacement. White space and comments do not
+count.
 
   plant.py check FAULTS            names the faults whose tokens are not exactly once in their function: exit code 1
   plant.py list FAULTS             a line for each: number, when, build, group, expected, name, separated by tabs
@@ -23,7 +24,7 @@ BUILDS = ("fp32", "bf16", "cuda-fp32", "cuda-bf16", "cuda-mpi")
 # ---------------------------------------------------------------- faults
 Fault = collections.namedtuple("Fault", "number when build group expected name hunks")
 Hunk = collections.namedtuple("Hunk", "file place old new")
-Edit = collections.namedtuple("Edit", "first last text") # the tokens from first to last become a text
+Edit = collections.namedtuple("Edit", "first last text") # tokens [first, last) are replaced by text
 
 
 def read_faults(path):
@@ -71,10 +72,13 @@ class Source:
         for p in named:
             here = texts(p.tokens)
             found += [(p, i) for i in range(len(here) - len(old) + 1) if here[i:i + len(old)] == old]
-        if not named or len(found) != 1 or not old or old == new:
-            raise ValueError(f"{hunk.file} has no {hunk.place}" if not named else
-                             f"in {hunk.place} of {hunk.file} these tokens are {len(found)} times, expected once, and "
-                             f"changed: {' '.join(old)}")
+        if not named:
+            raise ValueError(f"{hunk.file} has no {hunk.place}")
+        if not old or old == new:
+            raise ValueError(f"{hunk.file}, {hunk.place}: the fault changes nothing: {' '.join(old)}")
+        if len(found) != 1:
+            raise ValueError(f"{hunk.file}, {hunk.place}: these tokens occur {len(found)} times, expected once: "
+                             f"{' '.join(old)}")
         place, at = found[0]
         most = min(len(old), len(new))
         before = next((i for i in range(most) if old[i] != new[i]), most)
@@ -85,7 +89,7 @@ class Source:
 
 
 # ---------------------------------------------------------------- regions: what a branch surrounds
-# kind: statements, value, condition or void; edits: all edits of this fault from token first to last
+# kind: statements, value, condition or void; edits: all edits of this fault within tokens [first, last)
 Region = collections.namedtuple("Region", "fault kind first last edits place block")
 
 

@@ -22,6 +22,6 @@ run_until_caught() {
         if [[ $line =~ ^($failing).*($expected) ]]; then caught=$line; fi
         [ -z "$line" ] || last=$line
     done
-    kill "$process" 2>/dev/null || true # the rest of the check would tell nothing more
+    kill "$process" 2>/dev/null || true # the fault is caught: the rest of the test is not needed
     wait "$process" || true
 }

@@ -99,8 +99,8 @@ suite() {
     count "$name" "$log" $((SECONDS - start))
 }
 
-# beside NAME COMMAND: runs a suite that keeps one core busy in the background, as many at a time as there are cores;
-# `settle` waits for them and shows their output
+# beside NAME COMMAND: starts a suite that keeps one core busy in the background. At most as many as there are cores run
+# at a time; `settle` waits for them and prints their output
 waiting=()
 beside() {
     wanted "$1" || return 0
@@ -180,7 +180,7 @@ run_test() {
     beside "recipes" "dev/test/recipes.sh $program"
     beside "instruction data" "dev/test/chat.sh $program"
     beside "generation" "dev/test/generation.sh $program"
-    beside "what people bring" "dev/test/field.sh $program"
+    beside "files of other programs" "dev/test/field.sh $program"
     beside "minimal.c" "dev/test/minimal.sh $program"
     beside "exports" "dev/test/exports.sh $program"
     beside "run.html" "dev/test/run_page.sh $program"
@@ -222,8 +222,8 @@ run_all() {
     beside "failed allocations" "dev/test/allocations.sh build/cpu-fp32/train_llama3 200"
     beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
     if dev/test/field/references.py --possible; then
-        beside "what people bring, and the tools that wrote it" dev/test/field/references.py
-    else echo "not installed: some of transformers, peft, lm_eval and gguf, with which files are compared"; fi
+        beside "files of other programs, against these programs" dev/test/field/references.py
+    else echo "left out: dev/test/field/references.py needs torch, transformers, safetensors, peft, lm_eval, gguf"; fi
     beside "figures of the book" "make -s figures-programs && dev/test/figures.sh all"
     beside "minimal.c" "dev/test/minimal.sh build/cpu-fp32/train_llama3 all"
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"
@@ -231,7 +231,7 @@ run_all() {
     if dev/test/pages.sh --possible; then beside "pages in a browser" dev/test/pages.sh
     else echo "chromium is not here: run.html and plan.html are not opened in a browser"; fi
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
-    beside "what people bring" "dev/test/field.sh build/cpu-fp32/train_llama3"
+    beside "files of other programs" "dev/test/field.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
     beside "token files" "dev/test/tokenize.sh all"
     beside "the book's links and numbers" "python3 dev/book/check.py"
@@ -267,7 +267,7 @@ variant() {
     wanted "$name" || return 0
     case ${!#} in TESTS=*) tests=${!#} ;; esac
     shift 2
-    # The thread sanitizer finds no room for its shadow memory beside random addresses.
+    # The thread sanitizer's shadow memory can collide with random addresses: they are switched off.
     if [[ $build = *tsan* ]] && command -v setarch >/dev/null; then started_by=(setarch -R); fi
     built "$name" make -s BUILD="$build" "$@" "$build/test_llama3" || return 0
     suite "$name" "${started_by[@]}" "$build/test_llama3" ${tests#TESTS=}

@@ -76,10 +76,11 @@ static void test_lists_refused(void) {
                  {"@/web-*.tok:1,", "found an empty entry"},
                  {":1,@/code.tok:1", "a weight without files"},
                  {"@/web-*.tok:1,@/code.tok", "1 of 2 entries have a weight: give all of them one, or none"},
-                 {"@/web-*.tok:1,@/web-1.tok:1", "each token file may be listed once"},
-                 {"@/web-1.tok,@/web-1.tok", "each token file may be listed once"},
+                 {"@/web-*.tok:1,@/web-1.tok:1", "expected each token file once"},
+                 {"@/web-1.tok,@/web-1.tok", "expected each token file once"},
                  {"@/web-*.tok:1000000,@/code.tok:0.1", "its share is less than one sample in 1000000"},
-                 {"@/web-*.tok:1,@/short.tok:1", "short.tok holds 16 tokens, a sample of --seq 16 needs 17"}};
+                 {"@/web-*.tok:1,@/short.tok:1",
+                  "short.tok has no file with the 17 tokens that a sample of --seq 16 needs, but 16"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char said[SAID], name[160];
         int code = child_says(open_dataset, (void *)(uintptr_t)in_scratch(cases[i].list), said, sizeof said);

@@ -617,7 +617,7 @@ static int64_t permuted(int64_t i, int64_t n, uint64_t seed) {
 }
 
 /* The window that a rank trains on in a step, which counts from 0. As PyTorch's DistributedSampler: each epoch is
- * shuffled anew, and its windows are dealt out to the ranks in turn. The rest, too few for a step, is dropped. */
+ * shuffled again, and its windows are dealt out to the ranks in turn. The rest, too few for a step, is dropped. */
 static int64_t sample(int64_t step, int rank, int ranks, int64_t windows) {
     int64_t steps_per_epoch = windows / ranks, epoch = step / steps_per_epoch;
     int64_t position = step % steps_per_epoch * ranks + rank;

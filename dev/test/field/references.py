@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""references.py [PROGRAM | --possible]: what people bring, read by this program and by the tools that wrote it.
+"""references.py [PROGRAM | --possible]: files of other programs, read by this program and by those programs.
 
 transformers, PEFT, lm-evaluation-harness and gguf read small models, adapters, tokenizers and templates of the kinds
 that public bug reports are about, and the program must give their numbers and ids, or a refusal that names the cause.
