@@ -40,7 +40,7 @@ static const ChatTemplate chat_templates[] = {
      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}", NULL},
     {"Llama 3.1 and 3.3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1,
      NULL, "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n", NULL,
-     "13c20a0d88ab0722aaaacd4891384eac32083bc5cd650e5de128ac43e6cce32b"},
+     "8271aaead2adbc9737d1a08ba22ea6c98ec3c3b26db44a996ac3cc1a7ce3c69a"},
     {"Llama 3.2", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL,
      "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n", NULL,
      "f8215a7337cee588f7dfdfcf0dad0a135a63246b0d8c610136636989716db4ec"},
