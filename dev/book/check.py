@@ -272,6 +272,8 @@ def check_commands(report, path):
             defects.append(f"`{command}` took more than {LIMIT} s")
             continue
         output = done.stdout.decode(errors="replace")
+        if not any(line.startswith("note: ") for line in expected):  # some notes depend on the machine
+            output = re.sub(r"(?m)^note: .*\n", "", output)
         fails = any(line.startswith("error:") for line in expected)
         if (done.returncode != 0) != fails:
             last = (output.strip().splitlines() or [""])[-1]
