@@ -3,29 +3,43 @@
  *     cc -O3 -fopenmp docs/book/minimal.c -lm -o minimal
  *     ./minimal MODEL_DIR DATA.tok RANKS STEPS T
  *
- * It trains the model in MODEL_DIR (config.json and model.safetensors) on a token file, with RANKS ranks, for STEPS
- * steps of one sequence of T tokens per rank. It prints the loss and the gradient norm of each step, and at the end how
- * many bytes of weights and gradients rank 0 received per step. It has no other feature: train_llama3, which shares no
- * line with it, trains the same model to the same losses and receives the same bytes.
+ * It trains the model in MODEL_DIR (config.json and model.safetensors, in fp32) on a token file with RANKS ranks, for
+ * STEPS steps of one sequence of T tokens per rank. It prints the loss and the gradient norm of each step, and at the
+ * end how many bytes of weights and gradients rank 0 received per step. It does nothing else, and saves nothing. It
+ * shares no code with train_llama3, so each checks the other: both must have the same losses but for rounding, and
+ * receive the same number of bytes.
  *
  * ZeRO-3 (Rajbhandari et al. 2020), which PyTorch calls FSDP, is data parallelism that stores nothing twice. In plain
- * data parallelism each of N ranks has the whole model and trains on its own sequence; the ranks only add up their
- * gradients. Here the model is divided into units: the embedding, each block, the head. Each rank keeps 1/N of each
- * unit, its shard: of the weights, of their gradient, and of AdamW's two moments. This is one step of a rank:
+ * data parallelism each of N ranks has the whole model and trains on a sequence of its own; then the ranks add up their
+ * gradients, and all make the same update. Here the model is divided into units: the embedding, each block, the head.
+ * All tensors of a unit lie in a row, and each rank keeps one Nth of that row, its shard, wherever the cuts fall:
+ *
+ *     unit            | norm | Q            | K  | V  | O        | norm | gate      | up        | down      | padding |
+ *     shards, N = 3   |            rank 0            |            rank 1            |            rank 2             |
+ *
+ * A rank has its shards of the weights, of their gradient, and of AdamW's two moments. This is one step of a rank:
  *
  *   1. Read this rank's sequence.
- *   2. For each unit in the order of the model: all-gather its weights from the shards of all ranks, compute with them,
- *      free them. What backward needs of the block's intermediate results, its activations, stays in memory.
- *   3. After the head, compute the loss and the gradient of the head's input.
- *   4. For each unit in the reverse order: all-gather its weights again, because forward has freed them; compute the
- *      gradient of its weights and of its input; free the weights; reduce-scatter the gradient: each rank receives the
- *      sum over all ranks of its own shard, and frees the rest.
- *   5. Add up the losses and the squares of all shards' gradients, which gives the norm of the whole gradient.
- *   6. Update the rank's own shards with AdamW. No other rank needs to know: the next all-gather reads the new weights.
+ *   2. For the embedding and then each block: all-gather the weights from the shards of all ranks, compute with them,
+ *      free them. What backward needs of a block's intermediate results, its activations, stays in memory.
+ *   3. For the head: all-gather its weights, compute the logits and the loss, and at once the gradients of its weights
+ *      and of its input; free the weights; reduce-scatter the gradient: each rank receives its own shard of it, summed
+ *      over all ranks, and frees the rest.
+ *   4. For each block in the reverse order: all-gather the weights again, because forward has freed them; compute the
+ *      gradients of the weights and of the block's input; free the weights; reduce-scatter the gradient. Last comes the
+ *      embedding, whose gradient needs no weights.
+ *   5. Add up three numbers over all ranks: the losses, the targets, and the squares of the gradient's elements.
+ *   6. Divide the gradient by the number of targets, clip it, and update the rank's own shards with AdamW. Nothing is
+ *      sent: the next all-gather reads the new weights.
  *
- * So a rank holds 16/N bytes per parameter (weight, gradient, two moments), and the weights and the gradient of one
- * unit at a time in full size. Real ranks are processes, each with a GPU, that talk over a network. Here they are
- * threads that copy from each other's memory, and they wait for each other where a network would make them wait.
+ * So a rank always has 16 / N bytes per parameter, and the activations of its own sequence, which ZeRO-3 does not
+ * divide. In forward it also has the weights of one unit in full size (4 bytes per parameter of the unit), in backward
+ * its weights and its gradient (8). With E, B and H elements in the embedding, a block and the head, each rank receives
+ * 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step: of each unit its weights and its gradient, of each block the
+ * weights twice. Plain data parallelism would receive 8 (N - 1) / N (E + L B + H). The difference is the price.
+ *
+ * Real ranks are processes, each with a GPU, that talk over a network while they compute. Here they are threads that
+ * copy from each other's memory, and wait for each other where a network would make them wait.
  */
 #include <errno.h>
 #include <math.h>
@@ -57,12 +71,12 @@ typedef struct {
     char name[72]; // in Hugging Face's files
     int rows, cols;
     int64_t offset; // first element within the unit
-    int decays;     // AdamW's weight decay applies: to all weights but those of norms
+    int decays;     // whether AdamW decays it: all weights but those of norms
 } Tensor;
 
 /* The tensors of a unit, by number. */
 enum { EMBEDDING };
-enum { ATTN_NORM, Q, K, V, O, MLP_NORM, GATE, UP, DOWN, BLOCK_TENSORS };
+enum { ATTN_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, MLP_NORM, GATE, UP, DOWN, BLOCK_TENSORS };
 enum { FINAL_NORM, HEAD };
 
 /* What is all-gathered, freed and reduce-scattered at once: all tensors of the embedding, of a block, or of the head
@@ -74,12 +88,12 @@ typedef struct {
     int64_t shard_size; // elements of a shard. All shards together are `size` elements and some padding, which is zero
 
     // this rank's shard, (shard_size) each, from the first step to the last
-    float *shard, *d_shard;      // weights; gradient of the loss summed over the tokens of all ranks
+    float *shard, *d_shard;      // weights; gradient of the sum, not the mean, of all ranks' losses
     float *exp_avg, *exp_avg_sq; // AdamW's moments
 
     // in full size, (ranks * shard_size) each
     float *weights;   // from unshard to reshard, else NULL
-    float *d_weights; // this rank's gradient, from gradient_begin to gradient_reduce, else NULL
+    float *d_weights; // gradient of this rank's losses, from gradient_begin to gradient_reduce, else NULL
 } Unit;
 
 /* What forward leaves of a block for its backward. */
@@ -87,7 +101,7 @@ typedef struct {
     float *x;                   // (T, C) residual stream before the block
     float *attn_norm;           // (T, C) x, normalized
     float *attn_rstd;           // (T) 1 / root mean square of each row of x
-    float *qkv;                 // (T, QKV) queries, keys and values of all heads, after RoPE
+    float *qkv;                 // (T, QKV) queries and keys after RoPE, and values; QKV: see qkv_width
     float *probabilities;       // (NH, T, T) of attention
     float *attn;                // (T, NH * HD) output of all heads
     float *after_attention;     // (T, C) residual stream between attention and MLP
@@ -95,6 +109,16 @@ typedef struct {
     float *gate_up;             // (T, 2 F) gate and up
     float *swiglu;              // (T, F) silu(gate) * up
 } BlockActivations;
+
+/* The beginning of a token file. It has 64 bytes in version 1 and 192 in version 2, and the tokens follow it. */
+typedef struct {
+    char magic[8];
+    uint32_t version, width; // width: bytes per token
+    uint32_t vocab_size;
+    uint32_t flags; // bit 0: behind the tokens is a byte for each, whose bit 0 (in version 1 any bit) says that it is a
+                    // target; bits 8 to 31: the T that it was packed for, or 0
+    uint64_t count; // tokens
+} TokenHeader;
 
 /* What all ranks see. */
 typedef struct {
@@ -110,6 +134,8 @@ typedef struct {
     int rank;
     pthread_t thread;
     FILE *data;
+    TokenHeader header;
+    int64_t windows;           // of the file, with T inputs and T targets each
     Unit *units;               // (L + 2) embedding, blocks, head
     BlockActivations *blocks;  // (L)
     int32_t *inputs, *targets; // (T) token ids; a target may be IGNORED_TARGET
@@ -129,11 +155,11 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // errors and memory
 
-/* Ends the program with one line, also if several ranks fail at once. */
-static void fail(const char *format, ...) {
+/* Ends the program with one line. If several ranks fail, the first one prints, and the others wait here for the end. */
+_Noreturn static void fail(const char *format, ...) {
     static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER;
     va_list args;
-    pthread_mutex_lock(&first); // and never unlocks it
+    pthread_mutex_lock(&first); // never unlocked
     va_start(args, format);
     fprintf(stderr, "error: ");
     vfprintf(stderr, format, args);
@@ -142,17 +168,19 @@ static void fail(const char *format, ...) {
     exit(1);
 }
 
-/* `count` floats, all zero. */
-static float *floats(int64_t count) {
-    float *p = (float *)calloc((size_t)count, sizeof *p);
-    if (!p) fail("there is no memory for %lld floats: use a smaller model, T or RANKS", (long long)count);
+/* Memory, all zero. */
+static void *zeros(int64_t bytes) {
+    void *p = calloc(1, (size_t)bytes);
+    if (!p) fail("there is no memory for %lld bytes: use a smaller model, T or RANKS", (long long)bytes);
     return p;
 }
+static float *floats(int64_t count) { return (float *)zeros(count * (int64_t)sizeof(float)); }
 
 static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // ---------------------------------------------------------------------------
-// communication. Each function is called by all ranks at the same time
+// communication. All ranks call these functions in the same order, and each call waits for all ranks twice: until all
+// have posted what the others read, and until all have read it
 
 static void wait_for_all_ranks(const Rank *r) { pthread_barrier_wait(&r->shared->barrier); }
 
@@ -160,9 +188,9 @@ static void wait_for_all_ranks(const Rank *r) { pthread_barrier_wait(&r->shared-
 static void all_gather(Rank *r, float *whole, const float *mine, int64_t count) {
     const Shared *s = r->shared;
     s->posted[r->rank] = mine;
-    wait_for_all_ranks(r); // until each has posted its shard
+    wait_for_all_ranks(r);
     for (int i = 0; i < s->ranks; i++) memcpy(whole + i * count, s->posted[i], sizeof(float) * (size_t)count);
-    wait_for_all_ranks(r); // until each has read them
+    wait_for_all_ranks(r);
     r->bytes_received += (int64_t)sizeof(float) * count * (s->ranks - 1);
 }
 
@@ -208,7 +236,7 @@ static void reshard(Unit *u) {
     u->weights = NULL;
 }
 
-/* Backward adds to a gradient that begins as zero. */
+/* Allocates this rank's full-size gradient of a unit, all zero: backward adds to it, as several tokens use a weight. */
 static void gradient_begin(const Rank *r, Unit *u) { u->d_weights = floats(r->shared->ranks * u->shard_size); }
 
 /* Sums the gradient over all ranks, into the shards, and frees it. */
@@ -224,17 +252,24 @@ static float *d_weight(const Unit *u, int tensor) { return u->d_weights + u->ten
 // ---------------------------------------------------------------------------
 // linear layers and norms
 
+/* simd: the compiler may add in another order. */
+static float dot(const float *a, const float *b, int n) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* out (n) += factor * in. */
+static void add_scaled(float *out, float factor, const float *in, int n) {
+    for (int i = 0; i < n; i++) out[i] += factor * in[i];
+}
+
 /* y (T, OC) = x (T, IC) w^T, with w (OC, IC). */
 static void linear_forward(float *y, const float *x, const float *w, int T, int IC, int OC) {
 #pragma omp parallel for
     for (int t = 0; t < T; t++)
-        for (int o = 0; o < OC; o++) {
-            const float *a = x + (int64_t)t * IC, *b = w + (int64_t)o * IC;
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int i = 0; i < IC; i++) sum += a[i] * b[i];
-            y[(int64_t)t * OC + o] = sum;
-        }
+        for (int o = 0; o < OC; o++) y[(int64_t)t * OC + o] = dot(x + (int64_t)t * IC, w + (int64_t)o * IC, IC);
 }
 
 /* d_x (T, IC) = d_y (T, OC) w. */
@@ -243,10 +278,7 @@ static void linear_backward_input(float *d_x, const float *d_y, const float *w, 
     for (int t = 0; t < T; t++) {
         float *row = d_x + (int64_t)t * IC;
         memset(row, 0, sizeof(float) * (size_t)IC);
-        for (int o = 0; o < OC; o++) {
-            float d = d_y[(int64_t)t * OC + o];
-            for (int i = 0; i < IC; i++) row[i] += d * w[(int64_t)o * IC + i];
-        }
+        for (int o = 0; o < OC; o++) add_scaled(row, d_y[(int64_t)t * OC + o], w + (int64_t)o * IC, IC);
     }
 }
 
@@ -254,10 +286,8 @@ static void linear_backward_input(float *d_x, const float *d_y, const float *w, 
 static void linear_backward_weight(float *d_w, const float *d_y, const float *x, int T, int IC, int OC) {
 #pragma omp parallel for
     for (int o = 0; o < OC; o++)
-        for (int t = 0; t < T; t++) {
-            float d = d_y[(int64_t)t * OC + o];
-            for (int i = 0; i < IC; i++) d_w[(int64_t)o * IC + i] += d * x[(int64_t)t * IC + i];
-        }
+        for (int t = 0; t < T; t++)
+            add_scaled(d_w + (int64_t)o * IC, d_y[(int64_t)t * OC + o], x + (int64_t)t * IC, IC);
 }
 
 /* RMSNorm (Zhang and Sennrich 2019): y_i = x_i rstd w_i, with rstd = 1 / sqrt(mean of the row's x^2 + eps). */
@@ -309,32 +339,26 @@ static void rope(float *qkv, const Config *c, int T, int direction) {
     }
 }
 
-/* Addresses of one head's vectors (HD) of token t. NH / NKV query heads share a key/value head. */
-static float *query(float *qkv, const Config *c, int t, int h) { return qkv + (int64_t)t * qkv_width(c) + h * c->HD; }
-static float *key(float *qkv, const Config *c, int t, int h) { return query(qkv, c, t, c->NH + h / (c->NH / c->NKV)); }
+/* Vector `number` (HD) of token t, counted over queries, keys and values. */
+static float *vector(float *qkv, const Config *c, int t, int number) {
+    return qkv + (int64_t)t * qkv_width(c) + number * c->HD;
+}
+
+/* The query of head h, and the key and the value that it uses: NH / NKV neighboring query heads share one. */
+static float *query(float *qkv, const Config *c, int t, int h) { return vector(qkv, c, t, h); }
+static float *key(float *qkv, const Config *c, int t, int h) { return vector(qkv, c, t, c->NH + h / (c->NH / c->NKV)); }
 static float *value(float *qkv, const Config *c, int t, int h) {
-    return query(qkv, c, t, c->NH + c->NKV + h / (c->NH / c->NKV));
+    return vector(qkv, c, t, c->NH + c->NKV + h / (c->NH / c->NKV));
 }
 
-static float dot(const float *a, const float *b, int n) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += a[i] * b[i];
-    return sum;
-}
-
-/* out (n) += factor * in. */
-static void add_scaled(float *out, float factor, const float *in, int n) {
-    for (int i = 0; i < n; i++) out[i] += factor * in[i];
-}
-
-/* Turns scores (n) into probabilities: softmax. */
-static void softmax(float *scores, int n) {
+/* Turns scores (n) into probabilities: exp(score) / sum of exp(scores). Returns the logarithm of that sum. */
+static double softmax(float *scores, int n) {
     float largest = scores[0];
     double sum = 0;
     for (int i = 1; i < n; i++) largest = fmaxf(largest, scores[i]);
     for (int i = 0; i < n; i++) sum += scores[i] = expf(scores[i] - largest);
     for (int i = 0; i < n; i++) scores[i] /= (float)sum;
+    return largest + log(sum);
 }
 
 /* attn (T, NH * HD): in each head, the output of token t is the mean of the values of tokens 0 to t, weighted with the
@@ -354,12 +378,13 @@ static void attention_forward(BlockActivations *a, const Config *c, int T) {
 }
 
 /* d_qkv (T, QKV) = the gradient of queries, keys and values, from d_attn (T, NH * HD). With scores z and probabilities
- * p = softmax(z): d_p_s = d_out . v_s, and d_z_s = p_s (d_p_s - sum over all tokens of p d_p). */
+ * p = softmax(z), d_p_s = d_out . v_s and d_z_s = p_s (d_p_s - mean), where mean is the sum over s <= t of p_s d_p_s.
+ * Then d_v_s += p_s d_out, d_q_t += scale d_z_s k_s and d_k_s += scale d_z_s q_t. */
 static void attention_backward(float *d_qkv, const float *d_attn, const BlockActivations *a, const Config *c, int T) {
     float scale = 1 / sqrtf((float)c->HD);
     memset(d_qkv, 0, sizeof(float) * (size_t)T * (size_t)qkv_width(c));
 #pragma omp parallel for
-    for (int kv = 0; kv < c->NKV; kv++) // the query heads of one key/value head add to the same gradients
+    for (int kv = 0; kv < c->NKV; kv++) // one thread has all query heads of a key/value head: they add to its gradient
         for (int h = kv * (c->NH / c->NKV); h < (kv + 1) * (c->NH / c->NKV); h++)
             for (int t = 0; t < T; t++) {
                 const float *p = a->probabilities + ((int64_t)h * T + t) * T;
@@ -407,10 +432,10 @@ static void block_forward(Rank *r, const Unit *u, BlockActivations *a, float *ou
     const Config *c = &r->shared->config;
     int T = r->shared->T, C = c->C, F = c->F;
     rmsnorm_forward(a->attn_norm, a->attn_rstd, a->x, weight(u, ATTN_NORM), c->norm_eps, T, C);
-    linear_forward(a->qkv, a->attn_norm, weight(u, Q), T, C, qkv_width(c));
+    linear_forward(a->qkv, a->attn_norm, weight(u, Q_PROJ), T, C, qkv_width(c));
     rope(a->qkv, c, T, 1);
     attention_forward(a, c, T);
-    linear_forward(r->sublayer_out, a->attn, weight(u, O), T, c->NH * c->HD, C);
+    linear_forward(r->sublayer_out, a->attn, weight(u, O_PROJ), T, c->NH * c->HD, C);
     residual_add(a->after_attention, a->x, r->sublayer_out, (int64_t)T * C);
 
     rmsnorm_forward(a->mlp_norm, a->mlp_rstd, a->after_attention, weight(u, MLP_NORM), c->norm_eps, T, C);
@@ -434,12 +459,12 @@ static void block_backward(Rank *r, const Unit *u, const BlockActivations *a) {
     rmsnorm_backward(r->d_x, d_weight(u, MLP_NORM), r->d_norm, a->after_attention, a->mlp_rstd, weight(u, MLP_NORM), T,
                      C);
 
-    linear_backward_weight(d_weight(u, O), r->d_x, a->attn, T, c->NH * c->HD, C);
-    linear_backward_input(r->d_attn, r->d_x, weight(u, O), T, c->NH * c->HD, C);
+    linear_backward_weight(d_weight(u, O_PROJ), r->d_x, a->attn, T, c->NH * c->HD, C);
+    linear_backward_input(r->d_attn, r->d_x, weight(u, O_PROJ), T, c->NH * c->HD, C);
     attention_backward(r->d_qkv, r->d_attn, a, c, T);
     rope(r->d_qkv, c, T, -1);
-    linear_backward_weight(d_weight(u, Q), r->d_qkv, a->attn_norm, T, C, qkv_width(c));
-    linear_backward_input(r->d_norm, r->d_qkv, weight(u, Q), T, C, qkv_width(c));
+    linear_backward_weight(d_weight(u, Q_PROJ), r->d_qkv, a->attn_norm, T, C, qkv_width(c));
+    linear_backward_input(r->d_norm, r->d_qkv, weight(u, Q_PROJ), T, C, qkv_width(c));
     rmsnorm_backward(r->d_x, d_weight(u, ATTN_NORM), r->d_norm, a->x, a->attn_rstd, weight(u, ATTN_NORM), T, C);
 }
 
@@ -469,12 +494,8 @@ static double cross_entropy(float *logits, const int32_t *targets, int T, int V)
             memset(logits, 0, sizeof(float) * (size_t)V);
             continue;
         }
-        float score = logits[targets[t]], largest = logits[0];
-        double sum = 0;
-        for (int v = 1; v < V; v++) largest = fmaxf(largest, logits[v]);
-        for (int v = 0; v < V; v++) sum += exp((double)(logits[v] - largest));
-        loss += log(sum) - (double)(score - largest);
-        softmax(logits, V);
+        float score = logits[targets[t]];
+        loss += softmax(logits, V) - score;
         logits[targets[t]] -= 1;
     }
     return loss;
@@ -498,13 +519,13 @@ static double head_forward_and_backward(Rank *r, const Unit *u) {
 // ---------------------------------------------------------------------------
 // the model under ZeRO-3
 
-/* Forward and backward of this rank's sequence. Afterwards d_shard of each unit is the sum over all ranks. The head
- * needs no second all-gather, because its backward follows its forward at once, and the embedding needs none, because
- * its backward reads no weights. Returns the sum of this rank's losses. */
+/* Steps 2 to 4 at the top of this file. Afterwards d_shard of each unit is this rank's shard of the gradient, summed
+ * over all ranks. Returns the sum of this rank's losses. */
 static double forward_and_backward(Rank *r) {
     int L = r->shared->config.L;
     Unit *embedding = &r->units[0], *blocks = &r->units[1], *head = &r->units[L + 1];
 
+    // 2. forward
     unshard(r, embedding);
     embedding_forward(r, embedding, r->blocks[0].x);
     reshard(embedding);
@@ -514,11 +535,14 @@ static double forward_and_backward(Rank *r) {
         reshard(&blocks[l]);
     }
 
+    // 3. the head, forward and backward
     unshard(r, head);
     gradient_begin(r, head);
     double loss = head_forward_and_backward(r, head);
     reshard(head);
     gradient_reduce(r, head);
+
+    // 4. backward: the blocks' weights are all-gathered for the second time
     for (int l = L - 1; l >= 0; l--) {
         unshard(r, &blocks[l]);
         gradient_begin(r, &blocks[l]);
@@ -565,21 +589,51 @@ static void adamw(Unit *u, int rank, int step, float lr, float scale) {
 }
 
 // ---------------------------------------------------------------------------
+// the step
+
+/* The window that a rank trains on in a step, which counts from 0; and reading it. See below. */
+static int64_t sample(int64_t step, int rank, int ranks, int64_t windows);
+static int read_window(Rank *r, int64_t window);
+
+/* One training step, as at the top of this file. `step` counts from 1. */
+static void train_step(Rank *r, int step) {
+    const Shared *s = r->shared;
+    int num_units = s->config.L + 2;
+    r->bytes_received = 0;
+    double targets = read_window(r, sample(step - 1, r->rank, s->ranks, r->windows)); // 1.
+    double loss = forward_and_backward(r), squares = 0;                               // 2. to 4.
+
+    // 5. Each element of the gradient is in the shard of one rank, and padding is zero. So the sum of the squares of all
+    // ranks is the square of the whole gradient's norm.
+    for (int i = 0; i < num_units; i++)
+        for (int64_t e = 0; e < r->units[i].shard_size; e++)
+            squares += (double)r->units[i].d_shard[e] * r->units[i].d_shard[e];
+    double sums[3] = {loss, targets, squares};
+    all_reduce(r, sums, 3);
+    if (sums[1] == 0) fail("step %d has no target: the file masks all tokens of its windows", step);
+
+    // 6. The loss is a mean over the targets of all ranks, so its gradient is the sum of gradients divided by their
+    // number, which is known only now. A mean over each rank's own targets would give ranks with few of them too much
+    // weight. Clipping is that of PyTorch's clip_grad_norm_.
+    double norm = sqrt(sums[2]) / sums[1], clip = MAX_NORM / (norm + 1e-6);
+    if (clip > 1) clip = 1;
+    for (int i = 0; i < num_units; i++)
+        adamw(&r->units[i], r->rank, step, (float)learning_rate(step, s->steps), (float)(clip / sums[1]));
+    if (r->rank == 0) printf("step %d loss %.9g norm %.9g\n", step, sums[0] / sums[1], norm);
+    if (r->rank == 0) fflush(stdout);
+}
+
+// ---------------------------------------------------------------------------
 // data: a token file, and which of its windows a rank trains on
 
-/* The header of a token file (docs/guide/formats.md), as far as it matters here. */
-typedef struct {
-    char magic[8];
-    uint32_t version, width, vocab_size, flags; // width: bytes per token; flags: 1: a byte per token follows the tokens
-    uint64_t count;                             // tokens
-} TokenHeader;
-
-/* Reads and checks the header. Returns how many windows of T + 1 tokens the file has: T inputs and, one token later, T
- * targets. Neighboring windows share a token. */
-static int64_t data_open(FILE **file, TokenHeader *h, const Shared *s) {
-    *file = fopen(s->data_path, "rb");
-    if (!*file) fail("cannot open %s: %s", s->data_path, strerror(errno));
-    if (fread(h, sizeof *h, 1, *file) != 1 || memcmp(h->magic, "LLM3TOK1", 8))
+/* Opens the token file. A window is T + 1 tokens: T inputs and, one token later, T targets. Neighboring windows share a
+ * token. */
+static void data_open(Rank *r) {
+    const Shared *s = r->shared;
+    TokenHeader *h = &r->header;
+    r->data = fopen(s->data_path, "rb");
+    if (!r->data) fail("cannot open %s: %s", s->data_path, strerror(errno));
+    if (fread(h, sizeof *h, 1, r->data) != 1 || memcmp(h->magic, "LLM3TOK1", 8))
         fail("%s is not a token file: make one with build/data/tokenize", s->data_path);
     if (h->version < 1 || h->version > 2 || (h->width != 2 && h->width != 4))
         fail("%s has version %u and %u bytes per token; expected version 1 or 2, and 2 or 4 bytes", s->data_path,
@@ -590,7 +644,10 @@ static int64_t data_open(FILE **file, TokenHeader *h, const Shared *s) {
     if (h->flags >> 8 && h->flags >> 8 != (uint32_t)s->T)
         fail("%s has conversations packed into windows of %u tokens, T is %d: use %u for T", s->data_path,
              h->flags >> 8, s->T, h->flags >> 8);
-    return h->count ? (int64_t)(h->count - 1) / s->T : 0;
+    r->windows = h->count ? (int64_t)(h->count - 1) / s->T : 0;
+    if (r->windows < s->ranks)
+        fail("%s has %lld windows of %d tokens, fewer than the %d ranks: use a smaller T", s->data_path,
+             (long long)r->windows, s->T, s->ranks);
 }
 
 /* Random bits of x: the output function of splitmix64 (Steele et al. 2014). */
@@ -601,8 +658,8 @@ static uint64_t random_bits(uint64_t x) {
 }
 
 /* Element i of a random permutation of 0 to n - 1, without a table. A Feistel network (Luby and Rackoff 1988) mixes the
- * two halves of a number's bits and can be undone, so it permutes all numbers of that many bits; results that are not
- * below n are permuted again. */
+ * two halves of a number's bits and can be undone, so it permutes all numbers of that many bits. Results that are not
+ * below n are permuted again; that ends, because the way from i would lead back to i, and no two ways meet. */
 static int64_t permuted(int64_t i, int64_t n, uint64_t seed) {
     int bits = 1; // of each half
     while (n > (int64_t)1 << 2 * bits) bits++;
@@ -616,8 +673,8 @@ static int64_t permuted(int64_t i, int64_t n, uint64_t seed) {
     return (int64_t)x;
 }
 
-/* The window that a rank trains on in a step, which counts from 0. As PyTorch's DistributedSampler: each epoch is
- * shuffled again, and its windows are dealt out to the ranks in turn. The rest, too few for a step, is dropped. */
+/* As PyTorch's DistributedSampler with drop_last: each epoch shuffles all windows again and deals them out to the ranks
+ * in turn. The last few, if they are too few for all ranks, are left out. */
 static int64_t sample(int64_t step, int rank, int ranks, int64_t windows) {
     int64_t steps_per_epoch = windows / ranks, epoch = step / steps_per_epoch;
     int64_t position = step % steps_per_epoch * ranks + rank;
@@ -625,12 +682,14 @@ static int64_t sample(int64_t step, int rank, int ranks, int64_t windows) {
 }
 
 /* Reads a window into r->inputs and r->targets. Returns the number of targets. */
-static int read_window(Rank *r, const TokenHeader *h, int64_t window) {
+static int read_window(Rank *r, int64_t window) {
     const Shared *s = r->shared;
+    const TokenHeader *h = &r->header;
     int T = s->T, targets = 0;
     long first = (long)(window * T), tokens_at = h->version == 1 ? 64 : 192;
-    long bytes_at = tokens_at + (long)h->count * (long)h->width; // of the bytes that say what is a target
-    unsigned char *raw = (unsigned char *)floats(2 * (int64_t)(T + 1)), *byte = raw + 4 * (T + 1);
+    long bytes_at = tokens_at + (long)h->count * (long)h->width;       // of the bytes that say what is a target
+    unsigned char *raw = (unsigned char *)zeros(5 * (int64_t)(T + 1)); // up to 4 bytes for each token,
+    unsigned char *byte = raw + 4 * (T + 1);                           // then the byte of each
     memset(byte, 1, (size_t)T + 1);
     int ok = !fseek(r->data, tokens_at + first * (long)h->width, SEEK_SET) &&
              fread(raw, h->width, (size_t)T + 1, r->data) == (size_t)T + 1;
@@ -660,7 +719,7 @@ static char *read_text(const char *path) {
     FILE *f = fopen(path, "rb");
     if (!f || fseek(f, 0, SEEK_END)) fail("cannot open %s: %s", path, strerror(errno));
     long size = ftell(f);
-    char *text = (char *)floats(size / 4 + 1);
+    char *text = (char *)zeros(size + 1);
     rewind(f);
     if (fread(text, 1, (size_t)size, f) != (size_t)size) fail("cannot read %s", path);
     fclose(f);
@@ -678,7 +737,7 @@ static const char *json_find(const char *json, const char *key) {
     return NULL;
 }
 
-/* A number of config.json. otherwise: its value if there is none; 0: it must be there. */
+/* A number of config.json, or `otherwise` if it is absent or null. otherwise = 0: it is required. */
 static double config_number(const char *json, const char *key, double otherwise) {
     const char *text = json_find(json, key);
     double number = text && *text != 'n' ? strtod(text, NULL) : otherwise;
@@ -694,6 +753,10 @@ static Config config_read(const char *dir) {
     const char *tied = json_find(json, "tie_word_embeddings");
     if (tied && *tied == 't') fail("%s: embedding and head are one weight; train_llama3 trains such models", path);
     if (json_find(json, "factor")) fail("%s: RoPE is scaled; train_llama3 trains such models", path);
+    const char *act = json_find(json, "hidden_act"), *bias = json_find(json, "attention_bias");
+    const char *mlp_bias = json_find(json, "mlp_bias");
+    if ((act && strncmp(act, "\"silu\"", 6)) || (bias && *bias == 't') || (mlp_bias && *mlp_bias == 't'))
+        fail("%s: found another activation than silu, or biases, which Llama 3 does not have", path);
     c.V = (int)config_number(json, "vocab_size", 0);
     c.C = (int)config_number(json, "hidden_size", 0);
     c.L = (int)config_number(json, "num_hidden_layers", 0);
@@ -709,8 +772,8 @@ static Config config_read(const char *dir) {
     return c;
 }
 
-/* Appends a tensor to a unit. Tensors begin at multiples of 128 elements, unless one linear layer uses them together
- * with the tensor before them. */
+/* Appends a tensor to a unit. It begins at a multiple of 128 elements or, if one linear layer uses it together with the
+ * tensor before it, where that one ends. The trainer rounds up in the same way, so that the bytes are comparable. */
 static void add_tensor(Unit *u, const char *name, int layer, int rows, int cols, int follows) {
     Tensor *t = &u->tensors[u->num_tensors++];
     snprintf(t->name, sizeof t->name, name, layer);
@@ -747,12 +810,15 @@ static void read_tensor(float *out, const Tensor *t, FILE *f, const char *header
     const char *entry = json_find(header, t->name);
     long long shape[2] = {0, 0}, begin = 0, end = 0, count = (long long)t->rows * t->cols;
     if (!entry) fail("model.safetensors has no tensor %s", t->name);
-    int dims = sscanf(json_find(entry, "shape"), "[ %lld , %lld", &shape[0], &shape[1]);
+    const char *type = json_find(entry, "dtype"), *place = json_find(entry, "data_offsets");
+    const char *dimensions = json_find(entry, "shape");
+    if (!type || !place || !dimensions) fail("model.safetensors does not describe %s", t->name);
+    int dims = sscanf(dimensions, "[ %lld , %lld", &shape[0], &shape[1]);
     if (t->rows > 1 ? dims != 2 || shape[0] != t->rows || shape[1] != t->cols : dims != 1 || shape[0] != t->cols)
         fail("model.safetensors: %s has the shape (%lld, %lld), by config.json it must be (%d, %d)", t->name, shape[0],
              shape[1], t->rows, t->cols);
-    if (strncmp(json_find(entry, "dtype"), "\"F32\"", 5)) fail("model.safetensors: %s is not in fp32 (F32)", t->name);
-    sscanf(json_find(entry, "data_offsets"), "[ %lld , %lld", &begin, &end);
+    if (strncmp(type, "\"F32\"", 5)) fail("model.safetensors: %s is not in fp32 (F32)", t->name);
+    sscanf(place, "[ %lld , %lld", &begin, &end);
     if (end - begin != 4 * count || fseek(f, (long)(data_at + begin), SEEK_SET) ||
         fread(out, 4, (size_t)count, f) != (size_t)count)
         fail("model.safetensors ends within %s: copy it again", t->name);
@@ -767,7 +833,7 @@ static void read_weights(Rank *r) {
     FILE *f = fopen(path, "rb");
     if (!f) fail("cannot open %s: %s; the weights must be in one file", path, strerror(errno));
     if (fread(&header_size, 8, 1, f) != 1 || header_size > 1 << 27) fail("%s is not a safetensors file", path);
-    char *header = (char *)floats((int64_t)header_size / 4 + 1);
+    char *header = (char *)zeros((int64_t)header_size + 1);
     if (fread(header, 1, header_size, f) != header_size) fail("%s ends within its header: copy it again", path);
     for (int i = 0; i < s->config.L + 2; i++) {
         Unit *u = &r->units[i];
@@ -787,8 +853,8 @@ static void read_weights(Rank *r) {
 static void allocate(Rank *r) {
     const Config *c = &r->shared->config;
     int64_t T = r->shared->T, ranks = r->shared->ranks, C = c->C, QKV = qkv_width(c), heads = c->NH * c->HD;
-    r->units = (Unit *)floats((int64_t)sizeof(Unit) / 4 * (c->L + 2));
-    r->blocks = (BlockActivations *)floats((int64_t)sizeof(BlockActivations) / 4 * c->L);
+    r->units = (Unit *)zeros((c->L + 2) * (int64_t)sizeof(Unit));
+    r->blocks = (BlockActivations *)zeros(c->L * (int64_t)sizeof(BlockActivations));
     describe_units(r->units, c);
     for (int i = 0; i < c->L + 2; i++) {
         Unit *u = &r->units[i];
@@ -813,8 +879,8 @@ static void allocate(Rank *r) {
         a->gate_up = floats(T * 2 * c->F);
         a->swiglu = floats(T * c->F);
     }
-    r->inputs = (int32_t *)floats(T);
-    r->targets = (int32_t *)floats(T);
+    r->inputs = (int32_t *)zeros(T * (int64_t)sizeof(int32_t));
+    r->targets = (int32_t *)zeros(T * (int64_t)sizeof(int32_t));
     r->x = floats(T * C);
     r->norm = floats(T * C);
     r->rstd = floats(T);
@@ -828,40 +894,15 @@ static void allocate(Rank *r) {
     r->d_swiglu = floats(T * c->F);
 }
 
-/* One training step; see the top of this file. `step` counts from 1. */
-static void train_step(Rank *r, const TokenHeader *h, int64_t windows, int step) {
-    const Shared *s = r->shared;
-    int num_units = s->config.L + 2;
-    r->bytes_received = 0;
-    double targets = read_window(r, h, sample(step - 1, r->rank, s->ranks, windows));
-    double loss = forward_and_backward(r), squares = 0;
-    for (int i = 0; i < num_units; i++)
-        for (int64_t e = 0; e < r->units[i].shard_size; e++)
-            squares += (double)r->units[i].d_shard[e] * r->units[i].d_shard[e];
-
-    double sums[3] = {loss, targets, squares};
-    all_reduce(r, sums, 3);
-    if (sums[1] == 0) fail("step %d has no target: the file masks all tokens of its windows", step);
-    double norm = sqrt(sums[2]) / sums[1], clip = fmin(1, MAX_NORM / (norm + 1e-6)); // as PyTorch's clip_grad_norm_
-    if (r->rank == 0) printf("step %d loss %.9g norm %.9g\n", step, sums[0] / sums[1], norm);
-    if (r->rank == 0) fflush(stdout);
-    for (int i = 0; i < num_units; i++)
-        adamw(&r->units[i], r->rank, step, (float)learning_rate(step, s->steps), (float)(clip / sums[1]));
-}
-
 static void *rank_main(void *argument) {
     Rank *r = (Rank *)argument;
     const Shared *s = r->shared;
-    TokenHeader header;
     int threads = omp_get_num_procs() / s->ranks; // the ranks share the cores
     omp_set_num_threads(threads > 1 ? threads : 1);
-    int64_t windows = data_open(&r->data, &header, s);
-    if (windows < s->ranks)
-        fail("%s has %lld windows of %d tokens, fewer than the %d ranks: use a smaller T", s->data_path,
-             (long long)windows, s->T, s->ranks);
+    data_open(r);
     allocate(r);
     read_weights(r);
-    for (int step = 1; step <= s->steps; step++) train_step(r, &header, windows, step);
+    for (int step = 1; step <= s->steps; step++) train_step(r, step);
     fclose(r->data);
     return NULL;
 }
@@ -869,7 +910,7 @@ static void *rank_main(void *argument) {
 // ---------------------------------------------------------------------------
 // the command line
 
-static int argument(const char *text, const char *name, int most) {
+static int positive_number(const char *text, const char *name, int most) {
     char *end;
     long number = strtol(text, &end, 10);
     if (end == text || *end || number < 1 || number > most)
@@ -883,13 +924,12 @@ int main(int argc, char **argv) {
     if (argc != 6) fail("expected five arguments: %s MODEL_DIR DATA.tok RANKS STEPS T", argv[0]);
     s.model_dir = argv[1];
     s.data_path = argv[2];
-    s.ranks = argument(argv[3], "RANKS", 1024);
-    s.steps = argument(argv[4], "STEPS", 1 << 30);
-    s.T = argument(argv[5], "T", 1 << 20);
+    s.ranks = positive_number(argv[3], "RANKS", 1024);
+    s.steps = positive_number(argv[4], "STEPS", 1 << 30);
+    s.T = positive_number(argv[5], "T", 1 << 20);
     s.config = config_read(s.model_dir);
-    s.posted = (const void **)calloc((size_t)s.ranks, sizeof *s.posted);
-    ranks = (Rank *)calloc((size_t)s.ranks, sizeof *ranks);
-    if (!s.posted || !ranks) fail("there is no memory for %d ranks", s.ranks);
+    s.posted = (const void **)zeros(s.ranks * (int64_t)sizeof *s.posted);
+    ranks = (Rank *)zeros(s.ranks * (int64_t)sizeof *ranks);
     pthread_barrier_init(&s.barrier, NULL, (unsigned)s.ranks);
     for (int i = 0; i < s.ranks; i++) {
         ranks[i].shared = &s;
