@@ -603,8 +603,8 @@ static void train_step(Rank *r, int step) {
     double targets = read_window(r, sample(step - 1, r->rank, s->ranks, r->windows)); // 1.
     double loss = forward_and_backward(r), squares = 0;                               // 2. to 4.
 
-    // 5. Each element of the gradient is in the shard of one rank, and padding is zero. So the sum of the squares of all
-    // ranks is the square of the whole gradient's norm.
+    // 5. Each element of the gradient is in the shard of one rank, and padding is zero. So the sum of all squares over
+    // all ranks is the square of the whole gradient's norm.
     for (int i = 0; i < num_units; i++)
         for (int64_t e = 0; e < r->units[i].shard_size; e++)
             squares += (double)r->units[i].d_shard[e] * r->units[i].d_shard[e];
