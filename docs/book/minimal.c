@@ -32,11 +32,22 @@
  *   6. Divide the gradient by the number of targets, clip it, and update the rank's own shards with AdamW. Nothing is
  *      sent: the next all-gather reads the new weights.
  *
- * So a rank always has 16 / N bytes per parameter, and the activations of its own sequence, which ZeRO-3 does not
- * divide. In forward it also has the weights of one unit in full size (4 bytes per parameter of the unit), in backward
- * its weights and its gradient (8). With E, B and H elements in the embedding, a block and the head, each rank receives
- * 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step: of each unit its weights and its gradient, of each block the
- * weights twice. Plain data parallelism would receive 8 (N - 1) / N (E + L B + H). The difference is the price.
+ * So a rank always has 16 / N bytes per parameter, and the activations and work buffers of its own sequence, which
+ * ZeRO-3 does not divide; the largest may be the logits. While a block runs forward, the rank also has the block's
+ * weights in full size (4 bytes per parameter of the block), and while it runs backward, and for the head, the weights
+ * and the gradient (8). With E, B and H elements in the embedding, a block and the head, gaps and padding included,
+ * each rank receives 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step besides the three numbers: of each unit its
+ * weights and its gradient, of each block the weights twice. Plain data parallelism would receive 8 (N - 1) / N (E + L
+ * B + H), since its all-reduce is a reduce-scatter of the gradient and then an all-gather. The second all-gather of
+ * the blocks is the price of the memory. With N = 2 and one block, this is what rank 0 has in full size and receives:
+ *
+ *     all-gather embedding   its weights                2 E bytes    (4 bytes for half of the elements)
+ *     all-gather block       its weights                2 B
+ *     all-gather head        its weights, its gradient  2 H
+ *     reduce-scatter head    its gradient               2 H
+ *     all-gather block       its weights, its gradient  2 B
+ *     reduce-scatter block   its gradient               2 B
+ *     reduce-scatter emb.    its gradient               2 E
  *
  * Real ranks are processes, each with a GPU, that talk over a network while they compute. Here they are threads that
  * copy from each other's memory, and wait for each other where a network would make them wait.
@@ -84,8 +95,10 @@ enum { FINAL_NORM, HEAD };
 typedef struct {
     Tensor tensors[BLOCK_TENSORS];
     int num_tensors;
-    int64_t size;       // elements of all tensors, and of the gaps between them
-    int64_t shard_size; // elements of a shard. All shards together are `size` elements and some padding, which is zero
+    int64_t size; // elements of all tensors, and of the gaps between them
+    int64_t
+        shard_size; // elements of a shard. All shards together are `size` elements and some padding; it and the gaps
+                    // are always zero
 
     // this rank's shard, (shard_size) each, from the first step to the last
     float *shard, *d_shard;      // weights; gradient of the sum, not the mean, of all ranks' losses
@@ -110,7 +123,8 @@ typedef struct {
     float *swiglu;              // (T, F) silu(gate) * up
 } BlockActivations;
 
-/* The beginning of a token file. It has 64 bytes in version 1 and 192 in version 2, and the tokens follow it. */
+/* The first 32 bytes of a token file's header, which has 64 bytes in version 1 and 192 in version 2. The tokens follow
+ * it. */
 typedef struct {
     char magic[8];
     uint32_t version, width; // width: bytes per token
@@ -177,6 +191,42 @@ static void *zeros(int64_t bytes) {
 static float *floats(int64_t count) { return (float *)zeros(count * (int64_t)sizeof(float)); }
 
 static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// ---------------------------------------------------------------------------
+// what the units hold
+
+/* Appends a tensor to a unit. It begins at a multiple of 128 elements or, if one linear layer uses it together with the
+ * tensor before it, where that one ends. The trainer rounds up in the same way, so that the bytes are comparable. */
+static void add_tensor(Unit *u, const char *name, int layer, int rows, int cols, int follows) {
+    Tensor *t = &u->tensors[u->num_tensors++];
+    snprintf(t->name, sizeof t->name, name, layer);
+    t->rows = rows;
+    t->cols = cols;
+    t->decays = rows > 1;
+    t->offset = follows ? u->size : round_up(u->size, 128);
+    u->size = t->offset + (int64_t)rows * cols;
+}
+
+/* The tensors of all units: embedding, blocks, head; and the size of their shards, also multiples of 128. */
+static void describe_units(Unit *units, const Config *c, int ranks) {
+    int L = c->L;
+    add_tensor(&units[0], "model.embed_tokens.weight", 0, c->V, c->C, 0);
+    for (int l = 0; l < L; l++) {
+        Unit *u = &units[1 + l];
+        add_tensor(u, "model.layers.%d.input_layernorm.weight", l, 1, c->C, 0);
+        add_tensor(u, "model.layers.%d.self_attn.q_proj.weight", l, c->NH * c->HD, c->C, 0);
+        add_tensor(u, "model.layers.%d.self_attn.k_proj.weight", l, c->NKV * c->HD, c->C, 1);
+        add_tensor(u, "model.layers.%d.self_attn.v_proj.weight", l, c->NKV * c->HD, c->C, 1);
+        add_tensor(u, "model.layers.%d.self_attn.o_proj.weight", l, c->C, c->NH * c->HD, 0);
+        add_tensor(u, "model.layers.%d.post_attention_layernorm.weight", l, 1, c->C, 0);
+        add_tensor(u, "model.layers.%d.mlp.gate_proj.weight", l, c->F, c->C, 0);
+        add_tensor(u, "model.layers.%d.mlp.up_proj.weight", l, c->F, c->C, 1);
+        add_tensor(u, "model.layers.%d.mlp.down_proj.weight", l, c->C, c->F, 0);
+    }
+    add_tensor(&units[L + 1], "model.norm.weight", 0, 1, c->C, 0);
+    add_tensor(&units[L + 1], "lm_head.weight", 0, c->V, c->C, 0);
+    for (int i = 0; i < L + 2; i++) units[i].shard_size = round_up(units[i].size, 128 * ranks) / ranks;
+}
 
 // ---------------------------------------------------------------------------
 // communication. All ranks call these functions in the same order, and each call waits for all ranks twice: until all
@@ -321,9 +371,10 @@ static void rmsnorm_backward(float *d_x, float *d_w, const float *d_y, const flo
 /* Columns of a row of qkv: the queries of NH heads, the keys of NKV heads, the values of NKV heads. */
 static int qkv_width(const Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
 
-/* RoPE (Su et al. 2021) rotates each query and key by angles that grow with its position: elements i and i + HD/2 of a
- * head are a point in the plane, and pair i turns by theta^(-2i / HD) per position. So a query times a key depends on
- * their distance. direction: 1 forward, -1 backward, since the gradient of a rotation is the rotation back. */
+/* RoPE (Su et al. 2021) rotates each query and key by angles that grow with its position: elements i and i + HD/2
+ * of a head are a point in the plane, and pair i turns by theta^(-2i / HD) per position. So a query times a key
+ * depends on their positions only through the distance between them. direction: 1 forward, -1 backward, since the
+ * gradient of a rotation is the rotation back. */
 static void rope(float *qkv, const Config *c, int T, int direction) {
     int half = c->HD / 2;
     for (int i = 0; i < half; i++) {
@@ -409,6 +460,7 @@ static void swiglu_forward(float *out, const float *gate_up, int T, int F) {
         for (int i = 0; i < F; i++) out[i] = gate_up[i] / (1 + expf(-gate_up[i])) * gate_up[F + i];
 }
 
+/* silu'(g) = sigmoid(g) (1 + g (1 - sigmoid(g))), since sigmoid' = sigmoid (1 - sigmoid). */
 static void swiglu_backward(float *d_gate_up, const float *d_out, const float *gate_up, int T, int F) {
     for (int t = 0; t < T; t++, gate_up += 2 * F, d_gate_up += 2 * F, d_out += F)
         for (int i = 0; i < F; i++) {
@@ -426,8 +478,8 @@ static void residual_add(float *out, const float *a, const float *b, int64_t cou
     for (int64_t i = 0; i < count; i++) out[i] = a[i] + b[i];
 }
 
-/* From a->x, the residual stream before the block, to `out`, the stream after it. Q, K and V are neighbors in memory,
- * and so are gate and up: one linear layer each. */
+/* From a->x, the residual stream before the block, to `out`, the stream after it. Q, K and V have no gap between them,
+ * so one linear layer with the weight Q_PROJ and QKV outputs computes all three; so it is with gate and up. */
 static void block_forward(Rank *r, const Unit *u, BlockActivations *a, float *out) {
     const Config *c = &r->shared->config;
     int T = r->shared->T, C = c->C, F = c->F;
@@ -568,7 +620,7 @@ static double learning_rate(int step, int steps) {
 }
 
 /* AdamW (Loshchilov and Hutter 2019) on this rank's shard of one unit. `scale` turns the sum of gradients into their
- * clipped mean. Padding is not touched. */
+ * clipped mean. Gaps and padding are not touched. */
 static void adamw(Unit *u, int rank, int step, float lr, float scale) {
     int64_t shard_begin = rank * u->shard_size, shard_end = shard_begin + u->shard_size;
     float correction = 1 - powf(BETA1, (float)step), correction_sq = 1 - powf(BETA2, (float)step);
@@ -586,41 +638,6 @@ static void adamw(Unit *u, int rank, int step, float lr, float scale) {
             u->shard[e] -= lr * (u->exp_avg[e] / correction / root + decay);
         }
     }
-}
-
-// ---------------------------------------------------------------------------
-// the step
-
-/* The window that a rank trains on in a step, which counts from 0; and reading it. See below. */
-static int64_t sample(int64_t step, int rank, int ranks, int64_t windows);
-static int read_window(Rank *r, int64_t window);
-
-/* One training step, as at the top of this file. `step` counts from 1. */
-static void train_step(Rank *r, int step) {
-    const Shared *s = r->shared;
-    int num_units = s->config.L + 2;
-    r->bytes_received = 0;
-    double targets = read_window(r, sample(step - 1, r->rank, s->ranks, r->windows)); // 1.
-    double loss = forward_and_backward(r), squares = 0;                               // 2. to 4.
-
-    // 5. Each element of the gradient is in the shard of one rank, and padding is zero. So the sum of all squares over
-    // all ranks is the square of the whole gradient's norm.
-    for (int i = 0; i < num_units; i++)
-        for (int64_t e = 0; e < r->units[i].shard_size; e++)
-            squares += (double)r->units[i].d_shard[e] * r->units[i].d_shard[e];
-    double sums[3] = {loss, targets, squares};
-    all_reduce(r, sums, 3);
-    if (sums[1] == 0) fail("step %d has no target: the file masks all tokens of its windows", step);
-
-    // 6. The loss is a mean over the targets of all ranks, so its gradient is the sum of gradients divided by their
-    // number, which is known only now. A mean over each rank's own targets would give ranks with few of them too much
-    // weight. Clipping is that of PyTorch's clip_grad_norm_.
-    double norm = sqrt(sums[2]) / sums[1], clip = MAX_NORM / (norm + 1e-6);
-    if (clip > 1) clip = 1;
-    for (int i = 0; i < num_units; i++)
-        adamw(&r->units[i], r->rank, step, (float)learning_rate(step, s->steps), (float)(clip / sums[1]));
-    if (r->rank == 0) printf("step %d loss %.9g norm %.9g\n", step, sums[0] / sums[1], norm);
-    if (r->rank == 0) fflush(stdout);
 }
 
 // ---------------------------------------------------------------------------
@@ -657,9 +674,10 @@ static uint64_t random_bits(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Element i of a random permutation of 0 to n - 1, without a table. A Feistel network (Luby and Rackoff 1988) mixes the
- * two halves of a number's bits and can be undone, so it permutes all numbers of that many bits. Results that are not
- * below n are permuted again; that ends, because the way from i would lead back to i, and no two ways meet. */
+/* Element i of a random permutation of 0 to n - 1, without a table. A Feistel network (Luby and Rackoff 1988) mixes
+ * the two halves of a number's bits and can be undone, so it permutes all numbers of that many bits. A result that is
+ * not below n is permuted again. That ends: repeating a permutation leads from i back to i, which is below n. And no
+ * two i get the same result, because every number is the image of only one other. */
 static int64_t permuted(int64_t i, int64_t n, uint64_t seed) {
     int bits = 1; // of each half
     while (n > (int64_t)1 << 2 * bits) bits++;
@@ -673,8 +691,9 @@ static int64_t permuted(int64_t i, int64_t n, uint64_t seed) {
     return (int64_t)x;
 }
 
-/* As PyTorch's DistributedSampler with drop_last: each epoch shuffles all windows again and deals them out to the ranks
- * in turn. The last few, if they are too few for all ranks, are left out. */
+/* The window that a rank trains on in a step, which counts from 0 here. As PyTorch's DistributedSampler with drop_last,
+ * each epoch shuffles all windows again and deals them out to the ranks in turn. The last few, if they are too few for
+ * all ranks, are left out. */
 static int64_t sample(int64_t step, int rank, int ranks, int64_t windows) {
     int64_t steps_per_epoch = windows / ranks, epoch = step / steps_per_epoch;
     int64_t position = step % steps_per_epoch * ranks + rank;
@@ -709,6 +728,38 @@ static int read_window(Rank *r, int64_t window) {
     }
     free(raw);
     return targets;
+}
+
+// ---------------------------------------------------------------------------
+// the step
+
+/* One training step, as at the top of this file. `step` counts from 1. */
+static void train_step(Rank *r, int step) {
+    const Shared *s = r->shared;
+    int num_units = s->config.L + 2;
+    r->bytes_received = 0;
+    double targets = read_window(r, sample(step - 1, r->rank, s->ranks, r->windows)); // 1.
+    double loss = forward_and_backward(r), squares = 0;                               // 2. to 4.
+
+    // 5. Each element of the gradient is in the shard of exactly one rank, and gaps and padding are zero, because
+    // backward never writes them. So the sum of all ranks' squares is the square of the whole gradient's norm.
+    for (int i = 0; i < num_units; i++)
+        for (int64_t e = 0; e < r->units[i].shard_size; e++)
+            squares += (double)r->units[i].d_shard[e] * r->units[i].d_shard[e];
+    double sums[3] = {loss, targets, squares};
+    all_reduce(r, sums, 3);
+    if (sums[1] == 0) fail("step %d has no target: the file masks all tokens of its windows", step);
+
+    // 6. The loss is a mean over the targets of all ranks, so its gradient is the sum of gradients divided by their
+    // number. Each rank knew only its own number until the all-reduce, so the division comes here and not in
+    // cross_entropy. A mean over each rank's own targets would give ranks with few of them too much weight. Clipping is
+    // that of PyTorch's clip_grad_norm_.
+    double norm = sqrt(sums[2]) / sums[1], clip = MAX_NORM / (norm + 1e-6);
+    if (clip > 1) clip = 1;
+    for (int i = 0; i < num_units; i++)
+        adamw(&r->units[i], r->rank, step, (float)learning_rate(step, s->steps), (float)(clip / sums[1]));
+    if (r->rank == 0) printf("step %d loss %.9g norm %.9g\n", step, sums[0] / sums[1], norm);
+    if (r->rank == 0) fflush(stdout);
 }
 
 // ---------------------------------------------------------------------------
@@ -772,38 +823,6 @@ static Config config_read(const char *dir) {
     return c;
 }
 
-/* Appends a tensor to a unit. It begins at a multiple of 128 elements or, if one linear layer uses it together with the
- * tensor before it, where that one ends. The trainer rounds up in the same way, so that the bytes are comparable. */
-static void add_tensor(Unit *u, const char *name, int layer, int rows, int cols, int follows) {
-    Tensor *t = &u->tensors[u->num_tensors++];
-    snprintf(t->name, sizeof t->name, name, layer);
-    t->rows = rows;
-    t->cols = cols;
-    t->decays = rows > 1;
-    t->offset = follows ? u->size : round_up(u->size, 128);
-    u->size = t->offset + (int64_t)rows * cols;
-}
-
-/* The tensors of all units: embedding, blocks, head. */
-static void describe_units(Unit *units, const Config *c) {
-    int L = c->L;
-    add_tensor(&units[0], "model.embed_tokens.weight", 0, c->V, c->C, 0);
-    for (int l = 0; l < L; l++) {
-        Unit *u = &units[1 + l];
-        add_tensor(u, "model.layers.%d.input_layernorm.weight", l, 1, c->C, 0);
-        add_tensor(u, "model.layers.%d.self_attn.q_proj.weight", l, c->NH * c->HD, c->C, 0);
-        add_tensor(u, "model.layers.%d.self_attn.k_proj.weight", l, c->NKV * c->HD, c->C, 1);
-        add_tensor(u, "model.layers.%d.self_attn.v_proj.weight", l, c->NKV * c->HD, c->C, 1);
-        add_tensor(u, "model.layers.%d.self_attn.o_proj.weight", l, c->C, c->NH * c->HD, 0);
-        add_tensor(u, "model.layers.%d.post_attention_layernorm.weight", l, 1, c->C, 0);
-        add_tensor(u, "model.layers.%d.mlp.gate_proj.weight", l, c->F, c->C, 0);
-        add_tensor(u, "model.layers.%d.mlp.up_proj.weight", l, c->F, c->C, 1);
-        add_tensor(u, "model.layers.%d.mlp.down_proj.weight", l, c->C, c->F, 0);
-    }
-    add_tensor(&units[L + 1], "model.norm.weight", 0, 1, c->C, 0);
-    add_tensor(&units[L + 1], "lm_head.weight", 0, c->V, c->C, 0);
-}
-
 /* Reads one tensor of a safetensors file: 8 bytes with the size of a header, the header in JSON, which has the type,
  * shape and place of each tensor, and the tensors. `header`: its text; `data_at`: where the tensors begin. */
 static void read_tensor(float *out, const Tensor *t, FILE *f, const char *header, int64_t data_at) {
@@ -855,11 +874,11 @@ static void allocate(Rank *r) {
     int64_t T = r->shared->T, ranks = r->shared->ranks, C = c->C, QKV = qkv_width(c), heads = c->NH * c->HD;
     r->units = (Unit *)zeros((c->L + 2) * (int64_t)sizeof(Unit));
     r->blocks = (BlockActivations *)zeros(c->L * (int64_t)sizeof(BlockActivations));
-    describe_units(r->units, c);
+    describe_units(r->units, c, r->shared->ranks);
     for (int i = 0; i < c->L + 2; i++) {
         Unit *u = &r->units[i];
+        // such a rank would have padding alone
         if (ranks > u->size) fail("%d ranks are more than the %lld elements of a unit", (int)ranks, (long long)u->size);
-        u->shard_size = round_up(u->size, 128 * ranks) / ranks;
         u->shard = floats(u->shard_size);
         u->d_shard = floats(u->shard_size);
         u->exp_avg = floats(u->shard_size);
@@ -919,7 +938,7 @@ static int positive_number(const char *text, const char *name, int most) {
 }
 
 int main(int argc, char **argv) {
-    static Shared s;
+    static Shared s;    // static: other ranks may still read it when a rank ends the program
     static Rank *ranks; // (s.ranks)
     if (argc != 6) fail("expected five arguments: %s MODEL_DIR DATA.tok RANKS STEPS T", argv[0]);
     s.model_dir = argv[1];
