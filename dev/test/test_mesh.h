@@ -41,14 +41,14 @@ static void test_mesh_of_gpus(void) {
     static const struct {
         const char *transport, *layout;
     } of_gpus[] = {
-        {"nccl", "--tp 2 --cp 2 --pp 2 --pp-schedule interleaved --pp-chunks 2 --accumulate local documents tied"},
-        {"threads", "--tp 2 --cp 2 --pp 2 --accumulate local --sharding shard_grad_op --recompute every:2 documents "
+        {"nccl", "--tp 2 --cp 2 --pp 2 --pp-schedule interleaved --pp-chunks 2 --accumulate local --doc-mask tied"},
+        {"threads", "--tp 2 --cp 2 --pp 2 --accumulate local --sharding shard_grad_op --recompute every:2 --doc-mask "
                     "tied"},
-        {"nccl", "--cp 2 --dp-replicate 2 --accum 2 --recompute selective --sharding no_shard documents tied"},
+        {"nccl", "--cp 2 --dp-replicate 2 --accum 2 --recompute selective --sharding no_shard --doc-mask tied"},
         {"nccl", "--tp 2 --pp 2 --dp-shard 2 --accum 2 --accumulate local --recompute full --sharding shard_grad_op "
                  "tied"},
         {"nccl", "--pp 4 --accumulate local tied"},
-        {"nccl", "--cp 4 --recompute selective documents"}};
+        {"nccl", "--cp 4 --recompute selective --doc-mask"}};
     int devices = cuda_on_cpu.devices;
     cuda_on_cpu.devices = 8;
     for (int i = 0; i < (int)(sizeof of_gpus / sizeof *of_gpus); i++)
