@@ -292,7 +292,7 @@ token_files() {
     everywhere "a tokenizer that does not match" "tokenized with a different tokenizer than other.model" \
         "${train[@]}" --tokenizer other.model
     bad "a tokenizer that is not there" "none.model" "${train[@]}" --tokenizer none.model
-    everywhere "a sequence longer than the data" "holds 100 tokens.*--seq 128 needs 129" --model model --data \
+    everywhere "a sequence longer than the data" "no file with the 129 tokens.*100 tokens in all" --model model --data \
         bytes.tok --seq 128 --batch 1 --threads 1
     everywhere "a sequence longer than the model's positions" "--seq 257 exceeds the 256 positions" "${train[@]}" \
         --seq 257
