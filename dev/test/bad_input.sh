@@ -498,7 +498,7 @@ requests() {
     request "a negative id" "holds -1, expected" '{"context_ids":[-1],"continuation_ids":[6]}'
     request "half an id" "holds 1.5, expected" '{"context_ids":[1.5],"continuation_ids":[6]}'
     request "a huge id" "holds 1e\+300, expected" '{"context_ids":[1e300],"continuation_ids":[6]}'
-    request "no id" "something other than numbers" '{"context_ids":["a"],"continuation_ids":[6]}'
+    request "no id" "holds something that is not a number" '{"context_ids":["a"],"continuation_ids":[6]}'
     deep=$(printf '%2000s' '' | tr ' ' '[')
     request "deep nesting" "line 2 is not a JSON object" "{\"context\":$deep"
     printf '\n \n' >bad.jsonl
