@@ -210,9 +210,10 @@ inline void pack(float *packed, const Matrix &m, int64_t first, int64_t rows, in
 /* Multiplies with the truncation of tensor cores. Only operands in bf16 use them. */
 inline void multiply_tile_roughly(float (&sums)[TILE_COLUMNS][TILE_ROWS], const float *a, const float *b,
                                   int64_t depth) {
+    memset(sums, 0, sizeof sums);
     for (int j = 0; j < TILE_COLUMNS; j++)
-        for (int i = 0; i < TILE_ROWS; i++)
-            sums[j][i] = tensor_core_sum(0, a + i, TILE_ROWS, b + j, TILE_COLUMNS, (int)depth);
+        for (int i = 0; i < TILE_ROWS; i += SUMS)
+            tensor_core_sums(&sums[j][i], b + j, TILE_COLUMNS, a + i, TILE_ROWS, (int)depth);
 }
 
 __attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(float (&sums)[TILE_COLUMNS][TILE_ROWS],

@@ -73,7 +73,7 @@ inline void multiply(void *const *lane, uint32_t) {
         memcpy(&d[row + 8][column], m->d + 2, 8);
     }
     for (int i = 0; i < 16 && cuda_on_cpu.rough; i++)
-        for (int j = 0; j < 8; j++) d[i][j] = tensor_core_sum(d[i][j], a[i], 1, &b[0][j], 8, 16);
+        for (int j = 0; j < 8; j += SUMS) tensor_core_sums(&d[i][j], a[i], 1, &b[0][j], 8, 16);
     for (int j = 0; j < 8 && !cuda_on_cpu.rough; j += LANES)
         for (int i = 0; i < 16; i += 4) {
             FloatV sum[4], row;

@@ -33,6 +33,17 @@ static void largest_errors(double (&most)[4], int rough) {
     MUST(cudaFree(out));
 }
 
+/* c + the products of these numbers and 1, computed as each of the four sums, which must be equal. */
+static float tensor_core_adds(float c, std::vector<float> numbers) {
+    float sums[emu::SUMS], ones[emu::SUMS];
+    std::fill_n(sums, emu::SUMS, c);
+    std::fill_n(ones, emu::SUMS, 1.0f);
+    emu::tensor_core_sums(sums, numbers.data(), 1, ones, 0, (int)numbers.size());
+    for (float sum : sums)
+        if (sum != sums[0]) return NAN;
+    return sums[0];
+}
+
 static void test_arithmetic() {
     double most[4];
     for (int rough = 0; rough < 3; rough++) {
@@ -43,14 +54,16 @@ static void test_arithmetic() {
     }
     cuda_on_cpu.rough = 1;
     check(emu::approximate_exp2(0) == 1 && emu::approximate_exp(0) == 1, "an exponential of 0 is exactly 1");
-    const float half = 0x1p-24f, small[4] = {half, half, half, half}, one[4] = {1, 1, 1, 1};
-    check(emu::tensor_core_sum(1, small, 1, one, 1, 4) == 1, "a tensor core truncates small products");
-    check(emu::tensor_core_sum(0, small, 1, one, 1, 4) == 4 * half, "it keeps them beside products of their size");
-    const float mixed[4] = {1, -half, 0, 0};
-    check(emu::tensor_core_sum(0, mixed, 1, one, 1, 4) == 1, "it truncates toward zero, also what is negative");
-    const float not_finite[4] = {INFINITY, 1, 2, 3};
-    check(emu::tensor_core_sum(0, not_finite, 1, one, 1, 4) == INFINITY, "it keeps infinities");
-    check(emu::tensor_core_sum(2, one, 1, one, 1, 3) == 5, "it adds a part of a block");
+    const float half = 0x1p-24f;
+    check(tensor_core_adds(1, {half, half, half, half}) == 1, "a tensor core truncates small products");
+    check(tensor_core_adds(0, {half, half, half, half}) == 4 * half, "it keeps them beside products of their size");
+    check(tensor_core_adds(0, {1, -half}) == 1, "it truncates toward zero, also what is negative");
+    const float below_two = 2 - 2 * half; // three of them take 25 bits
+    check(tensor_core_adds(-below_two, {-below_two, -below_two}) == -(6 - 8 * half),
+          "it truncates a negative sum, too");
+    check(tensor_core_adds(0, {INFINITY, 1, 2, 3}) == INFINITY, "it keeps infinities");
+    check(tensor_core_adds(2, {1, 1, 1}) == 5, "it adds a part of a block");
+    check(tensor_core_adds(-3, {0, 0, 0, 0, 0}) == -3 && tensor_core_adds(0, {0, 0}) == 0, "it adds zeros");
     cuda_on_cpu.rough = 0;
 }
 #endif

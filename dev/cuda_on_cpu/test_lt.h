@@ -73,7 +73,9 @@ static std::vector<float> run_lt(int M, int N, int K, int ta, int tb, bool bf16_
                 for (int k = 0; k < K; k++)
                     x += (double)small((size_t)(ta ? i * (K + pad) + k : k * (M + pad) + i)) *
                          small((size_t)(tb ? k * (N + pad) + j : j * (K + pad) + k));
-                x = 0.5 * x + beta * small(at);
+                x *= 0.5;
+                if (bf16_out) x = __bfloat162float(__float2bfloat16((float)x)); // the product is rounded on its own
+                x += beta * small(at);
             }
             if (bf16_out) x = __bfloat162float(__float2bfloat16((float)x));
             *worst = fmax(*worst, fabs(x - h[at]));
@@ -171,7 +173,7 @@ static void test_lt_fp8() {
     const float as[5] = {1, 2, -1.5f, 0x1p-9f, 448}, bs[5] = {1, -2, 0.25f, 3, 57344};
     uint8_t *a = device_codes(M * K, e4m3), *b = device_codes(N * K, e5m2);
     float *c = device_floats(M * N, index_value), *workspace = device_floats(1 << 14, nullptr),
-          *scales = device_floats(2, [](size_t i) { return i ? 4.0f : 0.5f; }), *scale_b = scales + 1;
+          *scales = device_floats(5, [](size_t i) { return i ? 4.0f : 0.5f; }), *scale_b = scales + 4;
     Lt lt(M, N, K, 1, 0, CUDA_R_8F_E4M3, CUDA_R_32F, 0, 256);
     const int32_t e5m2_type = CUDA_R_8F_E5M2, plain = CUBLAS_OP_N;
     const int8_t fast = 1;

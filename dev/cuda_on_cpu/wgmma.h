@@ -188,8 +188,8 @@ inline float *fragment_element(Sums &s, int t, int i) {
 CUDA_ON_CPU_UNSEEN inline void multiply_add(Sums &s, const float (*a)[WGMMA_K], const float (*b)[MAX_WGMMA_N],
                                             int columns) {
     for (int i = 0; i < WGMMA_M && cuda_on_cpu.rough; i++)
-        for (int j = 0; j < columns; j++)
-            s.x[i][j] = tensor_core_sum(s.x[i][j], a[i], 1, &b[0][j], MAX_WGMMA_N, WGMMA_K);
+        for (int j = 0; j < columns; j += SUMS)
+            tensor_core_sums(&s.x[i][j], a[i], 1, &b[0][j], MAX_WGMMA_N, WGMMA_K);
     for (int i = 0; i < WGMMA_M && !cuda_on_cpu.rough; i += 4)
         for (int j = 0; j < columns; j += LANES) {
             FloatV sum[4], row;
