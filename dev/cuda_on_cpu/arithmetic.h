@@ -77,7 +77,8 @@ CUDA_ON_CPU_UNSEEN inline void tensor_core_sums(float *c, const float *a, int a_
         truncated = (FloatS)((Int32S)truncated + __builtin_convertvector(away, Int32S));
         const Int32S is_finite = __builtin_convertvector(exponent <= 2 * BIAS, Int32S);
         const Int32S is_zero = __builtin_convertvector(largest == 0, Int32S);
-        sums = is_zero ? sums : is_finite ? truncated : __builtin_convertvector(exact, FloatS);
+        truncated = is_finite ? truncated : __builtin_convertvector(exact, FloatS);
+        sums = is_zero ? sums : truncated;
     }
     memcpy(c, &sums, sizeof sums);
 }
