@@ -1,6 +1,7 @@
-# make            train_llama3 and plan_llama3 in the best precision of this machine (or PRECISION=fp32|bf16); if nvcc
-#                 is installed, or with CUDA=1, train_llama3_cuda too (CUDA= leaves it out)
-# make plan_llama3   plan_llama3 alone, which simulates a layout on a cluster
+# make            train_llama3, plan_llama3 and check_hosts in the best precision of this machine (or
+#                 PRECISION=fp32|bf16); if nvcc is installed, or with CUDA=1, train_llama3_cuda too (CUDA= leaves it
+#                 out)
+# make plan_llama3   plan_llama3 alone, which simulates a layout on a cluster; make check_hosts, which tests hosts
 # make planner    build/planner.html: plan_llama3 in a browser, as one page without a server (with emscripten)
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make finetune   the same with a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 fetches it, MODEL=DIR has it
@@ -54,7 +55,7 @@ FLAGS := -std=c11 $(CFLAGS) $(NO_VECTORIZER) -march=$(ARCH) -ffp-contract=fast -
 LIBS  := $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread \
          $(DEPS_LINK)
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
-HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h dev/test/*.h dev/data/*.h) \
+HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h programs/* dev/test/*.h dev/data/*.h) \
            dev/kernels/fp8.h
 
 include dev/cuda.mk
@@ -65,7 +66,7 @@ include dev/exercises.mk
 include dev/fault_lab.mk
 include dev/ops.mk
 
-all: train_llama3 plan_llama3 $(if $(CUDA),train_llama3_cuda)
+all: train_llama3 plan_llama3 check_hosts $(if $(CUDA),train_llama3_cuda)
 
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@
@@ -75,8 +76,8 @@ train_llama3: $(BUILD)/train_llama3
 	@$(if $(HAVE_ONEDNN),,echo "  without oneDNN: matmuls in plain C$(comma) several times slower")
 	@$(if $(MISSING),echo "  to install what is missing: $(INSTALL) $(MISSING)   (or make deps)")
 
-plan_llama3: $(BUILD)/plan_llama3
-	@ln -sf $< plan_llama3
+plan_llama3 check_hosts: %: $(BUILD)/%
+	@ln -sf $< $@
 	@echo "built $< ($(PRECISION))"
 
 $(BUILD)/train_llama3.o: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
@@ -86,7 +87,10 @@ $(BUILD)/train_llama3.o: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 $(BUILD)/plan_llama3.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -ffp-contract=off -Wno-unused-function -c $< -o $@
 
-$(BUILD)/train_llama3 $(BUILD)/plan_llama3: %: %.o $(BUILD)/commit.o
+$(BUILD)/check_hosts.o: programs/check_hosts.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -c $< -o $@
+
+$(BUILD)/train_llama3 $(BUILD)/plan_llama3 $(BUILD)/check_hosts: %: %.o $(BUILD)/commit.o
 	$(CC) $(FLAGS) $^ -o $@ $(LIBS)
 
 $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
@@ -124,7 +128,8 @@ data-tools:
 test-bf16-programs: $(addprefix $(CPU_CUDA_BUILD)/,test_llama3_cuda train_llama3_cuda) programs
 test-fp32-programs: programs $(BUILD)/plan_llama3 data-tools
 test-all-bf16-programs: test-bf16-programs cuda-on-cpu-programs $(BUILD)/plan_llama3
-test-all-fp32-programs: test-fp32-programs cuda-on-cpu-programs build/cuda-on-mpi-fp32/train_llama3_cuda
+test-all-fp32-programs: test-fp32-programs $(BUILD)/check_hosts cuda-on-cpu-programs \
+                        build/cuda-on-mpi-fp32/train_llama3_cuda
 
 # ---------------------------------------------------------------- what people type
 # Each starts another make after `deps`, which sees what was just installed.
@@ -144,7 +149,7 @@ test-fp32 test-bf16 test-all-fp32 test-all-bf16:
 	@$(MAKE) --no-print-directory PRECISION=$(lastword $(subst -, ,$@)) $@-programs
 
 test-hosts: deps
-	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3 build/cpu-fp32/test_llama3 \
+	@$(MAKE) --no-print-directory PRECISION=fp32 $(addprefix build/cpu-fp32/,train_llama3 check_hosts test_llama3) \
 	    build/cuda-on-cpu-fp32/train_llama3_cuda build/cuda-on-mpi-fp32/train_llama3_cuda
 	@dev/test/hosts.sh
 
@@ -160,7 +165,7 @@ fuzz: deps
 	@$(MAKE) --no-print-directory -C dev/fuzz $(if $(RUNS),RUNS=$(RUNS))
 
 clean:
-	rm -rf build train_llama3 plan_llama3 train_llama3_cuda
+	rm -rf build train_llama3 plan_llama3 check_hosts train_llama3_cuda
 
 .PHONY: all always programs data-tools demo finetune test test-all test-hosts measure bench fuzz clean
 .PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16 test-fp32-programs test-bf16-programs test-all-fp32-programs \

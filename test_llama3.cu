@@ -221,7 +221,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     argv[0] = (char *)"train_llama3";
     for (char *word = strtok(strdup(arguments), " "); word && argc < 128; word = strtok(NULL, " ")) argv[argc++] = word;
     j->opt = options_parse(argc, argv);
-    j->opt.is_planner = j->opt.plan;
+    if (j->opt.plan) j->opt.program = PLAN_LLAMA3;
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     job_prepare(j, world, world, world);
@@ -395,6 +395,8 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 #include "dev/test/test_messages.h"
 #include "dev/test/test_pipeline.h"
 #include "dev/test/test_failures.h"
+#define TESTING_PROGRAM
+#include "programs/check_hosts.cu"
 #include "dev/test/test_hosts.h"
 #include "dev/test/test_documents.h"
 #include "dev/test/test_packing.h"

@@ -44,7 +44,6 @@
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
 #include "run/launch.h"            // defines: launch
 #include "run/without_ranks.h"     // defines: task_without_ranks; includes run/audit.h and run/encode.h
-#include "run/check_hosts.h"       // defines: check_hosts
 
 // ---------------------------------------------------------------------------
 // a block, forward
@@ -877,23 +876,21 @@ int main(int argc, char **argv) {
     static Job job;        // large for a small stack
     job.opt = options_parse(argc, argv);
     device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
-    if (task_without_ranks(&job.opt, process == 0, 0)) return 0;
-    int trains = options_train(&job.opt) && !job.opt.plan && !job.opt.check_hosts;
+    if (task_without_ranks(&job.opt, process == 0, TRAIN_LLAMA3)) return 0;
+    int trains = options_train(&job.opt) && !job.opt.plan;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);
     if (trains) signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
-    if (job.opt.check_hosts) check_hosts_limits(&job.opt);
     LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
     job_open(&job, &started);
     if (job.opt.out && job.task == DO_TRAIN) signals_install(under_mpirun());
     if (job.task == DO_PLAN) {
         if (process == 0) plan_main(&job);
     } else {
-        launch(&job, started.rank, job.task == DO_CHECK_HOSTS ? check_hosts : rank_main);
+        launch(&job, started.rank, rank_main);
     }
     if (job.task != DO_TRAIN && job.task != DO_EXPORT) finish_results();
     job_close(&job);
     comm_end_process();
-    if (job.has_problems) return 1;
     return job.ended_early ? EXIT_ENDED_EARLY : 0;
 }
 #endif

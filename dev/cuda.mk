@@ -43,25 +43,27 @@ train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	    "  without MPI: the GPUs of one host$(comma) --ranks N"))
 
 CUDA_PROGRAMS := train_llama3_cuda test_llama3_cuda
+CUDA_LINKED   := $(CUDA_PROGRAMS) check_hosts_cuda # built by name, such as build/cuda-bf16/check_hosts_cuda
+vpath check_hosts.cu programs
 # What ptxas says about each kernel, its registers and shared memory, stays next to the program.
 $(CUDA_BUILD)/%_cuda.o: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed
 	@$(if $(NVCC),,echo "$(NO_NVCC)" >&2; exit 1)
-	$(NVCC) $(CUDA_FLAGS) $(if $(findstring train,$@),$(filter-out -L% -l%,$(CUDA_MPI))) -c $< -o $@ \
+	$(NVCC) $(CUDA_FLAGS) $(if $(findstring test,$(@F)),,$(filter-out -L% -l%,$(CUDA_MPI))) -c $< -o $@ \
 	    2> $(@:.o=.ptxas) || \
 	    { cat $(@:.o=.ptxas) >&2; exit 1; }
 
-$(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%): %: %.o
-	$(NVCC) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(if $(findstring train,$@),$(filter -L% -l%,$(CUDA_MPI))) \
-	    $(CUDA_LIBS)
+$(CUDA_LINKED:%=$(CUDA_BUILD)/%): %: %.o
+	$(NVCC) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(CUDA_LIBS) \
+	    $(if $(findstring test,$(@F)),,$(filter -L% -l%,$(CUDA_MPI)))
 
 $(CPU_CUDA_BUILD)/%_cuda.o: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
 	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@
 
-$(CUDA_PROGRAMS:%=$(CPU_CUDA_BUILD)/%): %: %.o
+$(CUDA_LINKED:%=$(CPU_CUDA_BUILD)/%): %: %.o
 	$(link_on_cpu)
 
-$(CUDA_BUILD)/train_llama3_cuda: $(CUDA_BUILD)/commit.o
-$(CPU_CUDA_BUILD)/train_llama3_cuda: $(CPU_CUDA_BUILD)/commit.o
+$(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/check_hosts_cuda: $(CUDA_BUILD)/commit.o
+$(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/check_hosts_cuda: $(CPU_CUDA_BUILD)/commit.o
 
 # Several processes: NCCL over MPI, for the way a run starts under mpirun and srun
 MPI_CUDA_BUILD := build/cuda-on-mpi-$(PRECISION)

@@ -106,7 +106,7 @@ static inline Heartbeat *mpi_heartbeat_open(Comm *comm) {
 }
 
 // ---------------------------------------------------------------------------
-// point-to-point messages in MPI_COMM_WORLD: questions between hosts when a wait has timed out, and --check-hosts
+// point-to-point messages in MPI_COMM_WORLD: questions between hosts when a wait has timed out, and check_hosts
 
 enum { TAG_QUESTION = 1, TAG_ANSWER = 2, TAG_ROUND_TRIP = 3 };
 

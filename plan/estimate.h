@@ -5,7 +5,7 @@
  */
 #ifndef ESTIMATE_H
 #define ESTIMATE_H
-#include "program.h" // defines: Plan, plan_open, plan_largest, Job
+#include "../programs/trainer.h" // defines: Plan, plan_open, plan_largest, Job
 #include "../run/cluster.h"
 #include "simulate_streams.h"
 #include <sys/resource.h> // defines: getrusage

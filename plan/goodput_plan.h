@@ -5,7 +5,7 @@
 #define GOODPUT_PLAN_H
 #include "../run/cluster.h" // defines: Cluster, collective_seconds
 #include "goodput.h"        // defines: GoodputInput, Goodput, simulate_goodput, best_interval
-#include "program.h"        // defines: Job
+#include "../programs/trainer.h"        // defines: Job
 
 // ---------------------------------------------------------------------------
 // what is simulated

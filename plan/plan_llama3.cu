@@ -9,7 +9,7 @@
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
  */
-#include "program.h"        // defines: the training program
+#include "../programs/trainer.h"        // defines: the training program
 #include "../run/cluster.h" // defines: Cluster, cluster_open
 #include "simulate.h"       // defines: Simulation
 #include "estimate.h"       // defines: plan_simulate, estimate_of, print_estimate
@@ -107,11 +107,11 @@ int main(int argc, char **argv) {
     Cluster cluster;
     output_prepare();
     job.opt = options_parse(argc, argv);
-    if (task_without_ranks(&job.opt, 1, 1)) return 0;
+    if (task_without_ranks(&job.opt, 1, PLAN_LLAMA3)) return 0;
     check_plan_options(&job.opt);
     check_goodput_options(&job.opt);
     job.opt.plan = 1;
-    job.opt.is_planner = 1;
+    job.opt.program = PLAN_LLAMA3;
     LaunchInfo started = {0, 1, 0, 1, 1};
     job_open(&job, &started);
     if (job.opt.cluster) {

@@ -2,7 +2,7 @@
 #ifndef PLAN_STAGES_H
 #define PLAN_STAGES_H
 #include "../run/cluster.h" // defines: Cluster
-#include "program.h"        // defines: Job, RecipeStage, samples_per_step, with_commas
+#include "../programs/trainer.h"        // defines: Job, RecipeStage, samples_per_step, with_commas
 
 /* The plan of one stage. */
 typedef struct {

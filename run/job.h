@@ -22,8 +22,8 @@
 #include <pthread.h>
 
 typedef enum { DO_TRAIN, DO_EVAL, DO_SCORE, DO_CHOICES, DO_GENERATE, DO_CHAT, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
-static const char *const task_names[] = {"training", "--eval",   "--score", "--choices",    "--generate",
-                                         "--chat",   "--export", "--plan",  "--check-hosts"};
+static const char *const task_names[] = {"training", "--eval",   "--score", "--choices",  "--generate",
+                                         "--chat",   "--export", "--plan",  "check_hosts"};
 
 typedef struct Job {
     Options opt; // of this stage
@@ -68,7 +68,7 @@ typedef struct Job {
     const Transport *host_transport;   // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;          // ranks that are threads meet here
     int ended_early;                   // a signal ended training before its last step, and everything is saved
-    int has_problems;                  // --check-hosts has found some
+    int has_problems;                  // check_hosts has found some
     const OpRates *op_rates;           // how fast ops are on the planned machines; NULL: dry runs take no time
 } Job;
 
@@ -124,11 +124,10 @@ static void check_needed_options(const Options *o) {
     }
 }
 
-/* Refuses options that only plan_llama3 takes; --check-hosts takes --cluster, too. */
+/* Refuses options that only plan_llama3 takes. */
 static void check_planner_options(const Options *o) {
     for (int i = 0; i < OPTION_ROWS; i++)
-        if (o->given[i] && is_planner_option(&option_rows[i]) &&
-            !(o->check_hosts && !strcmp(option_rows[i].name, "cluster")))
+        if (o->given[i] && !program_takes(o->program, &option_rows[i]))
             user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these "
                        "options, without --plan",
                        option_rows[i].name);
@@ -144,17 +143,17 @@ static Task job_task(const Options *o) {
     if (o->score) task = DO_SCORE;
     if (o->choices && !options_train(o)) task = DO_CHOICES;
     if (o->plan) task = DO_PLAN;
-    if (o->check_hosts) task = DO_CHECK_HOSTS;
+    if (o->program == CHECK_HOSTS) task = DO_CHECK_HOSTS;
     int evaluates = !!o->eval + !!o->score + (o->choices && !options_train(o));
     int writes = (o->generate || o->prompts) + o->chat;
-    if (!!o->plan + evaluates + writes + !!o->export_dir + o->check_hosts > 1)
-        user_error("%s cannot be combined with another of --plan, --eval, --score, --choices, --generate, --chat, "
-                   "--export and --check-hosts: give only one",
+    if (!!o->plan + evaluates + writes + !!o->export_dir + (task == DO_CHECK_HOSTS) > 1)
+        user_error("%s cannot be combined with another of --plan, --eval, --score, --choices, --generate, --chat and "
+                   "--export: give only one",
                    task_names[task]);
     if (o->choices_every && task != DO_TRAIN)
         user_error("--choices-every %d has no effect without training: remove it, or add --data", o->choices_every);
     if (o->out && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
-        user_error("--out %s has no effect with %s: only training, --plan and --check-hosts write to it; remove --out",
+        user_error("--out %s has no effect with %s: only training, --plan and check_hosts write to it; remove --out",
                    o->out, task_names[task]);
     if (o->doc_mask && (task == DO_SCORE || task == DO_CHOICES || task == DO_GENERATE || task == DO_CHAT))
         user_error("--doc-mask has no effect with %s, where each text is a single document: remove --doc-mask",
@@ -175,8 +174,8 @@ static Task job_task(const Options *o) {
     if (o->recipe && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
         user_error("--recipe %s describes training, and %s does not train: remove --recipe", o->recipe,
                    task_names[task]);
-    if (!o->is_planner) check_planner_options(o);
-    if (!o->is_planner && o->trace && task != DO_TRAIN)
+    check_planner_options(o);
+    if (o->program != PLAN_LLAMA3 && o->trace && task != DO_TRAIN)
         user_error("--trace %s has no effect with %s: only training has a timeline; remove --trace (plan_llama3 writes "
                    "an estimated one)",
                    o->trace, task_names[task]);

@@ -12,6 +12,10 @@
 #include "../optimizer.h"  // defines: RATE_SHAPE_NAMES
 #include "outliers.h"      // defines: MAX_OUTLIER_WINDOW
 
+/* Programs that take these options. */
+typedef enum { TRAIN_LLAMA3, PLAN_LLAMA3, CHECK_HOSTS } Program;
+static const char *const program_names[] = {"train_llama3", "plan_llama3", "check_hosts"};
+
 typedef struct { // in the groups of --help; the table below says what each one means
     const char *model, *tokenizer;
     int vocab_size;
@@ -37,8 +41,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
         deterministic;
     double timeout, start_timeout; // seconds
     const char *cluster, *simulate, *eval, *score, *choices, *export_dir, *dtype, *generate, *prompts, *encode, *decode;
-    int plan, check_hosts, chat, world, search, merge, max_tokens, audit, help, version;
-    int is_planner; // not an option: plan_llama3 is running, not train_llama3
+    int plan, chat, world, search, merge, max_tokens, audit, help, version;
+    Program program; // not an option: the one that is running
     double temperature, top_p;
     double mtbf, repair, detect, relaunch, step_seconds, save_seconds, pause_seconds; // mtbf, repair: hours
     int hosts, spares;
@@ -240,10 +244,6 @@ static const OptionRow option_rows[] = {
          "print memory, FLOPs and traffic of each kind of rank, found by dry runs; nothing large is allocated "
          "(plan_llama3 "
          "estimates step times, too)"),
-    FLAG("check-hosts", check_hosts,
-         "test the hosts and networks of a run in seconds, with the launcher, mesh, --data and --out of the run: what "
-         "would make it fail or slow is a problem; --out also receives cluster.json for plan_llama3, and --cluster is "
-         "compared with what is measured"),
     TEXT("eval", eval, "FILE", NULL,
          "print the loss, perplexity and bits per byte of a token file as one line of JSON"),
     TEXT("score", score, "FILE", NULL,
@@ -383,10 +383,14 @@ static const OptionRow *option_find(const char *name) {
     return NULL;
 }
 
-/* Is it an option of plan_llama3 alone? */
+/* Is it an option of plan_llama3? */
 static int is_planner_option(const OptionRow *row) {
     while (row->kind != OPT_GROUP) row--;
     return !strcmp(row->name, PLANNER_OPTIONS);
+}
+static int program_takes(Program program, const OptionRow *row) {
+    return program == PLAN_LLAMA3 || !is_planner_option(row) ||
+           (program == CHECK_HOSTS && !strcmp(row->name, "cluster"));
 }
 
 /* Is there anything to train on? */
@@ -413,6 +417,52 @@ static void options_check_rate(Options *o, const char *place) {
 }
 
 /* Reads "--name value", "--name=value" and "--flag". Texts point into argv. */
+/* Writes a word of a command line, in quotes if the shell would change it. */
+static void write_shell_word(FILE *f, const char *word) {
+    static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,=+@%";
+    if (word[0] && !word[strspn(word, safe)]) {
+        fputs(word, f);
+        return;
+    }
+    fputc('\'', f);
+    for (; *word; word++) {
+        if (*word == '\'') fputs("'\\''", f);
+        else fputc(*word, f);
+    }
+    fputc('\'', f);
+}
+
+/* Options of earlier versions, and what replaces them. */
+static const struct {
+    const char *name, *program; // the program that does it now; NULL: none does
+    const char *reason;         // why the option was removed, if no program does it
+} retired_options[] = {
+    {"check-hosts", "check_hosts", NULL},
+    {"matmul-choices", NULL, "it made training no faster"},
+};
+
+/* Refuses an option that was retired, word `at` of the command line, with the command that replaces it. */
+static void refuse_retired(const char *name, int argc, char **argv, int at) {
+    for (size_t i = 0; i < sizeof retired_options / sizeof *retired_options; i++) {
+        if (strcmp(name, retired_options[i].name)) continue;
+        if (!retired_options[i].program)
+            user_error("--%s was removed, because %s: leave it out", name, retired_options[i].reason);
+        const char *slash = strrchr(argv[0], '/');
+        char *command;
+        size_t length;
+        FILE *f = text_stream_open(&command, &length);
+        fprintf(f, "%.*s%s%s", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0], retired_options[i].program,
+                CUDA_BUILD ? "_cuda" : "");
+        for (int k = 1; k < argc; k++) {
+            if (k == at) continue;
+            fputc(' ', f);
+            write_shell_word(f, argv[k]);
+        }
+        text_stream_close(f);
+        user_error("--%s is a program of its own now, with the same options: run %s", name, command);
+    }
+}
+
 static Options options_parse(int argc, char **argv) {
     Options o = ZERO;
     for (int i = 0; i < OPTION_ROWS; i++)
@@ -423,8 +473,7 @@ static Options options_parse(int argc, char **argv) {
         size_t length = equals ? (size_t)(equals - word) : strlen(word);
         if (!strncmp(word, "--", 2) && length - 2 < sizeof name) memcpy(name, word + 2, length - 2);
         const OptionRow *row = option_find(name);
-        if (!strcmp(name, "matmul-choices"))
-            user_error("--matmul-choices was removed, because it made training no faster: leave it out");
+        refuse_retired(name, argc, argv, i);
         if (!row) user_error("unknown option %s: ./train_llama3 --help lists all options", word);
         if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
         if (!value && row->kind != OPT_FLAG && i + 1 < argc) value = argv[++i];
@@ -487,19 +536,19 @@ static void print_wrapped(FILE *f, const char *text, int column, int indent) {
     fprintf(f, "\n");
 }
 
-/* `is_planner`: the help of plan_llama3, else that of train_llama3. */
-static void options_print_help(FILE *f, int is_planner) {
+/* The options that a program takes. */
+static void options_print_help(FILE *f, Program program) {
     enum { INDENT = 36 };
-    const char *hidden_group = is_planner ? TRAINER_TASKS : PLANNER_OPTIONS;
     int is_hidden = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
-        if (row->kind == OPT_GROUP) is_hidden = !strcmp(row->name, hidden_group);
-        if (is_hidden) continue;
         if (row->kind == OPT_GROUP) {
-            fprintf(f, "%s\n", row->name);
+            is_hidden = (!strcmp(row->name, TRAINER_TASKS) && program != TRAIN_LLAMA3) ||
+                        (!strcmp(row->name, PLANNER_OPTIONS) && program == TRAIN_LLAMA3);
+            if (!is_hidden) fprintf(f, "%s\n", row->name);
             continue;
         }
+        if (is_hidden || (is_planner_option(row) && !program_takes(program, row))) continue;
         char help[1024];
         int used = snprintf(help, sizeof help, "%s", row->help);
         if (row->fallback) snprintf(help + used, sizeof help - (size_t)used, " (%s)", row->fallback);

@@ -19,11 +19,11 @@ typedef struct {
     const Options *opt;
     const Parallel *parallel;
     History *history;
-    RankFigures *ranks;          // (world) sums over the steps since this start
-    int64_t steps;               // since this start
-    const Device *planned; // rank 0's dry run, whose memory plan.json has, too
-    double started, next_write;  // seconds_now
-    double write_seconds;        // of writing it so far
+    RankFigures *ranks;         // (world) sums over the steps since this start
+    int64_t steps;              // since this start
+    const Device *planned;      // rank 0's dry run, whose memory plan.json has, too
+    double started, next_write; // seconds_now
+    double write_seconds;       // of writing it so far
     int has_ended, noted_failure;
 } RunPage;
 
@@ -163,9 +163,15 @@ static void page_curve(FILE *f, const History *h, Curve curve, const char *title
 // ---------------------------------------------------------------------------
 // where the time goes
 
-static const char *const time_names[TIME_PARTS] = {
-    "computing",      "waiting for fsdp",      "waiting for dp_replicate", "waiting for tp", "waiting for cp",
-    "waiting for pp", "waiting for all ranks", "other waits",              "data"};
+static const char *const time_names[TIME_PARTS] = {"computing",
+                                                   "waiting for fsdp",
+                                                   "waiting for dp_replicate",
+                                                   "waiting for tp",
+                                                   "waiting for cp",
+                                                   "waiting for pp",
+                                                   "waiting for all ranks",
+                                                   "other waits",
+                                                   "data"};
 
 /* The parts of one bar, with their shares in the legend. */
 static void page_time_shares(FILE *f, const double time[TIME_PARTS], double total) {
@@ -336,7 +342,7 @@ static void page_ranks(FILE *f, const RunPage *p) {
 static void page_after_save(FILE *f, const RunPage *p) {
     char path[4096], text[PAGE_LOG];
     snprintf(path, sizeof path, "%s/after-save.log", p->opt->out);
-    if (!p->opt->after_save) return; // the file may be there from an earlier start
+    if (!p->opt->after_save) return;                        // the file may be there from an earlier start
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // a pipe of this name must not stop training
     FILE *log = fd < 0 ? NULL : fdopen(fd, "r");
     if (!log) return;
@@ -353,22 +359,14 @@ static void page_after_save(FILE *f, const RunPage *p) {
     page_card_close(f);
 }
 
-/* A word of the command line, in quotes if the shell would change it. */
 static void page_shell_word(FILE *f, const char *word) {
-    static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,=+@%";
-    if (word[0] && !word[strspn(word, safe)]) {
-        page_text(f, word);
-        return;
-    }
-    fputs("&#39;", f);
-    for (; *word; word++) {
-        size_t plain = strcspn(word, "'");
-        page_bytes_as_text(f, word, plain, 0);
-        word += plain;
-        if (!*word) break;
-        fputs("&#39;\\&#39;&#39;", f);
-    }
-    fputs("&#39;", f);
+    char *quoted;
+    size_t length;
+    FILE *text = text_stream_open(&quoted, &length);
+    write_shell_word(text, word);
+    text_stream_close(text);
+    page_text(f, quoted);
+    free(quoted);
 }
 
 static void page_command(FILE *f, const RunPage *p) {

@@ -139,9 +139,8 @@ static void print_libraries(FILE *f) {
     fprintf(f, "cJSON: %s\nPCRE2: %s\nzlib: %s\n", cJSON_Version(), pcre2, zlibVersion());
 }
 
-static void print_version(FILE *f, int is_planner) {
-    const char *program = CUDA_BUILD ? "train_llama3_cuda" : "train_llama3";
-    fprintf(f, "%s, commit %s\n", is_planner ? "plan_llama3" : program, build_commit);
+static void print_version(FILE *f, Program program) {
+    fprintf(f, "%s%s, commit %s\n", program_names[program], CUDA_BUILD ? "_cuda" : "", build_commit);
     fprintf(f, "precision: %s\n", PRECISION_NAME);
     print_compiler(f);
     print_features(f);

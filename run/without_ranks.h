@@ -8,12 +8,12 @@
 #include "version.h"       // defines: print_version
 
 /* Does such a task if one was asked for, and returns whether there was one. `prints`: this process is the one that
- * prints. `is_planner`: plan_llama3 is running, which has --help and --version alone. */
-static int task_without_ranks(const Options *o, int prints, int is_planner) {
-    int found = o->help || o->version || (!is_planner && (o->encode || o->decode || o->audit));
+ * prints. Other programs than train_llama3 have --help and --version alone. */
+static int task_without_ranks(const Options *o, int prints, Program program) {
+    int found = o->help || o->version || (program == TRAIN_LLAMA3 && (o->encode || o->decode || o->audit));
     if (!found || !prints) return found;
-    if (o->help) options_print_help(stdout, is_planner);
-    else if (o->version) print_version(stdout, is_planner);
+    if (o->help) options_print_help(stdout, program);
+    else if (o->version) print_version(stdout, program);
     else if (o->audit) audit(o->out);
     else encode_or_decode(o->tokenizer, o->encode, o->decode);
     finish_results();

@@ -111,14 +111,14 @@ static void fuzz_options(Bytes in) {
     check_limits(&o);
     check_said(&o, &w);
     check_config_txt(&o);
-    if (o.help) options_print_help(stdout, o.is_planner);
+    if (o.help) options_print_help(stdout, o.program);
     if (preset_find(o.model) && (o.plan || !o.data)) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);
         j.opt = o;
         job_prepare(&j, choose_transport(&j, 1), 1, 1);
         double product = 1;
         for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
-        EXPECT(j.task == (o.check_hosts ? DO_CHECK_HOSTS : DO_PLAN) && product == j.mesh.world &&
+        EXPECT(j.task == DO_PLAN && product == j.mesh.world &&
                    j.threads_per_rank > 0,
                "task %d, world %d of %.0f, %d threads", j.task, j.mesh.world, product, j.threads_per_rank);
         job_close(&j);

@@ -621,6 +621,8 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
     bad "an option of earlier versions" "--matmul-choices was removed, because it made training no faster" \
         "${train[@]}" --matmul-choices choices.json
+    bad "an option that became a program" "run .*check_hosts .*--out 'a b' --steps=3$" \
+        "${train[@]}" --check-hosts --out 'a b' --steps=3
     everywhere "a model larger than this host's memory" "needs [0-9.]+ GB of memory on .*, but [0-9.]+ GB are free" \
         --model llama3-70b --data good/train.tok --seq 4096 --batch 1
     [ -n "$have_mpi" ] || return
@@ -1043,7 +1045,6 @@ results() {
     full "--eval" "$program" --model trained --eval good/val.tok --seq 16 --threads 1
     full "--eval on 2 ranks" "$program" --model trained --eval good/val.tok --seq 16 --threads 1 --ranks 2
     full "--generate" "$program" --model trained --generate hello --max-tokens 20 --threads 1
-    full "--check-hosts" "$program" --check-hosts --model model --threads 1
     works "a run to audit" "$program" "${train[@]}" --out audited
     full "--audit" "$program" --audit --out audited
     refused "--eval into a closed standard output" "standard output cannot be written: it is closed; " \

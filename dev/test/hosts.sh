@@ -249,18 +249,18 @@ dead_networks() {
     done
 }
 
-# preflight NAME LAUNCHER CODES PATTERN OPTION…: --check-hosts says PATTERN within ten seconds, and soon ends
+# preflight NAME LAUNCHER CODES PATTERN OPTION…: check_hosts says PATTERN within ten seconds, and soon ends
 preflight() {
     local name=$1 launcher=$2 codes=$3 pattern=$4 start=$EPOCHREALTIME found
     shift 4
-    launch "$hosts" "$hosts" "$launcher" --threads 0 --check-hosts "$@"
+    program=build/cpu-fp32/check_hosts launch "$hosts" "$hosts" "$launcher" --threads 0 "$@"
     wait_for 10 grep -qaE "$pattern" "$work/said"
     found=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
     awk -v s="$found" 'BEGIN { exit !(s < 10) }' || pattern="^found within ten seconds"
-    expect "--check-hosts, ${launcher%% *}: $name, found after $found s" "$codes" "$pattern" 10
+    expect "check_hosts, ${launcher%% *}: $name, found after $found s" "$codes" "$pattern" 10
 }
 
-# --check-hosts on hosts that are as they should be, and with each fault that it must find
+# check_hosts on hosts that are as they should be, and with each fault that it must find
 check_hosts() {
     local launcher last=n$hosts pid
     for launcher in mpirun "srun --mpi=pmix"; do

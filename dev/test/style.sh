@@ -69,6 +69,7 @@ layers=(
     "fsdp.h optimizer.h dataloader.h lora.h *_parallel.h"
     "run/*"
     "train_llama3.cu"
+    "programs/*"
 )
 
 layer() {

@@ -1,4 +1,4 @@
-/* test_hosts.h: what --check-hosts measures and concludes, as far as one host can show it. dev/test/hosts.sh runs it on
+/* test_hosts.h: what check_hosts measures and concludes, as far as one host can show it. dev/test/hosts.sh runs it on
  * several hosts. */
 #ifdef HAVE_MPI
 /* In the rounds of a tournament each pair of hosts must meet exactly once, and both partners must agree. */
@@ -66,7 +66,7 @@ static void test_networks(void) {
           "eth9 10.1.2.3/24");
 }
 
-/* --check-hosts compares the communication of a step with and without hybrid sharding by these times. */
+/* check_hosts compares the communication of a step with and without hybrid sharding by these times. */
 static void test_step_communication(void) {
     AxisRate axes[2] = ZERO;
     axes[0].axis = AXIS_FSDP;

@@ -1,14 +1,15 @@
-/* check_hosts.h: --check-hosts, a test of the hosts and networks of a run before it starts.
+/* check_hosts.cu: tests the hosts and networks of a run in seconds, before the run starts.
  *
- * All ranks measure, rank 0 prints. What would make a run fail or slow is a line that begins with "problem:"; if there
- * is one, the exit code is 1. With --out it also writes cluster.json, from which plan_llama3 --cluster estimates step
- * times on these hosts.
+ *   srun ... ./check_hosts --model bench-8m --data '/data/train-*.tok' --out /shared/a
+ *
+ * It takes the launcher and the options of train_llama3, whose source it includes, and --cluster FILE, which it
+ * compares with what it measures. All ranks measure, rank 0 prints. What would make the run fail or slow is a line that
+ * begins with "problem:"; if there is one, the exit code is 1. With --out it also writes cluster.json, from which
+ * plan_llama3 --cluster estimates step times on these hosts.
  */
-#ifndef CHECK_HOSTS_H
-#define CHECK_HOSTS_H
+#include "trainer.h"       // defines: the training program
 #include "host_problems.h" // defines: HostCheck, gather_facts, check_starts, …
 #include "../lib/json.h"   // defines: json_real, json_add_integer
-#include "../lib/output.h" // defines: flush_results
 
 // ---------------------------------------------------------------------------
 // the report
@@ -166,7 +167,7 @@ static void write_cluster(const HostCheck *h) {
     snprintf(name, sizeof name, "%d host%s like %s: %s", run_hosts.count, run_hosts.count == 1 ? "" : "s",
              run_hosts.hosts[0].name, h->starts[0].processor);
     cJSON_AddStringToObject(root, "name", name);
-    cJSON_AddStringToObject(root, "command", "train_llama3 --check-hosts");
+    cJSON_AddStringToObject(root, "command", "check_hosts");
     cJSON_AddStringToObject(root, "rates_of", of_device ? "device" : "host");
     json_add_integer(root, "cores_per_host", (int64_t)ranks_per_host * h->job->threads_per_rank); // that were measured
     json_add_integer(root, "ranks_per_host", ranks_per_host);
@@ -239,11 +240,11 @@ static void report_all(HostCheck *h, double seconds) {
     if (!h->problems) printf("no problem found\n");
     flush_results();
     if (h->problems)
-        fprintf(stderr, "error: --check-hosts found %d problem%s, listed above: correct %s, and check again\n",
+        fprintf(stderr, "error: check_hosts found %d problem%s, listed above: correct %s, and check again\n",
                 h->problems, h->problems == 1 ? "" : "s", h->problems == 1 ? "it" : "them");
 }
 
-/* One rank of --check-hosts. */
+/* One rank. */
 static void check_hosts(Job *j, int rank) {
     HostCheck *h = new_array(HostCheck, 1); // on the heap: the stack may be small
     Device dry_run, dev;
@@ -281,4 +282,26 @@ static void check_hosts(Job *j, int rank) {
     device_close(&dev);
 }
 
+#ifndef TESTING_PROGRAM
+int main(int argc, char **argv) {
+    if (!CUDA_BUILD) limit_spinning(argv);
+    output_prepare();
+    int process = rank_of_launcher();
+    process_end.process = process;
+    process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
+    static Job job;        // large for a small stack
+    job.opt = options_parse(argc, argv);
+    job.opt.program = CHECK_HOSTS;
+    device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
+    if (task_without_ranks(&job.opt, process == 0, CHECK_HOSTS)) return 0;
+    signals_install_for_start(0, under_mpirun(), launched_by_mpi(), process == 0);
+    check_hosts_limits(&job.opt);
+    LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
+    job_open(&job, &started);
+    launch(&job, started.rank, check_hosts);
+    finish_results();
+    job_close(&job);
+    comm_end_process();
+    return job.has_problems;
+}
 #endif

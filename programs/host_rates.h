@@ -1,4 +1,4 @@
-/* host_rates.h: measures how fast hosts compute and communicate, in a few seconds, for --check-hosts.
+/* host_rates.h: measures how fast hosts compute and communicate, in a few seconds, for check_hosts.
  *
  * Few hosts are measured one after the other, so that hosts that share a machine or a switch do not disturb each other;
  * ranks that are not measured sleep. All ranks call these functions together.
@@ -8,7 +8,7 @@
 #include "../lib/comm_open.h" // defines: Comm, all_gather_start, comm_progress, mpi_round_trip
 #include "../lib/ops.h"       // defines: linear_forward, attention_forward, tree_sum, …
 #include "../llama3.h"        // defines: Llama3Config
-#include "cluster.h"          // defines: rated_ops, RATED_OPS
+#include "../run/cluster.h"   // defines: rated_ops, RATED_OPS
 
 /* All-gathers `send` (bytes) of all ranks into `recv` (world, bytes), and sleeps while it waits. After --timeout it
  * waits without sleeping, as long as start-up may take, and then names who is to blame. */

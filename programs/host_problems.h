@@ -1,4 +1,4 @@
-/* host_problems.h: gathers facts about the hosts of a run for --check-hosts, and reports those that would make the run
+/* host_problems.h: gathers facts about the hosts of a run for check_hosts, and reports those that would make the run
  * fail or slow it down.
  *
  * All ranks gather the facts and measure together; rank 0 judges. Each problem is a line that names the host, what was
@@ -6,8 +6,8 @@
  */
 #ifndef HOST_PROBLEMS_H
 #define HOST_PROBLEMS_H
-#include "agreement.h"  // defines: RankStart, gather_starts, say_other_start, gather_views_of_out
-#include "host_rates.h" // defines: measure_hosts, measure_links, measure_axes, RankRates, LinkRate, AxisRate
+#include "../run/agreement.h" // defines: RankStart, gather_starts, say_other_start, gather_views_of_out
+#include "host_rates.h"       // defines: measure_hosts, measure_links, measure_axes, RankRates, LinkRate, AxisRate
 
 /* Factors to the median host beyond which a host counts as slow, or as short of memory. */
 static const double SLOW_LINK = 2.5, SLOW_COMPUTE = 1.5, LITTLE_MEMORY = 2;
@@ -30,7 +30,7 @@ typedef struct {
     double link;        // bytes per second of the best link to another host; 0: none was measured
 } HostSummary;
 
-/* What --check-hosts found out; complete on rank 0. */
+/* What check_hosts found out; complete on rank 0. */
 typedef struct {
     Job *job;
     Comm *comm;
