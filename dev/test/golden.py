@@ -208,7 +208,8 @@ def prepare():
 
 def main():
     builds = [b for b in ("cpu-fp32", "cpu-bf16", "cuda-on-cpu-bf16")
-              if all((top / "build" / b).is_dir() for top in (OLD, NEW))]  # fmt: skip
+              if all((top / "build" / b / ("train_llama3" + "_cuda" * b.startswith("cuda"))).exists()
+                     for top in (OLD, NEW))]  # fmt: skip
     with tempfile.TemporaryDirectory() as work:
         os.chdir(work)
         prepare()
