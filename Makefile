@@ -1,7 +1,7 @@
-# make            train_llama3, plan_llama3 and check_hosts in the best precision of this machine (or
+# make            train_llama3, plan_llama3, check_hosts and tokens_llama3 in the best precision of this machine (or
 #                 PRECISION=fp32|bf16); if nvcc is installed, or with CUDA=1, train_llama3_cuda too (CUDA= leaves it
 #                 out)
-# make plan_llama3   plan_llama3 alone, which simulates a layout on a cluster; make check_hosts, which tests hosts
+# make plan_llama3   one program alone
 # make planner    build/planner.html: plan_llama3 in a browser, as one page without a server (with emscripten)
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make finetune   the same with a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 fetches it, MODEL=DIR has it
@@ -66,7 +66,9 @@ include dev/exercises.mk
 include dev/fault_lab.mk
 include dev/ops.mk
 
-all: train_llama3 plan_llama3 check_hosts $(if $(CUDA),train_llama3_cuda)
+OTHER_PROGRAMS := plan_llama3 check_hosts tokens_llama3
+
+all: train_llama3 $(OTHER_PROGRAMS) $(if $(CUDA),train_llama3_cuda)
 
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@
@@ -76,7 +78,7 @@ train_llama3: $(BUILD)/train_llama3
 	@$(if $(HAVE_ONEDNN),,echo "  without oneDNN: matmuls in plain C$(comma) several times slower")
 	@$(if $(MISSING),echo "  to install what is missing: $(INSTALL) $(MISSING)   (or make deps)")
 
-plan_llama3 check_hosts: %: $(BUILD)/%
+$(OTHER_PROGRAMS): %: $(BUILD)/%
 	@ln -sf $< $@
 	@echo "built $< ($(PRECISION))"
 
@@ -87,10 +89,11 @@ $(BUILD)/train_llama3.o: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 $(BUILD)/plan_llama3.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -ffp-contract=off -Wno-unused-function -c $< -o $@
 
-$(BUILD)/check_hosts.o: programs/check_hosts.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+$(BUILD)/check_hosts.o $(BUILD)/tokens_llama3.o: $(BUILD)/%.o: programs/%.cu train_llama3.cu $(HEADERS) \
+		$(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -c $< -o $@
 
-$(BUILD)/train_llama3 $(BUILD)/plan_llama3 $(BUILD)/check_hosts: %: %.o $(BUILD)/commit.o
+$(BUILD)/train_llama3 $(OTHER_PROGRAMS:%=$(BUILD)/%): %: %.o $(BUILD)/commit.o
 	$(CC) $(FLAGS) $^ -o $@ $(LIBS)
 
 $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
@@ -126,7 +129,7 @@ data-tools:
 	@$(MAKE) --no-print-directory -C dev/data
 # what `make test` and `make test-all` build in one precision; the longest first
 test-bf16-programs: $(addprefix $(CPU_CUDA_BUILD)/,test_llama3_cuda train_llama3_cuda) programs
-test-fp32-programs: programs $(BUILD)/plan_llama3 data-tools
+test-fp32-programs: programs $(BUILD)/plan_llama3 $(BUILD)/tokens_llama3 data-tools
 test-all-bf16-programs: test-bf16-programs cuda-on-cpu-programs $(BUILD)/plan_llama3
 test-all-fp32-programs: test-fp32-programs $(BUILD)/check_hosts cuda-on-cpu-programs \
                         build/cuda-on-mpi-fp32/train_llama3_cuda
@@ -149,7 +152,8 @@ test-fp32 test-bf16 test-all-fp32 test-all-bf16:
 	@$(MAKE) --no-print-directory PRECISION=$(lastword $(subst -, ,$@)) $@-programs
 
 test-hosts: deps
-	@$(MAKE) --no-print-directory PRECISION=fp32 $(addprefix build/cpu-fp32/,train_llama3 check_hosts test_llama3) \
+	@$(MAKE) --no-print-directory PRECISION=fp32 \
+	    $(addprefix build/cpu-fp32/,train_llama3 check_hosts tokens_llama3 test_llama3) \
 	    build/cuda-on-cpu-fp32/train_llama3_cuda build/cuda-on-mpi-fp32/train_llama3_cuda
 	@dev/test/hosts.sh
 
@@ -165,7 +169,7 @@ fuzz: deps
 	@$(MAKE) --no-print-directory -C dev/fuzz $(if $(RUNS),RUNS=$(RUNS))
 
 clean:
-	rm -rf build train_llama3 plan_llama3 check_hosts train_llama3_cuda
+	rm -rf build train_llama3 $(OTHER_PROGRAMS) train_llama3_cuda
 
 .PHONY: all always programs data-tools demo finetune test test-all test-hosts measure bench fuzz clean
 .PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16 test-fp32-programs test-bf16-programs test-all-fp32-programs \

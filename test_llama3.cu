@@ -23,6 +23,7 @@ static long long file_bytes = 5000000000ll;
 #define MAX_FILE_BYTES file_bytes
 #define FILE_CHUNK_BYTES (4 << 12) // small models have many, and few end with a tensor
 #include "train_llama3.cu"
+#include "programs/audit.h" // defines: audit
 #include <sys/resource.h>
 #include <sys/wait.h>
 

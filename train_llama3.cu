@@ -43,7 +43,7 @@
 #include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
 #include "run/launch.h"            // defines: launch
-#include "run/without_ranks.h"     // defines: task_without_ranks; includes run/audit.h and run/encode.h
+#include "run/help.h"              // defines: help_or_version
 
 // ---------------------------------------------------------------------------
 // a block, forward
@@ -876,7 +876,7 @@ int main(int argc, char **argv) {
     static Job job;        // large for a small stack
     job.opt = options_parse(argc, argv);
     device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
-    if (task_without_ranks(&job.opt, process == 0, TRAIN_LLAMA3)) return 0;
+    if (help_or_version(&job.opt, process == 0, TRAIN_LLAMA3)) return 0;
     int trains = options_train(&job.opt) && !job.opt.plan;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);
     if (trains) signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends

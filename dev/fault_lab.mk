@@ -7,7 +7,7 @@ faults:
 # -O1: compiling takes longer than training a small model
 fault-programs:
 	@$(MAKE) --no-print-directory -s -j2 PRECISION=fp32 CFLAGS=-O1 BUILD=$(FAULT_BUILD) \
-	    $(FAULT_BUILD)/train_llama3 $(FAULT_BUILD)/test_llama3
+	    $(addprefix $(FAULT_BUILD)/,train_llama3 tokens_llama3 test_llama3)
 
 fault: fault-programs
 	@dev/fault_lab/lab.sh fault "$$N"

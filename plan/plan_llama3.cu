@@ -82,7 +82,7 @@ static void plan_stages(Job *j, const Cluster *cluster) {
 /* Refuses options that a plan cannot honour. */
 static void check_plan_options(const Options *o) {
     static const char *const others[] = {"eval", "score",  "choices", "choices-every", "generate", "prompts",
-                                         "chat", "export", "encode",  "decode",        "audit"};
+                                         "chat", "export"};
     for (int i = 0; i < (int)(sizeof others / sizeof *others); i++)
         if (option_given(o, others[i]))
             user_error("--%s is an option of train_llama3; plan_llama3 plans training: remove it", others[i]);
@@ -107,7 +107,7 @@ int main(int argc, char **argv) {
     Cluster cluster;
     output_prepare();
     job.opt = options_parse(argc, argv);
-    if (task_without_ranks(&job.opt, 1, PLAN_LLAMA3)) return 0;
+    if (help_or_version(&job.opt, 1, PLAN_LLAMA3)) return 0;
     check_plan_options(&job.opt);
     check_goodput_options(&job.opt);
     job.opt.plan = 1;

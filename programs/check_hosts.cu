@@ -293,7 +293,7 @@ int main(int argc, char **argv) {
     job.opt = options_parse(argc, argv);
     job.opt.program = CHECK_HOSTS;
     device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
-    if (task_without_ranks(&job.opt, process == 0, CHECK_HOSTS)) return 0;
+    if (help_or_version(&job.opt, process == 0, CHECK_HOSTS)) return 0;
     signals_install_for_start(0, under_mpirun(), launched_by_mpi(), process == 0);
     check_hosts_limits(&job.opt);
     LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);

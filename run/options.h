@@ -10,6 +10,7 @@
 #include "../dataloader.h" // defines: LOADER_MAX_WORKERS
 #include "../fsdp.h"       // defines: STRATEGY_NAMES, MAX_SLOTS
 #include "../optimizer.h"  // defines: RATE_SHAPE_NAMES
+#include "option_table.h"  // defines: OptionRow, option_read, option_set, option_as_text, write_shell_word
 #include "outliers.h"      // defines: MAX_OUTLIER_WINDOW
 
 /* Programs that take these options. */
@@ -40,8 +41,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int save_every, keep, allow_changes, val_every, val_batches, choices_every, seed, threads, ranks, check_replicas,
         deterministic;
     double timeout, start_timeout; // seconds
-    const char *cluster, *simulate, *eval, *score, *choices, *export_dir, *dtype, *generate, *prompts, *encode, *decode;
-    int plan, chat, world, search, merge, max_tokens, audit, help, version;
+    const char *cluster, *simulate, *eval, *score, *choices, *export_dir, *dtype, *generate, *prompts;
+    int plan, chat, world, search, merge, max_tokens, help, version;
     Program program; // not an option: the one that is running
     double temperature, top_p;
     double mtbf, repair, detect, relaunch, step_seconds, save_seconds, pause_seconds; // mtbf, repair: hours
@@ -49,32 +50,9 @@ typedef struct { // in the groups of --help; the table below says what each one 
     char given[128]; // 1 for each row of the table that was on the command line
 } Options;
 
-typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG } OptionKind;
-
-typedef struct {
-    OptionKind kind;
-    const char *name;     // without the dashes; OPT_GROUP: the heading in --help
-    size_t offset;        // of the field in Options
-    double low, high;     // smallest and largest value of a number
-    const char *values;   // lower case: the choices, separated by |; capitals: a placeholder for --help
-    const char *fallback; // default, as it would be typed; NULL: none
-    const char *help;
-} OptionRow;
-
 #define FIELD(f) offsetof(Options, f)
 #define TRAINER_TASKS "do instead of training"
 #define PLANNER_OPTIONS "estimate a run (plan_llama3)"
-// rows of the table, without the columns that their kind does not have
-#define GROUP(name)                                                                                                    \
-    { OPT_GROUP, name, 0, 0, 0, NULL, NULL, NULL }
-#define INT(name, field, low, high, values, fallback, help)                                                            \
-    { OPT_INT, name, FIELD(field), low, high, values, fallback, help }
-#define REAL(name, field, low, high, values, fallback, help)                                                           \
-    { OPT_REAL, name, FIELD(field), low, high, values, fallback, help }
-#define TEXT(name, field, values, fallback, help)                                                                      \
-    { OPT_TEXT, name, FIELD(field), 0, 0, values, fallback, help }
-#define FLAG(name, field, help)                                                                                        \
-    { OPT_FLAG, name, FIELD(field), 0, 0, NULL, NULL, help }
 static const OptionRow option_rows[] = {
     GROUP("model"),
     TEXT("model", model, "NAME|DIR", "tiny",
@@ -262,7 +240,7 @@ static const OptionRow option_rows[] = {
     TEXT("dtype", dtype, "fp32|fp16|bf16|int8|int8:all|q8_0", "fp32",
          "dtype of exported weights; int8: the matrices of blocks in int8, to be loaded as a frozen --base; int8:all: "
          "all tensors; q8_0: the matrices of a GGUF file in 8 bits"),
-    TEXT("generate", generate, "PROMPT", NULL, "continue a text"),
+    TEXT_OR_EMPTY("generate", generate, "PROMPT", NULL, "continue a text"),
     TEXT("prompts", prompts, "FILE", NULL, "continue each line of a file, as --generate does; empty lines are skipped"),
     FLAG("chat", chat,
          "talk with an instruction-tuned model in the terminal, with its chat template; /reset, /system TEXT and /save "
@@ -273,9 +251,6 @@ static const OptionRow option_rows[] = {
          "with --generate and --chat: sampling temperature; 0: always take the most likely token"),
     REAL("top-p", top_p, 1e-6, 1, "X", "0.95",
          "with --generate and --chat: sample from the most likely tokens that together have this probability"),
-    FLAG("audit", audit, "check in samples.jsonl of --out that the run consumed every sample exactly once per epoch"),
-    TEXT("encode", encode, "FILE", NULL, "print the token ids of a text, one per line (needs --tokenizer)"),
-    TEXT("decode", decode, "FILE", NULL, "print the text of token ids, one per line (needs --tokenizer)"),
     FLAG("help", help, "print this list"),
     FLAG(
         "version", version,
@@ -310,78 +285,12 @@ static const OptionRow option_rows[] = {
     REAL("pause-seconds", pause_seconds, 0, 1e6, "X", NULL,
          "with --mtbf: for how long a save stops training with --save-mode async, which a run prints"),
 };
-#undef GROUP
-#undef INT
-#undef REAL
-#undef TEXT
-#undef FLAG
+#undef FIELD
 enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
 static_assert((int)OPTION_ROWS <= (int)sizeof(((Options *)0)->given), "Options.given has room for every row");
 
-/* The number of a value "word:N", from 1 to 10^15; 0 if `value` has another form. */
-static int64_t number_after_colon(const char *value, const char *word) {
-    size_t n = strlen(word);
-    if (strncmp(value, word, n) || value[n] != ':') return 0;
-    const char *digits = value + n + 1;
-    if (!digits[0] || digits[strspn(digits, "0123456789")] || strlen(digits) > 15) return 0;
-    return strtoll(digits, NULL, 10);
-}
-
-/* Is `value` one of the choices "a|b|c"? A choice like every:N stands for the word with any number. */
-static int is_valid_choice(const char *value, const char *choices) {
-    char choice[32];
-    for (const char *at = choices; *at; at += strspn(at, "|")) {
-        size_t n = strcspn(at, "|");
-        snprintf(choice, sizeof choice, "%.*s", (int)n, at);
-        at += n;
-        char *number = strstr(choice, ":N");
-        if (number) *number = 0; // cuts ":N" off: `choice` is the word alone
-        if (number ? number_after_colon(value, choice) > 0 : !strcmp(value, choice)) return 1;
-    }
-    return 0;
-}
-
-/* `called`: how errors name the option, "--lr" or its place in a recipe. */
-static void option_set_number(void *field, const OptionRow *row, const char *called, const char *value) {
-    int takes_auto = strstr(row->values, "auto") != NULL, is_auto = takes_auto && !strcmp(value, "auto");
-    char *end = NULL;
-    double x = is_auto ? 0 : strtod(value, &end);
-    int has_other_letters = value[strspn(value, "+-.0123456789eE")] != 0; // strtod also reads inf, nan and 0x10
-    int is_number = !has_other_letters && end != value && end && !*end;
-    int is_in_range = x >= row->low && x <= row->high && (row->kind != OPT_INT || x == floor(x));
-    if (!is_auto && !(is_number && is_in_range))
-        user_error("%s %s: expected a %snumber from %.10g to %.10g%s", called, value,
-                   row->kind == OPT_INT ? "whole " : "", row->low, row->high, takes_auto ? ", or auto" : "");
-    if (row->kind == OPT_INT) *(int *)field = (int)x;
-    else *(double *)field = x;
-}
-
-/* Sets a flag, or checks and sets a value; NULL: it is missing. */
-static void option_set(Options *o, const OptionRow *row, const char *called, const char *value) {
-    void *field = (char *)o + row->offset;
-    if (row->kind == OPT_FLAG) {
-        *(int *)field = 1;
-        return;
-    }
-    int may_be_empty = row->offset == FIELD(generate);
-    if (!value || (!may_be_empty && !value[0]))
-        user_error("%s needs a value: expected %s %s", called, called, row->values);
-    if (row->kind != OPT_TEXT) {
-        option_set_number(field, row, called, value);
-        return;
-    }
-    int is_placeholder = row->values[0] >= 'A' && row->values[0] <= 'Z'; // "FILE|GLOB" is no list of choices
-    if (strchr(row->values, '|') && !is_placeholder && !is_valid_choice(value, row->values))
-        user_error("%s %s: expected one of %s", called, value, row->values);
-    *(const char **)field = value;
-}
-
 /* The row of an option, by its name without dashes; NULL: there is none. */
-static const OptionRow *option_find(const char *name) {
-    for (int i = 0; i < OPTION_ROWS; i++)
-        if (option_rows[i].kind != OPT_GROUP && !strcmp(option_rows[i].name, name)) return &option_rows[i];
-    return NULL;
-}
+static const OptionRow *option_find(const char *name) { return option_row(option_rows, OPTION_ROWS, name); }
 
 /* Is it an option of plan_llama3? */
 static int is_planner_option(const OptionRow *row) {
@@ -416,70 +325,72 @@ static void options_check_rate(Options *o, const char *place) {
     if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;
 }
 
-/* Reads "--name value", "--name=value" and "--flag". Texts point into argv. */
-/* Writes a word of a command line, in quotes if the shell would change it. */
-static void write_shell_word(FILE *f, const char *word) {
-    static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,=+@%";
-    if (word[0] && !word[strspn(word, safe)]) {
-        fputs(word, f);
-        return;
-    }
-    fputc('\'', f);
-    for (; *word; word++) {
-        if (*word == '\'') fputs("'\\''", f);
-        else fputc(*word, f);
-    }
-    fputc('\'', f);
-}
-
 /* Options of earlier versions, and what replaces them. */
-static const struct {
-    const char *name, *program; // the program that does it now; NULL: none does
-    const char *reason;         // why the option was removed, if no program does it
-} retired_options[] = {
-    {"check-hosts", "check_hosts", NULL},
-    {"matmul-choices", NULL, "it made training no faster"},
+typedef struct {
+    const char *name;
+    const char *program; // that does it now; NULL: none does
+    const char *option;  // as which that program takes it; NULL: it is all that the program does
+    int has_value;
+    const char *takes;   // the other options that the program takes, each between commas; NULL: those of train_llama3
+    const char *reason;  // why the option was removed, if no program does it
+} RetiredOption;
+static const RetiredOption retired_options[] = {
+    {"check-hosts", "check_hosts", NULL, 0, NULL, NULL},
+    {"encode", "tokens_llama3", "encode", 1, ",tokenizer,", NULL},
+    {"decode", "tokens_llama3", "decode", 1, ",tokenizer,", NULL},
+    {"audit", "tokens_llama3", "audit", 0, ",out,", NULL},
+    {"matmul-choices", NULL, NULL, 1, NULL, "it made training no faster"},
 };
 
-/* Refuses an option that was retired, word `at` of the command line, with the command that replaces it. */
-static void refuse_retired(const char *name, int argc, char **argv, int at) {
-    for (size_t i = 0; i < sizeof retired_options / sizeof *retired_options; i++) {
-        if (strcmp(name, retired_options[i].name)) continue;
-        if (!retired_options[i].program)
-            user_error("--%s was removed, because %s: leave it out", name, retired_options[i].reason);
-        const char *slash = strrchr(argv[0], '/');
-        char *command;
-        size_t length;
-        FILE *f = text_stream_open(&command, &length);
-        fprintf(f, "%.*s%s%s", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0], retired_options[i].program,
-                CUDA_BUILD ? "_cuda" : "");
-        for (int k = 1; k < argc; k++) {
-            if (k == at) continue;
+/* Writes the command that replaces one with a retired option at argv[at]. */
+static void write_new_command(FILE *f, const RetiredOption *retired, int argc, char **argv, int at) {
+    const char *slash = strrchr(argv[0], '/');
+    int has_cuda_form = CUDA_BUILD && !retired->takes;
+    fprintf(f, "%.*s%s%s", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0], retired->program,
+            has_cuda_form ? "_cuda" : "");
+    for (int i = 1; i < argc; i++) {
+        char name[64], listed[66];
+        option_name(name, sizeof name, argv[i]);
+        snprintf(listed, sizeof listed, ",%s,", name);
+        const OptionRow *row = option_find(name);
+        int takes_value = i == at ? retired->has_value : row && row->kind != OPT_FLAG;
+        int has_value = takes_value && !strchr(argv[i], '=') && i + 1 < argc; // in the next word
+        int is_kept = i == at ? retired->option != NULL : !retired->takes || strstr(retired->takes, listed);
+        for (int word = i; word <= i + has_value && is_kept; word++) {
             fputc(' ', f);
-            write_shell_word(f, argv[k]);
+            write_shell_word(f, argv[word]);
         }
+        i += has_value;
+    }
+}
+
+/* Refuses an option that was retired, at argv[at], with the command that replaces it. */
+static void refuse_retired(int argc, char **argv, int at) {
+    char name[64], *command;
+    size_t length;
+    option_name(name, sizeof name, argv[at]);
+    for (size_t i = 0; i < sizeof retired_options / sizeof *retired_options; i++) {
+        const RetiredOption *retired = &retired_options[i];
+        if (strcmp(name, retired->name)) continue;
+        if (!retired->program) user_error("--%s was removed, because %s: leave it out", name, retired->reason);
+        FILE *f = text_stream_open(&command, &length);
+        write_new_command(f, retired, argc, argv, at);
         text_stream_close(f);
-        user_error("--%s is a program of its own now, with the same options: run %s", name, command);
+        user_error("--%s is no option of train_llama3 any more: run %s", name, command);
     }
 }
 
 static Options options_parse(int argc, char **argv) {
     Options o = ZERO;
-    for (int i = 0; i < OPTION_ROWS; i++)
-        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].name, option_rows[i].fallback);
+    options_set_defaults(&o, option_rows, OPTION_ROWS);
     for (int i = 1; i < argc; i++) {
-        const char *word = argv[i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-        char name[64] = "", called[72];
-        size_t length = equals ? (size_t)(equals - word) : strlen(word);
-        if (!strncmp(word, "--", 2) && length - 2 < sizeof name) memcpy(name, word + 2, length - 2);
-        const OptionRow *row = option_find(name);
-        refuse_retired(name, argc, argv, i);
-        if (!row) user_error("unknown option %s: ./train_llama3 --help lists all options", word);
-        if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
-        if (!value && row->kind != OPT_FLAG && i + 1 < argc) value = argv[++i];
+        int first = i;
+        const OptionRow *row = option_read(&o, option_rows, OPTION_ROWS, argc, argv, &i);
+        if (!row) {
+            refuse_retired(argc, argv, first);
+            user_error("unknown option %s: ./train_llama3 --help lists all options", argv[first]);
+        }
         o.given[row - option_rows] = 1;
-        snprintf(called, sizeof called, "--%s", name);
-        option_set(&o, row, called, value);
     }
     options_check_rate(&o, "");
     if (o.outlier_window == 1)
@@ -489,19 +400,6 @@ static Options options_parse(int argc, char **argv) {
 }
 
 static int uses_muon(const Options *o) { return !strcmp(o->optimizer, "muon"); }
-
-/* An option's value as it would be typed; flags: "on" or "off". Returns whether config.txt lists it. */
-static int option_as_text(const Options *o, const OptionRow *row, char *value, size_t size) {
-    const void *field = (const char *)o + row->offset;
-    const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
-    int is_on = row->kind == OPT_FLAG && *(const int *)field;
-    value[0] = 0;
-    if (row->kind == OPT_INT) snprintf(value, size, "%d", *(const int *)field);
-    if (row->kind == OPT_REAL) snprintf(value, size, "%.9g", *(const double *)field);
-    if (row->kind == OPT_FLAG) snprintf(value, size, is_on ? "on" : "off");
-    if (text) snprintf(value, size, "%s", text);
-    return row->kind == OPT_INT || row->kind == OPT_REAL || is_on || text;
-}
 
 static void option_text(const Options *o, const char *name, char *value, size_t size) {
     option_as_text(o, option_find(name), value, size);
@@ -520,25 +418,8 @@ static void options_write(const Options *o, FILE *f) {
     }
 }
 
-/* Prints the words of `text` from `indent` on; the cursor is at `column`. Lines break before column 112. */
-static void print_wrapped(FILE *f, const char *text, int column, int indent) {
-    for (const char *word = text; *word;) {
-        int n = (int)strcspn(word, " ");
-        int is_first = word == text;
-        if (is_first ? column >= indent : column + 1 + n > 111) {
-            fprintf(f, "\n");
-            column = 0;
-        }
-        int space = column < indent ? indent - column : 1;
-        column += fprintf(f, "%*s%.*s", space, "", n, word);
-        word += n + (word[n] == ' ');
-    }
-    fprintf(f, "\n");
-}
-
 /* The options that a program takes. */
 static void options_print_help(FILE *f, Program program) {
-    enum { INDENT = 36 };
     int is_hidden = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
@@ -549,11 +430,7 @@ static void options_print_help(FILE *f, Program program) {
             continue;
         }
         if (is_hidden || (is_planner_option(row) && !program_takes(program, row))) continue;
-        char help[1024];
-        int used = snprintf(help, sizeof help, "%s", row->help);
-        if (row->fallback) snprintf(help + used, sizeof help - (size_t)used, " (%s)", row->fallback);
-        int column = fprintf(f, "  --%s %s", row->name, row->values ? row->values : "");
-        print_wrapped(f, help, column, INDENT);
+        option_print_help(f, row);
     }
 }
 

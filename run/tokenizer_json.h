@@ -623,7 +623,7 @@ static int tokenizer_text_is_known(const char *path, const char *text, size_t le
     return is_known;
 }
 
-static Tokenizer *tokenizer_open(const char *path) {
+static inline Tokenizer *tokenizer_open(const char *path) {
     size_t len;
     char *text = tokenizer_read_file(path, &len);
     tokenizer_refuse_damaged(path, text, len);

@@ -139,8 +139,9 @@ static void print_libraries(FILE *f) {
     fprintf(f, "cJSON: %s\nPCRE2: %s\nzlib: %s\n", cJSON_Version(), pcre2, zlibVersion());
 }
 
-static void print_version(FILE *f, Program program) {
-    fprintf(f, "%s%s, commit %s\n", program_names[program], CUDA_BUILD ? "_cuda" : "", build_commit);
+/* `program`: its name in a CPU build. */
+static void print_version(FILE *f, const char *program) {
+    fprintf(f, "%s%s, commit %s\n", program, CUDA_BUILD ? "_cuda" : "", build_commit);
     fprintf(f, "precision: %s\n", PRECISION_NAME);
     print_compiler(f);
     print_features(f);

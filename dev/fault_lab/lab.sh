@@ -82,7 +82,7 @@ build_faulty() {
     rm -rf "$dir"
     copy_source "$dir/source"
     python3 dev/test/plant.py apply $lab/changes.txt "$number" "$dir/source"
-    build "$dir" "$dir/source" train_llama3 test_llama3
+    build "$dir" "$dir/source" train_llama3 tokens_llama3 test_llama3
     if [ "$unchecked" ]; then
         cp -r "$dir/source" "$dir/unchecked"
         python3 dev/test/plant.py apply $lab/changes.txt "$(number_of "$number unchecked")" "$dir/unchecked"
@@ -104,7 +104,7 @@ plant_all() {
     copy_source $planted/source
     alone=$(python3 dev/test/plant.py plant $lab/changes.txt fp32 $planted/source)
     [ -z "$alone" ] || die "these changes cannot be branches: $alone"
-    build $planted $planted/source train_llama3 test_llama3
+    build $planted $planted/source train_llama3 tokens_llama3 test_llama3
     echo "$stamp" >$planted/built
 }
 
@@ -115,7 +115,7 @@ use_planted() {
     healthy_programs=$lab/planted
     rm -rf "$dir"
     mkdir -p "$dir"
-    for program in train_llama3 test_llama3; do command_for "$number" $program >"$dir/$program"; done
+    for program in train_llama3 tokens_llama3 test_llama3; do command_for "$number" $program >"$dir/$program"; done
     if [ "$unchecked" ]; then
         command_for "$number,$(number_of "$number unchecked")" train_llama3 >"$dir/train_unchecked"
     fi
@@ -247,7 +247,7 @@ run_check() {
             if [ "$kind" = resume ]; then
                 python3 dev/fault_lab/curves.py compare "$run.jsonl" "$run/metrics.jsonl" \
                     "a resume after step $middle has the digits of a run without it" || true
-            elif "$programs/train_llama3" --audit --out "$run" 2>&1; then
+            elif "$programs/tokens_llama3" --audit --out "$run" 2>&1; then
                 echo "pass --audit: no sample was consumed twice in an epoch"
             fi ;;
         *) die "$row: unknown check '$check'; expected test, run, one-rank, resume or audit" ;;
@@ -284,7 +284,7 @@ describe_check() {
         run) echo "the run's own checks: train_llama3 $layout${check#run}" ;;
         one-rank) echo "--deterministic: $layout next to one rank" ;;
         resume) echo "metrics.jsonl of a resumed run next to that of an uninterrupted one" ;;
-        audit) echo "train_llama3 --audit on what the resumed run left" ;;
+        audit) echo "tokens_llama3 --audit on what the resumed run left" ;;
     esac
 }
 

@@ -23,6 +23,8 @@ static Llama3Config config_shallow(const char *model) {
 #define TESTING
 #include "train_llama3.cu"
 #include "plan/estimate.h" // defines: plan_simulate
+#include "programs/audit.h"
+#include "programs/encode.h"
 
 typedef struct {
     const uint8_t *at;

@@ -5,7 +5,7 @@
 
 MODEL is a Hugging Face directory. Requests are pieces of TEXT, a text file: a context and what follows it. A task is a
 context with what follows it among four endings; the others come from elsewhere in the text, so that their sums are
-larger, and their differences are bounded relative to the sum. Ids come from the program's --encode: nothing but the
+larger, and their differences are bounded relative to the sum. Ids come from tokens_llama3 --encode: nothing but the
 scores is compared. The sums of log-probabilities must agree within 1e-4, greedy and accuracy must be equal.
 """
 
@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 TOP = Path(__file__).resolve().parent.parent.parent
 PROGRAM = TOP / "build" / "cpu-fp32" / "train_llama3"
+TOKENS = PROGRAM.with_name("tokens_llama3")
 BOUND = 1e-4
 RELATIVE_BOUND = 1e-5
 
@@ -38,7 +39,7 @@ def encode(model, text):
         file.write(text)
         file.flush()
         tokenizer = Path(model) / "tokenizer.model"
-        return [int(line) for line in run(PROGRAM, "--tokenizer", tokenizer, "--encode", file.name).split()]
+        return [int(line) for line in run(TOKENS, "--tokenizer", tokenizer, "--encode", file.name).split()]
 
 
 def score(model, ids, scored):

@@ -113,7 +113,7 @@ def compare_ids(report, folder, scratch, text):
         map(
             int,
             run(
-                BUILD / "train_llama3", "--encode", scratch / "text", "--tokenizer", folder / "tokenizer.model"
+                BUILD / "tokens_llama3", "--encode", scratch / "text", "--tokenizer", folder / "tokenizer.model"
             ).split(),
         )
     )

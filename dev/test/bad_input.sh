@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
-planner=${program%/*}/plan_llama3
+planner=${program%/*}/plan_llama3 tokens=${program%/*}/tokens_llama3
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -74,6 +74,8 @@ everywhere() {
     refused "$name, 3 threads" "$pattern" "$program" "$@" --ranks 3
     [ -z "$have_mpi" ] || refused "$name, 2 processes" "$pattern" "${mpi[@]}" -np 2 "$program" "$@"
 }
+
+of_tokens() { program=$tokens bad "$@"; } # the same for tokens_llama3
 
 # works NAME COMMAND… : the neighbour of a bad input that is good
 works() {
@@ -157,7 +159,7 @@ contract="model vocab-size tokenizer data val tail workers doc-mask seq batch ac
     min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
     optimizer muon-momentum
     out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
-    trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
+    trace plan world eval export dtype merge generate max-tokens temperature top-p ranks
     help version prompts chat recipe lr-schedule lr-decay z-loss outlier-window outlier-z"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
@@ -242,10 +244,11 @@ command_line() {
     works "more loader workers than samples" "$program" "${train[@]}" --workers 64
     bad "an option without its value" "--steps needs a value" "${train[@]}" --steps
     bad "no data at all" "--data is missing" --model tiny
-    bad "a name with control characters of C1" $'cannot read   31m 32m\xc3\xbc\xe2\x80\xa6:' --tokenizer \
+    of_tokens "a name with control characters of C1" $'cannot read   31m 32m\xc3\xbc\xe2\x80\xa6:' --tokenizer \
         good/tokenizer.model --encode $'\xc2\x9b31m\x9b32m\xc3\xbc\xe2\x80\xa6'
-    for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" \
+    for option in model data val tokenizer out export eval; do bad "--$option ''" \
         "--$option.*needs a value" "${train[@]}" "--$option" ""; done
+    for option in encode decode; do of_tokens "--$option ''" "--$option needs a value" "--$option" ""; done
     bad "a model that is none" "--model llama9.*(preset|directory)" "${train[@]}" --model llama9
     help_text
     option_values
@@ -353,7 +356,7 @@ configs() {
 # ---------------------------------------------------------------- tokenizer.model
 # bad_tokenizer NAME PATTERN : what stands in bad.model is refused
 bad_tokenizer() {
-    bad "tokenizer: $1" "tokenizer bad.model.*$2" --encode sample/00.txt --tokenizer bad.model
+    of_tokens "tokenizer: $1" "tokenizer bad.model.*$2" --encode sample/00.txt --tokenizer bad.model
     cp good/tokenizer.model bad.model
 }
 
@@ -374,30 +377,32 @@ tokenizers() {
     printf '{"model": {"type": "Unigram"}}' >bad.model; bad_tokenizer "a tokenizer.json of another kind" \
         "needs the model 'Unigram', which this program does not implement"
     printf '\n\n\n' >bad.model; bad_tokenizer "blank lines" "line 1"
-    bad "tokenizer: a directory" "good is a directory, expected a regular file" --encode sample/00.txt --tokenizer good
-    bad "--encode without a tokenizer" "--encode needs --tokenizer" --encode sample/00.txt
-    bad "--decode without a tokenizer" "--decode needs --tokenizer" --decode sample/00.txt
-    bad "--encode of nothing" "nothing.txt" --encode nothing.txt --tokenizer good/tokenizer.model
-    bad "--encode of a directory" "good.*directory" --encode good --tokenizer good/tokenizer.model
-    bad "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
+    of_tokens "tokenizer: a directory" "good is a directory, expected a regular file" --encode sample/00.txt \
+        --tokenizer good
+    of_tokens "--encode without a tokenizer" "--encode needs --tokenizer" --encode sample/00.txt
+    of_tokens "--decode without a tokenizer" "--decode needs --tokenizer" --decode sample/00.txt
+    of_tokens "--encode of nothing" "nothing.txt" --encode nothing.txt --tokenizer good/tokenizer.model
+    of_tokens "--encode of a directory" "good.*directory" --encode good --tokenizer good/tokenizer.model
+    of_tokens "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
     mkfifo pipe
-    bad "--encode of a named pipe" "pipe is a pipe, expected a file of text" --encode pipe --tokenizer \
+    of_tokens "--encode of a named pipe" "pipe is a pipe, expected a file of text" --encode pipe --tokenizer \
         good/tokenizer.model
-    bad "--encode of a device" "/dev/zero is a device, expected a file of text" --encode /dev/zero --tokenizer \
+    of_tokens "--encode of a device" "/dev/zero is a device, expected a file of text" --encode /dev/zero --tokenizer \
         good/tokenizer.model
-    bad "--decode of a named pipe" "pipe is a pipe, expected a file of token ids" --decode pipe --tokenizer \
+    of_tokens "--decode of a named pipe" "pipe is a pipe, expected a file of token ids" --decode pipe --tokenizer \
         good/tokenizer.model
-    bad "tokenizer: a named pipe" "pipe is a pipe, expected a regular file" --encode sample/00.txt --tokenizer pipe
-    bad "tokenizer: a device" "/dev/zero is a device, expected a regular file" --encode sample/00.txt \
+    of_tokens "tokenizer: a named pipe" "pipe is a pipe, expected a regular file" --encode sample/00.txt \
+        --tokenizer pipe
+    of_tokens "tokenizer: a device" "/dev/zero is a device, expected a regular file" --encode sample/00.txt \
         --tokenizer /dev/zero
-    works "--encode of a pipe" "$program" --encode <(cat sample/00.txt) --tokenizer good/tokenizer.model
+    works "--encode of a pipe" "$tokens" --encode <(cat sample/00.txt) --tokenizer good/tokenizer.model
     for id in 600 -1 99999999999999999999; do
         echo "$id" >ids
-        bad "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer \
+        of_tokens "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer \
             good/tokenizer.model
     done
     echo "12 and 13" >ids
-    bad "--decode of words" "ids: .*expected token ids" --decode ids --tokenizer good/tokenizer.model
+    of_tokens "--decode of words" "ids: .*expected token ids" --decode ids --tokenizer good/tokenizer.model
 }
 
 # ---------------------------------------------------------------- model.safetensors
@@ -569,8 +574,8 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
         auto --dp-replicate auto --ranks 2
     bad "--val-every without --val" "--val-every has no effect without --val" "${train[@]}" --val-every 5
     bad "--dtype without --export" "--dtype has no effect without --export" "${train[@]}" --dtype bf16
-    bad "--encode and --decode at once" "one at a time" --encode good/val.tok --decode good/val.tok --tokenizer \
-        good/tokenizer.model
+    of_tokens "--encode and --decode at once" "expected one of --encode, --decode and --audit, found 2" \
+        --encode good/val.tok --decode good/val.tok --tokenizer good/tokenizer.model
     bad "--min-lr below 0" "--min-lr -0.5: expected 0 or more, or -1" "${train[@]}" --min-lr -0.5
     bad "--offload without --out" "--offload all keeps state in files under --out: add --out" "${train[@]}" --offload \
         all
@@ -598,8 +603,8 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
     bad "--resume of a model" "--resume trained: no checkpoint found" "${train[@]}" --resume trained
     bad "--resume in an evaluation" "--resume trained continues training, and --eval does not train" --model trained \
         --eval good/val.tok --resume trained
-    bad "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
-    bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
+    of_tokens "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
+    of_tokens "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
     works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
     bad "--resume with another learning rate" \
         "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" \
@@ -623,6 +628,15 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
         "${train[@]}" --matmul-choices choices.json
     bad "an option that became a program" "run .*check_hosts .*--out 'a b' --steps=3$" \
         "${train[@]}" --check-hosts --out 'a b' --steps=3
+    bad "an option of a program with fewer options" "run .*/tokens_llama3 --out=a --audit$" \
+        --model tiny --out=a --audit --deterministic --ranks 2
+    bad "such an option with a value" "run .*/tokens_llama3 --encode 'a b' --tokenizer t$" \
+        --model=tiny --encode 'a b' --chat --tokenizer t
+    of_tokens "tokens_llama3 with nothing to do" "found 0 of them: tokens_llama3 --help"
+    of_tokens "tokens_llama3 with an option of train_llama3" "unknown option --model: tokens_llama3 --help" \
+        --audit --model tiny
+    of_tokens "tokens_llama3 with an option that has no effect" "--out has no effect with --encode" \
+        --encode sample/00.txt --tokenizer good/tokenizer.model --out a
     everywhere "a model larger than this host's memory" "needs [0-9.]+ GB of memory on .*, but [0-9.]+ GB are free" \
         --model llama3-70b --data good/train.tok --seq 4096 --batch 1
     [ -n "$have_mpi" ] || return
@@ -1037,16 +1051,18 @@ results() {
     echo 12 >ids
     full "--help" "$program" --help
     full "--version" "$program" --version
+    full "tokens_llama3 --help" "$tokens" --help
+    full "tokens_llama3 --version" "$tokens" --version
     full "plan_llama3 --help" "$planner" --help
-    full "--encode" "$program" --encode sample/00.txt --tokenizer good/tokenizer.model
-    full "--decode" "$program" --decode ids --tokenizer good/tokenizer.model
+    full "--encode" "$tokens" --encode sample/00.txt --tokenizer good/tokenizer.model
+    full "--decode" "$tokens" --decode ids --tokenizer good/tokenizer.model
     full "--plan" "$program" --plan
     full "plan_llama3" "$planner" --world 2
     full "--eval" "$program" --model trained --eval good/val.tok --seq 16 --threads 1
     full "--eval on 2 ranks" "$program" --model trained --eval good/val.tok --seq 16 --threads 1 --ranks 2
     full "--generate" "$program" --model trained --generate hello --max-tokens 20 --threads 1
     works "a run to audit" "$program" "${train[@]}" --out audited
-    full "--audit" "$program" --audit --out audited
+    full "--audit" "$tokens" --audit --out audited
     refused "--eval into a closed standard output" "standard output cannot be written: it is closed; " \
         bash -c 'without_output "$@"' - "$program" --model trained --eval good/val.tok --seq 16 --threads 1
     trains_without "training into a full standard output goes on" 'into /dev/full'

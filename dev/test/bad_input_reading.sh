@@ -83,7 +83,7 @@ endless_inputs() {
     not_a_file "--val" pipe.tok "${train[@]}" --val pipe.tok
     not_a_file "--eval" pipe.tok --model trained --eval pipe.tok --seq 16
     not_a_file "--tokenizer" pipe.model "${train[@]}" --tokenizer pipe.model
-    not_a_file "--tokenizer of --encode" pipe.model --encode sample/00.txt --tokenizer pipe.model
+    program=$tokens not_a_file "--tokenizer of --encode" pipe.model --encode sample/00.txt --tokenizer pipe.model
     not_a_file "tokenizer.model beside the model" piped/tokenizer.model --model piped --data bytes.tok --seq 8
     program=$planner not_a_file "--cluster" pipe.json --cluster pipe.json --world 2
     program=$planner bad "--cluster is /dev/zero" "/dev/zero is a device" --cluster /dev/zero --world 2
@@ -95,13 +95,13 @@ endless_inputs() {
     rm -rf saved3 && cp -r saved/step-00000001 saved3
     not_a_file "trainer.json" saved3/trainer.json "${train[@]}" --resume saved3
     mkdir -p piped_run
-    not_a_file "samples.jsonl" piped_run/samples.jsonl --audit --out piped_run
+    program=$tokens not_a_file "samples.jsonl" piped_run/samples.jsonl --audit --out piped_run
     bad "--data is a device" "/dev/null is a device" "${train[@]}" --data /dev/null
     truncate -s 2G sparse.json
     mkdir -p sparse && mv sparse.json sparse/config.json
     bad "config.json of 2 GB" "sparse/config.json has 2147483648 bytes, expected at most 1 GiB" "${train[@]}" --model \
         sparse
-    works "--encode of a pipe" bash -c "'$program' --encode <(cat sample/00.txt) --tokenizer good/tokenizer.model"
+    works "--encode of a pipe" bash -c "'$tokens' --encode <(cat sample/00.txt) --tokenizer good/tokenizer.model"
     command -v python3 >/dev/null || return
     python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket.tok")' 2>/dev/null || return
     bad "--data is a socket" "socket.tok is a socket, expected a regular file" "${train[@]}" --data socket.tok

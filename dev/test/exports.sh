@@ -6,6 +6,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+tokens=${program%/*}/tokens_llama3
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -53,7 +54,7 @@ mkdir elsewhere
 cp data/train.tok elsewhere/
 works "data of the tokenizer.model, and its export" "$program" --seq 16 --threads 1 --model e --eval elsewhere/train.tok
 for file in data/tokenizer.model a/latest/tokenizer.json; do
-    "$program" --encode text --tokenizer $file >"ids-${file##*.}" 2>.err || fail "--encode with $file" "$(cat .err)"
+    "$tokens" --encode text --tokenizer $file >"ids-${file##*.}" 2>.err || fail "--encode with $file" "$(cat .err)"
 done
 same "--encode gives the same ids with tokenizer.model and the checkpoint's tokenizer.json" ids-model ids-json
 works "a run on two ranks" "${train[@]}" --batch 1 --ranks 2 --data data/train.tok --steps 2 --out two --save-every 2

@@ -6,6 +6,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+tokens=${program%/*}/tokens_llama3
 top=$PWD tools=$PWD/build/data
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -120,7 +121,7 @@ json.dump(t, open("behind/tokenizer.json", "w"))
 END
     echo text >text
     says "a tokenizer that puts a token behind a text is refused by its name" 1 "to put '<.eot_id.>' behind a text" \
-        run --encode text --tokenizer behind/tokenizer.json
+        "$tokens" --encode text --tokenizer behind/tokenizer.json
 }
 
 # ---------------------------------------------------------------- documents and turns that end with one token

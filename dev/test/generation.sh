@@ -5,6 +5,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+tokens=${program%/*}/tokens_llama3
 top=$PWD
 work=$(mktemp -d)
 chat=
@@ -59,13 +60,13 @@ gives "no sharding" /dev/null out --prompts prompts.txt --max-tokens 30 --ranks 
 same "--prompts: the same text without sharding" both out
 
 # the fifth token of the continuation ends it, if the directory says so
-"$program" --encode river --tokenizer text/tokenizer.model >ids 2>said || fail "the ids" "$(cat said)"
+"$tokens" --encode river --tokenizer text/tokenizer.model >ids 2>said || fail "the ids" "$(cat said)"
 printf 'The river' >start
-"$program" --encode start --tokenizer text/tokenizer.model >start-ids
+"$tokens" --encode start --tokenizer text/tokenizer.model >start-ids
 fifth=$(sed -n "$(($(wc -l <start-ids) + 5))p" ids)
 head -n $(($(sed -n "$(($(wc -l <start-ids) + 1)),\$p" ids | grep -nx -m 1 "$fifth" | cut -d: -f1) + \
     $(wc -l <start-ids) - 1)) ids >stopped-ids
-{ "$program" --decode stopped-ids --tokenizer text/tokenizer.model; echo; } >stopped
+{ "$tokens" --decode stopped-ids --tokenizer text/tokenizer.model; echo; } >stopped
 for name in config.json generation_config.json; do
     cp trained/config.json saved.json
     if [ $name = config.json ]; then

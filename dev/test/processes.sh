@@ -6,6 +6,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+tokens=${program%/*}/tokens_llama3
 planner=${program%/*}/plan_llama3
 top=$PWD
 work=$(mktemp -d)
@@ -606,9 +607,9 @@ training() {
 
 # back_again NAME FILE : FILE's bytes come back from its tokens
 back_again() {
-    runs "$1: --encode" "$program" --encode "$2" --tokenizer text/tokenizer.model || return
+    runs "$1: --encode" "$tokens" --encode "$2" --tokenizer text/tokenizer.model || return
     cp .out ids
-    runs "$1: --decode" "$program" --decode ids --tokenizer text/tokenizer.model || return
+    runs "$1: --decode" "$tokens" --decode ids --tokenizer text/tokenizer.model || return
     if cmp -s "$2" .out; then
         pass "$1 come back from tokens" "$(wc -c <"$2") bytes, $(wc -l <ids) tokens"
     else

@@ -6,6 +6,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+tokens=${program%/*}/tokens_llama3
 planner=$(dirname "$program")/plan_llama3
 top=$PWD
 work=$(mktemp -d)
@@ -64,7 +65,7 @@ for line in open(sys.argv[2] + '/metrics.jsonl'):
     if 'loss' in line: print(line['step'], line[sys.argv[1]])" "$1" "$2"; }
 # audited NAME OUT : --audit finds nothing lost and nothing repeated
 audited() {
-    if "$program" --audit --out "$2" >said 2>&1; then pass "$1" "$(cat said)"; else fail "$1" "$(tail -n 1 said)"; fi
+    if "$tokens" --audit --out "$2" >said 2>&1; then pass "$1" "$(cat said)"; else fail "$1" "$(tail -n 1 said)"; fi
 }
 # edited FILE SED : a recipe that is changed by a command of sed, in edited.json
 edited() { sed "$2" "$1" >edited.json; }

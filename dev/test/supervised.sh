@@ -337,7 +337,7 @@ supervised_disk_between_saves() {
     supervised_ends "the disk of --out is full between two saves" 0 60 same_checkpoint audit_passes \
         '[[ "$(incident 1 message)" = "error: cannot write metrics.jsonl and samples.jsonl"* ]]'
 }
-audit_passes() { "$program" "${train[@]}" --out "$out" --audit >"$work/audit" 2>&1; }
+audit_passes() { "${program%/*}/tokens_llama3" --audit --out "$out" >"$work/audit" 2>&1; }
 
 # In a Slurm job: a spare replaces a host, srun is killed, and the job is queued again when its time is over.
 supervised_slurm() {

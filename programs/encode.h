@@ -1,9 +1,9 @@
 /* encode.h: --encode FILE prints the token ids of a text, one per line; --decode FILE prints the text of such ids. */
 #ifndef ENCODE_H
 #define ENCODE_H
-#include "../lib/input.h"      // defines: refuse_endless
-#include "../lib/output.h"     // defines: check_results
-#include "tokenizer_json.h" // defines: tokenizer_open, tokenizer_encode, print_token
+#include "../lib/input.h"          // defines: refuse_endless
+#include "../lib/output.h"         // defines: check_results
+#include "../run/tokenizer_json.h" // defines: tokenizer_open, tokenizer_encode, print_token
 
 /* Prints the text of ids written as decimal numbers. All ids are checked before the first is printed. */
 static void decode_ids(const Tokenizer *t, const char *path, const char *text, size_t length) {
@@ -25,9 +25,10 @@ static void decode_ids(const Tokenizer *t, const char *path, const char *text, s
     }
 }
 
+/* Prints the ids of the text in the file `encode` or, if it is NULL, the text of the ids in the file `decode`. `file`:
+ * the tokenizer's. */
 static void encode_or_decode(const char *file, const char *encode, const char *decode) {
     const char *path = encode ? encode : decode;
-    if (encode && decode) user_error("--encode and --decode work one at a time: leave one out");
     if (!file) user_error("--%s needs --tokenizer FILE", encode ? "encode" : "decode");
     Tokenizer *t = tokenizer_open(file);
     size_t length, capacity = 0;
