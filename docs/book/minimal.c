@@ -32,15 +32,19 @@
  *   6. Divide the gradient by the number of targets, clip it, and update the rank's own shards with AdamW. Nothing is
  *      sent: the next all-gather reads the new weights.
  *
- * So a rank always has 16 / N bytes per parameter, and the activations and work buffers of its own sequence, which
- * ZeRO-3 does not divide; the largest may be the logits. While a block runs forward, the rank also has the block's
- * weights in full size (4 bytes per parameter of the block), and while it runs backward, and for the head, the weights
- * and the gradient (8). With E, B and H elements in the embedding, a block and the head, gaps and padding included,
- * each rank receives 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step besides the three numbers: of each unit its
- * weights and its gradient, of each block the weights twice. Plain data parallelism would receive 8 (N - 1) / N (E + L
- * B + H), since its all-reduce is a reduce-scatter of the gradient and then an all-gather. The second all-gather of
- * the blocks is the price of the memory. With N = 2 and one block, this is what rank 0 has in full size and receives:
+ * So a rank always has 16 / N bytes per parameter (four arrays of fp32), and the activations and work buffers of its
+ * own sequence, which ZeRO-3 does not divide; the largest are the logits or, for a large T, the attention probabilities
+ * of all blocks, which the trainer never stores. While a block runs forward, the rank also has the block's weights in
+ * full size (4 bytes per parameter of the block), and while it runs backward, and for the head, the weights and the
+ * gradient (8). With E, B and H elements in the embedding, a block and the head, padding included, each rank receives
+ * 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step besides the three numbers: of each unit its weights and its
+ * gradient, of each block the weights twice. That is about 12 P (N - 1) / N for P parameters, nearly all in blocks.
+ * Plain data parallelism receives 8 P (N - 1) / N, since its all-reduce is a reduce-scatter of the gradient and then an
+ * all-gather. The second all-gather of the blocks, half as much again, is the price of the memory.
  *
+ * With N = 2 and one block, this happens from top to bottom. A unit's weights are freed before the next row.
+ *
+ *     what happens           in full size then          rank 0 receives
  *     all-gather embedding   its weights                2 E bytes    (4 bytes for half of the elements)
  *     all-gather block       its weights                2 B
  *     all-gather head        its weights, its gradient  2 H
@@ -49,8 +53,9 @@
  *     reduce-scatter block   its gradient               2 B
  *     reduce-scatter emb.    its gradient               2 E
  *
- * Real ranks are processes, each with a GPU, that talk over a network while they compute. Here they are threads that
- * copy from each other's memory, and wait for each other where a network would make them wait.
+ * Real ranks are processes, each with a GPU, that talk over a network while they compute: PyTorch's FSDP and the
+ * trainer gather the next unit during the computation of this one, and so have two units in full size at a time. Here
+ * ranks are threads that copy from each other's memory, and nothing overlaps.
  */
 #include <errno.h>
 #include <math.h>
@@ -95,13 +100,12 @@ enum { FINAL_NORM, HEAD };
 typedef struct {
     Tensor tensors[BLOCK_TENSORS];
     int num_tensors;
-    int64_t size; // elements of all tensors, and of the gaps between them
-    int64_t
-        shard_size; // elements of a shard. All shards together are `size` elements and some padding; it and the gaps
-                    // are always zero
+    // Elements of all tensors, with the gaps between them; of a shard. All shards together are `size` elements, and
+    // then padding. Gaps and padding are always zero.
+    int64_t size, shard_size;
 
     // this rank's shard, (shard_size) each, from the first step to the last
-    float *shard, *d_shard;      // weights; gradient of the sum, not the mean, of all ranks' losses
+    float *shard, *d_shard;      // weights; gradient of the sum of all ranks' losses: train_step divides by the targets
     float *exp_avg, *exp_avg_sq; // AdamW's moments
 
     // in full size, (ranks * shard_size) each
@@ -195,8 +199,9 @@ static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1)
 // ---------------------------------------------------------------------------
 // what the units hold
 
-/* Appends a tensor to a unit. It begins at a multiple of 128 elements or, if one linear layer uses it together with the
- * tensor before it, where that one ends. The trainer rounds up in the same way, so that the bytes are comparable. */
+/* Appends a tensor to a unit. It begins at a multiple of 128 elements, which leaves a gap after a tensor of another
+ * size; or, for K, V and up (`follows`), where the tensor before it ends, so that one linear layer can use both. The
+ * trainer aligns tensors in the same way for the processor's sake; here it makes the bytes comparable. */
 static void add_tensor(Unit *u, const char *name, int layer, int rows, int cols, int follows) {
     Tensor *t = &u->tensors[u->num_tensors++];
     snprintf(t->name, sizeof t->name, name, layer);
@@ -245,7 +250,7 @@ static void all_gather(Rank *r, float *whole, const float *mine, int64_t count) 
 }
 
 /* Every rank receives the sum of its own shard: mine (count) = sum over ranks of part r->rank of whole (ranks, count).
- */
+ * What `mine` held is overwritten: a step has one sequence a rank, so no gradient is added to another. */
 static void reduce_scatter(Rank *r, float *mine, const float *whole, int64_t count) {
     const Shared *s = r->shared;
     s->posted[r->rank] = whole;
@@ -351,7 +356,7 @@ static void rmsnorm_forward(float *y, float *rstd, const float *x, const float *
 }
 
 /* d_x += the gradient of the norm's input, d_w += that of its weight. x_i changes its own output and, through rstd, all
- * outputs of the row: d_x_i = rstd (d_y_i w_i - x_i rstd^2 mean of the row's d_y w x). */
+ * outputs of the row: d_x_i = rstd (d_y_i w_i - x_i rstd^2 m), where m is the mean of the row's d_y w x. */
 static void rmsnorm_backward(float *d_x, float *d_w, const float *d_y, const float *x, const float *rstd,
                              const float *w, int T, int C) {
     for (int t = 0; t < T; t++, x += C, d_x += C, d_y += C) {
@@ -382,7 +387,8 @@ static void rope(float *qkv, const Config *c, int T, int direction) {
         for (int t = 0; t < T; t++) {
             float cosine = cosf((float)t * frequency), sine = sinf((float)t * frequency) * (float)direction;
             for (int h = 0; h < c->NH + c->NKV; h++) {
-                float *p = qkv + (int64_t)t * qkv_width(c) + h * c->HD + i, x = p[0], y = p[half];
+                float *p = qkv + (int64_t)t * qkv_width(c) + h * c->HD + i;
+                float x = p[0], y = p[half];
                 p[0] = x * cosine - y * sine;
                 p[half] = y * cosine + x * sine;
             }
@@ -546,7 +552,7 @@ static double cross_entropy(float *logits, const int32_t *targets, int T, int V)
             memset(logits, 0, sizeof(float) * (size_t)V);
             continue;
         }
-        float score = logits[targets[t]];
+        float score = logits[targets[t]]; // before softmax overwrites it
         loss += softmax(logits, V) - score;
         logits[targets[t]] -= 1;
     }
@@ -674,7 +680,8 @@ static uint64_t random_bits(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Element i of a random permutation of 0 to n - 1, without a table. A Feistel network (Luby and Rackoff 1988) mixes
+/* Element i of a random permutation of 0 to n - 1, without a table; any shuffle would do that all ranks agree on, and
+ * how this one works may be skipped. A Feistel network (Luby and Rackoff 1988) mixes
  * the two halves of a number's bits and can be undone, so it permutes all numbers of that many bits. A result that is
  * not below n is permuted again. That ends: repeating a permutation leads from i back to i, which is below n. And no
  * two i get the same result, because every number is the image of only one other. */
@@ -877,7 +884,6 @@ static void allocate(Rank *r) {
     describe_units(r->units, c, r->shared->ranks);
     for (int i = 0; i < c->L + 2; i++) {
         Unit *u = &r->units[i];
-        // such a rank would have padding alone
         if (ranks > u->size) fail("%d ranks are more than the %lld elements of a unit", (int)ranks, (long long)u->size);
         u->shard = floats(u->shard_size);
         u->d_shard = floats(u->shard_size);
