@@ -148,6 +148,38 @@ static inline void json_write_string(FILE *f, const char *text, size_t length) {
     fputc('"', f);
 }
 
+/* What follows the string of valid JSON that begins at `quote`. */
+static inline const char *json_after_string(const char *quote) {
+    const char *at = quote + 1;
+    while (*at && *at != '"') at += at[0] == '\\' && at[1] ? 2 : 1;
+    return *at ? at + 1 : at;
+}
+
+/* The value of a member as it stands in `object`, the text of a valid JSON object, and its length; NULL: there is no
+ * such member. cJSON does not keep this text, and rounds numbers to 15 digits when it prints them. */
+static inline const char *json_member_text(const char *object, const char *name, size_t *length) {
+    const char *at = object + strcspn(object, "{");
+    if (*at) at++;
+    for (;;) {
+        at += strspn(at, " \t\r\n,");
+        if (*at != '"') return NULL;
+        const char *key = at + 1;
+        at = json_after_string(at);
+        int is_wanted = (size_t)(at - 1 - key) == strlen(name) && !memcmp(key, name, strlen(name));
+        at += strspn(at, " \t\r\n:");
+        const char *value = at, *end = at; // `end`: behind its last character that is no white space
+        int depth = 0;
+        while (*at && (depth || (*at != ',' && *at != '}'))) {
+            depth += (*at == '{' || *at == '[') - (*at == '}' || *at == ']');
+            int is_space = strchr(" \t\r\n", *at) != NULL;
+            at = *at == '"' ? json_after_string(at) : at + 1;
+            if (!is_space) end = at;
+        }
+        *length = (size_t)(end - value);
+        if (is_wanted) return value;
+    }
+}
+
 /* A copy of `text`, to be freed, with U+FFFD for each byte that is no UTF-8: names of files may have any bytes, JSON
  * may not. */
 static inline char *valid_utf8(const char *text) {

@@ -223,7 +223,7 @@ static void chat_answer(Conversation *chat, Generator *g) {
     const float *logits = chat_compute(chat, g);
     while (count < most && !chat_interrupts) {
         int32_t id = next_token(g, &j->prompts.defaults.sampling, logits, chat->sampled++);
-        if (is_stop_token(&j->stop_tokens, j->tokenizer, id)) break;
+        if (is_stop_token(&j->stop_tokens, j->tokenizer, id, 0)) break;
         print_token(j->tokenizer, id, copy);
         text_output_token(&out, j->tokenizer, id);
         flush_results();

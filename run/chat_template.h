@@ -158,8 +158,10 @@ static const char *chat_template_in_config(const cJSON *config, const char *path
 /* The text of the chat template next to the tokenizer's file, which the caller frees; NULL: there is none. `source`
  * (4096) receives the path of the file that has it. */
 static char *chat_template_beside(const char *tokenizer_path, char *source, int may_be_odd) {
-    path_beside(source, 4096, tokenizer_path, "chat_template.jinja");
-    if (entry_exists(source)) {
+    static const char *const files[] = {"additional_chat_templates/default.jinja", "chat_template.jinja"};
+    for (int i = 0; i < 2; i++) {
+        path_beside(source, 4096, tokenizer_path, files[i]);
+        if (!entry_exists(source)) continue;
         char *text = read_text_file(source);
         if (!text) user_error("cannot read %s: %s", source, strerror(errno));
         return text;
@@ -174,6 +176,29 @@ static char *chat_template_beside(const char *tokenizer_path, char *source, int 
     return text;
 }
 
+/* A template of Llama 3 begins with bos_token: with the token that the files next to the tokenizer `path` name, or, in
+ * those of Llama 3.1 to 3.3, with nothing if they name none. Without such files it is <|begin_of_text|>. */
+static inline const ChatTemplate *chat_template_with_begin(const ChatTemplate *form, const Tokenizer *t,
+                                                           const char *path) {
+    char config[4096], map[4096], *begin = special_name_beside(path, "bos_token");
+    path_beside(config, sizeof config, path, "tokenizer_config.json");
+    path_beside(map, sizeof map, path, "special_tokens_map.json");
+    int has_files = entry_exists(config) || entry_exists(map);
+    if (!form->begin || !has_files || (begin && !strcmp(begin, form->begin))) {
+        free(begin);
+        return form;
+    }
+    if (!begin && form->jinja)
+        user_error("%s names no \"bos_token\", with which the chat template begins: add \"bos_token\": \"%s\"", config,
+                   form->begin);
+    if (begin && tokenizer_special(t, begin) == NO_TOKEN)
+        user_error("%s: \"bos_token\" is '%s', expected a special token of %s", config, begin, path);
+    ChatTemplate *changed = new_array(ChatTemplate, 1);
+    *changed = *form;
+    changed->begin = begin;
+    return changed;
+}
+
 /* The template of the tokenizer that was read from the file `path`: the one in its directory or, if there is none, the
  * one that the names of its special tokens belong to. */
 static inline const ChatTemplate *chat_template_find(const Tokenizer *t, const char *path) {
@@ -186,13 +211,14 @@ static inline const ChatTemplate *chat_template_find(const Tokenizer *t, const c
             "3.3, of SmolLM2 or plain ChatML: use a tokenizer with one of these, or remove the template from that "
             "file to use the one that the special tokens belong to",
             source, (int)min_i64(60, (int64_t)strcspn(jinja, "\r\n")), jinja);
+    int has_template = jinja != NULL;
     free(jinja);
     if (!form || !chat_template_fits(form, t))
         user_error("tokenizer %s does not have the special tokens of %s chat template, expected <|begin_of_text|>, "
                    "<|start_header_id|>, <|end_header_id|>, <|eot_id|> (Llama 3) or <|im_start|>, <|im_end|> (ChatML); "
                    "use the tokenizer of an instruction-tuned model",
                    path, form ? "its" : "a");
-    return form;
+    return has_template ? chat_template_with_begin(form, t, path) : form;
 }
 
 // ---------------------------------------------------------------------------

@@ -171,8 +171,8 @@ static int32_t next_token(Generator *g, const Sampling *s, const float *logits, 
 /* Prints the answer to a request, `ids` (count), as a line of JSON. Its text is without special tokens. */
 static void print_answer(const Prompt *prompt, const Tokenizer *t, const int32_t *ids, int count) {
     cJSON *line = cJSON_CreateObject();
-    char *text;
-    size_t length;
+    char *text, *quoted;
+    size_t length, quoted_length;
     FILE *f = text_stream_open(&text, &length);
     TextOutput out = {f, 1, 0, {0}, 0};
     for (int i = 0; i < count; i++)
@@ -180,10 +180,14 @@ static void print_answer(const Prompt *prompt, const Tokenizer *t, const int32_t
     text_output_end(&out);
     text_stream_close(f);
     if (prompt->name) cJSON_AddRawToObject(line, "id", prompt->name);
-    cJSON_AddStringToObject(line, "text", text);
+    f = text_stream_open(&quoted, &quoted_length);
+    json_write_string(f, text, length); // which may hold NULs
+    text_stream_close(f);
+    cJSON_AddRawToObject(line, "text", quoted);
     cJSON_AddItemToObject(line, "ids", cJSON_CreateIntArray(ids, count));
     json_write_line(stdout, line);
     free(text);
+    free(quoted);
 }
 
 /* Prints the prompt and its continuation, or the answer to a request. */
@@ -199,7 +203,7 @@ static void continue_prompt(Generator *g, const Prompt *prompt) {
     const float *logits = next_token_logits(trainer, prompt->ids, (int)prompt->length, 0);
     while (count < prompt->max_tokens) {
         int32_t id = id_of_rank_0(trainer, next_token(g, &prompt->sampling, logits, count));
-        if (is_stop_token(&j->stop_tokens, j->tokenizer, id)) break;
+        if (is_stop_token(&j->stop_tokens, j->tokenizer, id, prompt->is_request)) break;
         ids[count++] = id;
         if (prints) {
             text_output_token(&out, j->tokenizer, id);

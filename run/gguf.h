@@ -145,6 +145,13 @@ static void gguf_add_vocabulary(GgufMetadata *m, const Tokenizer *t, int V, cons
 
 /* Makes the metadata of the tokenizer, once for all ranks of a process; the caller frees m->text. V: rows of the
  * embedding. */
+/* The token that ends a text. llama.cpp also stops at eot_token_id, and at tokens with names such as <|eot_id|>. */
+static int32_t gguf_eos(const Tokenizer *t, const StopTokens *listed) {
+    for (int i = 0; i < listed->count; i++)
+        if (listed->ids[i] == t->eos) return t->eos;
+    return listed->count ? listed->ids[0] : t->eos;
+}
+
 static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, const TokenizerFiles *files) {
     const char *chat_template = files->chat_template;
     int32_t turn_end = files->form ? tokenizer_special(t, files->form->end) : NO_TOKEN;
@@ -166,7 +173,7 @@ static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, cons
         gguf_token_text(m->f, t, ids, 2, characters);
     }
     gguf_add_token(m, "tokenizer.ggml.bos_token_id", t->bos);
-    gguf_add_token(m, "tokenizer.ggml.eos_token_id", t->eos);
+    gguf_add_token(m, "tokenizer.ggml.eos_token_id", gguf_eos(t, &files->ids.eos));
     gguf_add_token(m, "tokenizer.ggml.eot_token_id", turn_end != NO_TOKEN ? turn_end : t->eot);
     gguf_key(m, "tokenizer.ggml.add_bos_token", GGUF_BOOL);
     fputc(t->front != NO_TOKEN, m->f);

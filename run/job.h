@@ -245,15 +245,18 @@ static void check_gpus(const Job *j, int world, int local_ranks) {
 // ---------------------------------------------------------------------------
 // the tokenizer, and the prompt of --generate
 
-/* Is there a tokenizer in the directory of the file `path`? Then its path becomes j->tokenizer_path. */
+/* Is there a tokenizer in the directory of the file `path`? Then its path becomes j->tokenizer_path. Of two files,
+ * tokenizer.json is taken, as transformers does, unless it says the same as tokenizer.model, as in a checkpoint. */
 static int job_tokenizer_beside(Job *j, const char *path) {
-    static const char *const names[] = {"tokenizer.model", "tokenizer.json"};
-    for (int i = 0; i < 2; i++) {
-        path_beside(j->tokenizer_path, sizeof j->tokenizer_path, path, names[i]);
-        if (entry_exists(j->tokenizer_path)) return 1;
-    }
-    j->tokenizer_path[0] = 0;
-    return 0;
+    char model[4096], json[4096];
+    path_beside(model, sizeof model, path, "tokenizer.model");
+    path_beside(json, sizeof json, path, "tokenizer.json");
+    int has_model = entry_exists(model), has_json = entry_exists(json);
+    if (has_model && has_json && !tokenizer_json_repeats(json, model)) has_model = 0;
+    if (has_model) snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", model);
+    else if (has_json) snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", json);
+    else j->tokenizer_path[0] = 0;
+    return has_model || has_json;
 }
 
 /* --tokenizer, or a tokenizer next to the data, or the one next to the model; "" if there is none. */
@@ -405,7 +408,12 @@ static void job_tokenizer_files(Job *j) {
 /* Rank 0 says when the tokenizer was only copied. */
 static void job_note_tokenizer(const Job *j) {
     char what[UNSUPPORTED_BYTES];
-    if (!j->tokenizer_files.count || !j->tokenizer_text) return;
+    if (!j->tokenizer_files.count) return;
+    if (!j->tokenizer_text) {
+        if (tokenizer_files_has(&j->tokenizer_files, "vocab.json"))
+            fprintf(stderr, "note: the tokenizer vocab.json and merges.txt of %s is copied as it is\n", j->opt.model);
+        return;
+    }
     if (!j->tokenizer) {
         tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
         fprintf(stderr, "note: the tokenizer %s %s; it is copied as it is\n", j->tokenizer_path, what);
@@ -438,7 +446,12 @@ static void job_requests(Job *j) {
     if (!path) return;
     if (o->tokenizer || job_tokenizer_is_known(j)) job_open_tokenizer(j); // requests may hold ids alone
     if (j->tokenizer) job_check_vocabulary(j, 1);
-    requests_read(&j->requests, path, o->choices != NULL, j->tokenizer, j->config.V);
+    char what[UNSUPPORTED_BYTES], why_none[4096 + UNSUPPORTED_BYTES] = "there is none next to the model";
+    if (!j->tokenizer && j->tokenizer_text) {
+        tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
+        snprintf(why_none, sizeof why_none, "%s %s", j->tokenizer_path, what);
+    }
+    requests_read(&j->requests, path, o->choices != NULL, j->tokenizer, why_none, j->config.V);
     if (!trains && !option_given(o, "seq")) {
         int64_t default_tokens = (int64_t)o->batch * o->seq, longest = requests_longest(&j->requests);
         o->seq = (int)min_i64(round_up(longest, whole), j->config.max_positions / (2 * cp) * (2 * cp));
@@ -468,6 +481,9 @@ static void job_prompts(Job *j) {
     Options *o = &j->opt;
     job_read_tokenizer(j, option_given(o, "generate") ? "--generate" : "--prompts");
     job_sampling(j);
+    if (o->generate && utf8_valid_length(o->generate, strlen(o->generate)) < strlen(o->generate))
+        user_error("--generate: found invalid UTF-8 at byte %zu, expected a text in UTF-8",
+                   utf8_valid_length(o->generate, strlen(o->generate)));
     if (o->generate && (o->generate[0] || !o->prompts))
         prompts_add(&j->prompts, j->tokenizer, o->generate, strlen(o->generate), 0);
     if (o->prompts) prompts_read(&j->prompts, j->tokenizer, o->prompts);
@@ -992,6 +1008,7 @@ static void job_weights(Job *j) {
                    "whole directory",
                    o->model);
     if (o->adapters) adapters_open(&j->adapters, o->adapters, &j->table);
+    else if (j->has_weights) model_refuse_adapters(o->model);
     if (o->lora_rank)
         j->base_fingerprint =
             j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)o->seed);

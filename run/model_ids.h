@@ -135,15 +135,18 @@ static char *generation_config_text(const ModelIds *ids, char *text, size_t *len
         cJSON_Delete(json);
         return text;
     }
-    cJSON_DeleteItemFromObjectCaseSensitive(json, "eos_token_id");
-    cJSON_AddItemToObject(json, "eos_token_id", json_of_stop_tokens(&ids->eos));
+    // The rest stays as it is: printed again, 2.0 would be 2, which transformers refuses for some keys.
+    size_t value_length = 0;
+    const char *value = json_member_text(text, "eos_token_id", &value_length), *first = strchr(text, '{') + 1;
+    char *eos = json_text(json_of_stop_tokens(&ids->eos), 0), *changed;
+    FILE *f = text_stream_open(&changed, length);
+    if (value) fprintf(f, "%.*s%s%s", (int)(value - text), text, eos, value + value_length);
+    else fprintf(f, "%.*s\n  \"eos_token_id\": %s%s%s", (int)(first - text), text, eos, json->child ? "," : "", first);
+    text_stream_close(f);
+    cJSON_Delete(json);
+    free(eos);
     free(text);
-    text = json_text(json, 1);
-    size_t n = strlen(text);
-    text = (char *)checked_realloc(text, n + 2);
-    strcpy(text + n, "\n");
-    *length = n + 1;
-    return text;
+    return changed;
 }
 
 #endif

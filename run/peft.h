@@ -23,12 +23,22 @@ static void adapters_refuse_unless(const cJSON *json, const char *path, const ch
                wanted ? wanted : "false, null, or no such key");
 }
 
+/* Refuses a model with adapters in its own directory: transformers adds them, and --adapters says so here. */
+static void model_refuse_adapters(const char *model) {
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/adapter_config.json", model);
+    if (entry_exists(path))
+        user_error("%s is next to the model's weights, and transformers would add these adapters: give --adapters %s "
+                   "to do so, or move the file away to use the model alone",
+                   path, model);
+}
+
 /* Refuses adapters that were made together with another base model: PEFT changes the base when it loads them. */
 static void adapters_refuse_changed_base(const cJSON *json, const char *path) {
     static const char *const kinds[] = {"pissa", "olora", "corda", "loftq"};
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, "init_lora_weights");
     for (int i = 0; i < 4 && cJSON_IsString(item); i++)
-        if (!strncmp(item->valuestring, kinds[i], strlen(kinds[i])))
+        if (!strncasecmp(item->valuestring, kinds[i], strlen(kinds[i])))
             user_error("%s: \"init_lora_weights\" is \"%s\", with which PEFT changes the base model itself: save plain "
                        "LoRA adapters with save_pretrained(…, path_initial_model_for_weight_conversion=…)",
                        path, item->valuestring);

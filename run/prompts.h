@@ -79,7 +79,7 @@ static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text
     cJSON *json = json_parse_object(text, length, where, "one request per line");
     json_refuse_duplicates(json, where);
     if (json_has_zero_byte(text)) user_error("%s: found \\u0000 in a text, expected none: remove it", where);
-    const cJSON *item, *name = cJSON_GetObjectItemCaseSensitive(json, "id");
+    const cJSON *item;
     const char *prompt_text = request_text(json, where, "prompt");
     int has_ids = cJSON_GetObjectItemCaseSensitive(json, "prompt_ids") != NULL;
     cJSON_ArrayForEach(item, json) {
@@ -102,7 +102,7 @@ static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text
     s->top_p = json_number(json, where, "top_p", s->top_p, 1e-6, 1);
     s->top_k = json_integer(json, where, "top_k", 0, 0, INT32_MAX);
     s->seed = (uint64_t)json_whole_number(json, where, "seed", (double)s->seed, 0, 0x1p53);
-    if (name) prompt->name = request_name(name);
+    prompt->name = request_name(text);
     if (prompt_text) prompt_set_text(prompt, t, prompt_text, strlen(prompt_text));
     else {
         const cJSON *ids = json_ids(json, where, "prompt_ids", p->vocab_size);
@@ -114,10 +114,19 @@ static void prompts_add_request(Prompts *p, const Tokenizer *t, const char *text
     cJSON_Delete(json);
 }
 
+/* Do the files of this name hold JSON lines? */
+static int is_json_lines_name(const char *path) {
+    static const char *const ends[] = {".jsonl", ".json", ".ndjson", ".jsonlines", ".jl"};
+    size_t n = strlen(path);
+    for (int i = 0; i < 5; i++)
+        if (n > strlen(ends[i]) && !strcasecmp(path + n - strlen(ends[i]), ends[i])) return 1;
+    return 0;
+}
+
 /* Adds the lines of a file, without their ends, which may be those of Windows. Empty lines are skipped. */
 static void prompts_read(Prompts *p, const Tokenizer *t, const char *path) {
-    size_t n = strlen(path), room = 0;
-    int is_json = n > 6 && !strcmp(path + n - 6, ".jsonl"), before = p->count;
+    size_t room = 0;
+    int is_json = is_json_lines_name(path), before = p->count;
     const char *expected = is_json ? "a file of JSON lines, a request each" : "a text file with one prompt per line";
     FILE *f = input_open(path, expected);
     char *text = NULL, where[4200];
@@ -153,11 +162,13 @@ static void prompts_close(Prompts *p) {
     free(p->list);
 }
 
-/* Does generation end with this token? An id without a token ends it, too: there is nothing to print. */
-static int is_stop_token(const StopTokens *stop, const Tokenizer *t, int32_t id) {
+/* Does generation end with this token? An id without a token ends it, too: there is nothing to print. The answer to a
+ * request ends, as in transformers, only at the tokens that the model's files list, if they list any. */
+static int is_stop_token(const StopTokens *stop, const Tokenizer *t, int32_t id, int of_request) {
     for (int i = 0; i < stop->count; i++)
         if (stop->ids[i] == id) return 1;
-    return tokenizer_ends(t, id) || id >= t->vocab_size;
+    int is_listed_only = of_request && stop->count;
+    return (!is_listed_only && tokenizer_ends(t, id)) || id >= t->vocab_size;
 }
 
 #endif

@@ -50,6 +50,7 @@ typedef struct {
 
     // while reading
     const Tokenizer *tokenizer; // NULL: there is none
+    const char *why_none;       // the cause, while requests are read
     int vocab_size;             // of the model
     size_t ids_room, requests_room, tasks_room;
 } Requests;
@@ -134,9 +135,9 @@ static size_t length_without_space(const char *text) {
 static int request_add_texts(Requests *r, const char *where, const char *context, const char *continuation) {
     size_t before = r->num_ids, context_tokens = 1, length = length_without_space(context);
     if (!r->tokenizer)
-        user_error("%s: texts need a tokenizer, and there is none next to the model: give one with --tokenizer FILE, "
-                   "or give \"context_ids\" and \"continuation_ids\"",
-                   where);
+        user_error("%s: texts need a tokenizer, and %s: give one with --tokenizer FILE, or give \"context_ids\" and "
+                   "\"continuation_ids\"",
+                   where, r->why_none);
     int32_t front = r->tokenizer->front;
     if (!length || front != NO_TOKEN) request_add_id(r, front != NO_TOKEN ? front : r->tokenizer->eos);
     size_t text = r->num_ids;
@@ -159,8 +160,15 @@ static int request_add_texts(Requests *r, const char *where, const char *context
     return (int)(r->num_ids - before - context_tokens);
 }
 
-/* The value of "id" as JSON text, to be freed. */
-static char *request_name(const cJSON *name) { return json_text(cJSON_Duplicate(name, 1), 0); }
+/* The value of "id" as it stands in the line, to be freed; NULL: there is none. */
+static char *request_name(const char *line) {
+    size_t length;
+    const char *value = json_member_text(line, "id", &length);
+    if (!value) return NULL;
+    char *name = (char *)checked_malloc(length + 1);
+    snprintf(name, length + 1, "%s", value);
+    return name;
+}
 
 static ScoreRequest *request_add(Requests *r, int line) {
     r->requests =
@@ -184,11 +192,11 @@ static void request_complete(const Requests *r, ScoreRequest *request, const cha
 }
 
 /* {"id": …, "context": "…", "continuation": "…"}, or with "context_ids" and "continuation_ids". */
-static void read_score_request(Requests *r, const cJSON *json, const char *where, int line) {
+/* `text`: the line. */
+static void read_score_request(Requests *r, const char *text, const cJSON *json, const char *where, int line) {
     ScoreRequest *request = request_add(r, line);
     const char *context = request_text(json, where, "context");
     const char *continuation = request_text(json, where, "continuation");
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "id");
     int scored, has_ids = cJSON_GetObjectItemCaseSensitive(json, "context_ids") ||
                           cJSON_GetObjectItemCaseSensitive(json, "continuation_ids");
     if (has_ids ? context || continuation : !context || !continuation)
@@ -203,7 +211,7 @@ static void read_score_request(Requests *r, const cJSON *json, const char *where
         scored = request_add_texts(r, where, context, continuation);
     }
     request_complete(r, request, where, scored);
-    if (name) request->name = request_name(name);
+    request->name = request_name(text);
 }
 
 /* The number of the right ending: HellaSwag's files have it as a number or, in some copies, as a text. */
@@ -248,8 +256,9 @@ static void read_choice_task(Requests *r, const cJSON *json, const char *where, 
 // ---------------------------------------------------------------------------
 // all lines
 
-/* Reads all requests, or with `choices` all tasks. */
-static void requests_read(Requests *r, const char *path, int choices, const Tokenizer *tokenizer, int vocab_size) {
+/* Reads all requests, or with `choices` all tasks. `why_none`: the cause, if `tokenizer` is NULL. */
+static void requests_read(Requests *r, const char *path, int choices, const Tokenizer *tokenizer, const char *why_none,
+                          int vocab_size) {
     struct stat info;
     size_t length;
     char where[4200];
@@ -257,6 +266,7 @@ static void requests_read(Requests *r, const char *path, int choices, const Toke
     memset(r, 0, sizeof *r);
     r->path = path;
     r->tokenizer = tokenizer;
+    r->why_none = why_none;
     r->vocab_size = vocab_size;
     if (!stat(path, &info)) refuse_endless(path, &info, "a file of requests, one JSON object per line");
     char *text = read_file(path, &length);
@@ -276,10 +286,11 @@ static void requests_read(Requests *r, const char *path, int choices, const Toke
                        utf8_valid_length(at, (size_t)(end - at)));
         if (json_has_zero_byte(at)) user_error("%s: found \\u0000 in a text, expected none: remove it", where);
         if (choices) read_choice_task(r, json, where, line);
-        else read_score_request(r, json, where, line);
+        else read_score_request(r, at, json, where, line);
         cJSON_Delete(json);
     }
     free(text);
+    r->why_none = NULL;
     if (!r->count) user_error("%s holds no requests: expected one JSON object per line", path);
 }
 

@@ -292,6 +292,25 @@ static int tokenizer_fingerprints(const Tokenizer *t, uint8_t out[MOST_FINGERPRI
     return count;
 }
 
+/* Does the tokenizer.json at `json` say what the tokenizer.model at `model` says, because it was written for it? */
+static int tokenizer_json_repeats(const char *json, const char *model) {
+    char what[UNSUPPORTED_BYTES];
+    size_t json_length, model_length, length = 0;
+    char *text = tokenizer_read_file(model, &model_length), *found = tokenizer_read_file(json, &json_length);
+    char *written = NULL;
+    if (!text_is_json(text) && tokenizer_text_is_known(model, text, model_length, what)) {
+        Tokenizer *t = tokenizer_from_text(model, text, model_length);
+        if (tokenizer_fits_json(t)) written = tokenizer_json_text(t, &length);
+        tokenizer_close(t);
+    } else {
+        free(text);
+    }
+    int is_same = written && length == json_length && !memcmp(written, found, length);
+    free(written);
+    free(found);
+    return is_same;
+}
+
 // ---------------------------------------------------------------------------
 // tokenizer_config.json and generation_config.json
 
@@ -397,12 +416,29 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
     }
     int has_config = tokenizer_files_copy(all, path, "tokenizer_config.json", 1);
     int has_template = tokenizer_files_copy(all, path, "chat_template.jinja", 0);
+    tokenizer_files_copy(all, path, "special_tokens_map.json", 1);
     all->adds_front = t && t->front != NO_TOKEN;
     if (!t) return;
     tokenizer_files_find_template(all, path, t, has_config);
     if (has_config) return;
     char *config = tokenizer_config_text(t, has_template ? NULL : all->chat_template, max_positions, &size);
     tokenizer_files_add(all, "tokenizer_config.json", config, size);
+}
+
+/* A tokenizer without a tokenizer.json, which transformers makes one of when it loads the directory. */
+static void tokenizer_files_copy_slow(TokenizerFiles *all, const char *model) {
+    static const char *const names[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
+                                        "special_tokens_map.json"};
+    char path[4096 + 2];
+    snprintf(path, sizeof path, "%s/", model);
+    for (int i = 0; i < 5; i++)
+        if (!tokenizer_files_copy(all, path, names[i], strcmp(names[i], "merges.txt") != 0) && !i) return;
+}
+
+static int tokenizer_files_has(const TokenizerFiles *all, const char *name) {
+    for (int i = 0; i < all->count; i++)
+        if (!strcmp(all->files[i].name, name)) return 1;
+    return 0;
 }
 
 /* Reads or makes the files. `path` and `text` (length): the tokenizer's file; NULL: there is none. `t`: what was read
@@ -414,6 +450,7 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
     size_t size = 0;
     all->ids = model_ids_read(model);
     if (text) tokenizer_files_add_tokenizer(all, path, text, length, t, max_positions);
+    else if (model) tokenizer_files_copy_slow(all, model);
     model_ids_complete(&all->ids, t, all->form);
     if (model) snprintf(settings, sizeof settings, "%s/generation_config.json", model);
     if (model && entry_exists(settings)) {

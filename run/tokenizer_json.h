@@ -146,11 +146,14 @@ static void pre_tokenizer_name(const cJSON *pre_tokenizer, char what[UNSUPPORTED
 
 /* Is this a post-processor that puts at most one token in front of a text, whose name *front receives, and no other
  * token around it? */
-static int post_processor_is_known(const cJSON *post_processor, const char **front, char what[UNSUPPORTED_BYTES]) {
+static int post_processor_is_known(const cJSON *post_processor, const char **front, int32_t *id,
+                                   char what[UNSUPPORTED_BYTES]) {
     const cJSON *parts[MOST_PARTS], *piece;
     int count = component_parts(post_processor, "processors", parts);
     *front = NULL;
+    *id = NO_TOKEN;
     for (int i = 0; i < count; i++) {
+        int num_texts = 0;
         const char *type = i < MOST_PARTS ? component_type(parts[i]) : "Sequence";
         int is_behind = 0;
         if (strcmp(type, "TemplateProcessing") && strcmp(type, "ByteLevel")) {
@@ -164,8 +167,24 @@ static int post_processor_is_known(const cJSON *post_processor, const char **fro
                          name, is_behind ? "behind" : "and another token in front of");
                 return 0;
             }
-            if (name) *front = name;
             is_behind |= !name;
+            num_texts += !name;
+            if (!name) continue;
+            const cJSON *ids = json_get(json_get(json_get(parts[i], "special_tokens"), name), "ids");
+            *front = name;
+            if (cJSON_GetArraySize(ids) == 1 && cJSON_IsNumber(ids->child)) *id = ids->child->valueint;
+            if (ids && *id == NO_TOKEN) {
+                snprintf(what, UNSUPPORTED_BYTES,
+                         "the post-processor TemplateProcessing to put '%.80s', which is not "
+                         "one id, in front of a text",
+                         name);
+                return 0;
+            }
+        }
+        if (json_get(parts[i], "single") && num_texts != 1) {
+            snprintf(what, UNSUPPORTED_BYTES, "the post-processor TemplateProcessing to put a text %d times",
+                     num_texts);
+            return 0;
         }
     }
     return 1;
@@ -253,6 +272,7 @@ static int vocabulary_is_known(const cJSON *root, char what[UNSUPPORTED_BYTES]) 
 static int tokenizer_json_is_known(const cJSON *root, char what[UNSUPPORTED_BYTES]) {
     const cJSON *parts[MOST_PARTS];
     const char *front;
+    int32_t front_id;
     if (!model_is_known(json_get(root, "model"), what)) return 0;
     if (component_parts(json_get(root, "normalizer"), "normalizers", parts)) {
         snprintf(what, UNSUPPORTED_BYTES, "the normalizer '%.80s'", component_type(parts[0]));
@@ -262,7 +282,7 @@ static int tokenizer_json_is_known(const cJSON *root, char what[UNSUPPORTED_BYTE
         pre_tokenizer_name(json_get(root, "pre_tokenizer"), what);
         return 0;
     }
-    if (!post_processor_is_known(json_get(root, "post_processor"), &front, what)) return 0;
+    if (!post_processor_is_known(json_get(root, "post_processor"), &front, &front_id, what)) return 0;
     int decoders = component_parts(json_get(root, "decoder"), "decoders", parts);
     if (decoders > 1 || (decoders && !component_is(parts[0], "ByteLevel"))) {
         snprintf(what, UNSUPPORTED_BYTES, "the decoder '%.80s'", component_type(parts[0]));
@@ -509,11 +529,28 @@ static void path_beside(char *out, size_t size, const char *path, const char *na
     snprintf(out, size, "%.*s%s", slash ? (int)(slash + 1 - path) : 0, path, name);
 }
 
-/* The special token that `key` of a tokenizer_config.json names, as a text or as an object with "content". */
-static int32_t config_special(const Tokenizer *t, const cJSON *config, const char *key) {
-    const cJSON *item = json_get(config, key);
-    const char *name = json_string_or(cJSON_IsObject(item) ? json_get(item, "content") : item, "");
-    return tokenizer_special(t, name);
+/* The special token that `key` names, as a text or as an object with "content", in the tokenizer_config.json next to
+ * `path` or, failing that, in special_tokens_map.json. To be freed; NULL: neither names one. */
+static char *special_name_beside(const char *path, const char *key) {
+    static const char *const files[] = {"tokenizer_config.json", "special_tokens_map.json"};
+    char *found = NULL;
+    for (int i = 0; i < 2 && !found; i++) {
+        char source[4096];
+        path_beside(source, sizeof source, path, files[i]);
+        cJSON *json = json_read_object(source, "a JSON object of Hugging Face's");
+        const cJSON *item = json_get(json, key);
+        const char *name = json_string_or(cJSON_IsObject(item) ? json_get(item, "content") : item, "");
+        if (name[0]) found = checked_strdup(name);
+        cJSON_Delete(json);
+    }
+    return found;
+}
+
+static int32_t special_beside(const Tokenizer *t, const char *path, const char *key) {
+    char *name = special_name_beside(path, key);
+    int32_t id = name ? tokenizer_special(t, name) : NO_TOKEN;
+    free(name);
+    return id;
 }
 
 /* tokenizer.json does not say what its special tokens are for. Their names do for those that end a document or a turn
@@ -524,8 +561,7 @@ static void tokenizer_find_ends(Tokenizer *t, const char *path) {
                                            {"<|im_start|>", "<|endoftext|>", "<|im_end|>"}};
     char config_path[4096];
     path_beside(config_path, sizeof config_path, path, "tokenizer_config.json");
-    cJSON *config = json_read_object(config_path, "a Hugging Face tokenizer_config.json");
-    t->bos = t->front != NO_TOKEN ? t->front : config_special(t, config, "bos_token");
+    t->bos = t->front != NO_TOKEN ? t->front : special_beside(t, path, "bos_token");
     t->eos = t->eot = NO_TOKEN;
     for (int i = 0; i < 2 && t->eos == NO_TOKEN; i++) {
         t->eos = tokenizer_special(t, known[i][1]);
@@ -533,10 +569,9 @@ static void tokenizer_find_ends(Tokenizer *t, const char *path) {
         t->eot = tokenizer_special(t, known[i][2]);
         if (t->bos == NO_TOKEN) t->bos = tokenizer_special(t, known[i][0]);
     }
-    int32_t end = config_special(t, config, "eos_token");
+    int32_t end = special_beside(t, path, "eos_token");
     if (t->eos == NO_TOKEN) t->eos = end;
     else if (t->eot == NO_TOKEN && end != t->eos) t->eot = end;
-    cJSON_Delete(config);
     if (t->eos == NO_TOKEN)
         user_error("tokenizer %s does not say which token ends a document: expected the special token <|end_of_text|> "
                    "or <|endoftext|>, or one that \"eos_token\" names in %s",
@@ -550,9 +585,10 @@ static void tokenizer_find_ends(Tokenizer *t, const char *path) {
 static void tokenizer_find_front(Tokenizer *t, const char *path, const cJSON *post_processor) {
     char what[UNSUPPORTED_BYTES];
     const char *name;
-    post_processor_is_known(post_processor, &name, what);
-    t->front = name ? tokenizer_special(t, name) : NO_TOKEN;
-    if (name && t->front == NO_TOKEN)
+    int32_t id;
+    post_processor_is_known(post_processor, &name, &id, what);
+    t->front = name && id == NO_TOKEN ? tokenizer_special(t, name) : id;
+    if (name && (t->front == NO_TOKEN || t->front >= t->vocab_size))
         user_error("tokenizer %s: the post-processor puts '%.80s' in front of a text, and \"added_tokens\" has no such "
                    "special token",
                    path, name);

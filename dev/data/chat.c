@@ -34,17 +34,6 @@ static int is_empty(const cJSON *item) {
     return cJSON_IsNull(item) || ((cJSON_IsArray(item) || cJSON_IsObject(item)) && !item->child);
 }
 
-/* Refuses keys next to the messages that the templates here cannot render, because dropping them would change the
- * conversation. Other keys, such as an id or a source, are ignored. */
-static void refuse_unrendered_keys(const char *at, const cJSON *conversation) {
-    static const char *const keys[] = {"tools", "functions", "documents", "system"};
-    for (int i = 0; i < 4; i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(conversation, keys[i]);
-        if (item && !is_empty(item))
-            refuse(at, "\"%s\" cannot be rendered by the template: leave such conversations out", keys[i]);
-    }
-}
-
 /* What is known of the keys by which data sets switch the loss of a message on or off. */
 typedef struct {
     const char *key;
@@ -53,6 +42,21 @@ typedef struct {
 static const LossKey loss_keys[] = {{"weight", 0},    {"loss_weight", 0}, {"loss_mask", 0}, {"loss", 0},  {"train", 0},
                                     {"trainable", 0}, {"training", 0},    {"masked", 1},    {"ignore", 1}};
 enum { LOSS_KEYS = sizeof loss_keys / sizeof *loss_keys };
+
+/* Refuses keys next to the messages that the templates here cannot render, because dropping them would change the
+ * conversation. Other keys, such as an id or a source, are ignored. */
+static void refuse_unrendered_keys(const char *at, const cJSON *conversation) {
+    static const char *const keys[] = {"tools",         "functions", "documents", "system",
+                                       "system_prompt", "images",    "videos",    "chat_template_kwargs"};
+    for (int i = 0; i < 8; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(conversation, keys[i]);
+        if (item && !is_empty(item))
+            refuse(at, "\"%s\" cannot be rendered by the template: leave such conversations out", keys[i]);
+    }
+    for (int k = 0; k < LOSS_KEYS; k++)
+        if (cJSON_GetObjectItemCaseSensitive(conversation, loss_keys[k].key))
+            refuse(at, "\"%s\" beside the messages has no effect: put it into each message", loss_keys[k].key);
+}
 
 /* Is the message one that the model is trained to say? Refuses keys that would be dropped: they may change what the
  * message means. */

@@ -38,6 +38,11 @@ def files_of(paths):
         yield from found
 
 
+# Columns that change what a conversation means, as keys beside "messages" do.
+BESIDE_MESSAGES = ["tools", "functions", "documents", "system", "system_prompt", "images", "videos",
+                   "chat_template_kwargs"]  # fmt: skip
+
+
 def line_of(value, where):
     """The object of a row: a text, or a conversation. What says nothing in a message is left out."""
     if isinstance(value, str):
@@ -65,20 +70,28 @@ def write_lines(paths, field, out):
                     die(f"{path} is a Git LFS pointer: run git lfs pull in its repository")
             file = pyarrow.parquet.ParquetFile(path)
             names = file.schema_arrow.names
+            unread = [name for name in BESIDE_MESSAGES if name in names and name != field]
             if field not in names:
                 die(f"{path} has no column '{field}', only {', '.join(names)}: choose one with --field")
-            for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
-                for value in batch.column(0).to_pylist():
+            for batch in file.iter_batches(batch_size=ROWS, columns=[field, *unread]):
+                columns = batch.to_pydict()
+                for number, value in enumerate(columns[field]):
                     rows += 1
                     row += 1
                     if value is not None and not isinstance(value, str) and not is_conversation(value):
-                        kind = batch.schema.field(0).type
+                        kind = batch.schema.field(field).type
                         die(f"{path}: column '{field}' is of type {kind}, expected text, or lists of messages")
                     if not value:
                         skipped += 1
                         continue
-                    line = line_of(value, f"{path}, row {row} (the first is 0)")
-                    out.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+                    where = f"{path}, row {row} (the first is 0)"
+                    line = line_of(value, where)
+                    if "messages" in line:  # the reader of the lines refuses what it cannot render
+                        line |= {name: columns[name][number] for name in unread if columns[name][number]}
+                    try:
+                        out.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+                    except TypeError as error:
+                        die(f"{where}: {error}: remove the value, or convert the rows yourself")
         except (OSError, pyarrow.ArrowException, UnicodeError) as error:
             if isinstance(error, BrokenPipeError):
                 raise

@@ -188,7 +188,7 @@ static void fuzz_requests(Bytes in) {
     Requests r;
     int choices = next_byte(&in) == 'c';
     const Tokenizer *t = chat_tokenizer(1);
-    requests_read(&r, give("requests.jsonl", in.at, in.left), choices, t, t->vocab_size);
+    requests_read(&r, give("requests.jsonl", in.at, in.left), choices, t, NULL, t->vocab_size);
     requests_cut(&r, FUZZ_SEQ);
     requests_make_batches(&r, FUZZ_BATCH, FUZZ_SEQ, 0);
     held.taken = 1;

@@ -30,7 +30,9 @@ SAMPLING = ("top_p", "top_k")
 UNSUPPORTED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0,
                "min_new_tokens": None, "min_length": 0, "bad_words_ids": None, "suppress_tokens": None,
                "forced_bos_token_id": None, "forced_eos_token_id": None, "penalty_alpha": None, "epsilon_cutoff": 0.0,
-               "eta_cutoff": 0.0, "encoder_no_repeat_ngram_size": 0, "sequence_bias": None}  # fmt: skip
+               "eta_cutoff": 0.0, "encoder_no_repeat_ngram_size": 0, "sequence_bias": None,
+               "guidance_scale": None, "exponential_decay_length_penalty": None, "begin_suppress_tokens": None,
+               "stop_strings": None, "top_h": None}  # fmt: skip
 
 
 def run(command):
@@ -65,12 +67,13 @@ class Llama3InC(TemplateLM):
     def generation_defaults(model):
         """Sampling as the model's generation_config.json, or transformers, has it; what else it asks for is refused."""
         if not (Path(model) / "generation_config.json").exists():
-            return {"top_p": 1.0, "top_k": 50}
+            return {"top_p": 1.0, "top_k": 50, "max_new_tokens": None}
         config = transformers.GenerationConfig.from_pretrained(model).to_dict()
         for key, neutral in UNSUPPORTED.items():
             if config.get(key) not in (None, neutral):
                 sys.exit(f"{model}/generation_config.json: \"{key}\" is {config[key]}, which is not supported")
-        return {"top_p": config.get("top_p") or 1.0, "top_k": 50 if config.get("top_k") is None else config["top_k"]}
+        return {"top_p": config.get("top_p") or 1.0, "top_k": 50 if config.get("top_k") is None else config["top_k"],
+                "max_new_tokens": config.get("max_new_tokens")}  # fmt: skip
 
     @property
     def eot_token_id(self):
@@ -151,7 +154,8 @@ class Llama3InC(TemplateLM):
             sys.exit(f"the task generates {new} tokens, and the model has {self.max_length} positions")
         ids = self.tok_encode(context) or [self.prefix_token_id]
         self.generated += 1
-        request = {"prompt_ids": ids[new - self.max_length :], "max_tokens": new, "temperature": 0.0}
+        longest = self.generation["max_new_tokens"] or new  # it comes before the task's number, as in transformers
+        request = {"prompt_ids": ids[new - self.max_length :], "max_tokens": longest, "temperature": 0.0}
         if samples:
             request |= sampling | {"temperature": temperature, "seed": self.generated}
         return request, until

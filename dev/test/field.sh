@@ -295,7 +295,7 @@ adapters() {
     run --model base --data w.tok --seq 16 --batch 1 --steps 1 --lora-rank 2 --export adapted >said 2>&1
     equal "the base model's path is in the adapters" '"base"' \
         "$(field adapted/adapter_config.json base_model_name_or_path)"
-    for kind in pissa pissa_niter_4 olora corda loftq; do
+    for kind in pissa pissa_niter_4 olora OLoRA corda loftq; do
         cp -r adapted "a-$kind" && sed -i 's/"r": 2,/"r": 2, "init_lora_weights": "'$kind'",/' \
             "a-$kind/adapter_config.json"
         says "adapters of $kind, which change the base, are refused" 1 \
@@ -460,7 +460,101 @@ for _ in range(20): print(json.dumps({"messages": [question, {"role": "assistant
     says "a recipe's empty rope_scaling is none" 0 "step" run --model y --recipe recipe.json
 }
 
-for section in ${2:-ends front one_end weights_of_others rope templates adapters conversations corpora others}; do \
+# ---------------------------------------------------------------- what a file says beside what is usual
+# changed FILE STATEMENT : runs Python's statement on the JSON object `t` of a file
+changed() {
+    python3 -c 'import json, sys
+t = json.load(open(sys.argv[1]))
+exec(sys.argv[2])
+json.dump(t, open(sys.argv[1], "w"))' "$@"
+}
+
+unusual() {
+    local end
+    files model stops --specials "$llama3,<|stop|>" --config '{"eos_token_id": 261}' \
+        --tokenizer-config "$(json "eos_token=<|stop|>")"
+    run --model stops --export stops.gguf >said 2>&1
+    equal "a GGUF's eos_token_id is the model's" 261 "$(python3 - stops.gguf <<'END'
+import sys, struct
+b = open(sys.argv[1], "rb").read()
+at = b.index(b"ggml.eos_token_id")
+print(struct.unpack_from("<I", b, at + 17 + 4)[0])
+END
+)"
+    files model both --specials "$llama3" --front "<|begin_of_text|>" --tokenizer-config \
+        "$(json "eos_token=<|end_of_text|>")"
+    python3 -c 'import base64
+for i in range(256): print(base64.b64encode(bytes([255 - i])).decode(), i)' >both/tokenizer.model
+    printf '%s\n' '{"context":"a b","continuation":" c"}' \
+        '{"context_ids":[256,64,220,65],"continuation_ids":[220,66]}' >q.jsonl
+    run --model both --score q.jsonl >scores 2>err
+    equal "tokenizer.json comes before another tokenizer.model" "$(sed -n 2p scores)" "$(sed -n 1p scores)"
+    printf '\n\016\n\005<unk>\025\0\0\0\0\030\002' >both/tokenizer.model
+    run --model both --export bothed >said 2>&1
+    equal "an export has the tokenizer.json that is next to a SentencePiece model" "$(cksum <both/tokenizer.json)" \
+        "$(cksum <bothed/tokenizer.json)"
+    printf '{"id":%s,"context_ids":[1],"continuation_ids":[2]}\n' 1234567890123456789 8000000000000001 1.50 >q.jsonl
+    run --model both --score q.jsonl >scores 2>err
+    equal "the id of a request keeps all its digits" "1234567890123456789 8000000000000001 1.50" \
+        "$(sed 's/.*"id":\([^,]*\),.*/\1/' scores | xargs)"
+    echo '{"prompt_ids":[64],"temperature":0,"max_tokens":2}' >p.jsonl
+    run --model both --prompts p.jsonl >answers 2>err
+    for end in JSONL ndjson json; do
+        cp p.jsonl p.$end
+        equal "--prompts FILE.$end is JSON lines" "$(cat answers)" "$(run --model both --prompts p.$end 2>err)"
+    done
+    says "--generate refuses invalid UTF-8" 1 "--generate: found invalid UTF-8 at byte 1" run --model both --generate \
+        $'a\xff'
+    files model ends --specials "$llama3" --says "<|eot_id|>" --config '{"eos_token_id": 257}'
+    run --model ends --prompts p.jsonl >answers 2>err
+    equal "the answer to a request ends only where the model's files say so" '{"text":"","ids":[260,260]}' \
+        "$(cat answers)"
+    echo '{"bos_token":"<|begin_of_text|>","eos_token":"<|eot_id|>"}' >ends/special_tokens_map.json
+    echo '{"eos_token_id":7,"temperature":2.0}' >ends/generation_config.json
+    run --model ends --export ended >said 2>&1
+    equal "special_tokens_map.json is in an export" "$(cat ends/special_tokens_map.json)" \
+        "$(cat ended/special_tokens_map.json)"
+    says "generation_config.json keeps the form of its numbers when an id is added" 0 \
+        '^\{"eos_token_id":\[257,7,260\],"temperature":2.0\}$' cat ended/generation_config.json
+    rm ends/tokenizer.json && echo '{"a": 0}' >ends/vocab.json && echo '#version: 0.2' >ends/merges.txt
+    says "a tokenizer of vocab.json and merges.txt is copied, and a note says so" 0 \
+        "note: the tokenizer vocab.json and merges.txt" run --model ends --export slow
+    equal "both files are in the export" "a tokenizer" "$(cmp ends/vocab.json slow/vocab.json && cmp ends/merges.txt \
+        slow/merges.txt && echo a tokenizer)"
+
+    # templates and post-processors
+    echo '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}' >talk.jsonl
+    files model llama --specials "$llama3" --tokenizer-config "$(json "bos_token=<|end_of_text|>")"
+    run --model llama --export talker >said 2>&1
+    rm -f talk.tok && "$tools/chat" --tokenizer talker/tokenizer.json --out-train talk.tok talk.jsonl >said 2>&1
+    equal "a template's bos_token is that of tokenizer_config.json" 257 "$(od -An -v -tu2 -j192 -N2 talk.tok | xargs)"
+    changed talker/tokenizer_config.json 't.pop("bos_token")'
+    says "a template that needs a bos_token is refused without one" 1 'names no "bos_token"' "$tools/chat" --tokenizer \
+        talker/tokenizer.json --out-train unread.tok talk.jsonl
+    changed both/tokenizer.json 't["post_processor"]["special_tokens"]["<|begin_of_text|>"]["ids"] = [257]'
+    rm both/tokenizer.model
+    printf '%s\n' '{"context":"a","continuation":"b"}' '{"context_ids":[257,64],"continuation_ids":[65]}' >q.jsonl
+    run --model both --score q.jsonl >scores 2>err
+    equal "the front has the id that the post-processor gives" "$(sed -n 2p scores)" "$(sed -n 1p scores)"
+    changed both/tokenizer.json 't["post_processor"]["single"].pop()'
+    says "a post-processor that drops the text is refused, with the cause" 1 \
+        "texts need a tokenizer, and both/tokenizer.json needs .* to put a text 0 times" run \
+        --model both --score q.jsonl
+
+    # adapters and conversations
+    mkdir -p llama && echo '{"peft_type":"LORA"}' >llama/adapter_config.json
+    says "adapters in the model's own directory are not passed over" 1 "give --adapters llama to do so" \
+        run --model llama --score q.jsonl
+    rm llama/adapter_config.json
+    for end in '"images":["a.png"]' '"weight":0' '"chat_template_kwargs":{"a":1}'; do
+        echo '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],'"$end}" >talk.jsonl
+        says "$end beside the messages is refused" 1 "${end%%:*} (cannot be rendered|beside the messages has no)" \
+            "$tools/chat" --tokenizer llama/tokenizer.json --out-train unread.tok talk.jsonl
+    done
+}
+
+for section in ${2:-ends front one_end weights_of_others rope templates adapters conversations corpora others \
+    unusual}; do
     $section; done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -194,9 +194,12 @@ static void test_stop_tokens(const Tokenizer *t) {
     mkdir(model, 0755);
     write_text(path, "{\"eos_token_id\": [7, 9, 100000]}");
     StopTokens stop = model_ids_read(model).eos;
-    int right = stop.count == 3 && is_stop_token(&stop, t, 7) && is_stop_token(&stop, t, 9);
-    right = right && !is_stop_token(&stop, t, 8) && is_stop_token(&stop, t, t->eos) && is_stop_token(&stop, t, t->eot);
-    right = right && is_stop_token(&stop, t, t->vocab_size);
+    int right = stop.count == 3 && is_stop_token(&stop, t, 7, 0) && is_stop_token(&stop, t, 9, 0);
+    right = right && !is_stop_token(&stop, t, 8, 0) && is_stop_token(&stop, t, t->eos, 0) &&
+            is_stop_token(&stop, t, t->eot, 0);
+    right = right && is_stop_token(&stop, t, t->vocab_size, 0);
+    right =
+        right && is_stop_token(&stop, t, 7, 1) && !is_stop_token(&stop, t, t->eot, 1); // requests: only what is listed
     write_text(scratch_path("stopping/config.json"), "{\"eos_token_id\": 8}");
     stop = model_ids_read(model).eos;
     right = right && stop.count == 4 && stop.ids[0] == 8 && stop.ids[3] == 100000;

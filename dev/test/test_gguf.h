@@ -8,8 +8,8 @@ static const char *write_gguf_tokenizer(void) {
     fprintf(f, "{\"version\":\"1.0\",\"added_tokens\":[" JSON_TOKEN("27", "<|endoftext|>") "," JSON_TOKEN(
                    "28", "<|im_start|>") "],\"normalizer\":null,\"pre_tokenizer\":" JSON_SPLIT
                                          ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{"
-                                         "\"SpecialToken\":{\"id\":"
-                                         "\"<|im_start|>\"}}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{"
+                                         "\"SpecialToken\":{\"id\":\"<|im_start|>\"}},{\"Sequence\":{\"id\":\"A\"}}]},"
+                                         "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{"
                                          "\"type\":\"BPE\",\"vocab\":{");
     for (char c = 'a'; c <= 'z'; c++) fprintf(f, "\"%c\":%d,", c, c - 'a');
     fprintf(f, "\"ab\":26},\"merges\":[\"a b\"]}}\n");
@@ -261,7 +261,7 @@ static void test_gguf_contents(const char *fixture, int d) {
     CHECK(name,
           strstr(r->text, ",z,ab,<|endoftext|>,<|im_start|>,[PAD29],") && strstr(r->text, ",1,1,1,3,3,5,5,") &&
               strstr(r->text, "tokenizer.ggml.merges=a b,;tokenizer.ggml.bos_token_id=28,;"
-                              "tokenizer.ggml.eos_token_id=27,;tokenizer.ggml.add_bos_token=1,;"),
+                              "tokenizer.ggml.eos_token_id=1,;tokenizer.ggml.add_bos_token=1,;"), // that of config.json
           "%.300s", strstr(r->text, "tokenizer.ggml.tokens"));
     st_close(&weights);
     free(r->bytes);

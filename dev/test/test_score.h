@@ -197,7 +197,7 @@ static void test_choices(void) {
     fclose(f);
     Tokenizer *t = small_tokenizer();
     Requests r;
-    requests_read(&r, path, 1, t, 6);
+    requests_read(&r, path, 1, t, NULL, 6);
     CHECK("tasks with several endings",
           r.num_tasks == 2 && r.count == 5 && r.tasks[1].label == 2 && r.tasks[1].first == 2 &&
               r.requests[1].ending_bytes == 4 && r.requests[2].ending_bytes == 2,

@@ -83,7 +83,8 @@ static void test_json_ids(const char *path) {
     tokenizer_close(t);
     t = open_test_json(path, "\"post_processor\":null",
                        "\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"},{\"type\":"
-                       "\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<|im_start|>\",\"type_id\":0}}]}"
+                       "\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<|im_start|>\",\"type_id\":0}},"
+                       "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}]}"
                        "]}");
     expect_ids(t, "tokenizer.json: what a post-processor adds around a text is left out", "ab", "257");
     tokenizer_close(t);
