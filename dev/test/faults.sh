@@ -101,7 +101,11 @@ build_all() {
     echo "$((${#programs[@]} + ${#alone[@]})) builds in $((SECONDS - start)) s"
 }
 
-for i in "${!name[@]}"; do programs[${build[i]}]+=" $(program_of "${build[i]}" "${group[i]}")"; done
+for i in "${!name[@]}"; do
+    program=$(program_of "${build[i]}" "${group[i]}")
+    programs[${build[i]}]+=" $program"
+    case $program in build/cpu-*/train_llama3) programs[${build[i]}]+=" ${program%/*}/tokens_llama3" ;; esac # of suites
+done
 for b in "${!programs[@]}"; do
     copy_source "$work/$b"
     while IFS=$'\t' read -r i reason; do

@@ -7,7 +7,7 @@ failing='FAIL|failure:|CUDA on a CPU:'
 copy_source() {
     mkdir -p "$1/dev"
     cp ./*.h ./*.cu Makefile "$1/"
-    cp -r lib run plan "$1/"
+    cp -r lib run plan programs "$1/"
     cp -r dev/*.mk dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu dev/kernels "$1/dev/"
 }
 
