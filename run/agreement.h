@@ -37,7 +37,7 @@ typedef struct {
     uint64_t options;  // hash of the options, the recipe, the checkpoint and the headers of the data
     uint64_t contents; // data_contents of --data and --val
     uint64_t requests; // hash of the file of --score or --choices
-    uint64_t program;  // hash of the program's file
+    uint64_t program;  // hash_of_program
     char processor[64];
 } RankStart;
 
@@ -54,9 +54,15 @@ static uint64_t hash_of_options(const Job *j) {
     return hash_bytes(h, &j->recipe.fingerprint, sizeof j->recipe.fingerprint) ^ j->resume_from.fingerprint;
 }
 
-static uint64_t hash_of_program(void) {
+/* The hash of the program that trains: this one or, for check_hosts, the train_llama3 next to it, if there is one. */
+static uint64_t hash_of_program(Program running) {
+    static const char own[] = "/proc/self/exe";
+    char path[4096], beside[4096];
+    ssize_t n = running == CHECK_HOSTS ? readlink(own, path, sizeof path - 1) : -1;
     size_t length;
-    char *program = read_file("/proc/self/exe", &length);
+    path[max_i64(n, 0)] = 0;
+    path_beside(beside, sizeof beside, path, CUDA_BUILD ? "train_llama3_cuda" : "train_llama3");
+    char *program = read_file(n > 0 && entry_exists(beside) ? beside : own, &length);
     uint64_t h = program ? hash_bytes(HASH_START, program, length) : 0;
     free(program);
     return h;
@@ -97,7 +103,7 @@ static RankStart *gather_starts(Comm *comm, const Job *j) {
     mine.options = hash_of_options(j);
     mine.contents = mix64(data_contents(&j->data)) ^ data_contents(&j->val);
     mine.requests = j->requests.hash;
-    if (run_hosts.count > 1) mine.program = hash_of_program();
+    if (run_hosts.count > 1) mine.program = hash_of_program(j->opt.program);
     read_processor(mine.processor, sizeof mine.processor);
     all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
     return all;

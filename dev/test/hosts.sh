@@ -279,7 +279,7 @@ check_hosts() {
             "^problem: the token files of rank [0-9] on host $last have the size .*other contents" \
             --data /tmp/text/train.tok
         on "$last" sh -c "cp $program /tmp/other && printf x >>/tmp/other && mount --bind /tmp/other $program"
-        preflight "another build on a host" "$launcher" 1 "^problem: host $last runs another build"
+        preflight "another build on a host" "$launcher" 1 "^problem: host $last has another build"
         on "$last" umount "$program"
         preflight "--out that hosts do not share" "$launcher" 1 "^problem: --out /tmp/unshared on host $last is not" \
             --out /tmp/unshared
