@@ -15,7 +15,7 @@ build/book/venv/installed:
 
 # the commands of all chapters, or of PAGE=NN
 book-test: deps
-	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/train_llama3 build/cpu-fp32/plan_llama3
+	@$(MAKE) --no-print-directory PRECISION=fp32 $(addprefix build/cpu-fp32/,train_llama3 plan_llama3 tokens_llama3)
 	@$(MAKE) --no-print-directory PRECISION=bf16 build/cpu-bf16/plan_llama3
 	@dev/test/book.sh $(PAGE)
 

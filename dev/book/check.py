@@ -35,6 +35,7 @@ from links import COMMENT, FENCE, Tree, without
 BOOK = TOP / "docs" / "book"
 SCRATCH = TOP / "build" / "book" / "run"
 PROGRAMS = TOP / "build" / "cpu-fp32"
+PROGRAM_NAMES = ("train_llama3", "plan_llama3", "tokens_llama3")
 SIZES = (*where("llama3_presets"), "dev/clusters/h100-8.json")  # sizes of models, rates of GPUs: known on every page
 LIMIT = 300  # seconds that one command may take
 # what Open MPI asks of root, and of machines with fewer cores than ranks
@@ -228,9 +229,9 @@ def folder():
     shutil.rmtree(SCRATCH, ignore_errors=True)
     (SCRATCH / "out").mkdir(parents=True)
     for entry in TOP.iterdir():
-        if entry.name not in ("out", ".git", "train_llama3", "plan_llama3"):
+        if entry.name not in ("out", ".git", *PROGRAM_NAMES):
             (SCRATCH / entry.name).symlink_to(entry)
-    for program in ("train_llama3", "plan_llama3"):
+    for program in PROGRAM_NAMES:
         (SCRATCH / program).symlink_to(PROGRAMS / program)
     return SCRATCH
 
@@ -304,7 +305,7 @@ def main(arguments):
     if not chosen:
         sys.exit(f"error: no page of docs/book begins with {' or '.join(arguments[1:]) or 'anything'}")
     if arguments[:1] == ["run"]:
-        for program in ("train_llama3", "plan_llama3"):
+        for program in PROGRAM_NAMES:
             if not (PROGRAMS / program).is_file():
                 sys.exit(f"error: {program} is missing in {PROGRAMS.relative_to(TOP)}: `make book-test` builds it")
     report = Report()
