@@ -34,7 +34,7 @@
  *
  * So a rank always has 16 / N bytes per parameter (four arrays of fp32), and the activations and work buffers of its
  * own sequence, which ZeRO-3 does not divide; the largest are the logits or, for a large T, the attention probabilities
- * of all blocks, which the trainer never stores. While a block runs forward, the rank also has the block's weights in
+ * of all blocks (train_llama3 never stores either whole). While a block runs forward, the rank also has the block's weights in
  * full size (4 bytes per parameter of the block), and while it runs backward, and for the head, the weights and the
  * gradient (8). With E, B and H elements in the embedding, a block and the head, padding included, each rank receives
  * 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step besides the three numbers: of each unit its weights and its
@@ -680,11 +680,11 @@ static uint64_t random_bits(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Element i of a random permutation of 0 to n - 1, without a table; any shuffle would do that all ranks agree on, and
- * how this one works may be skipped. A Feistel network (Luby and Rackoff 1988) mixes
- * the two halves of a number's bits and can be undone, so it permutes all numbers of that many bits. A result that is
- * not below n is permuted again. That ends: repeating a permutation leads from i back to i, which is below n. And no
- * two i get the same result, because every number is the image of only one other. */
+/* Element i of a random permutation of 0 to n - 1, without a table. How it works may be skipped: any shuffle would do on
+ * which all ranks agree. A Feistel network (Luby and Rackoff 1988) mixes the two halves of a number's bits and can be
+ * undone, so it permutes all numbers of that many bits. A result that is not below n is permuted again. That ends:
+ * repeating a permutation leads from i back to i, which is below n. And no two i get the same result, because every
+ * number is the image of only one other. */
 static int64_t permuted(int64_t i, int64_t n, uint64_t seed) {
     int bits = 1; // of each half
     while (n > (int64_t)1 << 2 * bits) bits++;
