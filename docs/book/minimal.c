@@ -34,10 +34,10 @@
  *
  * So a rank always has 16 / N bytes per parameter (four arrays of fp32), and the activations and work buffers of its
  * own sequence, which ZeRO-3 does not divide; the largest are the logits or, for a large T, the attention probabilities
- * of all blocks (train_llama3 never stores either whole). While a block runs forward, the rank also has the block's weights in
- * full size (4 bytes per parameter of the block), and while it runs backward, and for the head, the weights and the
- * gradient (8). With E, B and H elements in the embedding, a block and the head, padding included, each rank receives
- * 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step besides the three numbers: of each unit its weights and its
+ * of all blocks (train_llama3 never stores either whole). While a block runs forward, the rank also has the block's
+ * weights in full size (4 bytes per parameter of the block), and while it runs backward, and for the head, the weights
+ * and the gradient (8). With E, B and H elements in the embedding, a block and the head, padding included, each rank
+ * receives 4 (N - 1) / N (2 E + 3 L B + 2 H) bytes per step besides the three numbers: of each unit its weights and its
  * gradient, of each block the weights twice. That is about 12 P (N - 1) / N for P parameters, nearly all in blocks.
  * Plain data parallelism receives 8 P (N - 1) / N, since its all-reduce is a reduce-scatter of the gradient and then an
  * all-gather. The second all-gather of the blocks, half as much again, is the price of the memory.
@@ -680,9 +680,9 @@ static uint64_t random_bits(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Element i of a random permutation of 0 to n - 1, without a table. How it works may be skipped: any shuffle would do on
- * which all ranks agree. A Feistel network (Luby and Rackoff 1988) mixes the two halves of a number's bits and can be
- * undone, so it permutes all numbers of that many bits. A result that is not below n is permuted again. That ends:
+/* Element i of a random permutation of 0 to n - 1, without a table. How it works may be skipped: any shuffle would do
+ * on which all ranks agree. A Feistel network (Luby and Rackoff 1988) mixes the two halves of a number's bits and can
+ * be undone, so it permutes all numbers of that many bits. A result that is not below n is permuted again. That ends:
  * repeating a permutation leads from i back to i, which is below n. And no two i get the same result, because every
  * number is the image of only one other. */
 static int64_t permuted(int64_t i, int64_t n, uint64_t seed) {
