@@ -89,8 +89,8 @@ $(BUILD)/train_llama3.o: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 $(BUILD)/plan_llama3.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -ffp-contract=off -Wno-unused-function -c $< -o $@
 
-$(BUILD)/check_hosts.o $(BUILD)/tokens_llama3.o: $(BUILD)/%.o: programs/%.cu train_llama3.cu $(HEADERS) \
-		$(BUILD)/flags | needed
+$(BUILD)/check_hosts.o: train_llama3.cu
+$(BUILD)/check_hosts.o $(BUILD)/tokens_llama3.o: $(BUILD)/%.o: programs/%.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -c $< -o $@
 
 $(BUILD)/train_llama3 $(OTHER_PROGRAMS:%=$(BUILD)/%): %: %.o $(BUILD)/commit.o

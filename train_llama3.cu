@@ -35,14 +35,13 @@
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
-#include "run/spinning.h"          // defines: limit_spinning
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file, stage_json
 #include "run/matmul_rate.h"       // defines: matmul_rate
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
-#include "run/launch.h"            // defines: launch
+#include "run/launch.h"            // defines: process_begin, launch
 #include "run/help.h"              // defines: help_or_version
 
 // ---------------------------------------------------------------------------
@@ -868,14 +867,8 @@ static void rank_main(Job *j, int rank) {
 
 #ifndef TESTING
 int main(int argc, char **argv) {
-    if (!CUDA_BUILD) limit_spinning(argv);
-    output_prepare();
-    int process = rank_of_launcher();
-    process_end.process = process;
-    process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
-    static Job job;        // large for a small stack
-    job.opt = options_parse(argc, argv);
-    device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
+    static Job job; // large for a small stack
+    int process = process_begin(&job, argc, argv, TRAIN_LLAMA3);
     if (help_or_version(&job.opt, process == 0, TRAIN_LLAMA3)) return 0;
     int trains = options_train(&job.opt) && !job.opt.plan;
     signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);

@@ -284,15 +284,8 @@ static void check_hosts(Job *j, int rank) {
 
 #ifndef TESTING_PROGRAM
 int main(int argc, char **argv) {
-    if (!CUDA_BUILD) limit_spinning(argv);
-    output_prepare();
-    int process = rank_of_launcher();
-    process_end.process = process;
-    process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
-    static Job job;        // large for a small stack
-    job.opt = options_parse(argc, argv);
-    job.opt.program = CHECK_HOSTS;
-    device_prepare_process(launched_by_mpi() || job.opt.ranks > 1);
+    static Job job; // large for a small stack
+    int process = process_begin(&job, argc, argv, CHECK_HOSTS);
     if (help_or_version(&job.opt, process == 0, CHECK_HOSTS)) return 0;
     signals_install_for_start(0, under_mpirun(), launched_by_mpi(), process == 0);
     check_hosts_limits(&job.opt);

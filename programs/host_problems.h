@@ -179,7 +179,7 @@ static void check_starts(HostCheck *h) {
     for (int host = 1; host < run_hosts.count; host++) {
         const RankStart *other = &h->starts[run_hosts.hosts[host].first_rank];
         if (other->program != h->starts[0].program)
-            problem(h, "host %s has another build of train_llama3 than host %s: copy one build to all hosts",
+            problem(h, "host %s has another build of the program than host %s: copy one build to all hosts",
                     run_hosts.hosts[host].name, run_hosts.hosts[0].name);
         if (strcmp(other->processor, h->starts[0].processor))
             printf("note: host %s has another processor (%s) than host %s (%s): results may differ in the last bits\n",

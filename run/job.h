@@ -481,9 +481,9 @@ static void job_prompts(Job *j) {
     Options *o = &j->opt;
     job_read_tokenizer(j, option_given(o, "generate") ? "--generate" : "--prompts");
     job_sampling(j);
-    if (o->generate && utf8_valid_length(o->generate, strlen(o->generate)) < strlen(o->generate))
-        user_error("--generate: found invalid UTF-8 at byte %zu, expected a text in UTF-8",
-                   utf8_valid_length(o->generate, strlen(o->generate)));
+    size_t valid = o->generate ? utf8_valid_length(o->generate, strlen(o->generate)) : 0;
+    if (o->generate && o->generate[valid])
+        user_error("--generate: found invalid UTF-8 at byte %zu, expected a text in UTF-8", valid);
     if (o->generate && (o->generate[0] || !o->prompts))
         prompts_add(&j->prompts, j->tokenizer, o->generate, strlen(o->generate), 0);
     if (o->prompts) prompts_read(&j->prompts, j->tokenizer, o->prompts);

@@ -1,7 +1,21 @@
-/* launch.h: runs the ranks of this process: a single one under mpirun, or all of them as threads. */
+/* launch.h: begins a program that runs ranks, and runs those of this process: a single one under mpirun, or all of them
+ * as threads. */
 #ifndef LAUNCH_H
 #define LAUNCH_H
-#include "job.h" // defines: Job, Transport
+#include "job.h"      // defines: Job, Transport, options_parse
+#include "spinning.h" // defines: limit_spinning
+
+/* Reads the command line into j->opt. Returns the number of this process among those that the launcher started. */
+static int process_begin(Job *j, int argc, char **argv, Program program) {
+    if (!CUDA_BUILD) limit_spinning(argv);
+    output_prepare();
+    process_end.process = rank_of_launcher();
+    process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
+    j->opt = options_parse(argc, argv);
+    j->opt.program = program;
+    device_prepare_process(launched_by_mpi() || j->opt.ranks > 1);
+    return process_end.process;
+}
 
 typedef struct {
     Job *job;

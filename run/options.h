@@ -376,7 +376,7 @@ static void refuse_retired(int argc, char **argv, int at) {
         FILE *f = text_stream_open(&command, &length);
         write_new_command(f, retired, argc, argv, at);
         text_stream_close(f);
-        user_error("--%s is no option of train_llama3 any more: run %s", name, command);
+        user_error("--%s is not an option of this program any more: run %s", name, command);
     }
 }
 

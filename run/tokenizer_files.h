@@ -415,7 +415,9 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
         all->files[0].is_redundant = model_is_redundant(t, text, length);
     }
     int has_config = tokenizer_files_copy(all, path, "tokenizer_config.json", 1);
-    int has_template = tokenizer_files_copy(all, path, "chat_template.jinja", 0);
+    int has_template = tokenizer_files_copy(all, path, "additional_chat_templates/default.jinja", 0);
+    if (has_template) all->files[all->count - 1].name = "chat_template.jinja"; // it comes before the file of this name
+    else has_template = tokenizer_files_copy(all, path, "chat_template.jinja", 0);
     tokenizer_files_copy(all, path, "special_tokens_map.json", 1);
     all->adds_front = t && t->front != NO_TOKEN;
     if (!t) return;
@@ -425,8 +427,8 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
     tokenizer_files_add(all, "tokenizer_config.json", config, size);
 }
 
-/* A tokenizer without a tokenizer.json, which transformers makes one of when it loads the directory. */
-static void tokenizer_files_copy_slow(TokenizerFiles *all, const char *model) {
+/* Copies a tokenizer that has no tokenizer.json, but the two files from which transformers makes one. */
+static void tokenizer_files_copy_vocabulary(TokenizerFiles *all, const char *model) {
     static const char *const names[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
                                         "special_tokens_map.json"};
     char path[4096 + 2];
@@ -450,7 +452,7 @@ static void tokenizer_files_open(TokenizerFiles *all, const char *path, const ch
     size_t size = 0;
     all->ids = model_ids_read(model);
     if (text) tokenizer_files_add_tokenizer(all, path, text, length, t, max_positions);
-    else if (model) tokenizer_files_copy_slow(all, model);
+    else if (model) tokenizer_files_copy_vocabulary(all, model);
     model_ids_complete(&all->ids, t, all->form);
     if (model) snprintf(settings, sizeof settings, "%s/generation_config.json", model);
     if (model && entry_exists(settings)) {

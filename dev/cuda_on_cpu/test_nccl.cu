@@ -564,6 +564,7 @@ static void refusals(Rank *r) {
     config.maxCTAs = 2;
     wrong += ncclCommSplit(r->world, 0, 0, &comm, &config) != ncclInvalidArgument ||
              !strstr(ncclGetLastError(r->world), "ncclCommSplit");
+    pthread_barrier_wait(&run.barrier); // the next failure is rank 0's: no other rank may have a call left
     if (!r->rank) {
         cuda_on_cpu_fail("ncclAllReduce", (cudaError_t)ncclSystemError, 1);
         wrong += ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream) != ncclSystemError;
@@ -681,6 +682,7 @@ static void remote(Rank *r) { // rank 0 fails at its second call: the others are
     ncclResult_t state = ncclSuccess;
     DO(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, r->world, r->stream), r->world);
     MUST(cudaStreamSynchronize(r->stream));
+    pthread_barrier_wait(&run.barrier); // the first call is over on every rank
     ncclResult_t e = ncclAllReduce(x, x, 4, ncclFloat, ncclSum, r->world, r->stream);
     if (e == ncclInProgress) e = settled(r->world);
     while (r->rank && state != ncclRemoteError) NC(ncclCommGetAsyncError(r->world, &state));

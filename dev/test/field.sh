@@ -528,6 +528,12 @@ for i in range(256): print(base64.b64encode(bytes([255 - i])).decode(), i)' >bot
     run --model llama --export talker >said 2>&1
     rm -f talk.tok && "$tools/chat" --tokenizer talker/tokenizer.json --out-train talk.tok talk.jsonl >said 2>&1
     equal "a template's bos_token is that of tokenizer_config.json" 257 "$(od -An -v -tu2 -j192 -N2 talk.tok | xargs)"
+    mkdir llama/additional_chat_templates
+    printf '%s' "$chatml" >llama/additional_chat_templates/default.jinja
+    run --model llama --export default >said 2>&1
+    equal "an export has additional_chat_templates/default.jinja as its template" \
+        "$(cksum <llama/additional_chat_templates/default.jinja)" "$(cksum <default/chat_template.jinja)"
+    rm -r llama/additional_chat_templates
     changed talker/tokenizer_config.json 't.pop("bos_token")'
     says "a template that needs a bos_token is refused without one" 1 'names no "bos_token"' "$tools/chat" --tokenizer \
         talker/tokenizer.json --out-train unread.tok talk.jsonl
