@@ -1,4 +1,4 @@
-# make            train_llama3, plan_llama3, check_hosts and tokens_llama3 in the best precision of this machine (or
+# make            train_llama3 and the programs around it (programs/) in the best precision of this machine (or
 #                 PRECISION=fp32|bf16); if nvcc is installed, or with CUDA=1, train_llama3_cuda too (CUDA= leaves it
 #                 out)
 # make plan_llama3   one program alone
@@ -55,8 +55,9 @@ FLAGS := -std=c11 $(CFLAGS) $(NO_VECTORIZER) -march=$(ARCH) -ffp-contract=fast -
 LIBS  := $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread \
          $(DEPS_LINK)
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
-HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h programs/* dev/test/*.h dev/data/*.h) \
-           dev/kernels/fp8.h
+# each object says which files it was made of, so that a change of one makes it again
+depend = -MMD -MP -MF $@.d -MT $@
+-include $(wildcard build/*/*.d)
 
 include dev/cuda.mk
 include dev/book.mk
@@ -66,7 +67,7 @@ include dev/exercises.mk
 include dev/fault_lab.mk
 include dev/ops.mk
 
-OTHER_PROGRAMS := plan_llama3 check_hosts tokens_llama3
+OTHER_PROGRAMS := generate_llama3 eval_llama3 convert_llama3 tokens_llama3 plan_llama3 check_hosts
 
 all: train_llama3 $(OTHER_PROGRAMS) $(if $(CUDA),train_llama3_cuda)
 
@@ -82,31 +83,37 @@ $(OTHER_PROGRAMS): %: $(BUILD)/%
 	@ln -sf $< $@
 	@echo "built $< ($(PRECISION))"
 
-$(BUILD)/train_llama3.o: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -c $< -o $@
+$(BUILD)/train_llama3.o: train_llama3.cu $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) $(depend) -c $< -o $@
 
 # Without fused multiply-adds a plan's times are the same on every processor, and in the browser (make planner).
-$(BUILD)/plan_llama3.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -ffp-contract=off -Wno-unused-function -c $< -o $@
+$(BUILD)/plan_llama3.o: programs/plan_llama3.cu $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -ffp-contract=off -Wno-unused-function $(depend) -c $< -o $@
 
-$(BUILD)/check_hosts.o: train_llama3.cu
-$(BUILD)/check_hosts.o $(BUILD)/tokens_llama3.o: $(BUILD)/%.o: programs/%.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -Wno-unused-function -c $< -o $@
+$(patsubst %,$(BUILD)/%.o,$(filter-out plan_llama3,$(OTHER_PROGRAMS))): \
+        $(BUILD)/%.o: programs/%.cu $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function $(depend) -c $< -o $@
 
-$(BUILD)/train_llama3 $(OTHER_PROGRAMS:%=$(BUILD)/%): %: %.o $(BUILD)/commit.o
+# tokens_llama3 computes nothing with a model, and without libzstd it refuses .zst files by name. private: build/*/flags
+# is the same for all programs.
+OF_MODELS := -DHAVE_MPI $(MPI_CFLAGS) -DHAVE_ONEDNN $(MPI_LIBS) -ldnnl
+$(BUILD)/tokens_llama3.o: private FLAGS := $(filter-out $(OF_MODELS),$(FLAGS)) $(if $(HAVE_ZSTD),-DHAVE_ZSTD)
+$(BUILD)/tokens_llama3: private LIBS := $(filter-out $(OF_MODELS),$(LIBS)) -pthread $(if $(HAVE_ZSTD),-lzstd)
+
+$(BUILD)/train_llama3 $(OTHER_PROGRAMS:%=$(BUILD)/%): %: %.o $(BUILD)/commit.o $(BUILD)/pages.o
 	$(CC) $(FLAGS) $^ -o $@ $(LIBS)
 
-$(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -Wno-unused-function $(WRAP) $< -o $@ $(LIBS)
+$(BUILD)/test_llama3: test_llama3.cu $(BUILD)/pages.o $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function $(WRAP) $(depend) $< -x none $(BUILD)/pages.o -o $@ $(LIBS)
 
-$(BUILD)/bench: dev/kernels/bench.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
+$(BUILD)/bench: dev/kernels/bench.cu $(BUILD)/pages.o $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $(depend) $< -x none $(BUILD)/pages.o -o $@ $(LIBS)
 
-$(BUILD)/decode: dev/kernels/decode.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
+$(BUILD)/decode: dev/kernels/decode.cu $(BUILD)/pages.o $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $(depend) $< -x none $(BUILD)/pages.o -o $@ $(LIBS)
 
-$(BUILD)/logits: dev/pytorch/logits.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
+$(BUILD)/logits: dev/pytorch/logits.cu $(BUILD)/pages.o $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $(depend) $< -x none $(BUILD)/pages.o -o $@ $(LIBS)
 
 # A program is rebuilt when the flags or the installed libraries change.
 $(BUILD)/flags: HOW = $(CC) $(FLAGS) $(LIBS)
@@ -124,24 +131,32 @@ build/%/commit.o: always
 	    if ! [ -e $@ ] || ! echo "$$text" | cmp -s - $$source; then \
 	        echo "$$text" > $$source && $(CC) -c $$source -o $@; fi
 
+# run.html as text of a C program, with its script in place of the line @PAGE@
+build/%/pages.o: dev/pages/run.html dev/pages/page.js
+	@mkdir -p $(@D)
+	@{ echo 'const char run_html[] ='; \
+	    sed -e '/^@PAGE@$$/{' -e 'r dev/pages/page.js' -e 'd' -e '}' dev/pages/run.html | \
+	    sed 's/\\/\\\\/g; s/"/\\"/g; s/?/\\?/g; s/^/"/; s/$$/\\n"/'; \
+	    echo ';'; } > $(@:.o=.c)
+	$(CC) -c $(@:.o=.c) -o $@
+
 programs: $(addprefix $(BUILD)/,test_llama3 train_llama3)
-data-tools:
-	@$(MAKE) --no-print-directory -C dev/data
 # what `make test` and `make test-all` build in one precision; the longest first
 test-bf16-programs: $(addprefix $(CPU_CUDA_BUILD)/,test_llama3_cuda train_llama3_cuda) programs
-test-fp32-programs: programs $(BUILD)/plan_llama3 $(BUILD)/tokens_llama3 data-tools
-test-all-bf16-programs: test-bf16-programs cuda-on-cpu-programs $(BUILD)/plan_llama3
+test-bf16-programs: $(BUILD)/tokens_llama3
+test-fp32-programs: programs $(OTHER_PROGRAMS:%=$(BUILD)/%)
+test-all-bf16-programs: test-bf16-programs cuda-on-cpu-programs $(OTHER_PROGRAMS:%=$(BUILD)/%)
 test-all-fp32-programs: test-fp32-programs $(BUILD)/check_hosts cuda-on-cpu-programs \
                         build/cuda-on-mpi-fp32/train_llama3_cuda
 
 # ---------------------------------------------------------------- what people type
 # Each starts another make after `deps`, which sees what was just installed.
 demo: deps
-	@$(MAKE) --no-print-directory train_llama3
+	@$(MAKE) --no-print-directory -j$(JOBS) train_llama3 generate_llama3 eval_llama3
 	@RANKS=$(RANKS) dev/demo.sh
 
 finetune: deps
-	@$(MAKE) --no-print-directory train_llama3
+	@$(MAKE) --no-print-directory -j$(JOBS) train_llama3 generate_llama3 eval_llama3
 	@RANKS=$(RANKS) dev/finetune.sh
 
 test test-all: deps
@@ -153,7 +168,7 @@ test-fp32 test-bf16 test-all-fp32 test-all-bf16:
 
 test-hosts: deps
 	@$(MAKE) --no-print-directory PRECISION=fp32 \
-	    $(addprefix build/cpu-fp32/,train_llama3 check_hosts tokens_llama3 test_llama3) \
+	    $(addprefix build/cpu-fp32/,train_llama3 check_hosts plan_llama3 tokens_llama3 test_llama3) \
 	    build/cuda-on-cpu-fp32/train_llama3_cuda build/cuda-on-mpi-fp32/train_llama3_cuda
 	@dev/test/hosts.sh
 
@@ -171,6 +186,6 @@ fuzz: deps
 clean:
 	rm -rf build train_llama3 $(OTHER_PROGRAMS) train_llama3_cuda
 
-.PHONY: all always programs data-tools demo finetune test test-all test-hosts measure bench fuzz clean
+.PHONY: all always programs demo finetune test test-all test-hosts measure bench fuzz clean
 .PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16 test-fp32-programs test-bf16-programs test-all-fp32-programs \
         test-all-bf16-programs

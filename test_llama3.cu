@@ -10,6 +10,9 @@
  *   mpirun … test_llama3 mpi network  the same on hosts with a slow network between them (dev/test/hosts.sh)
  */
 #define TESTING
+static int most_skips = 10, replica_check_steps = 100;
+#define MOST_SKIPS most_skips
+#define REPLICA_CHECK_STEPS replica_check_steps
 #include "lib/system.h"
 static __thread double
     clock_ahead; // seconds: hosts' monotonic clocks have nothing in common, and neither have ranks' here
@@ -22,8 +25,13 @@ static int clock_of_rank(clockid_t id, struct timespec *t) {
 static long long file_bytes = 5000000000ll;
 #define MAX_FILE_BYTES file_bytes
 #define FILE_CHUNK_BYTES (4 << 12) // small models have many, and few end with a tensor
+#define TESTING_PROGRAM
 #include "train_llama3.cu"
-#include "programs/audit.h" // defines: audit
+#include "programs/convert_llama3.cu"
+#include "programs/eval_llama3.cu"
+#include "programs/generate_llama3.cu"
+#include "programs/plan_llama3.cu"
+#include "programs/tokens/audit.h" // defines: audit
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -188,6 +196,31 @@ static void document_ids(int32_t *docs, const int32_t *inputs, int T, int32_t do
     }
 }
 
+/* Makes a file of version 2 of one of version 1 without a mask or with one, whose documents end with token `end` and
+ * whose tokens before it have one byte each, by the tokenizer with this SHA-256. */
+static void upgrade_file(const char *path, const uint8_t sha256[32], int32_t end, int64_t count) {
+    size_t length;
+    char *text = read_file(path, &length);
+    TokenFileHeader h = ZERO;
+    memcpy(&h, text, TOKEN_FILE_FIRST_BYTES);
+    h.version = 2;
+    memcpy(h.tokenizer, sha256, 32);
+    h.document_end = end;
+    h.front = NO_ID;
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t token;
+        char *mask = h.flags & TOKEN_FILE_MASKED ? text + TOKEN_FILE_FIRST_BYTES + 2 * count + i : NULL;
+        memcpy(&token, text + TOKEN_FILE_FIRST_BYTES + 2 * i, sizeof token);
+        h.target_bytes += i > 0 && token < end && (!mask || *mask);
+        if (mask && token == end) *mask |= TOKEN_ENDS_DOCUMENT;
+    }
+    FILE *f = fopen(path, "wb");
+    fwrite(&h, sizeof h, 1, f);
+    fwrite(text + TOKEN_FILE_FIRST_BYTES, 1, length - TOKEN_FILE_FIRST_BYTES, f);
+    fclose(f);
+    free(text);
+}
+
 /* The same in a directory with a tokenizer, by which token 2 ends a document. */
 static const char *make_document_file(const char *name, int64_t count, int vocab, int masked) {
     char inside[128], part[330], tokenizer[300];
@@ -204,25 +237,63 @@ static const char *make_document_file(const char *name, int64_t count, int vocab
     snprintf(inside, sizeof inside, "documents/%s.%d", name, (int)getpid());
     snprintf(part, sizeof part, "%s", make_token_file(inside, count, vocab, masked));
     sha256_of_file(tokenizer, print);
-    f = fopen(part, "r+b");
-    fseek(f, offsetof(TokenFileHeader, tokenizer), SEEK_SET);
-    fwrite(print, sizeof print, 1, f);
-    fclose(f);
+    upgrade_file(part, print, 2, count);
     snprintf(inside, sizeof inside, "documents/%s", name);
     const char *path = scratch_path(inside);
     rename(part, path);
     return path;
 }
 
+typedef union { // each begins with its job
+    Job job;
+    Conversion convert;
+    Evaluations eval;
+    Planning plan;
+} AnyJob;
+
+static int has_word(char **argv, int argc, const char *word) {
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], word)) return 1;
+    return 0;
+}
+
+/* Reads the command line of the program whose option is there, or of train_llama3. */
+static void job_options(AnyJob *any, int argc, char **argv) {
+    Options *o = &any->job.opt;
+    if (has_word(argv, argc, "--export")) {
+        any->convert.program = convert_program;
+        program_options_parse(&any->convert.program, &any->convert.opt, o, argc, argv);
+        any->job.purpose = convert_purpose(any->convert.opt.merge);
+    } else if (has_word(argv, argc, "--eval") || has_word(argv, argc, "--score")) {
+        any->eval.program = eval_program;
+        program_options_parse(&any->eval.program, &any->eval.opt, o, argc, argv);
+        any->job.purpose = eval_purpose();
+    } else if (has_word(argv, argc, "--plan")) {
+        any->plan.program = plan_program;
+        program_options_parse(&any->plan.program, &any->plan.opt, o, argc, argv);
+        any->job.purpose = plan_purpose(any->plan.opt.world);
+    } else {
+        *o = options_parse(argc, argv);
+        any->job.purpose = training();
+    }
+}
+
+/* What a rank of the job's program does. */
+static void any_rank(Job *j, int rank) {
+    if (j->purpose.converts) convert_rank(j, rank);
+    else if (!j->purpose.trains) eval_rank(j, rank);
+    else rank_main(j, rank);
+}
+
 /* A job as the command line `arguments` (parted by blanks) makes it, on `world` ranks. */
 static Job *make_job(const char *arguments, int world, const Transport *transport) {
     static char *argv[128];
     int argc = 1;
-    Job *j = (Job *)checked_malloc(sizeof *j);
+    AnyJob *any = new_array(AnyJob, 1);
+    Job *j = &any->job;
     argv[0] = (char *)"train_llama3";
     for (char *word = strtok(strdup(arguments), " "); word && argc < 128; word = strtok(NULL, " ")) argv[argc++] = word;
-    j->opt = options_parse(argc, argv);
-    if (j->opt.plan) j->opt.program = PLAN_LLAMA3;
+    job_options(any, argc, argv);
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     job_prepare(j, world, world, world);

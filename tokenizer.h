@@ -1,7 +1,7 @@
 /* tokenizer.h: text to token ids and back, by byte-level byte-pair encoding (BPE).
  *
- * run/tokenizer_model.h reads Llama 3's tokenizer.model and a text format for other tokenizers; run/tokenizer_json.h
- * reads tokenizer.json, and opens a file of any of these formats.
+ * programs/shared/tokenizer_model.h reads Llama 3's tokenizer.model and a text format for other tokenizers;
+ * programs/shared/tokenizer_json.h reads tokenizer.json, and opens a file of any of these formats.
  * Text is split into pieces by a regular expression (PCRE2), and each piece is merged into tokens by itself.
  * A caller may rely on this: ids equal those of tiktoken and transformers; decoding gives back the encoded bytes
  * (except bytes for which a tokenizer has no token); the time is n log n in the longest piece; an open Tokenizer

@@ -1,8 +1,8 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
  * Read it from top to bottom: one block forward and backward, embedding and head, a pipeline stage under FSDP, the
- * training step, the dry run, the training loop, plans, one rank, main. Evaluation, scores and generation are headers
- * in run/, which call the forward pass of this file (run/forward.h). Every piece of arithmetic is an op (lib/ops.h),
+ * training step, the dry run, the training loop, plans, one rank, main. The programs that generate, evaluate and
+ * convert include this file (programs/). Every piece of arithmetic is an op (lib/ops.h),
  * every communication a collective or a message (lib/comm.h), every buffer of the step comes from an arena
  * (lib/device.h). So the same code also runs as a dry run, without arithmetic or memory, which predicts the memory,
  * FLOPs and traffic of any rank.
@@ -20,7 +20,6 @@
 #include "pipeline_parallel.h"     // defines: Pipeline, pipeline_receive, pipeline_send
 #include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward_input, lora_linear_backward_…
 #include "dataloader.h"            // defines: Dataset, Loader, StepBatch, loader_next, read_window
-#include "tokenizer.h"             // defines: Tokenizer, print_token
 #include "run/options.h"           // defines: Options, options_parse, options_write
 #include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
 #include "run/model.h"             // defines: Model, BlockActivations: what forward and backward compute in
@@ -28,21 +27,16 @@
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
 #include "run/trainer.h"           // defines: Trainer, trainer_allocate, trainer_open, trainer_end_stage, …
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, judge_outliers, mean_z_loss, …
-#include "run/evaluate.h"          // defines: evaluate, print_evaluation
-#include "run/score.h"             // defines: score_requests, accuracy_of_scores, first_bad_score, print_scores, …
-#include "run/generate.h"          // defines: generate
-#include "run/chat.h"              // defines: converse
+#include "run/evaluate.h"          // defines: evaluate
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
-#include "run/export.h"            // defines: model_export
-#include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file, stage_json
+#include "run/plan.h"              // defines: Plan, plan_add, plan_write_file
 #include "run/matmul_rate.h"       // defines: matmul_rate
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
-#include "run/launch.h"            // defines: process_begin, launch
-#include "run/help.h"              // defines: help_or_version
+#include "run/launch.h"            // defines: process_begin, help_or_version, process_connect, launch
 
 // ---------------------------------------------------------------------------
 // a block, forward
@@ -499,10 +493,19 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     return s;
 }
 
+static void dry_run_step(Trainer *trainer) { train_step(trainer, trainer->progress.step + 1); }
+static Purpose training(void) {
+    Purpose p = ZERO;
+    p.program = "train_llama3";
+    p.trains = 1;
+    p.dry_run = dry_run_step;
+    return p;
+}
+
 // ---------------------------------------------------------------------------
 // the dry run of a rank
 
-/* Runs one step (or one micro-batch of an evaluation, or the largest calls of a generation) on a dry-run device: no
+/* Runs one step (or the largest calls of a program that does not train) on a dry-run device: no
  * arithmetic, no memory. What the device and the communicators counted is the rank's memory, FLOPs and traffic; with
  * rates of ops also its time. */
 static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
@@ -520,16 +523,12 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     trainer_allocate(trainer);
     fsdp_init_weights(&p->fsdp, 0);
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
-    score_requests(trainer, &j->requests); // of --score or --choices, so that their memory counts
-    memset(dev->ops, 0, sizeof dev->ops);  // start-up does not count
+    memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
     dev->num_events = 0;
     dev->rates = j->op_rates; // from here on the clock runs
     p->comm.events = events;
     if (events && dev->rates && dev->rates->has_streams) dev->points = &events->points;
-    if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
-    else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1);
-    else if (j->task == DO_GENERATE) generate(trainer);
-    else if (j->task == DO_CHAT) converse(trainer);
+    if (j->purpose.dry_run) j->purpose.dry_run(trainer);
     if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
@@ -541,10 +540,10 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
 static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *events) {
     dry_run_once(trainer, j, rank, 0, events);
     if (!j->opt.trace || events) return;
-    int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, --choices, a replica check and a save
+    int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, a replica check and a save
     int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
     trainer_close(trainer);
-    dry_run_once(trainer, j, rank, j->task == DO_PLAN ? per_step : of_run, NULL);
+    dry_run_once(trainer, j, rank, j->purpose.plans ? per_step : of_run, NULL);
 }
 
 // ---------------------------------------------------------------------------
@@ -568,12 +567,14 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }
 
+#ifndef REPLICA_CHECK_STEPS
+#define REPLICA_CHECK_STEPS 100 // steps between two comparisons of the weights that replicas have in common
+#endif
 static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
-    int every = trainer->job->opt.check_replicas;
     int64_t events = p->dev.num_events;
     double start = seconds_now();
-    if (!p->fsdp.fingerprints || !every || step % every) return;
+    if (!p->fsdp.fingerprints || step % REPLICA_CHECK_STEPS) return;
     fsdp_check_replicas(&p->fsdp, step);
     trace_as_one_event(&p->dev, events, "replica check", start);
 }
@@ -596,23 +597,6 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     if (trainer->parallel.rank == 0) logger_validation(&trainer->logger, step, e.loss, e.targets, e.bits_per_byte);
 }
 
-/* The tasks of --choices, after every --choices-every steps and after the last one. */
-static void evaluate_choices_when_due(Trainer *trainer, int64_t step) {
-    const Options *o = &trainer->job->opt;
-    const Requests *r = &trainer->job->requests;
-    int64_t events = trainer->parallel.dev.num_events;
-    double start = seconds_now();
-    if (!r->count || !is_due(step, o->choices_every, stage_end_step(trainer->job))) return;
-    score_requests(trainer, r);
-    trace_as_one_event(&trainer->parallel.dev, events, "choices", start);
-    if (first_bad_score(trainer, r) >= 0)
-        run_failure("step %" PRId64 ": a log-probability of --choices is not finite: lower --lr, lengthen --warmup, or "
-                    "check the data",
-                    step);
-    Accuracy a = accuracy_of_scores(r, trainer->scores);
-    if (trainer->parallel.rank == 0) logger_accuracy(&trainer->logger, step, r->num_tasks, a.plain, a.normalized);
-}
-
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
  * measured after the first step. Returns what signals asked for. */
 static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
@@ -632,7 +616,6 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
-    evaluate_choices_when_due(trainer, step);
     return asked;
 }
 
@@ -716,30 +699,6 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     if (!lists) event_lists_close(&own);
 }
 
-/* --plan: memory, FLOPs and traffic of every kind of rank, in each stage of a recipe. Step times and comparisons come
- * from plan_llama3. */
-static void plan_main(Job *j) {
-    Plan plan;
-    const Job *planned = NULL; // the stage of `plan`
-    cJSON *stages = j->recipe.path ? cJSON_CreateArray() : NULL;
-    job_check_outputs(j);
-    for (const Job *s = j; s; s = s->next) {
-        print_stage(s);
-        if (!s->problem) {
-            if (planned) plan_close(&plan);
-            plan_open(&plan, s, DRY_RUN_PARTS, NULL);
-            planned = s;
-            plan_print(stdout, s, &plan, samples_per_step(&s->opt, &s->mesh) * s->opt.seq);
-        }
-        if (stages) cJSON_AddItemToArray(stages, stage_json(s, s->problem ? NULL : &plan, NULL));
-    }
-    if (planned && j->opt.out)
-        plan_write_file(j->opt.out, &plan, samples_per_step(&planned->opt, &planned->mesh) * planned->opt.seq, NULL,
-                        NULL, stages);
-    else cJSON_Delete(stages);
-    if (planned) plan_close(&plan);
-}
-
 /* On a GPU, if a step has few tokens: names a larger batch, in the largest micro-batches for which there is memory. */
 static void note_small_step(const Job *j) {
     int64_t samples = job_samples_of_full_step(j);
@@ -785,7 +744,6 @@ static int rank_train(Trainer *trainer) {
         print_banner(trainer);
         logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
                     j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
-        note_cut_contexts(trainer);
         note_small_step(j);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
                     begins_later_stage(j) || j->resume_from.data_changed);
@@ -800,9 +758,9 @@ static int rank_train(Trainer *trainer) {
 }
 
 /* Trains the stages of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
- * the end of the stage before it, except that weights and moments stay where they are. Returns the last stage that was
- * trained, and whether it is complete. */
-static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
+ * the end of the stage before it, except that weights and moments stay where they are. `complete`: whether the last
+ * stage that was trained is. */
+static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
     int rank = trainer->parallel.rank;
     while (*complete && j->next) {
         j = j->next;
@@ -814,7 +772,6 @@ static Job *train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
         trainer_open(trainer, dry_run, j, rank, &before);
         *complete = rank_train(trainer);
     }
-    return j;
 }
 
 /* Refuses a run if a later stage needs more memory than there is. */
@@ -826,9 +783,8 @@ static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
     }
 }
 
-static void rank_main(Job *j, int rank) {
-    Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
+/* Opens what this rank needs. */
+static void rank_open(Trainer *trainer, Trainer *dry_run, Job *j, int rank) {
     int checks = rank == 0 || j->host_transport == &transport_threads || uses_nccl(j);
     if (checks) check_memory_of_stages(dry_run, j->next, rank);
     dry_run_open(dry_run, j, rank, NULL);
@@ -838,23 +794,15 @@ static void rank_main(Job *j, int rank) {
     if (checks) check_memory(j, &dry_run->parallel);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank, NULL);
-    int complete = j->task == DO_EXPORT;
-    Job *first = j;
-    if (j->task == DO_TRAIN) {
-        complete = rank_train(trainer);
-        j = train_later_stages(trainer, dry_run, j, &complete);
-        if (!complete) __atomic_store_n(&first->ended_early, 1, __ATOMIC_RELAXED); // by all threads
-    }
-    if (j->task == DO_EVAL) print_evaluation(trainer);
-    if (j->task == DO_SCORE) print_scores(trainer);
-    if (j->task == DO_CHOICES) print_accuracy(trainer);
-    if (j->task == DO_GENERATE) generate(trainer);
-    if (j->task == DO_CHAT) converse(trainer);
-    if (j->opt.export_dir && complete) model_export(&trainer->writer);
-    if (j->opt.export_dir && !complete && rank == 0)
-        printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "
-               "at its end\n",
-               trainer->progress.step, j->opt.steps);
+}
+
+static void rank_main(Job *j, int rank) {
+    Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
+    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
+    rank_open(trainer, dry_run, j, rank);
+    int complete = rank_train(trainer);
+    train_later_stages(trainer, dry_run, j, &complete);
+    if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->opt.after_save) wait_for_commands(&trainer->writer);
     trainer_close(trainer);
     trainer_close(dry_run);
@@ -868,20 +816,16 @@ static void rank_main(Job *j, int rank) {
 #ifndef TESTING
 int main(int argc, char **argv) {
     static Job job; // large for a small stack
-    int process = process_begin(&job, argc, argv, TRAIN_LLAMA3);
-    if (help_or_version(&job.opt, process == 0, TRAIN_LLAMA3)) return 0;
-    int trains = options_train(&job.opt) && !job.opt.plan;
-    signals_install_for_start(trains && job.opt.out, under_mpirun(), launched_by_mpi(), process == 0);
-    if (trains) signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
-    LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
+    int process = process_begin(argv);
+    job.opt = options_parse(argc, argv);
+    job.purpose = training();
+    if (help_or_version(&job.opt, process == 0)) return 0;
+    int saves = options_train(&job.opt) && job.opt.out;
+    if (options_train(&job.opt)) signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
+    LaunchInfo started = process_connect(&job.opt, saves, seconds_to_connect(&job.opt), &argc, &argv);
     job_open(&job, &started);
-    if (job.opt.out && job.task == DO_TRAIN) signals_install(under_mpirun());
-    if (job.task == DO_PLAN) {
-        if (process == 0) plan_main(&job);
-    } else {
-        launch(&job, started.rank, rank_main);
-    }
-    if (job.task != DO_TRAIN && job.task != DO_EXPORT) finish_results();
+    if (job.opt.out) signals_install(under_mpirun());
+    launch(&job, started.rank, rank_main);
     job_close(&job);
     comm_end_process();
     return job.ended_early ? EXIT_ENDED_EARLY : 0;

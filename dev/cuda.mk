@@ -31,7 +31,6 @@ CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 
                   -Idev/cuda_on_cpu -Wno-unknown-pragmas -Wno-aggressive-loop-optimizations -O1 \
                   $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) \
                   $(filter-out -O3,$(filter -g -O% -fsanitize%,$(CFLAGS)))
-CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
 link_on_cpu = $(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $(or $(filter %.o,$^),$@.o) -o $@ -lcjson \
     -lpcre2-8 -lz -lm -pthread
 
@@ -43,12 +42,14 @@ train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	    "  without MPI: the GPUs of one host$(comma) --ranks N"))
 
 CUDA_PROGRAMS := train_llama3_cuda test_llama3_cuda
-CUDA_LINKED   := $(CUDA_PROGRAMS) check_hosts_cuda # built by name, such as build/cuda-bf16/check_hosts_cuda
-vpath check_hosts.cu programs
+# built by name, such as build/cuda-bf16/eval_llama3_cuda
+CUDA_OTHERS   := $(addsuffix _llama3_cuda,generate eval convert plan) check_hosts_cuda
+CUDA_LINKED   := $(CUDA_PROGRAMS) $(CUDA_OTHERS)
+vpath %.cu programs
 # What ptxas says about each kernel, its registers and shared memory, stays next to the program.
-$(CUDA_BUILD)/%_cuda.o: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed
+$(CUDA_BUILD)/%_cuda.o: %.cu $(CUDA_BUILD)/flags | needed
 	@$(if $(NVCC),,echo "$(NO_NVCC)" >&2; exit 1)
-	$(NVCC) $(CUDA_FLAGS) $(if $(findstring test,$(@F)),,$(filter-out -L% -l%,$(CUDA_MPI))) -c $< -o $@ \
+	$(NVCC) $(CUDA_FLAGS) $(if $(findstring test,$(@F)),,$(filter-out -L% -l%,$(CUDA_MPI))) $(depend) -c $< -o $@ \
 	    2> $(@:.o=.ptxas) || \
 	    { cat $(@:.o=.ptxas) >&2; exit 1; }
 
@@ -56,30 +57,35 @@ $(CUDA_LINKED:%=$(CUDA_BUILD)/%): %: %.o
 	$(NVCC) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(CUDA_LIBS) \
 	    $(if $(findstring test,$(@F)),,$(filter -L% -l%,$(CUDA_MPI)))
 
-$(CPU_CUDA_BUILD)/%_cuda.o: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
-	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@
+$(CPU_CUDA_BUILD)/%_cuda.o: %.cu $(CPU_CUDA_BUILD)/flags | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function $(depend) -c $< -o $@
 
 $(CUDA_LINKED:%=$(CPU_CUDA_BUILD)/%): %: %.o
 	$(link_on_cpu)
 
-$(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/check_hosts_cuda: $(CUDA_BUILD)/commit.o
-$(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/check_hosts_cuda: $(CPU_CUDA_BUILD)/commit.o
+$(addprefix $(CUDA_BUILD)/,train_llama3_cuda $(CUDA_OTHERS)): $(CUDA_BUILD)/commit.o
+$(addprefix $(CPU_CUDA_BUILD)/,train_llama3_cuda $(CUDA_OTHERS)): $(CPU_CUDA_BUILD)/commit.o
+$(CUDA_LINKED:%=$(CUDA_BUILD)/%): $(CUDA_BUILD)/pages.o
+$(CUDA_LINKED:%=$(CPU_CUDA_BUILD)/%): $(CPU_CUDA_BUILD)/pages.o
 
 # Several processes: NCCL over MPI, for the way a run starts under mpirun and srun
 MPI_CUDA_BUILD := build/cuda-on-mpi-$(PRECISION)
 $(MPI_CUDA_BUILD)/flags: HOW = $(CXX) $(CPU_CUDA_FLAGS) $(MPI_CFLAGS)
-$(MPI_CUDA_BUILD)/train_llama3_cuda: train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(MPI_CUDA_BUILD)/flags \
-                                     $(MPI_CUDA_BUILD)/commit.o | needed
-	$(CXX) $(CPU_CUDA_FLAGS) -DHAVE_MPI -DCUDA_ON_CPU_PROCESSES $(MPI_CFLAGS) -Wno-unused-function -c $< -o $@.o
-	$(CXX) -fopenmp $@.o $(MPI_CUDA_BUILD)/commit.o -o $@ $(MPI_LIBS) -lcjson -lpcre2-8 -lz -lm -pthread
+$(MPI_CUDA_BUILD)/train_llama3_cuda: train_llama3.cu $(MPI_CUDA_BUILD)/flags $(MPI_CUDA_BUILD)/commit.o \
+        $(MPI_CUDA_BUILD)/pages.o | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -DHAVE_MPI -DCUDA_ON_CPU_PROCESSES $(MPI_CFLAGS) -Wno-unused-function $(depend) \
+	    -c $< -o $@.o
+	$(CXX) -fopenmp $@.o $(filter %.o,$^) -o $@ $(MPI_LIBS) -lcjson -lpcre2-8 -lz -lm -pthread
 
 # the program with times, op by op and step by step; dev/gpu_check.sh runs it
-BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_fp8.h dev/kernels/bench_step.h train_llama3.cu
-$(CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_BUILD)/flags | needed
-	$(NVCC) $(CUDA_FLAGS) -I. $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+$(CUDA_BUILD)/bench_gpu: dev/kernels/bench_gpu.cu $(CUDA_BUILD)/pages.o $(CUDA_BUILD)/flags | needed
+	$(NVCC) $(CUDA_FLAGS) -I. $(depend) -c $< -o $@.o 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+	$(NVCC) -Xcompiler -fopenmp $@.o $(CUDA_BUILD)/pages.o -o $@ $(CUDA_LIBS)
 
-$(CPU_CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
-	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. -c $< -o $@.o
+$(CPU_CUDA_BUILD)/bench_gpu.o: dev/kernels/bench_gpu.cu $(CPU_CUDA_BUILD)/flags | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. $(depend) -c $< -o $@
+
+$(CPU_CUDA_BUILD)/bench_gpu: %: %.o $(CPU_CUDA_BUILD)/pages.o
 	$(link_on_cpu)
 
 # NCCL with one rank; a program of its own, because the others must run where NCCL is not
@@ -87,12 +93,14 @@ $(CUDA_BUILD)/nccl_check: dev/kernels/nccl_check.cu
 	@mkdir -p $(@D)
 	$(NVCC) -x cu -std=c++20 -O2 $(CUDA_CODE) $< -o $@ $(NCCL_HOME:%=-I%/include -L%/lib) -lnccl
 
-$(CPU_CUDA_BUILD)/nccl_check: dev/kernels/nccl_check.cu $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags
-	$(CXX) $(CPU_CUDA_FLAGS) -c $< -o $@.o
+$(CPU_CUDA_BUILD)/nccl_check: dev/kernels/nccl_check.cu $(CPU_CUDA_BUILD)/flags
+	$(CXX) $(CPU_CUDA_FLAGS) $(depend) -c $< -o $@.o
 	$(CXX) $@.o -o $@ -pthread
 
-cuda-programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%) $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
-cuda-on-cpu-programs: $(CUDA_PROGRAMS:%=$(CPU_CUDA_BUILD)/%) \
+cuda-programs: $(addprefix $(CUDA_BUILD)/,$(CUDA_PROGRAMS) generate_llama3_cuda eval_llama3_cuda) \
+               $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
+cuda-on-cpu-programs: $(addprefix $(CPU_CUDA_BUILD)/,$(CUDA_PROGRAMS) \
+                          $(addsuffix _llama3_cuda,generate eval convert)) \
                       $(if $(filter bf16,$(PRECISION)),$(addprefix $(CPU_CUDA_BUILD)/,bench_gpu nccl_check))
 cuda-on-cpu:
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 cuda-on-cpu-programs

@@ -33,11 +33,11 @@ fi
 say "training: ${launch[*]} --model tiny …"
 rm -rf "$out"
 "${launch[@]}" --model tiny --data "$data/train.tok" --val "$data/val.tok" --seq 128 --batch 4 --lr 2e-3 --warmup 40 \
-    --steps "${STEPS:-400}" --val-every "${VAL_EVERY:-100}" --val-batches 20 --out "$out" --export "$out/model"
+    --steps "${STEPS:-400}" --val-every "${VAL_EVERY:-100}" --val-batches 20 --out "$out"
 
 say "what the trained model writes"
-./train_llama3 --model "$out/model" --generate "$prompt" --max-tokens 120 --temperature 0.7
+./generate_llama3 --model "$out/latest" --prompt "$prompt" --max-tokens 120 --temperature 0.7
 say "its loss on all of the validation text"
-./train_llama3 --model "$out/model" --eval "$data/val.tok" --seq 128 --batch 8
+./eval_llama3 --model "$out/latest" --eval "$data/val.tok" --seq 128 --batch 8
 echo
 echo "under $out: metrics, the layout, and the ledger of expected, dry-run and measured traffic"

@@ -42,8 +42,8 @@ ls -l "$model"/*.safetensors "$data"/*.tok
 
 # show MODEL: its loss on the validation text, and how it continues the prompt
 show() {
-    ./train_llama3 --model "$1" --eval "$data/val.tok" --seq 128 --batch 8
-    ./train_llama3 --model "$1" --generate "$prompt" --max-tokens 70 --temperature 0.7
+    ./eval_llama3 --model "$1" --eval "$data/val.tok" --seq 128 --batch 8
+    ./generate_llama3 --model "$1" --prompt "$prompt" --max-tokens 70 --temperature 0.7
 }
 
 launch=(./train_llama3 --ranks "$ranks")
@@ -52,11 +52,11 @@ if has_mpi; then
     launch=(mpirun --bind-to none -np "$ranks" ./train_llama3)
 fi
 
-say "before: ./train_llama3 --model $model --eval … --generate …"
+say "before: ./eval_llama3 --model $model … and ./generate_llama3 --model $model …"
 show "$model"
 say "training: ${launch[*]} --model $model …"
 rm -rf "$out"
 "${launch[@]}" --model "$model" --data "$data/train.tok" --seq 128 --batch 4 --steps "${STEPS:-40}" --lr 2e-4 \
     --warmup 4 --out "$out"
-say "after: ./train_llama3 --model $out/latest --eval … --generate …"
+say "after: ./eval_llama3 --model $out/latest … and ./generate_llama3 --model $out/latest …"
 show "$out/latest"

@@ -5,7 +5,7 @@
 build() { # builds what is missing, without looking at the age of what is there
     local p program
     for p in bf16 fp32; do
-        for program in train_llama3_cuda test_llama3_cuda $([ $p = bf16 ] && echo bench_gpu); do
+        for program in {train,eval,test}_llama3_cuda $([ $p = bf16 ] && echo generate_llama3_cuda bench_gpu); do
             [ -x build/cuda-$p/$program ] || make --no-print-directory CUDA=1 PRECISION=$p build/cuda-$p/$program ||
                 return
         done
@@ -318,6 +318,9 @@ timed() {
         }' "$work/memory"
 }
 
+# built NAME [PRECISION]: the program NAME_llama3 for GPUs
+built() { echo "build/cuda$on-${2:-bf16}/$1_llama3_cuda"; }
+
 # A directory as Hugging Face has it, with a model that was trained for some steps here, and its tokenizer.
 use_model() {
     [ ! -e "$curve/model/config.json" ] || return 0
@@ -331,16 +334,16 @@ EOF
     [ -z "$dry" ] || { small_model "$work/new"; size=(--seq 24 --batch 1 --steps 4); }
     sed -i "s/\"vocab_size\": 4096/\"vocab_size\": ${CURVE_VOCABULARY:-4096}/" "$work/new/config.json"
     rm -rf "$curve"/model*
-    timed "training and export" "$train" --model "$work/new" --data "$curve/text/train.tok" "${size[@]}" --lr 1e-3 \
-        --export "$curve/model"
+    timed "training" "$(built train)" --model "$work/new" --data "$curve/text/train.tok" "${size[@]}" --lr 1e-3 \
+        --out "$work/trained" && mv "$(realpath "$work/trained/latest")" "$curve/model" &&
+        rm "$curve/model/optimizer.safetensors"
 }
-train=build/cuda$on-bf16/train_llama3_cuda
 
 # scores_agree NAME FILE: log-probabilities in bf16 and in fp32 differ by no more than losses may, on average per token
 scores_agree() {
     local p
     for p in bf16 fp32; do
-        timed "$1 in $p" build/cuda$on-$p/train_llama3_cuda --model "$curve/model" --score "$2" || return
+        timed "$1 in $p" "$(built eval $p)" --model "$curve/model" --score "$2" || return
         grep '"logprob"' "$work/said" >"$work/scores-$p"
     done
     paste <(sed -nE 's/.*"logprob":([^,]*),"tokens":([0-9]+).*/\1 \2/p' "$work/scores-bf16") \
@@ -359,7 +362,7 @@ scores_agree() {
 
 use_generation() {
     local prompt="In the" text
-    use_model && timed "64 tokens" "$train" --model "$curve/model" --generate "$prompt" --max-tokens 64 \
+    use_model && timed "64 tokens" "$(built generate)" --model "$curve/model" --prompt "$prompt" --max-tokens 64 \
         --temperature 0 || return
     # special tokens and what cannot stand in JSON as it is are left out of what is forced
     text=$(grep -avE '^(note|model|weights|ranks): ' "$work/said" | sed 's/<|[^|]*|>//g' | tr -cd ' !#-[]-~')
@@ -382,25 +385,27 @@ use_scores() {
     scores_agree "scores of requests" "$work/requests.jsonl"
 }
 
-# learns NAME OPTION…: trains on the directory; the loss must fall, and the result is exported
+# learns NAME FILE OPTION…: trains on the directory; the loss must fall, and the result is saved as FILE
 learns() {
-    local name=$1 size=(--seq 1024 --batch 4 --steps 30) first last result=MISSED
-    shift
+    local name=$1 file=$2 size=(--seq 1024 --batch 4 --steps 30) first last result=MISSED
+    shift 2
     [ -z "$dry" ] || size=(--seq 24 --batch 1 --steps 8)
-    rm -rf "$work/run" "$work/exported"
-    use_model && timed "$name" "$train" --model "$curve/model" --data "$curve/text/train.tok" "${size[@]}" --warmup 2 \
-        --seed 3 "$@" --out "$work/run" --export "$work/exported" || return
+    rm -rf "$work/run"
+    use_model && timed "$name" "$(built train)" --model "$curve/model" --data "$curve/text/train.tok" "${size[@]}" \
+        --warmup 2 --seed 3 "$@" --out "$work/run" || return
     read -r first last < <(step_figures "$work/run" | awk '{ loss[NR] = $2 } END {
         third = int(NR / 3)
         for (i = 1; i <= third; i++) { a += loss[i]; b += loss[NR + 1 - i] }
         print a / third, b / third
     }')
-    awk -v a="$first" -v b="$last" 'BEGIN { exit !(b < a) }' && [ -n "$(ls "$work/exported")" ] && result=met
+    awk -v a="$first" -v b="$last" 'BEGIN { exit !(b < a) }' && [ -s "$work/run/latest/$file" ] && result=met
     echo "bound: $name: loss of the last third | < $first | $last | $result"
     [ $result = met ]
 }
-use_lora_int8() { learns "LoRA on an int8 base" --lora-rank 8 --base int8 --lr 1e-2; }
-use_directory() { learns "fine-tuning a directory" --lr 1e-3; }
+use_lora_int8() {
+    learns "LoRA on an int8 base" adapter_model.safetensors --lora-rank 8 --base int8 --lr 1e-2
+}
+use_directory() { learns "fine-tuning a directory" model.safetensors --lr 1e-3; }
 
 # A run that resumes from a checkpoint has the bits of one that was not interrupted.
 use_resume() {
@@ -408,8 +413,8 @@ use_resume() {
     [ -z "$dry" ] || size=(--seq 24 --batch 1)
     use_model || return
     size+=(--model "$curve/model" --data "$curve/text/train.tok" --steps 6 --warmup 2 --deterministic)
-    timed "6 steps and 2 checkpoints" "$train" "${size[@]}" --save-every 3 --out "$work/whole" &&
-        timed "3 steps, resumed" "$train" "${size[@]}" --save-every 0 --resume "$work/whole/step-00000003" \
+    timed "6 steps and 2 checkpoints" "$(built train)" "${size[@]}" --save-every 3 --out "$work/whole" &&
+        timed "3 steps, resumed" "$(built train)" "${size[@]}" --save-every 0 --resume "$work/whole/step-00000003" \
             --out "$work/resumed" || return
     [ "$(step_figures "$work/resumed" | wc -l)" = 3 ] && result=met
     cmp -s <(step_figures "$work/whole" | tail -n 3) <(step_figures "$work/resumed") || result=MISSED

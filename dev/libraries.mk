@@ -32,7 +32,7 @@ HAVE_ONEDNN := $(call has_header,dnnl.h)
 HAVE_CJSON  := $(call has_header,cjson/cJSON.h)
 HAVE_PCRE2  := $(call has_header,pcre2.h,-DPCRE2_CODE_UNIT_WIDTH=8)
 HAVE_ZLIB   := $(call has_header,zlib.h)
-# only the tools of dev/data use it
+# only tokens_llama3 uses it
 HAVE_ZSTD   := $(call has_header,zstd.h)
 
 # PACKAGES: the names of MPI, oneDNN, cJSON, PCRE2 and zlib, in this order; EXTRA: what `make deps` also installs

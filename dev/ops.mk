@@ -2,18 +2,17 @@
 # build/libllama3_ops.so has both precisions; build/libllama3_ops_cuda.so, if nvcc is installed, has them for GPUs.
 OPS_FLAGS := -fPIC -fvisibility=hidden -Wno-unused-function
 OPS_IN     = $(foreach p,fp32 bf16,build/$(1)-$(p)/ops_library.o)
-OPS_SOURCES := dev/pytorch/ops_library.cu $(filter lib/%,$(HEADERS))
 
-$(BUILD)/ops_library.o: $(OPS_SOURCES) $(BUILD)/flags
-	$(CC) -x c $(FLAGS) $(OPS_FLAGS) -c $< -o $@
+$(BUILD)/ops_library.o: dev/pytorch/ops_library.cu $(BUILD)/flags
+	$(CC) -x c $(FLAGS) $(OPS_FLAGS) $(depend) -c $< -o $@
 
-$(CUDA_BUILD)/ops_library.o: $(OPS_SOURCES) $(CUDA_BUILD)/flags
+$(CUDA_BUILD)/ops_library.o: dev/pytorch/ops_library.cu $(CUDA_BUILD)/flags
 	@$(if $(NVCC),,echo "$(NO_NVCC)" >&2; exit 1)
-	$(NVCC) $(CUDA_FLAGS) -Xcompiler -fPIC,-fvisibility=hidden -c $< -o $@ 2> $(@:.o=.ptxas) || \
+	$(NVCC) $(CUDA_FLAGS) -Xcompiler -fPIC,-fvisibility=hidden $(depend) -c $< -o $@ 2> $(@:.o=.ptxas) || \
 	    { cat $(@:.o=.ptxas) >&2; exit 1; }
 
-$(CPU_CUDA_BUILD)/ops_library.o: $(OPS_SOURCES) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags
-	$(CXX) $(CPU_CUDA_FLAGS) $(OPS_FLAGS) -c $< -o $@
+$(CPU_CUDA_BUILD)/ops_library.o: dev/pytorch/ops_library.cu $(CPU_CUDA_BUILD)/flags
+	$(CXX) $(CPU_CUDA_FLAGS) $(OPS_FLAGS) $(depend) -c $< -o $@
 
 # Each object is built by a make of its own, which has its precision.
 ops_objects = for p in fp32 bf16; do \
@@ -67,7 +66,6 @@ KERNEL     ?= my_rmsnorm
 MINE       := dev/kernels/mine
 MINE_FILE  := $(MINE)/$(KERNEL).cu
 MINE_BUILD := build/mine
-MINE_SOURCES := $(wildcard dev/kernels/*.h dev/kernels/*.cu dev/kernels/*.cuh $(MINE)/*) $(filter lib/%,$(HEADERS))
 MINE_LIBS  = $(filter -ldnnl -lm -pthread,$(LIBS)) $(DEPS_LINK)
 MINE_FLAGS := -Wno-unused-function -Wno-unused-variable
 
@@ -75,18 +73,19 @@ mine-file:
 	@test -f $(MINE_FILE) || { echo "error: $(MINE_FILE) does not exist; KERNEL is the name of a file in $(MINE)" \
 	    "without .cu" >&2; exit 1; }
 
-$(MINE_BUILD)/$(KERNEL)-$(PRECISION): $(MINE_SOURCES) $(BUILD)/flags
+$(MINE_BUILD)/$(KERNEL)-$(PRECISION): $(MINE_FILE) $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) -x c $(FLAGS) $(MINE_FLAGS) $(MINE_FILE) -o $@ $(MINE_LIBS)
+	$(CC) -x c $(FLAGS) $(MINE_FLAGS) $(depend) $(MINE_FILE) -o $@ $(MINE_LIBS)
 
-$(MINE_BUILD)/$(KERNEL)-cuda-on-cpu-$(PRECISION): $(MINE_SOURCES) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags
+$(MINE_BUILD)/$(KERNEL)-cuda-on-cpu-$(PRECISION): $(MINE_FILE) $(CPU_CUDA_BUILD)/flags
 	@mkdir -p $(@D)
-	$(CXX) $(CPU_CUDA_FLAGS) $(MINE_FLAGS) $(MINE_FILE) -o $@ -lm -pthread
+	$(CXX) $(CPU_CUDA_FLAGS) $(MINE_FLAGS) $(depend) $(MINE_FILE) -o $@ -lm -pthread
 
 # Compiled for this machine's GPU alone: compiling for several takes minutes.
-$(MINE_BUILD)/$(KERNEL)-cuda-$(PRECISION): $(MINE_SOURCES) $(CUDA_BUILD)/flags
+$(MINE_BUILD)/$(KERNEL)-cuda-$(PRECISION): $(MINE_FILE) $(CUDA_BUILD)/flags
 	@mkdir -p $(@D)
-	$(NVCC) $(filter-out -gencode arch=% 2 -t,$(CUDA_FLAGS)) -arch=$(or $(CUDA_ARCH),native) $(MINE_FILE) -o $@ \
+	$(NVCC) $(filter-out -gencode arch=% 2 -t,$(CUDA_FLAGS)) -arch=$(or $(CUDA_ARCH),native) $(depend) \
+	    $(MINE_FILE) -o $@ \
 	    -lcublasLt -lm 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 
 # The library is ops_library.cu with each op OP replaced for which the file has a function my_OP.
@@ -97,14 +96,14 @@ $(MINE_BUILD)/$(KERNEL)-library.cu: $(MINE_FILE)
 	        if grep -q "^static void $$op(Device" lib/ops.h; then echo "#define $$op my_$$op"; fi; done; \
 	    echo '#include "../../dev/pytorch/ops_library.cu"'; } > $@
 
-$(MINE_BUILD)/$(KERNEL)-$(PRECISION).o: $(MINE_BUILD)/$(KERNEL)-library.cu $(MINE_SOURCES) dev/pytorch/ops_library.cu \
+$(MINE_BUILD)/$(KERNEL)-$(PRECISION).o: $(MINE_BUILD)/$(KERNEL)-library.cu $(MINE_FILE) dev/pytorch/ops_library.cu \
                                        $(BUILD)/flags
-	$(CC) -x c $(FLAGS) $(MINE_FLAGS) -fPIC -fvisibility=hidden -c $< -o $@
+	$(CC) -x c $(FLAGS) $(MINE_FLAGS) -fPIC -fvisibility=hidden $(depend) -c $< -o $@
 
-$(MINE_BUILD)/$(KERNEL)-cuda-$(PRECISION).o: $(MINE_BUILD)/$(KERNEL)-library.cu $(MINE_SOURCES) \
+$(MINE_BUILD)/$(KERNEL)-cuda-$(PRECISION).o: $(MINE_BUILD)/$(KERNEL)-library.cu $(MINE_FILE) \
                                             dev/pytorch/ops_library.cu $(CUDA_BUILD)/flags
 	$(NVCC) $(filter-out -gencode arch=% 2 -t,$(CUDA_FLAGS)) -arch=$(or $(CUDA_ARCH),native) \
-	    -Xcompiler -fPIC,-fvisibility=hidden -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+	    -Xcompiler -fPIC,-fvisibility=hidden $(depend) -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 
 $(MINE_BUILD)/$(KERNEL).so: $(foreach p,fp32 bf16,$(MINE_BUILD)/$(KERNEL)-$(p).o)
 	$(CC) -shared $(FLAGS) $^ -o $@ $(MINE_LIBS)

@@ -14,9 +14,10 @@ PLANNER_SOURCES := $(PLANNER_DIR)/sources
 PCRE2_PARTS := auto_possess chartables compile config context convert dfa_match error extuni find_bracket jit_compile \
                maketables match match_data newline ord2utf pattern_info script_run serialize string_utils study \
                substitute substring tables ucd valid_utf xclass
-PLANNER_OBJECTS := $(addprefix $(PLANNER_DIR)/,host.o version.o cJSON.o crc32.o zutil.o $(PCRE2_PARTS:%=pcre2_%.o))
+PLANNER_OBJECTS := $(addprefix $(PLANNER_DIR)/,host.o version.o run_html.o cJSON.o crc32.o zutil.o) \
+                   $(PCRE2_PARTS:%=$(PLANNER_DIR)/pcre2_%.o)
 PLANNER_MODULES := $(PLANNER_DIR)/fp32.wasm $(PLANNER_DIR)/bf16.wasm
-PLANNER_PARTS   := $(wildcard dev/planner/*.js dev/planner/*.html dev/planner/*.css dev/planner/*.py)
+PLANNER_PARTS   := $(wildcard dev/pages/*.js dev/planner/*.js dev/planner/*.html dev/planner/*.css dev/planner/*.py)
 
 planner: build/planner.html
 	@echo "built $<: open it in a browser"
@@ -28,10 +29,11 @@ emscripten-needed:
 	@$(if $(strip $(EMSCRIPTEN_NEEDED)),echo "error: make planner compiles plan_llama3 to WebAssembly; missing:" \
 	    "$(strip $(EMSCRIPTEN_NEEDED)). Install with: $(INSTALL) $(strip $(EMSCRIPTEN_NEEDED))" >&2; exit 1)
 
-$(PLANNER_DIR)/of_program-%: dev/planner/of_program.c $(HEADERS) | needed
+$(addprefix $(PLANNER_DIR)/of_program-,fp32 bf16): $(PLANNER_DIR)/of_program-%: dev/planner/of_program.c \
+        $(PLANNER_DIR)/pages.o | needed
 	@mkdir -p $(@D)
-	$(CC) $(filter-out -DPRECISION_BF16,$(FLAGS)) $(if $(filter bf16,$*),-DPRECISION_BF16) -Wno-unused-function $< \
-	    -o $@ $(LIBS)
+	$(CC) $(filter-out -DPRECISION_BF16,$(FLAGS)) $(if $(filter bf16,$*),-DPRECISION_BF16) -Wno-unused-function \
+	    $(depend) $< $(PLANNER_DIR)/pages.o -o $@ $(LIBS)
 
 $(PLANNER_DIR)/program.json: $(PLANNER_DIR)/of_program-fp32
 	$< page > $@
@@ -54,6 +56,9 @@ $(PLANNER_DIR)/host.o: dev/planner/host.c
 $(PLANNER_DIR)/version.o: $(PLANNER_DIR)/commit.o
 	$(EMCC) -c $(PLANNER_DIR)/commit.c -o $@
 
+$(PLANNER_DIR)/run_html.o: $(PLANNER_DIR)/pages.o
+	$(EMCC) -c $(PLANNER_DIR)/pages.c -o $@
+
 $(PLANNER_DIR)/cJSON.o: $(PLANNER_SOURCES)/include/pcre2.h
 	$(EMCC) $(WASM_FLAGS) -w -c $(PLANNER_SOURCES)/cjson/cJSON.c -o $@
 
@@ -65,11 +70,11 @@ $(PLANNER_DIR)/pcre2_%.o: $(PLANNER_SOURCES)/include/pcre2.h
 	    -c $(PLANNER_SOURCES)/pcre2/src/$(@F:.o=.c) -o $@
 
 # Emscripten's int64_t is a long long and its PRId64 says long, of the same size: -Wno-format.
-$(PLANNER_DIR)/fp32.o $(PLANNER_DIR)/bf16.o: $(PLANNER_DIR)/%.o: plan/plan_llama3.cu train_llama3.cu $(HEADERS) \
+$(PLANNER_DIR)/fp32.o $(PLANNER_DIR)/bf16.o: $(PLANNER_DIR)/%.o: programs/plan_llama3.cu \
         dev/planner/omp.h $(PLANNER_DIR)/of_program-% $(PLANNER_SOURCES)/include/pcre2.h
 	$(EMCC) -x c $(WASM_FLAGS) -I$(PLANNER_SOURCES)/include $(if $(filter bf16,$*),-DPRECISION_BF16) \
 	    $$($(PLANNER_DIR)/of_program-$* vectors) -Wall -Wextra -Wno-unused -Wno-unused-parameter \
-	    -Wno-unknown-pragmas -Wno-format -c $< -o $@
+	    -Wno-unknown-pragmas -Wno-format $(depend) -c $< -o $@
 
 # What the program imports is in host.c or in the page; a call that is in neither is an error when it is made.
 $(PLANNER_MODULES): %.wasm: %.o $(PLANNER_OBJECTS)

@@ -82,7 +82,7 @@ table() {
 }
 
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
-described=$("$program" --plan --model "$model" | head -n 1 | cut -d: -f1,2 | cut -d, -f1,2)
+described=$("$(dirname "$program")/plan_llama3" --model "$model" | head -n 1 | cut -d: -f1,2 | cut -d, -f1,2)
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
 printf '# Strategies and options side by side\n\n'
 printf '%s, %s cores; %s; commit %s; `dev/strategies.sh %s %s`.\n' \

@@ -337,6 +337,12 @@ static inline char *checked_strdup(const char *text) {
     return (char *)memcpy(checked_malloc(bytes), text, bytes);
 }
 
+/* The path of `name` in the directory of the file `path`. */
+static inline void path_beside(char *out, size_t size, const char *path, const char *name) {
+    const char *slash = strrchr(path, '/');
+    snprintf(out, size, "%.*s%s", slash ? (int)(slash + 1 - path) : 0, path, name);
+}
+
 /* Whether the directory has an entry of this name. An entry that cannot be reached is an error: if it counted as
  * absent, the run would silently go without the user's file. */
 static inline int entry_exists(const char *path) {
@@ -449,6 +455,27 @@ static inline char *read_regular_file(const char *path, size_t *length) {
         user_error("%s has %lld bytes, expected at most 1 GiB: check that this is the right file", path,
                    (long long)info.st_size);
     return read_to_end(fd, length);
+}
+
+/* Replaces the file `name` in `folder` as a whole by (length) text, unless it has this text already. It is on disk some
+ * time later. Returns 0 or errno. */
+static inline int replace_text_file(const char *folder, const char *name, const char *text, size_t length) {
+    char path[4096 + 16], written[4096 + 32];
+    size_t old_length;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(written, sizeof written, "%s/.%s.part", folder, name);
+    char *old = read_regular_file(path, &old_length);
+    int is_equal = old && old_length == length && !memcmp(old, text, length);
+    free(old);
+    if (is_equal) return 0;
+    FILE *f = fopen(written, "w");
+    if (!f) return errno;
+    fwrite(text, 1, length, f);
+    int failed = fflush(f) || ferror(f) ? errno : 0;
+    if (fclose(f) && !failed) failed = errno;
+    if (!failed && rename(written, path)) failed = errno;
+    if (failed) unlink(written);
+    return failed;
 }
 
 // ---------------------------------------------------------------------------

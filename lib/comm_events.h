@@ -1,7 +1,7 @@
 /* comm_events.h: the list of one rank's communication events in a step: where each collective or message starts, and
  * where the rank waits for it.
  *
- * A dry run records the list of every rank of a plan; plan/simulate.h runs all lists against each other. A test records
+ * A dry run records the list of every rank of a plan; plan_llama3 runs all lists against each other. A test records
  * the same list from a real run and compares the two, event by event.
  */
 #ifndef COMM_EVENTS_H

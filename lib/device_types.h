@@ -185,7 +185,7 @@ static const char *const stream_names[STREAMS] = {"compute",
 
 typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number: see StreamPoint
 
-/* A stream records an event, or waits for one. A dry run lists these points for plan/simulate_streams.h. */
+/* A stream records an event, or waits for one. A dry run lists these points for programs/plan/simulate_streams.h. */
 typedef struct {
     int64_t at;     // communication events of the dry run before this point
     double compute; // seconds of arithmetic of the stream since its previous point or communication event

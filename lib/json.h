@@ -215,6 +215,42 @@ static inline void json_write_line(FILE *f, cJSON *root) {
     free(text);
 }
 
+/* The code point of a valid UTF-8 character of (length) bytes. */
+static inline uint32_t utf8_code(const uint8_t *p, size_t length) {
+    uint32_t code = length == 1 ? p[0] : p[0] & (0x7Fu >> length);
+    for (size_t i = 1; i < length; i++) code = code << 6 | (p[i] & 0x3Fu);
+    return code;
+}
+
+/* Writes (length) bytes of UTF-8 for a script in HTML: control characters, '<', the characters of `escaped` and all
+ * beyond ASCII as \uXXXX, so that no text ends a script element or acts in a terminal. Bytes that are not UTF-8 become
+ * U+FFFD. */
+static inline void json_write_inert(FILE *f, const char *text, size_t length, const char *escaped) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + length;
+    while (p < end) {
+        size_t size = utf8_character_length(p, (size_t)(end - p));
+        uint32_t code = size ? utf8_code(p, size) : 0xFFFD;
+        int is_plain = code >= 0x20 && code < 0x7F && code != '<' && !strchr(escaped, (int)code);
+        if (is_plain) fputc((int)code, f);
+        else if (code <= 0xFFFF) fprintf(f, "\\u%04x", code);
+        else fprintf(f, "\\u%04x\\u%04x", 0xD7C0 + (code >> 10), 0xDC00 + (code & 0x3FF)); // a pair of UTF-16
+        p += size ? size : 1;
+    }
+}
+
+/* Writes (length) bytes as a JSON string for a script in HTML. */
+static inline void json_write_script_string(FILE *f, const char *text, size_t length) {
+    fputc('"', f);
+    json_write_inert(f, text, length, "\"\\");
+    fputc('"', f);
+}
+
+/* Writes a number with 9 significant digits; null if it is not finite. */
+static inline void json_write_real(FILE *f, double value) {
+    if (isfinite(value)) fprintf(f, "%.9g", value);
+    else fputs("null", f);
+}
+
 /* A stream whose bytes are (length) `text` when text_stream_close has ended it; the caller frees them. */
 static inline FILE *text_stream_open(char **text, size_t *length) {
     FILE *f = open_memstream(text, length);

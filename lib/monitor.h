@@ -78,7 +78,8 @@ static inline void monitor_look_at_network(HeartbeatTable *table) {
     if (say_unanswered_connections(&t)) memcpy(table->unanswered, text, sizeof text);
 }
 
-/* The ranks of this host are still connecting after --start-timeout: prints what this host's network looks like. Each
+/* The ranks of this host are still connecting after the time that they may take: prints what this host's network looks
+ * like. Each
  * host does so before the first of them ends the run. */
 static inline void monitor_note_network(const HeartbeatTable *table) {
     char text[2048];
@@ -94,7 +95,7 @@ static inline void monitor_note_network(const HeartbeatTable *table) {
 static inline void monitor_say_unconnected(HeartbeatTable *table, const MonitorView *view, Sentence *t) {
     say(t, "the ranks of host %s, ", table->host);
     for (int i = 0; i < view->present; i++) say(t, "%s%d", i ? ", " : "", heartbeat_at(table, i)->lines.rank);
-    say(t, ", are not connected to all others after %.6g s (--start-timeout)", table->start_timeout);
+    say(t, ", are not connected to all others after %.6g s", table->start_timeout);
     if (view->stopped) {
         say(t, "; ");
         say_rank(t, table, view->stopped, PROCESS_STOPPED, seconds_now());

@@ -32,7 +32,7 @@ typedef struct {
     // what follows is in version 2; of a file of version 1 it is not known
     int32_t document_end;      // the token that ends documents, or NO_ID
     int32_t front;             // the token that the tokenizer puts in front of texts, or NO_ID
-    uint64_t target_bytes;     // bytes of the text of all targets; the trainer does not read it
+    uint64_t target_bytes;     // bytes of the text of all targets
     uint32_t num_fingerprints; // of the tokenizer's files in other formats, in `fingerprints`
     uint32_t zero;
     uint8_t fingerprints[HEADER_FINGERPRINTS][32];
@@ -72,7 +72,9 @@ typedef struct {
     int T, vocab_size;
     int pieces;              // samples in a window
     int64_t windows, tokens; // in all files
-    int32_t document_end;    // the token that ends a document in files of version 1; used by --doc-mask only
+    int32_t document_end;    // the token that ends a document in files of version 1; NO_ID: not known
+    int64_t targets;         // of data to evaluate on: how many there are, and the bytes of their text,
+    int64_t target_bytes;    // or 0 if a file of version 1 does not say it
     uint64_t fingerprint;    // hash of all headers and of the mixture
 } Dataset;
 
@@ -102,7 +104,7 @@ static void token_file_check(const TokenFile *f, int64_t bytes, int T, int vocab
     uint32_t window = h->flags >> TOKEN_FILE_WINDOW_SHIFT;
     if (window && window != (uint32_t)T)
         user_error("%s has conversations packed into windows of %u tokens, --seq is %d: use --seq %u, or pack them "
-                   "again with build/data/chat --pack %d",
+                   "again with tokens_llama3 --conversations --pack %d",
                    f->path, window, T, window, T);
 }
 
@@ -151,23 +153,22 @@ static int token_ends_document(const TokenFileHeader *h, char byte) {
     return h->version > 1 && (byte & TOKEN_ENDS_DOCUMENT) != 0;
 }
 
-/* Does the file have a target? Its first token is none. */
-static int token_file_has_targets(const TokenFile *f) {
+/* How many targets the file has, but no more than `enough` need be counted. Its first token is none. */
+static int64_t token_file_targets(const TokenFile *f, int64_t enough) {
     enum { BLOCK = 1 << 16 };
-    int64_t count = (int64_t)f->header.count;
-    if (!(f->header.flags & TOKEN_FILE_MASKED)) return count > 1;
+    int64_t count = (int64_t)f->header.count, targets = 0;
+    if (!(f->header.flags & TOKEN_FILE_MASKED)) return max_i64(0, count - 1);
     char *block = (char *)checked_malloc(BLOCK);
-    int found = 0;
-    for (int64_t at = 1; at < count && !found; at += BLOCK) {
+    for (int64_t at = 1; at < count && targets < enough; at += BLOCK) {
         int64_t n = min_i64(BLOCK, count - at);
         if (read_bytes_at(f->fd, block, n, token_bytes_offset(&f->header) + at) != n)
             user_error("%s: its mask cannot be read: the file has changed since it was opened, or its disk fails; "
                        "restore it and start again",
                        f->path);
-        for (int64_t i = 0; i < n; i++) found |= token_is_target(&f->header, block[i]);
+        for (int64_t i = 0; i < n; i++) targets += token_is_target(&f->header, block[i]);
     }
     free(block);
-    return found;
+    return targets;
 }
 
 /* A hash of the header's first 64 bytes as those of version 1: a file upgraded to version 2 is the same data. */
@@ -259,6 +260,7 @@ static Dataset dataset_open_windows(const char *text, int T, int pieces, int voc
     d.T = T;
     d.pieces = pieces;
     d.vocab_size = vocab_size;
+    d.document_end = NO_ID;
     d.fingerprint = HASH_START;
     if (partial && list.has_weights)
         user_error("%s: found weights, but --val and --eval use every token once: remove the colons and what follows "
@@ -274,9 +276,15 @@ static Dataset dataset_open_windows(const char *text, int T, int pieces, int voc
         user_error("%s has no file with the %d tokens that a sample of --seq %d needs, but %" PRId64
                    " tokens in all: use a shorter --seq or longer files",
                    text, partial ? 2 : T * pieces + 1, T * pieces, d.tokens);
-    int has_targets = 0;
-    for (int i = 0; i < d.num_files && !has_targets; i++) has_targets = token_file_has_targets(&d.files[i]);
-    if (!has_targets)
+    int says_bytes = partial;
+    for (int i = 0; i < d.num_files && (partial || !d.targets); i++) {
+        const TokenFileHeader *h = &d.files[i].header;
+        d.targets += token_file_targets(&d.files[i], partial ? INT64_MAX : 1);
+        d.target_bytes += (int64_t)h->target_bytes;
+        says_bytes &= h->version > 1;
+    }
+    if (!says_bytes) d.target_bytes = 0;
+    if (!d.targets)
         user_error("%s has no training target, so that no loss can be computed: its mask excludes every token; make it "
                    "again from conversations in which the assistant speaks",
                    text);

@@ -23,7 +23,7 @@
 typedef enum { RANK_STARTING, RANK_COMPUTING, RANK_WAITING, RANK_READING, RANK_ENDING, RANK_ENDED } RankState;
 
 /* A wait in a step may last --timeout. Where one rank works long while others wait for it, the limit is a multiple.
- * Until the processes are connected, it is --start-timeout. */
+ * Until the processes are connected, it is start_timeout. */
 typedef enum { PHASE_CONNECT, PHASE_START, PHASE_STEP, PHASE_VALIDATION, PHASE_SAVING, PHASE_END, PHASES } Phase;
 static const struct {
     const char *name;

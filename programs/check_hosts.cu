@@ -7,9 +7,23 @@
  * begins with "problem:"; if there is one, the exit code is 1. With --out it also writes cluster.json, from which
  * plan_llama3 --cluster estimates step times on these hosts.
  */
-#include "trainer.h"       // defines: the training program
-#include "host_problems.h" // defines: HostCheck, gather_facts, check_starts, …
-#include "../lib/json.h"   // defines: json_real, json_add_integer
+#include "hosts/host_problems.h" // defines: HostCheck, gather_facts, check_starts, …
+#include "../lib/json.h"         // defines: json_real, json_add_integer
+
+typedef struct {
+    Job job; // first: a rank finds the HostsJob behind its job
+    const char *cluster;
+    int has_problems; // some were found
+} HostsJob;
+
+#define FIELD(f) offsetof(HostsJob, f)
+static const OptionRow hosts_options[] = {
+    GROUP("what is measured"),
+    TEXT("cluster", cluster, "FILE", NULL, "compare the rates with those of a cluster file"),
+};
+#undef FIELD
+static const Program hosts_program = {
+    "check_hosts", NULL, hosts_options, sizeof hosts_options / sizeof *hosts_options, {0}};
 
 // ---------------------------------------------------------------------------
 // the report
@@ -197,11 +211,12 @@ static void write_cluster(const HostCheck *h) {
 // ---------------------------------------------------------------------------
 // all of it
 
-/* Shortens --timeout and --start-timeout, unless they were given, so that a dead network is reported within seconds. */
-static void check_hosts_limits(Options *o) {
+/* Shortens --timeout, unless it was given, so that a dead network is reported within seconds. Returns how long ranks
+ * may take to connect. */
+static double check_hosts_limits(Options *o) {
     double processes = processes_of_launcher();
     if (!option_given(o, "timeout")) o->timeout = 5 + 0.01 * processes;
-    if (!option_given(o, "start-timeout")) o->start_timeout = 4 + 0.02 * processes;
+    return option_given(o, "timeout") ? seconds_to_connect(o) : 4 + 0.02 * processes;
 }
 
 static void measure_all(HostCheck *h, char *buffers) {
@@ -265,15 +280,15 @@ static void check_hosts(Job *j, int rank) {
     char *buffers = (char *)arena_alloc(&dev, MEM_COMM, "measured", 2 * LARGEST_COLLECTIVE);
     h->job = j;
     h->comm = &comm;
-    if (rank == 0 && j->opt.cluster)
-        cluster_open(&h->cluster, j->opt.cluster, &j->mesh, j->opt.threads, j->transport->name, 0);
+    if (rank == 0 && ((HostsJob *)j)->cluster)
+        cluster_open(&h->cluster, ((HostsJob *)j)->cluster, &j->mesh, j->opt.threads, j->transport->name, 0);
     measure_all(h, buffers);
     measure_hybrid(h, buffers);
     if (rank == 0) report_all(h, seconds_now() - start);
     // all ranks end in order, with the same exit code: an abort could keep the launcher from showing the report
     int *problems = new_array(int, j->mesh.world);
     quiet_all_gather(&comm, "number of problems", &h->problems, problems, sizeof(int));
-    if (problems[0]) __atomic_store_n(&j->has_problems, 1, __ATOMIC_RELAXED); // by all threads
+    if (problems[0]) __atomic_store_n(&((HostsJob *)j)->has_problems, 1, __ATOMIC_RELAXED); // by all threads
     free(problems);
     cluster_close(&h->cluster);
     free(h);
@@ -282,19 +297,29 @@ static void check_hosts(Job *j, int rank) {
     device_close(&dev);
 }
 
+static Purpose hosts_purpose(void) {
+    Purpose p = ZERO;
+    p.program = hosts_program.name;
+    p.measures_hosts = 1;
+    return p;
+}
+
 #ifndef TESTING_PROGRAM
 int main(int argc, char **argv) {
-    static Job job; // large for a small stack
-    int process = process_begin(&job, argc, argv, CHECK_HOSTS);
-    if (help_or_version(&job.opt, process == 0, CHECK_HOSTS)) return 0;
-    signals_install_for_start(0, under_mpirun(), launched_by_mpi(), process == 0);
-    check_hosts_limits(&job.opt);
-    LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout, job.opt.start_timeout);
-    job_open(&job, &started);
-    launch(&job, started.rank, check_hosts);
+    static HostsJob h; // large for a small stack
+    Job *j = &h.job;
+    Program program = hosts_program;
+    process_begin(argv);
+    program_options_parse(&program, &h, &j->opt, argc, argv);
+    if (program_help_or_version(&program, &j->opt)) return 0;
+    j->purpose = hosts_purpose();
+    double to_connect = check_hosts_limits(&j->opt);
+    LaunchInfo started = process_connect(&j->opt, 0, to_connect, &argc, &argv);
+    job_open(j, &started);
+    launch(j, started.rank, check_hosts);
     finish_results();
-    job_close(&job);
+    job_close(j);
     comm_end_process();
-    return job.has_problems;
+    return h.has_problems;
 }
 #endif

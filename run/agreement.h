@@ -36,7 +36,7 @@ static uint64_t data_contents(const Dataset *d) {
 typedef struct {
     uint64_t options;  // hash of the options, the recipe, the checkpoint and the headers of the data
     uint64_t contents; // data_contents of --data and --val
-    uint64_t requests; // hash of the file of --score or --choices
+    uint64_t input;    // hash of a file that the program reads
     uint64_t program;  // hash_of_program
     char processor[64];
 } RankStart;
@@ -54,11 +54,11 @@ static uint64_t hash_of_options(const Job *j) {
     return hash_bytes(h, &j->recipe.fingerprint, sizeof j->recipe.fingerprint) ^ j->resume_from.fingerprint;
 }
 
-/* The hash of the program that trains: this one or, for check_hosts, the train_llama3 next to it, if there is one. */
-static uint64_t hash_of_program(Program running) {
+/* The hash of this program, or of the train_llama3 next to it, if there is one. */
+static uint64_t hash_of_program(int of_trainer) {
     static const char own[] = "/proc/self/exe";
     char path[4096], beside[4096];
-    ssize_t n = running == CHECK_HOSTS ? readlink(own, path, sizeof path - 1) : -1;
+    ssize_t n = of_trainer ? readlink(own, path, sizeof path - 1) : -1;
     size_t length;
     path[max_i64(n, 0)] = 0;
     path_beside(beside, sizeof beside, path, CUDA_BUILD ? "train_llama3_cuda" : "train_llama3");
@@ -102,15 +102,15 @@ static RankStart *gather_starts(Comm *comm, const Job *j) {
     RankStart mine = ZERO, *all = new_array(RankStart, comm->mesh.world);
     mine.options = hash_of_options(j);
     mine.contents = mix64(data_contents(&j->data)) ^ data_contents(&j->val);
-    mine.requests = j->requests.hash;
-    if (run_hosts.count > 1) mine.program = hash_of_program(j->opt.program);
+    mine.input = j->purpose.input_hash;
+    if (run_hosts.count > 1) mine.program = hash_of_program(j->purpose.measures_hosts);
     read_processor(mine.processor, sizeof mine.processor);
     all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
     return all;
 }
 
 /* Describes a difference in options, data or checkpoint between `rank` and rank 0. Returns whether there is one. */
-static int say_other_start(Sentence *t, const RankStart *all, int rank) {
+static int say_other_start(Sentence *t, const Job *j, const RankStart *all, int rank) {
     if (all[rank].options != all[0].options)
         say(t,
             "%s was started with different options, data or checkpoint than rank 0: start all ranks with the same "
@@ -121,9 +121,9 @@ static int say_other_start(Sentence *t, const RankStart *all, int rank) {
             "the token files of %s have the size of those of %s, but other contents: copy the same files to all "
             "hosts, or give a directory that they share",
             rank_name(rank), rank_name(0));
-    else if (all[rank].requests != all[0].requests)
-        say(t, "the file of --score or --choices has other contents on %s than on %s: copy the same file to all hosts",
-            rank_name(rank), rank_name(0));
+    else if (all[rank].input != all[0].input)
+        say(t, "the file of --%s has other contents on %s than on %s: copy the same file to all hosts",
+            j->purpose.input_option, rank_name(rank), rank_name(0));
     return t->used > 0;
 }
 
@@ -133,7 +133,7 @@ static void check_agreement(Comm *comm, const Job *j) {
     Sentence t = {text, sizeof text, 0};
     RankStart *all = gather_starts(comm, j);
     for (int i = 1; i < comm->mesh.world; i++)
-        if (say_other_start(&t, all, i)) user_error("%s", text);
+        if (say_other_start(&t, j, all, i)) user_error("%s", text);
     if (comm->rank == 0) print_differences(all);
     free(all);
 }

@@ -2,8 +2,19 @@
 #ifndef BANNER_H
 #define BANNER_H
 #include "layout.h"  // defines: layout_print
-#include "page.h"    // defines: with_commas
 #include "trainer.h" // defines: Trainer, Job
+
+/* "1,234,567" */
+static const char *with_commas(char text[32], int64_t n) {
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%" PRId64, n), used = 0;
+    for (int i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0) text[used++] = ',';
+        text[used++] = digits[i];
+    }
+    text[used] = 0;
+    return text;
+}
 
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
@@ -127,7 +138,7 @@ static void print_banner(const Trainer *trainer) {
     print_stage(j);
     if (!j->before) print_model(j);
     print_ranks(trainer);
-    if (j->task == DO_TRAIN) print_data(trainer);
+    if (job_runs(j)) print_data(trainer);
     if (j->resume_from.dir[0]) print_resumed(&j->resume_from, trainer->load_seconds);
     fflush(stdout);
     funlockfile(stdout);

@@ -65,8 +65,8 @@ static BaseKind config_read_base(const cJSON *json, const char *path) {
     const cJSON *all = cJSON_GetObjectItemCaseSensitive(quantization, "all_tensors");
     if (!quantization) return BASE_TRAINED;
     if (!cJSON_IsString(ours) || strcmp(ours->valuestring, quantization_method))
-        user_error("%s: the weights are quantized by %s; the only supported method is %s, which --export --dtype int8 "
-                   "writes: export the model without quantization first",
+        user_error("%s: the weights are quantized by %s; the only supported method is %s, which convert_llama3 "
+                   "--dtype int8 writes: export the model without quantization first",
                    path, cJSON_IsString(method) ? method->valuestring : "?", quantization_method);
     if (!cJSON_IsBool(all)) user_error("%s: \"all_tensors\" of \"quantization_config\" must be true or false", path);
     return cJSON_IsTrue(all) ? BASE_INT8_ALL : BASE_INT8;

@@ -8,29 +8,20 @@
 #ifndef HISTORY_H
 #define HISTORY_H
 #include "../lib/json.h" // defines: cJSON
-#include "../lib/mesh.h" // defines: Axis, axis_names
 
 enum { HISTORY_BUCKETS = 512 };
 
-/* The first two have lines of their own. */
-typedef enum { CURVE_VALIDATION, CURVE_ACCURACY, CURVE_LOSS, CURVE_RATE, CURVE_LR, CURVE_NORM, CURVES } Curve;
-static const char *const curve_keys[CURVES] = {"val_loss", "accuracy", "loss", "tokens_per_s", "lr", "grad_norm"};
+/* val_loss has lines of its own. From CURVE_COMPUTE on, a curve is a part of rank 0's seconds: it computes, waits for
+ * communication over an axis, waits for something else (all waits, in lines without axes), or waits for samples. */
+typedef enum { CURVE_VALIDATION, CURVE_LOSS, CURVE_RATE, CURVE_LR, CURVE_NORM, CURVE_SECONDS, CURVE_TOKENS,
+               CURVE_SHARE, CURVE_MFU, CURVE_COMPUTE, CURVE_FSDP, CURVE_REPLICATE, CURVE_TP, CURVE_CP, CURVE_PP,
+               CURVE_WORLD, CURVE_OTHER, CURVE_DATA, CURVES } Curve;
+static const char *const curve_keys[CURVES] = {"val_loss", "loss", "tokens_per_s", "lr", "grad_norm", "seconds",
+                                               "tokens", "matmul_share", "mfu", "compute", "fsdp", "dp_replicate",
+                                               "tp", "cp", "pp", "world", "other", "data"};
 
-/* What rank 0 does in a step: it computes, waits for communication over an axis, or waits for samples. */
-typedef enum {
-    TIME_COMPUTE,
-    TIME_FSDP,
-    TIME_DP_REPLICATE,
-    TIME_TP,
-    TIME_CP,
-    TIME_PP,
-    TIME_WORLD,
-    TIME_OTHER, // waits without an axis: for offloaded state, and all of them in lines that do not list axes
-    TIME_DATA,
-    TIME_PARTS
-} TimePart;
-static const char *const time_keys[TIME_PARTS] = {"compute", "fsdp", "dp_replicate", "tp",  "cp",
-                                                  "pp",      "world", "other",       "data"};
+enum { COUNT_STEPS, COUNT_SKIPS, COUNT_SAVES, COUNT_RESUMES, COUNTS };
+static const char *const count_keys[COUNTS] = {"steps", "skips", "saves", "resumes"};
 
 typedef struct {
     double least, most, sum;
@@ -38,25 +29,19 @@ typedef struct {
 } Spread;
 
 typedef struct {
-    int64_t last_step, steps; // the last step with a line; how many there are
+    int64_t counts[COUNTS];
     Spread curves[CURVES];
-    double time[TIME_PARTS]; // seconds, summed over the steps
-    int64_t skips, saves, resumes;
 } HistoryBucket;
 
 typedef struct {
     HistoryBucket buckets[HISTORY_BUCKETS];
     int count;
     int64_t first_step, last_step; // 0: no line so far
-    int64_t stride;                // steps per bucket
+    int64_t stride, last_save;     // steps per bucket; the newest step that was saved
     double last[CURVES];           // the newest finite values; NAN: none so far
-    double best[CURVES];           // the lowest losses, and the steps at which they were reached
+    double best[CURVES];           // the lowest values, and the steps at which they were reached
     int64_t best_step[CURVES];
-    double seconds, matmul_share, mfu; // of the last step; the shares may be NAN
-    double total_seconds; // of all steps
-    int64_t tokens, skips, saves, resumes, last_save;
-    int64_t outliers;   // of the skipped steps, those with an outlier
-    int64_t unreadable; // lines that were left out
+    int64_t outliers, unreadable; // of the skipped steps, those with an outlier; lines that were left out
 } History;
 
 static History *history_open(void) {
@@ -64,16 +49,6 @@ static History *history_open(void) {
     h->stride = 1;
     for (int c = 0; c < CURVES; c++) h->last[c] = h->best[c] = NAN;
     return h;
-}
-
-// ---------------------------------------------------------------------------
-// buckets
-
-static void spread_add(Spread *s, double value) {
-    s->least = s->count ? fmin(s->least, value) : value;
-    s->most = s->count ? fmax(s->most, value) : value;
-    s->sum += value;
-    s->count++;
 }
 
 static void spread_merge(Spread *s, const Spread *other) {
@@ -84,16 +59,9 @@ static void spread_merge(Spread *s, const Spread *other) {
     s->count += other->count;
 }
 
-static double spread_mean(const Spread *s) { return s->count ? s->sum / (double)s->count : NAN; }
-
 static void bucket_merge(HistoryBucket *b, const HistoryBucket *later) {
-    b->last_step = max_i64(b->last_step, later->last_step);
-    b->steps += later->steps;
+    for (int k = 0; k < COUNTS; k++) b->counts[k] += later->counts[k];
     for (int c = 0; c < CURVES; c++) spread_merge(&b->curves[c], &later->curves[c]);
-    for (int t = 0; t < TIME_PARTS; t++) b->time[t] += later->time[t];
-    b->skips += later->skips;
-    b->saves += later->saves;
-    b->resumes += later->resumes;
 }
 
 /* Halves the number of buckets. */
@@ -115,12 +83,8 @@ static HistoryBucket *history_bucket(History *h, int64_t step) {
     int i = (int)((step - h->first_step) / h->stride);
     h->count = (int)max_i64(h->count, i + 1);
     h->last_step = max_i64(h->last_step, step);
-    h->buckets[i].last_step = max_i64(h->buckets[i].last_step, step);
     return &h->buckets[i];
 }
-
-// ---------------------------------------------------------------------------
-// lines
 
 /* The number under a key, whether it was parsed or is about to be written; NAN: there is none. */
 static double line_number(const cJSON *line, const char *key) {
@@ -129,9 +93,14 @@ static double line_number(const cJSON *line, const char *key) {
     return cJSON_IsRaw(item) ? strtod(item->valuestring, NULL) : NAN;
 }
 
-static void history_add_value(History *h, HistoryBucket *b, Curve curve, double value, int64_t step) {
+static int line_has(const cJSON *line, const char *key) {
+    return cJSON_GetObjectItemCaseSensitive(line, key) != NULL;
+}
+
+static void history_add_value(History *h, Curve curve, double value, int64_t step) {
     if (!isfinite(value)) return;
-    spread_add(&b->curves[curve], value);
+    const Spread one = {value, value, value, 1};
+    spread_merge(&history_bucket(h, step)->curves[curve], &one);
     h->last[curve] = value;
     if (value >= h->best[curve]) return;
     h->best[curve] = value;
@@ -139,74 +108,53 @@ static void history_add_value(History *h, HistoryBucket *b, Curve curve, double 
 }
 
 /* Divides the seconds of a step. Clocks and rounding may let the waits exceed the step; then it has not computed. */
-static void history_add_time(HistoryBucket *b, const cJSON *line) {
+static void history_add_time(History *h, const cJSON *line, int64_t step) {
     const cJSON *axes = cJSON_GetObjectItemCaseSensitive(line, "wait_axis_s");
-    double wait = line_number(line, "wait_s"), data = line_number(line, "data_wait_s"), known = 0;
-    double seconds = line_number(line, "seconds");
-    wait = isfinite(wait) ? fmax(0, wait) : 0;
-    data = isfinite(data) ? fmax(0, data) : 0;
-    for (int t = TIME_FSDP; t <= TIME_WORLD; t++) {
-        double part = line_number(axes, time_keys[t]);
-        if (!isfinite(part) || part < 0) continue;
-        b->time[t] += part;
+    double wait = fmax(0, line_number(line, "wait_s")), data = fmax(0, line_number(line, "data_wait_s")), known = 0;
+    for (int c = CURVE_FSDP; c <= CURVE_WORLD; c++) { // fmax is 0 where a number is missing
+        double part = fmax(0, line_number(axes, curve_keys[c]));
+        history_add_value(h, (Curve)c, part, step);
         known += part;
     }
-    double other = wait - known;
-    if (other > 1e-5) b->time[TIME_OTHER] += other; // less is rounding
-    b->time[TIME_DATA] += data;
-    if (isfinite(seconds)) b->time[TIME_COMPUTE] += fmax(0, seconds - fmax(wait, known) - data);
+    history_add_value(h, CURVE_OTHER, wait - known > 1e-5 ? wait - known : 0, step); // less is rounding
+    history_add_value(h, CURVE_DATA, data, step);
+    double computed = line_number(line, "seconds") - fmax(wait, known) - data;
+    history_add_value(h, CURVE_COMPUTE, isfinite(computed) ? fmax(0, computed) : 0, step);
 }
 
 static void history_mark_save(History *h, int64_t step) {
     if (step <= h->last_save || !h->first_step || step < h->first_step) return;
-    history_bucket(h, step)->saves++;
-    h->saves++;
+    history_bucket(h, step)->counts[COUNT_SAVES]++;
     h->last_save = step;
 }
 
 static void history_add_step(History *h, const cJSON *line, int64_t step) {
-    HistoryBucket *b = history_bucket(h, step);
-    double saved = line_number(line, "saved"), seconds = line_number(line, "seconds");
-    b->steps++;
-    for (int c = CURVE_LOSS; c < CURVES; c++)
-        history_add_value(h, b, (Curve)c, line_number(line, curve_keys[c]), step);
-    history_add_time(b, line);
-    int skipped = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "skipped"));
+    double saved = line_number(line, "saved");
     int resumed = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "resumed"));
-    b->skips += skipped;
-    h->skips += skipped;
-    b->resumes += resumed;
-    h->resumes += resumed;
-    h->seconds = isfinite(seconds) ? seconds : 0;
-    h->total_seconds += h->seconds;
-    h->matmul_share = line_number(line, "matmul_share");
-    h->mfu = line_number(line, "mfu");
-    double tokens = line_number(line, "tokens");
-    if (tokens > 0 && tokens < 1e18) h->tokens = (int64_t)tokens;
+    history_bucket(h, step)->counts[COUNT_STEPS]++;
+    for (int c = CURVE_LOSS; c < CURVE_COMPUTE; c++)
+        history_add_value(h, (Curve)c, line_number(line, curve_keys[c]), step);
+    history_add_time(h, line, step);
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "skipped"))) history_bucket(h, step)->counts[COUNT_SKIPS]++;
+    if (resumed) history_bucket(h, step)->counts[COUNT_RESUMES]++;
     if (saved >= 1 && saved < (double)step) history_mark_save(h, (int64_t)saved);
     if (resumed) history_mark_save(h, step - 1); // by the checkpoint from which it was resumed
 }
 
-/* Adds a line of metrics.jsonl, or one that is about to be written there. `limit`: the last step that it may have. */
+/* Adds a line of metrics.jsonl, or one that is about to be written there. `limit`: the last step that it may have. A
+ * line with "accuracy", which earlier versions wrote, is accepted and adds nothing. */
 static void history_add_line(History *h, const cJSON *line, int64_t limit) {
-    double number = line_number(line, "step");
-    int is_outlier = cJSON_GetObjectItemCaseSensitive(line, "outlier") != NULL; // the step has a line of its own, too
-    int is_step = !is_outlier && cJSON_GetObjectItemCaseSensitive(line, "loss") != NULL;
-    int is_validation = cJSON_GetObjectItemCaseSensitive(line, "val_loss") != NULL;
-    int is_accuracy = cJSON_GetObjectItemCaseSensitive(line, "accuracy") != NULL;
-    int fits = number >= 1 && number <= (double)limit && number == floor(number);
-    if (!fits || (int64_t)number < h->first_step || !(is_step || is_validation || is_accuracy || is_outlier)) {
+    double step = line_number(line, "step");
+    int is_outlier = line_has(line, "outlier"); // the step has a line of its own, too
+    int is_step = !is_outlier && line_has(line, "loss"), is_validation = line_has(line, "val_loss");
+    int fits = step >= 1 && step <= (double)limit && step == floor(step) && (int64_t)step >= h->first_step;
+    if (!fits || !(is_step || is_validation || is_outlier || line_has(line, "accuracy"))) {
         h->unreadable++;
         return;
     }
-    int64_t step = (int64_t)number;
-    if (is_outlier) {
-        h->outliers++;
-        return;
-    }
-    if (is_step) history_add_step(h, line, step);
-    for (int c = CURVE_VALIDATION; c < CURVE_LOSS && !is_step; c++)
-        history_add_value(h, history_bucket(h, step), (Curve)c, line_number(line, curve_keys[c]), step);
+    h->outliers += is_outlier;
+    if (is_step) history_add_step(h, line, (int64_t)step);
+    else if (is_validation) history_add_value(h, CURVE_VALIDATION, line_number(line, "val_loss"), (int64_t)step);
 }
 
 /* Adds what an earlier start of this run has written, up to step `limit`. Whatever is not a whole line of a run, such

@@ -8,26 +8,42 @@
 #ifndef JOB_H
 #define JOB_H
 #include "options.h"
-#include "tokenizer_files.h" // defines: TokenizerFiles, tokenizer_fingerprints; chat_template.h, tokenizer_json.h
+#include "tokenizer_copies.h" // defines: TokenizerCopies, FoundTokenizer, found_tokenizer_check
 #include "checkpoint.h"
 #include "config_json.h"
-#include "export.h"
 #include "trace.h"
 #include "logger.h"
 #include "mfu.h"
-#include "prompts.h"
-#include "recipe_data.h" // defines: recipe_count_used, recipe_check_epochs; includes recipe.h
-#include "requests.h"
+#include "recipe_data.h"      // defines: recipe_count_used, recipe_check_epochs; includes recipe.h
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
 
-typedef enum { DO_TRAIN, DO_EVAL, DO_SCORE, DO_CHOICES, DO_GENERATE, DO_CHAT, DO_EXPORT, DO_PLAN, DO_CHECK_HOSTS } Task;
-static const char *const task_names[] = {"training", "--eval",   "--score", "--choices",  "--generate",
-                                         "--chat",   "--export", "--plan",  "check_hosts"};
+struct Job;
+struct Trainer;
+struct CheckpointWriter;
+
+/* What a program opens the model for. */
+typedef struct {
+    const char *program;           // its name
+    int trains;                    // gradients, the optimizer and data
+    int plans;                     // and a step of it is only dry-run, for machines that may be elsewhere
+    int world;                     // ranks of the plan; 0: as many as were started
+    int measures_hosts;            // instead: nothing is computed with the model
+    int converts;                  // instead: its weights are loaded and written
+    int computes_tokens;           // one after the other, with a cache of keys and values
+    int cached_positions;          // in that cache
+    int softmax_statistics;        // of logits are read, not only losses
+    int merges_adapters;           // into the weights that are written
+    uint64_t input_hash;           // of a file that the program reads, which must be the same on all hosts
+    const char *input_option;      // that names the file
+    void (*prepare)(struct Job *); // reads what the program works on, and may set --seq, --batch and what is above
+    void (*files)(struct CheckpointWriter *, const struct Job *); // lays out the files that it writes; NULL: none
+    void (*dry_run)(struct Trainer *);                            // what the dry run of a rank computes; NULL: nothing
+} Purpose;
 
 typedef struct Job {
     Options opt; // of this stage
-    Task task;
+    Purpose purpose;
     Recipe recipe;
     const RecipeStage *stage;
     struct Job *before, *next; // the stages around it that this run trains; NULL: this is the first or last one
@@ -52,27 +68,19 @@ typedef struct Job {
     double available_memory;              // bytes free on a rank's device before any rank allocates
     double total_memory;                  // bytes of that device
     double datasheet_rate;                // bf16 FLOP/s of all GPUs of the run, by the datasheet; 0: not known
-    char tokenizer_path[4096];            // "": no tokenizer found
-    char *tokenizer_text;                 // (tokenizer_length) its file, read once; NULL: none
-    size_t tokenizer_length;
-    Tokenizer *tokenizer;              // NULL: not needed
-    TokenizerFiles tokenizer_files;    // of checkpoints and exported models
-    GgufMetadata gguf_tokenizer;       // of --export FILE.gguf
-    uint16_t *token_bytes;             // (V) bytes of each token's text, for bits per byte; NULL: not known
-    Requests requests;                 // of --score or --choices; count 0: none
-    Prompts prompts;                   // of --generate and --prompts
-    const ChatTemplate *chat_template; // of --chat
-    StopTokens stop_tokens;            // that end a generated text, apart from the tokenizer's
-    int cached_positions;              // generation: tokens whose keys and values are kept; 0: none are
-    const Transport *transport;        // between the ranks' devices
-    const Transport *host_transport;   // between host memories; differs from `transport` only with NCCL
-    ThreadWorld thread_world;          // ranks that are threads meet here
-    int ended_early;                   // a signal ended training before its last step, and everything is saved
-    int has_problems;                  // check_hosts has found some
-    const OpRates *op_rates;           // how fast ops are on the planned machines; NULL: dry runs take no time
+    FoundTokenizer tokenizer;             // next to the data or the model
+    TokenizerCopies tokenizer_files;      // of checkpoints
+    const Transport *transport;           // between the ranks' devices
+    const Transport *host_transport;      // between host memories; differs from `transport` only with NCCL
+    ThreadWorld thread_world;             // ranks that are threads meet here
+    int ended_early;                      // a signal ended training before its last step, and everything is saved
+    const OpRates *op_rates;              // how fast ops are on the planned machines; NULL: dry runs take no time
 } Job;
 
-static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
+static int job_trains(const Job *j) { return j->purpose.trains; }
+/* Does the run train, instead of planning a run? */
+static int job_runs(const Job *j) { return j->purpose.trains && !j->purpose.plans; }
+static int job_saves(const Job *j) { return job_runs(j) && j->opt.out; }
 static int64_t stage_end_step(const Job *j) { return j->stage->first_step + j->stage->steps; }
 /* Does the run enter this stage at its first step, coming from an earlier stage? */
 static int begins_later_stage(const Job *j) {
@@ -86,111 +94,28 @@ static int job_reductions_apart(const Job *j) {
 }
 
 // ---------------------------------------------------------------------------
-// the task, and options that have no effect on it
+// options that have no effect
 
 static void check_needed_options(const Options *o) {
     static const struct {
-        const char *option, *others[3]; // it needs one of the others
-    } needs[] = {{"choices-every", {"choices"}},
-                 {"val-every", {"val"}},
-                 {"val-batches", {"val"}},
-                 {"dtype", {"export"}},
-                 {"save-every", {"out", "mtbf"}},
-                 {"save-mode", {"out", "mtbf"}},
-                 {"keep", {"out"}},
-                 {"allow-changes", {"resume"}},
-                 {"temperature", {"generate", "prompts", "chat"}},
-                 {"top-p", {"generate", "prompts", "chat"}},
-                 {"max-tokens", {"generate", "prompts", "chat"}},
-                 {"lora-alpha", {"lora-rank"}},
-                 {"lora-targets", {"lora-rank"}},
-                 {"merge", {"export"}},
-                 {"hosts", {"mtbf"}},
-                 {"spares", {"mtbf"}},
-                 {"repair", {"mtbf"}},
-                 {"detect", {"mtbf"}},
-                 {"relaunch", {"mtbf"}},
-                 {"step-seconds", {"mtbf"}},
-                 {"save-seconds", {"mtbf"}},
-                 {"pause-seconds", {"mtbf"}},
-                 {"after-save", {"out"}},
-                 {"outlier-z", {"outlier-window"}}};
+        const char *option, *other; // which it needs
+    } needs[] = {
+        {"val-every", "val"}, {"val-batches", "val"},      {"save-every", "out"},       {"save-mode", "out"},
+        {"keep", "out"},      {"allow-changes", "resume"}, {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
+        {"after-save", "out"}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
-        const char *option = needs[i].option, *first = needs[i].others[0];
-        int is_met = 0;
-        for (int k = 0; k < 3 && needs[i].others[k]; k++) is_met |= option_given(o, needs[i].others[k]);
-        if (option_given(o, option) && !is_met)
-            user_error("--%s has no effect without --%s: add --%s, or remove --%s", option, first, first, option);
+        const char *option = needs[i].option, *other = needs[i].other;
+        if (option_changed(o, option) && !option_changed(o, other))
+            user_error("--%s has no effect without --%s: add --%s, or remove --%s", option, other, other, option);
     }
-}
-
-/* Refuses options that only plan_llama3 takes. */
-static void check_planner_options(const Options *o) {
-    for (int i = 0; i < OPTION_ROWS; i++)
-        if (o->given[i] && !program_takes(o->program, &option_rows[i]))
-            user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these "
-                       "options, without --plan",
-                       option_rows[i].name);
-}
-
-/* The one task that the options ask for. Options that would have no effect on it are refused. */
-static Task job_task(const Options *o) {
-    Task task = DO_TRAIN;
-    if (o->export_dir && !options_train(o)) task = DO_EXPORT;
-    if (o->chat) task = DO_CHAT;
-    if (o->generate || o->prompts) task = DO_GENERATE;
-    if (o->eval) task = DO_EVAL;
-    if (o->score) task = DO_SCORE;
-    if (o->choices && !options_train(o)) task = DO_CHOICES;
-    if (o->plan) task = DO_PLAN;
-    if (o->program == CHECK_HOSTS) task = DO_CHECK_HOSTS;
-    int evaluates = !!o->eval + !!o->score + (o->choices && !options_train(o));
-    int writes = (o->generate || o->prompts) + o->chat;
-    if (!!o->plan + evaluates + writes + !!o->export_dir + (task == DO_CHECK_HOSTS) > 1)
-        user_error("%s cannot be combined with another of --plan, --eval, --score, --choices, --generate, --chat and "
-                   "--export: give only one",
-                   task_names[task]);
-    if (o->choices_every && task != DO_TRAIN)
-        user_error("--choices-every %d has no effect without training: remove it, or add --data", o->choices_every);
-    if (o->out && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
-        user_error("--out %s has no effect with %s: only training, --plan and check_hosts write to it; remove --out",
-                   o->out, task_names[task]);
-    if (o->doc_mask && (task == DO_SCORE || task == DO_CHOICES || task == DO_GENERATE || task == DO_CHAT))
-        user_error("--doc-mask has no effect with %s, where each text is a single document: remove --doc-mask",
-                   task_names[task]);
-    if (o->doc_mask && task == DO_EXPORT)
-        user_error("--doc-mask has no effect with --export alone, only on training and evaluation: remove --doc-mask");
-    if (o->resume && task != DO_TRAIN)
-        user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
-                   "given as --model DIR)",
-                   o->resume, task_names[task]);
-    int trains = task == DO_TRAIN || task == DO_PLAN || task == DO_CHECK_HOSTS;
-    if ((o->z_loss > 0 || o->outlier_window) && !trains)
-        user_error("--%s has no effect with %s, only on training: remove it",
-                   o->z_loss > 0 ? "z-loss" : "outlier-window", task_names[task]);
-    if (o->after_save && task != DO_TRAIN)
-        user_error("--after-save runs a command after each save, and %s saves no checkpoint: remove --after-save",
-                   task_names[task]);
-    if (o->recipe && task != DO_TRAIN && task != DO_PLAN && task != DO_CHECK_HOSTS)
-        user_error("--recipe %s describes training, and %s does not train: remove --recipe", o->recipe,
-                   task_names[task]);
-    check_planner_options(o);
-    if (o->program != PLAN_LLAMA3 && o->trace && task != DO_TRAIN)
-        user_error("--trace %s has no effect with %s: only training has a timeline; remove --trace (plan_llama3 writes "
-                   "an estimated one)",
-                   o->trace, task_names[task]);
-    return task;
 }
 
 static void check_offload(const Job *j) {
     const Options *o = &j->opt;
-    int offloads = strcmp(o->offload, "none") != 0, recomputes = strcmp(o->recompute, "none") != 0;
-    if (OFFLOAD_IN_PLACE && offloads && j->task == DO_TRAIN && !o->out)
+    int offloads = strcmp(o->offload, "none") != 0;
+    if (OFFLOAD_IN_PLACE && offloads && job_runs(j) && !o->out)
         user_error("--offload %s keeps state in files under --out: add --out DIR, on a disk with enough space",
                    o->offload);
-    if ((offloads || recomputes) && !job_trains(j))
-        user_error("--%s has no effect with %s, only on training: remove it", offloads ? "offload" : "recompute",
-                   task_names[j->task]);
     int all_reduces =
         o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard") || (!strcmp(o->accumulate, "local") && o->accum > 1);
     if (uses_nccl(j) && !strcmp(o->offload, "all") && all_reduces)
@@ -243,87 +168,7 @@ static void check_gpus(const Job *j, int world, int local_ranks) {
 }
 
 // ---------------------------------------------------------------------------
-// the tokenizer, and the prompt of --generate
-
-/* Is there a tokenizer in the directory of the file `path`? Then its path becomes j->tokenizer_path. Of two files,
- * tokenizer.json is taken, as transformers does, unless it says the same as tokenizer.model, as in a checkpoint. */
-static int job_tokenizer_beside(Job *j, const char *path) {
-    char model[4096], json[4096];
-    path_beside(model, sizeof model, path, "tokenizer.model");
-    path_beside(json, sizeof json, path, "tokenizer.json");
-    int has_model = entry_exists(model), has_json = entry_exists(json);
-    if (has_model && has_json && !tokenizer_json_repeats(json, model)) has_model = 0;
-    if (has_model) snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", model);
-    else if (has_json) snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", json);
-    else j->tokenizer_path[0] = 0;
-    return has_model || has_json;
-}
-
-/* --tokenizer, or a tokenizer next to the data, or the one next to the model; "" if there is none. */
-static void job_find_tokenizer(Job *j) {
-    const Options *o = &j->opt;
-    const char *data = o->data ? o->data : o->eval;
-    char in_model[4096];
-    DataList list;
-    if (o->tokenizer) {
-        snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", o->tokenizer);
-        return;
-    }
-    data_list_parse(&list, data ? data : "");
-    char **paths = NULL;
-    int count = data ? pattern_expand(list.entries[0].pattern, &paths) : 0;
-    int is_found = count && job_tokenizer_beside(j, paths[0]);
-    for (int i = 0; i < count; i++) free(paths[i]);
-    free(paths);
-    data_list_close(&list);
-    if (is_found) return;
-    snprintf(in_model, sizeof in_model, "%s/", o->model);
-    job_tokenizer_beside(j, in_model);
-}
-
-/* Can this program read the tokenizer? Training does not need it, so one that nobody named may be of another kind. */
-static int job_tokenizer_is_known(const Job *j) {
-    char what[UNSUPPORTED_BYTES];
-    if (j->tokenizer || !j->tokenizer_text) return j->tokenizer != NULL;
-    return tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
-}
-
-/* Reads the tokenizer, if there is one. */
-static void job_open_tokenizer(Job *j) {
-    if (j->tokenizer || !j->tokenizer_text) return;
-    char *text = (char *)checked_malloc(j->tokenizer_length + 1); // reading changes it
-    memcpy(text, j->tokenizer_text, j->tokenizer_length);
-    j->tokenizer = tokenizer_from_text(j->tokenizer_path, text, j->tokenizer_length);
-}
-
-static int is_one_of(const uint8_t wanted[32], const uint8_t known[MOST_FINGERPRINTS][32], int count) {
-    for (int i = 0; i < count; i++)
-        if (!memcmp(known[i], wanted, 32)) return 1;
-    return 0;
-}
-
-/* The dataset's files must carry the fingerprint of this tokenizer, or of the same vocabulary in another format, unless
- * they do not say which tokenizer they were made with. */
-static void check_tokenizer_of(Job *j, const Dataset *d) {
-    uint8_t known[MOST_FINGERPRINTS][32];
-    int count = 1;
-    if (!j->tokenizer_text || !d->num_files) return;
-    sha256(j->tokenizer_text, j->tokenizer_length, known[0]);
-    for (int i = 0; i < d->num_files; i++) {
-        const TokenFileHeader *h = &d->files[i].header;
-        int more = (int)h->num_fingerprints;
-        if (token_file_lacks_tokenizer(&d->files[i]) || is_one_of(h->tokenizer, known, count)) continue;
-        if (is_one_of(known[0], h->fingerprints, more)) continue;
-        if (count == 1 && job_tokenizer_is_known(j)) {
-            job_open_tokenizer(j);
-            count = tokenizer_fingerprints(j->tokenizer, known);
-        }
-        if (!is_one_of(h->tokenizer, known, count))
-            user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer (of "
-                       "two files with the same vocabulary, the one that was used), or tokenize the text again",
-                       d->files[i].path, j->tokenizer_path);
-    }
-}
+// data, and the tokenizer's files
 
 /* Refuses packed conversations if each would see those before it in its window. */
 static void check_packed(const Job *j, const Dataset *d) {
@@ -334,202 +179,50 @@ static void check_packed(const Job *j, const Dataset *d) {
                        d->files[i].path);
 }
 
-/* The tokens of texts must be in the model's vocabulary. Special tokens behind it, such as one for padding that was
- * added later, are in no text; a GGUF file cannot have them. */
-static void job_check_vocabulary(const Job *j, int may_exceed) {
-    const Tokenizer *t = j->tokenizer;
-    int32_t V = j->config.V, beyond = t->vocab_size - 1;
-    while (may_exceed && beyond >= V && is_special_token(t, beyond)) beyond--;
-    int is_used = t->front >= V || t->eos >= V;
-    if (beyond >= V || is_used)
-        user_error("%s has %d tokens, but the model's vocabulary has %d, without %.*s: give the model's own tokenizer "
-                   "with --tokenizer FILE, or remove the token from it",
-                   j->tokenizer_path, t->vocab_size, V, (int)token_length(t, t->vocab_size - 1),
-                   t->bytes + t->start[t->vocab_size - 1]);
+/* --doc-mask: files of version 1 do not say where their documents end. */
+static void check_document_ends(const Dataset *d) {
+    for (int i = 0; i < d->num_files; i++)
+        if (d->files[i].header.version == 1 && d->document_end == NO_ID)
+            user_error("--doc-mask: %s is a token file of version 1, which does not say where its documents end: bring "
+                       "it to version 2 with tokens_llama3 --upgrade %s --tokenizer FILE",
+                       d->files[i].path, d->files[i].path);
 }
 
-/* Reads the tokenizer that `option` needs. */
-static void job_read_tokenizer(Job *j, const char *option) {
+/* What --data or --val holds must fit the options. */
+static void job_check_data(const Job *j, const Dataset *d) {
+    check_packed(j, d);
+    if (j->opt.doc_mask) check_document_ends(d);
+}
+
+/* The tokenizer of --tokenizer, the one next to the data or, failing that, the one next to the model. */
+static void job_find_tokenizer(Job *j) {
     const Options *o = &j->opt;
-    int writes_gguf = !strcmp(option, "--export FILE.gguf");
-    const char *data = o->data ? o->data : o->eval;
-    if (!j->tokenizer_path[0])
-        user_error("%s needs a tokenizer, and there is no tokenizer.model or tokenizer.json next to %s: give one with "
-                   "--tokenizer FILE",
-                   option, data ? data : o->model);
-    job_open_tokenizer(j);
-    job_check_vocabulary(j, !writes_gguf);
-}
-
-/* --doc-mask: how files of version 1, which do not say it themselves, end their documents. Conversations that end with
- * the token that also ends each message cannot be told apart: the answer would not see its question. */
-static void job_document_ends(Job *j) {
-    const Dataset *sets[] = {&j->data, &j->val};
-    const TokenFile *first = NULL, *masked = NULL;
-    char source[4096];
-    for (int s = 0; s < 2; s++)
-        for (int i = 0; i < sets[s]->num_files; i++) {
-            const TokenFile *f = &sets[s]->files[i];
-            if (f->header.version > 1) continue;
-            if (!first) first = f;
-            if (f->header.flags & TOKEN_FILE_MASKED) masked = f;
-        }
-    if (!first) return;
-    job_read_tokenizer(j, "--doc-mask");
-    const Tokenizer *t = j->tokenizer;
-    char *jinja = chat_template_beside(j->tokenizer_path, source, 1);
-    const ChatTemplate *form = jinja ? chat_template_of_jinja(jinja) : chat_template_of_tokens(t);
-    if (masked && form && tokenizer_special(t, form->end) == t->eos)
-        user_error(
-            "--doc-mask: %s is a token file of version 1, and in its tokenizer %s %s ends each message as well as "
-            "the conversation, so that an answer would not see its question: make the file again with "
-            "build/data/chat",
-            masked->path, j->tokenizer_path, form->end);
-    free(jinja);
-    j->data.document_end = j->val.document_end = t->eos;
-}
-
-static int job_exports(const Job *j) { return j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT); }
-static int job_saves(const Job *j) { return (j->task == DO_TRAIN && j->opt.out) || job_exports(j); }
-
-/* The tokenizer's files that checkpoints and exported models get. A tokenizer of another kind is only copied. */
-static void job_tokenizer_files(Job *j) {
-    const char *model = j->opt.model;
-    int writes_gguf = job_exports(j) && is_gguf(j->opt.export_dir);
-    if (writes_gguf) job_read_tokenizer(j, "--export FILE.gguf");
-    if (!job_saves(j)) return;
-    if (job_tokenizer_is_known(j)) job_open_tokenizer(j);
-    tokenizer_files_open(&j->tokenizer_files, j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, j->tokenizer,
-                         preset_find(model) ? NULL : model, j->config.max_positions);
-    if (!writes_gguf) return;
-    gguf_tokenizer_open(&j->gguf_tokenizer, j->tokenizer, j->config.V, &j->tokenizer_files);
-}
-
-/* Rank 0 says when the tokenizer was only copied. */
-static void job_note_tokenizer(const Job *j) {
-    char what[UNSUPPORTED_BYTES];
-    if (!j->tokenizer_files.count) return;
-    if (!j->tokenizer_text) {
-        if (tokenizer_files_has(&j->tokenizer_files, "vocab.json"))
-            fprintf(stderr, "note: the tokenizer vocab.json and merges.txt of %s is copied as it is\n", j->opt.model);
+    FoundTokenizer *f = &j->tokenizer;
+    char in_model[4096];
+    if (o->tokenizer) {
+        found_tokenizer_add(f, o->tokenizer);
+        if (!f->count) user_error("cannot read the tokenizer %s: %s", o->tokenizer, strerror(ENOENT));
+        char sibling[4096];
+        path_beside(sibling, sizeof sibling, o->tokenizer,
+                    strcmp(f->names[0], "tokenizer.json") ? "tokenizer.json" : "tokenizer.model");
+        f->is_wanted[0] = 1;
+        if (strcmp(sibling, o->tokenizer)) found_tokenizer_add(f, sibling);
         return;
     }
-    if (!j->tokenizer) {
-        tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
-        fprintf(stderr, "note: the tokenizer %s %s; it is copied as it is\n", j->tokenizer_path, what);
-    } else if (!j->tokenizer->merges && !tokenizer_fits_json(j->tokenizer)) {
-        fprintf(stderr,
-                "note: the tokenizer %s splits text in a way that no tokenizer.json is written for; only "
-                "tokenizer.model is copied\n",
-                j->tokenizer_path);
-    }
+    if (j->data.num_files) found_tokenizer_look(f, j->data.files[0].path);
+    if (f->count) return;
+    snprintf(in_model, sizeof in_model, "%s/", o->model);
+    found_tokenizer_look(f, in_model);
 }
 
-/* How many bytes of text each token stands for; special tokens stand for none. */
-static void job_count_token_bytes(Job *j) {
-    if (job_tokenizer_is_known(j)) job_open_tokenizer(j);
-    const Tokenizer *t = j->tokenizer;
-    if (!t) return;
-    j->token_bytes = new_array(uint16_t, j->config.V);
-    for (int32_t id = 0; id < min_i64(t->vocab_size, j->config.V); id++)
-        j->token_bytes[id] = (uint16_t)min_i64(UINT16_MAX, (int64_t)token_length(t, id));
-    for (int i = 0; i < t->num_special; i++)
-        if (t->special[i] < j->config.V) j->token_bytes[t->special[i]] = 0;
-}
-
-/* Reads the requests of --score or --choices. Unless --seq and --batch are given, the longest request fits in a
- * sequence, and a batch has about as many tokens as the model's default. */
-static void job_requests(Job *j) {
-    Options *o = &j->opt;
-    const char *path = o->score ? o->score : o->choices;
-    int cp = j->mesh.size[AXIS_CP], trains = j->task == DO_TRAIN, whole = 2 * SCORE_LENGTHS * cp;
-    if (!path) return;
-    if (o->tokenizer || job_tokenizer_is_known(j)) job_open_tokenizer(j); // requests may hold ids alone
-    if (j->tokenizer) job_check_vocabulary(j, 1);
-    char what[UNSUPPORTED_BYTES], why_none[4096 + UNSUPPORTED_BYTES] = "there is none next to the model";
-    if (!j->tokenizer && j->tokenizer_text) {
-        tokenizer_text_is_known(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length, what);
-        snprintf(why_none, sizeof why_none, "%s %s", j->tokenizer_path, what);
-    }
-    requests_read(&j->requests, path, o->choices != NULL, j->tokenizer, why_none, j->config.V);
-    if (!trains && !option_given(o, "seq")) {
-        int64_t default_tokens = (int64_t)o->batch * o->seq, longest = requests_longest(&j->requests);
-        o->seq = (int)min_i64(round_up(longest, whole), j->config.max_positions / (2 * cp) * (2 * cp));
-        if (!option_given(o, "batch")) o->batch = (int)max_i64(1, default_tokens / o->seq);
-    }
-    requests_cut(&j->requests, o->seq);
-    requests_make_batches(&j->requests, o->batch, o->seq, cp > 1);
-}
-
-/* Where generated text ends, apart from the tokenizer's ends; `form`: and where an answer in a chat does. */
-static void job_stop_tokens(Job *j, const ChatTemplate *form) {
-    j->stop_tokens = model_ids_read(preset_find(j->opt.model) ? NULL : j->opt.model).eos;
-    if (form) stop_token_add(&j->stop_tokens, tokenizer_special(j->tokenizer, form->end));
-}
-
-/* How answers are sampled, unless a request says it. */
-static void job_sampling(Job *j) {
-    const Options *o = &j->opt;
-    const Sampling s = {o->temperature, o->top_p, 0, (uint64_t)o->seed};
-    j->prompts.defaults.sampling = s;
-    j->prompts.defaults.max_tokens = o->max_tokens;
-    j->prompts.vocab_size = j->config.V;
-}
-
-/* Encodes the prompts. The buffers of generation are sized for one sequence of the longest one's length. */
-static void job_prompts(Job *j) {
-    Options *o = &j->opt;
-    job_read_tokenizer(j, option_given(o, "generate") ? "--generate" : "--prompts");
-    job_sampling(j);
-    size_t valid = o->generate ? utf8_valid_length(o->generate, strlen(o->generate)) : 0;
-    if (o->generate && o->generate[valid])
-        user_error("--generate: found invalid UTF-8 at byte %zu, expected a text in UTF-8", valid);
-    if (o->generate && (o->generate[0] || !o->prompts))
-        prompts_add(&j->prompts, j->tokenizer, o->generate, strlen(o->generate), 0);
-    if (o->prompts) prompts_read(&j->prompts, j->tokenizer, o->prompts);
-    o->batch = 1;
-    o->seq = j->prompts.longest;
-    for (int i = 0; i < j->prompts.count; i++) {
-        const Prompt *p = &j->prompts.list[i];
-        char line[32] = "";
-        if (p->line) snprintf(line, sizeof line, " (line %d)", p->line);
-        if ((int64_t)p->length + p->max_tokens > j->config.max_positions)
-            user_error("the prompt's%s %zu tokens and --max-tokens %d exceed the model's %d positions: shorten the "
-                       "prompt, or use a smaller --max-tokens",
-                       line, p->length, p->max_tokens, j->config.max_positions);
-    }
-    j->cached_positions = j->prompts.most;
-    job_stop_tokens(j, NULL);
-}
-
-enum {
-    CHAT_ORDER_TOKENS = 61, // of a conversation that are computed at once
-    CHAT_POSITIONS = 4096   // of a conversation, unless --seq or the model has another number
-};
-
-/* The special tokens of the chat template must be in the model's vocabulary. */
-static void job_check_template(const Job *j) {
-    const ChatTemplate *form = j->chat_template;
-    const char *const names[] = {form->begin, form->open, form->close, form->end};
-    for (int i = 0; i < 4; i++)
-        if (names[i] && tokenizer_special(j->tokenizer, names[i]) >= j->config.V)
-            user_error(
-                "the chat template needs %s, which is token %d of %s, but the model's vocabulary has %d: give the "
-                "model's own tokenizer with --tokenizer FILE",
-                names[i], tokenizer_special(j->tokenizer, names[i]), j->tokenizer_path, j->config.V);
-}
-
-/* A conversation of up to --seq tokens, which is computed in parts of CHAT_ORDER_TOKENS. */
-static void job_chat(Job *j) {
-    Options *o = &j->opt;
-    job_read_tokenizer(j, "--chat");
-    job_sampling(j);
-    j->chat_template = chat_template_find(j->tokenizer, j->tokenizer_path);
-    job_check_template(j);
-    j->cached_positions = option_given(o, "seq") ? o->seq : (int)min_i64(CHAT_POSITIONS, j->config.max_positions);
-    o->batch = 1;
-    o->seq = (int)min_i64(CHAT_ORDER_TOKENS, j->cached_positions);
-    job_stop_tokens(j, j->chat_template);
+/* The tokenizer's files that checkpoints get. */
+static void job_tokenizer_files(Job *j) {
+    const char *model = preset_find(j->opt.model) ? NULL : j->opt.model;
+    char in_model[4096];
+    snprintf(in_model, sizeof in_model, "%s/", j->opt.model);
+    if (j->tokenizer.count) tokenizer_copies_take_found(&j->tokenizer_files, &j->tokenizer);
+    else if (model) tokenizer_copies_take_vocabulary(&j->tokenizer_files, in_model);
+    tokenizer_copies_find_ids(&j->tokenizer_files, model, &j->tokenizer);
 }
 
 // ---------------------------------------------------------------------------
@@ -584,7 +277,7 @@ static void job_resume_adapters(const Job *j) {
     if (has_adapters) adapters_config_read(&c, dir);
     if (has_adapters && !o->lora_rank)
         user_error("--resume %s holds adapters of rank %d: resume with --lora-rank %d, the same --model and the same "
-                   "--base; to train a whole model, merge the adapters into it (--export DIR --merge) and start from "
+                   "--base; to train a whole model, merge the adapters into it (convert_llama3 --merge) and start from "
                    "--model DIR",
                    dir, c.lora_rank, c.lora_rank);
     if (!has_adapters && o->lora_rank)
@@ -603,11 +296,7 @@ static void job_stored_base(Job *j) {
     Options *o = &j->opt;
     j->stored_base = j->config.base;
     if (j->stored_base <= BASE_FROZEN) return;
-    if (j->task == DO_EXPORT && !o->merge && export_base(o) > BASE_FROZEN)
-        user_error("--export --dtype %s: the weights of %s are int8 already: copy the directory, or dequantize it with "
-                   "--dtype fp32 or bf16",
-                   o->dtype, o->model);
-    if (j->task == DO_EXPORT && !o->adapters && !o->base) return;
+    if (j->purpose.converts && !o->adapters && !o->base) return; // its files get full precision
     if (o->base && base_kind(o->base) != j->stored_base)
         user_error("--base %s: the weights of --model %s are stored as --base %s: remove --base, or give the model "
                    "that they were quantized from",
@@ -636,44 +325,6 @@ static void job_base(Job *j) {
     if (!o->lora_rank && j->config.base == BASE_FROZEN) j->config.base = BASE_TRAINED;
 }
 
-/* Exports that would write something else than the user expects. */
-static void check_export_options(const Job *j) {
-    const Options *o = &j->opt;
-    int writes_int8 = export_base(o) > BASE_FROZEN, writes_gguf = is_gguf(o->export_dir);
-    if (writes_gguf && writes_int8)
-        user_error("--export %s --dtype %s: expected fp32, fp16, bf16 or q8_0, which is the int8 of GGUF files: use "
-                   "--dtype q8_0",
-                   o->export_dir, o->dtype);
-    if (o->export_dir && !writes_gguf && !strcmp(o->dtype, "q8_0"))
-        user_error("--export %s --dtype q8_0: q8_0 is a format of GGUF files: use --export FILE.gguf, or --dtype int8",
-                   o->export_dir);
-    if (writes_gguf && o->lora_rank && !o->merge)
-        user_error("--export %s: a GGUF file holds a whole model: add --merge to export the model with the adapters, "
-                   "or export a directory",
-                   o->export_dir);
-    if (o->merge && !o->lora_rank)
-        user_error("--merge adds adapters to the model's weights, and there are no adapters: add --adapters DIR, or "
-                   "remove --merge");
-    if (o->lora_rank && o->export_dir && !o->merge && writes_int8)
-        user_error("--export --dtype %s: adapters are exported as fp32 or bf16: remove --dtype, or add --merge to "
-                   "export the whole model",
-                   o->dtype);
-    if (j->task != DO_EXPORT) return;
-    if (o->lora_rank && !o->merge)
-        user_error("--export with --adapters would only copy the adapters: add --merge to export the model with them, "
-                   "or remove --export");
-    if (j->config.base <= BASE_FROZEN || o->lora_rank) return;
-    if (j->stored_base > BASE_FROZEN)
-        user_error("--export --base %s: an export of %s always dequantizes its int8 weights: remove --base", o->base,
-                   o->model);
-    if (writes_int8)
-        user_error("--export --base %s --dtype %s: --dtype alone decides how weights are written: remove --base",
-                   o->base, o->dtype);
-    user_error("--export --base %s would write weights rounded to int8 in full precision: remove --base, or use "
-               "--dtype %s to write int8",
-               o->base, o->base);
-}
-
 /* The bit set of linear layers that --lora-targets names. */
 static unsigned parse_lora_targets(const char *names) {
     unsigned targets = 0;
@@ -696,12 +347,11 @@ static void job_adapters(Job *j) {
     Llama3Config *c = &j->config;
     job_base(j);
     if (!j->base_model) j->base_model = checked_strdup(o->model);
-    check_export_options(j);
     if (!o->lora_rank) return;
-    if (!job_trains(j) && !o->adapters)
+    if (!job_trains(j) && !j->purpose.measures_hosts && !o->adapters)
         user_error("--lora-rank %d creates adapters to be trained, and %s does not train: remove --lora-rank, or give "
                    "trained adapters with --adapters DIR",
-                   o->lora_rank, task_names[j->task]);
+                   o->lora_rank, j->purpose.program);
     if (o->lora_rank > c->C)
         user_error("--lora-rank %d exceeds the hidden size of %s, %d: use a smaller rank; 8 to 64 is usual",
                    o->lora_rank, o->model, c->C);
@@ -713,10 +363,6 @@ static void job_adapters(Job *j) {
 
 static void job_optimizer(Job *j) {
     const Options *o = &j->opt;
-    if (option_given(o, "muon-momentum") && !uses_muon(o))
-        user_error("--muon-momentum %g has no effect with --optimizer %s: add --optimizer muon, or remove "
-                   "--muon-momentum",
-                   o->muon_momentum, o->optimizer);
     if (uses_muon(o) && o->lora_rank)
         user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
                    "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
@@ -772,7 +418,7 @@ static void job_pipeline_options(Job *j) {
     Options *o = &j->opt;
     int interleaved = !strcmp(o->pp_schedule, "interleaved"), pp = j->mesh.size[AXIS_PP];
     for (int i = 0; i < 3; i++)
-        if (pp == 1 && option_given(o, pipeline_options[i]))
+        if (pp == 1 && o->pp_chunks != 1 && option_changed(o, pipeline_options[i])) // 1: as config.txt says it
             user_error("--%s has no effect without --pp: add --pp N, or remove --%s", pipeline_options[i],
                        pipeline_options[i]);
     if (!o->pp_chunks) o->pp_chunks = interleaved ? 2 : 1;
@@ -816,7 +462,7 @@ static int tensor_parallel_fits(const Job *j, char *problem, size_t size) {
         REFUSE("--tp %d would split %s.weight within a block of %d int8 weights that share a scale: use a smaller "
                "--tp, or %s",
                tp, layer ? layer + 3 : split->name, INT8_BLOCK,
-               j->stored_base > BASE_FROZEN ? "dequantize the model with --export DIR --dtype fp32 or bf16"
+               j->stored_base > BASE_FROZEN ? "dequantize the model with convert_llama3 --export DIR"
                                             : "--base " PRECISION_NAME);
     }
     if (tp > smallest)
@@ -855,10 +501,10 @@ static int pipeline_parallel_fits(const Job *j, char *problem, size_t size) {
 static int job_layout_fits(const Job *j, char *problem, size_t size) {
     int ranks_of_model = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_CP] * j->mesh.size[AXIS_PP];
     if (!tensor_parallel_fits(j, problem, size) || !context_parallel_fits(j, problem, size)) return 0;
-    if ((j->task == DO_GENERATE || j->task == DO_CHAT) && ranks_of_model > 1)
+    if (j->purpose.computes_tokens && ranks_of_model > 1)
         REFUSE("%s computes one token at a time, without --tp, --cp and --pp: remove them; FSDP shards the model over "
                "all ranks",
-               task_names[j->task]);
+               j->purpose.program);
     return pipeline_parallel_fits(j, problem, size);
 }
 #undef REFUSE
@@ -920,7 +566,7 @@ static int64_t job_samples_of_full_step(const Job *j) {
 static void job_model(Job *j) {
     Options *o = &j->opt;
     j->config = config_load(o->model);
-    if (j->task != DO_PLAN) {
+    if (!j->purpose.plans) {
         ops_require_head_size(j->config.HD);
         j->available_memory = device_memory_with_total(job_gpu_of_rank(j, 0), &j->total_memory);
     }
@@ -966,7 +612,7 @@ static int threads_of_environment(void) {
 static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
     Options *o = &j->opt;
     const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
-    j->mesh = mesh_open(world, asked, j->task == DO_PLAN);
+    j->mesh = mesh_open(world, asked, j->purpose.plans);
     job_pipeline_options(j);
     j->local_ranks = local_ranks;
     j->cores_per_rank = job_cores(ranks_sharing, local_ranks);
@@ -986,7 +632,7 @@ static void job_enter_stage(Job *j, int i) {
     snprintf(problem, sizeof problem, "%s", j->stage->problem);
     j->problem = NULL;
     if (problem[0] || !job_layout_fits(j, problem, sizeof problem)) {
-        if (j->task == DO_PLAN && j->recipe.path) { // other stages can be planned
+        if (j->purpose.plans && j->recipe.path) { // other stages can be planned
             j->problem = checked_strdup(problem);
             return;
         }
@@ -1012,17 +658,17 @@ static void job_weights(Job *j) {
     if (o->lora_rank)
         j->base_fingerprint =
             j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)o->seed);
-    if (!j->has_weights && j->task != DO_TRAIN)
-        user_error("%s has no weights: %s needs --model DIR with a model.safetensors (train with --export DIR to "
-                   "create one)",
-                   o->model, task_names[j->task]);
+    if (!j->has_weights && !job_trains(j))
+        user_error("%s has no weights: %s needs --model DIR with a model.safetensors, such as a checkpoint of "
+                   "train_llama3",
+                   o->model, j->purpose.program);
 }
 
 /* --tail against the data: a step must fit into an epoch; a mixture has no epoch that a step could end. */
 static void job_check_tail(const Job *j) {
     const Options *o = &j->opt;
     int64_t per_step = samples_per_step(o, &j->mesh), samples = dataset_samples(&j->data);
-    if (j->data.mixture && option_given(o, "tail"))
+    if (j->data.mixture && option_changed(o, "tail"))
         user_error("--tail %s has no effect on a mixture, whose sources begin their next epochs within a step: remove "
                    "--tail, or the weights of --data",
                    o->tail);
@@ -1042,7 +688,6 @@ static void job_training_data(Job *j) {
     recipe_count_used(r, j->stage, &j->data);
     if (r->path) recipe_check_epochs(r, j->stage, &j->data);
     job_check_tail(j);
-    check_tokenizer_of(j, &j->data);
 }
 
 /* Opens the checkpoint. One that was written at the end of a stage has the configuration of that stage, although the
@@ -1055,26 +700,14 @@ static void job_checkpoint(Job *j) {
 
 static void job_data(Job *j) {
     const Options *o = &j->opt;
-    if (!j->tokenizer_path[0]) job_find_tokenizer(j);
-    if (j->tokenizer_path[0] && !j->tokenizer_text) // read once: the file may change while the run trains
-        j->tokenizer_text = tokenizer_read_file(j->tokenizer_path, &j->tokenizer_length);
-    if (j->tokenizer_text) tokenizer_refuse_damaged(j->tokenizer_path, j->tokenizer_text, j->tokenizer_length);
-    if (o->tokenizer) job_open_tokenizer(j);
-    if (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS) job_training_data(j);
+    job_training_data(j);
     if (j->resume_from.dir[0]) job_checkpoint(j);
-    if (o->eval || (o->val && (j->task == DO_TRAIN || j->task == DO_CHECK_HOSTS)))
-        j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
-    check_tokenizer_of(j, &j->val);
-    check_packed(j, &j->data);
-    check_packed(j, &j->val);
-    if (o->doc_mask) job_document_ends(j);
-    int starts_anew = j->task == DO_TRAIN && !j->has_weights && !j->resume_from.dir[0];
-    if (starts_anew && job_tokenizer_is_known(j)) job_open_tokenizer(j); // for job_note_inputs
-    if (j->task == DO_GENERATE) job_prompts(j);
-    if (j->task == DO_CHAT) job_chat(j);
-    if (j->val.num_files && !j->token_bytes) job_count_token_bytes(j);
-    if (j->task != DO_CHECK_HOSTS) job_requests(j);
-    if (!j->before) job_tokenizer_files(j);
+    if (o->val) j->val = dataset_open(o->val, o->seq, j->config.V, 1);
+    if (!j->before) job_find_tokenizer(j); // read once: the files may change while the run trains
+    found_tokenizer_check(&j->tokenizer, &j->data, o->tokenizer != NULL);
+    found_tokenizer_check(&j->tokenizer, &j->val, o->tokenizer != NULL);
+    job_check_data(j, &j->data);
+    job_check_data(j, &j->val);
 }
 
 /* The recipe's place from which the run starts: its beginning, or where the checkpoint was written. */
@@ -1087,10 +720,6 @@ static int job_first_stage(Job *j) {
 static void check_recipe_options(const Job *j) {
     const Options *o = &j->opt;
     if (!o->recipe) return;
-    if (o->mtbf)
-        user_error("--mtbf simulates a run of equal steps, and the stages of --recipe %s differ: plan a stage with its "
-                   "own options, without --recipe",
-                   o->recipe);
     for (int i = 0; i < j->recipe.count && o->lora_rank; i++)
         if (j->recipe.stages[i].num_frozen)
             user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
@@ -1122,14 +751,13 @@ static Job *job_of_next_stage(Job *j) {
     next->out_lock = 0;
     memset(&next->data, 0, sizeof next->data);
     memset(&next->val, 0, sizeof next->val);
-    memset(&next->requests, 0, sizeof next->requests);
     memset(&next->table, 0, sizeof next->table);
     memset(&next->thread_world, 0, sizeof next->thread_world);
     pthread_mutex_init(&next->thread_world.lock, NULL);
     next->start.step = stage_end_step(j);
     next->config = j->model_config;
     job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
-    if (next->task == DO_PLAN) return next;  // its data may be on other machines
+    if (next->purpose.plans) return next;    // its data may be on other machines
     next->opt.trace = NULL;                  // the timeline is that of the stage in which the run starts
     if (stage_end_step(j) > j->start.step) { // the position that a checkpoint of the last step has
         Sampler sampler = job_sampler(j, 0);
@@ -1144,8 +772,7 @@ static Job *job_of_next_stage(Job *j) {
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */
 static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     Options *o = &j->opt;
-    j->task = job_task(o);
-    check_needed_options(o);
+    if (!j->purpose.plans && !j->purpose.measures_hosts) check_needed_options(o);
     check_offload(j);
     check_gpus(j, world, local_ranks);
     job_find_checkpoint(j);
@@ -1156,15 +783,17 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     check_recipe_options(j);
     recipe_schedule(&j->recipe, o, &j->config, &j->mesh);
     job_enter_stage(j, job_first_stage(j));
-    if (j->task == DO_TRAIN && !o->data)
+    if (job_runs(j) && !o->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)%s",
                    j->recipe.path ? ", or give the recipe's first stage \"data\"" : "");
-    if (j->task == DO_TRAIN) j->datasheet_rate = job_datasheet_rate(j, world);
-    if (j->task != DO_PLAN && j->task != DO_CHECK_HOSTS) job_weights(j);
-    if (j->task != DO_PLAN && (j->task != DO_CHECK_HOSTS || o->data)) job_data(j);
+    if (job_runs(j)) j->datasheet_rate = job_datasheet_rate(j, world);
+    if (!j->purpose.plans && !j->purpose.measures_hosts) job_weights(j);
+    if (job_runs(j) || (j->purpose.measures_hosts && o->data)) job_data(j);
+    if (j->purpose.prepare) j->purpose.prepare(j);
     if (!job_trains(j)) return;
-    if (j->task == DO_TRAIN) job_place_in_data(j);
+    if (job_saves(j)) job_tokenizer_files(j);
+    if (job_runs(j)) job_place_in_data(j);
     for (Job *last = j; stage_end_step(last) < recipe_steps(&j->recipe); last = last->next)
         last->next = job_of_next_stage(last);
 }
@@ -1179,27 +808,19 @@ static void job_note_inputs(const Job *j) {
                 "a model.safetensors\n",
                 o->model);
     for (int s = 0, noted = 0; s < 2; s++)
-        for (int i = 0; i < sets[s]->num_files && j->tokenizer_text && !noted; i++) {
+        for (int i = 0; i < sets[s]->num_files && j->tokenizer.count && !noted; i++) {
             noted = token_file_lacks_tokenizer(&sets[s]->files[i]);
             if (noted)
                 fprintf(stderr, "note: %s does not say with which tokenizer it was made; %s is taken for it\n",
-                        sets[s]->files[i].path, j->tokenizer_path);
+                        sets[s]->files[i].path, j->tokenizer.path);
         }
-    if (j->task != DO_TRAIN) return;
+    if (!job_runs(j)) return;
     if (j->dropout > 0)
         fprintf(stderr, "note: %s/adapter_config.json has \"lora_dropout\" %g; this program trains without dropout\n",
                 o->adapters, j->dropout);
     if (!o->recipe && o->steps < o->warmup)
         fprintf(stderr, "note: with --warmup %d and --steps %d the learning rate never reaches --lr %g\n", o->warmup,
                 o->steps, o->lr);
-    const Tokenizer *t = j->tokenizer;
-    const TokenFile *f = j->data.files;
-    int starts_anew = !j->has_weights && !j->resume_from.dir[0] && t && t->front != NO_TOKEN;
-    if (starts_anew && f->header.front == NO_ID && !(f->header.flags & TOKEN_FILE_MASKED))
-        fprintf(stderr,
-                "note: the documents of %s do not begin with %.*s, which is put in front of prompts with %s: make "
-                "the file again to train the model with it\n",
-                f->path, (int)token_length(t, t->front), t->bytes + t->start[t->front], j->tokenizer_path);
 }
 
 /* Rank 0 checks the outputs last, because checking may create a directory. */
@@ -1207,11 +828,8 @@ static void job_check_outputs(Job *j) {
     if (j->opt.out)
         j->out_lock = out_directory_open(j->opt.out, j->resume_from.dir, j->resume_from.progress.step, !!j->opt.resume,
                                          j->opt.keep);
-    job_note_tokenizer(j);
     job_note_inputs(j);
     if (j->opt.trace) trace_check(j->opt.trace);
-    if (job_exports(j))
-        export_check(j->opt.export_dir, j->task == DO_EXPORT || j->start.step >= recipe_steps(&j->recipe));
 }
 
 // ---------------------------------------------------------------------------
@@ -1219,11 +837,8 @@ static void job_check_outputs(Job *j) {
 
 static void check_transport_option(const Options *o, int under_mpi, int processes) {
     const char *asked = o->transport ? o->transport : "";
-    if (o->world)
-        user_error("--world %d has no effect without --plan: start ranks with mpirun -np N, or with --ranks N",
-                   o->world);
     if (!strcmp(asked, "mpi") && !under_mpi)
-        user_error("--transport mpi needs a launcher: start with mpirun -np N ./train_llama3 …, or with srun");
+        user_error("--transport mpi needs a launcher: start with mpirun -np N, or with srun");
     if (!under_mpi && processes > 1)
         user_error("--transport threads runs all ranks in one process, but %d processes were started: use --ranks N "
                    "without mpirun",
@@ -1256,11 +871,11 @@ static const char *transport_of_gpus(int ranks, int gpus) {
 static int choose_transport(Job *j, int processes) {
     Options *o = &j->opt;
     int asks_threads = o->transport && !strcmp(o->transport, "threads"), under_mpi = launched_by_mpi() && !asks_threads;
-    if (o->plan) {
+    if (j->purpose.plans) {
         // what the planned run would use; without a GPU here, the plan is for another machine
         int shares_gpu = o->ranks > 1 && device_count_or_none() == 1;
         if (CUDA_BUILD && !o->transport && !shares_gpu) o->transport = "nccl";
-        if (o->world) return o->world;
+        if (j->purpose.world) return j->purpose.world;
         return o->ranks ? o->ranks : processes;
     }
     check_transport_option(o, under_mpi, processes);
@@ -1281,7 +896,7 @@ static int choose_transport(Job *j, int processes) {
 static void job_open(Job *j, const LaunchInfo *s) {
     int world = choose_transport(j, s->world), threads = 0; // ranks that are, or will be, threads of this process
     if (j->host_transport == &transport_threads) threads = world;
-    else if (j->opt.plan) threads = j->opt.ranks;
+    else if (j->purpose.plans) threads = j->opt.ranks;
     if (run_hosts.count && (!run_hosts.of_rank || j->host_transport == &transport_threads)) run_hosts_of_threads(world);
     j->local_rank = s->local;
     job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
@@ -1296,7 +911,6 @@ static void job_close(Job *j) {
         thread_world_close(&stage->thread_world);
         table_close(&stage->table);
         free(stage->problem);
-        requests_close(&stage->requests);
         free(stage);
     }
     free(j->recipe.stages);
@@ -1308,15 +922,10 @@ static void job_close(Job *j) {
     free(j->base_model);
     checkpoint_close(&j->resume_from);
     if (j->out_lock > 0) close(j->out_lock);
-    if (j->tokenizer) tokenizer_close(j->tokenizer);
-    tokenizer_files_close(&j->tokenizer_files);
-    free(j->gguf_tokenizer.text);
-    free(j->tokenizer_text);
+    found_tokenizer_close(&j->tokenizer);
+    tokenizer_copies_close(&j->tokenizer_files);
     thread_world_close(&j->thread_world);
     table_close(&j->table);
-    prompts_close(&j->prompts);
-    free(j->token_bytes);
-    requests_close(&j->requests);
 }
 
 #endif

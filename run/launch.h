@@ -2,19 +2,38 @@
  * as threads. */
 #ifndef LAUNCH_H
 #define LAUNCH_H
-#include "job.h"      // defines: Job, Transport, options_parse
+#include "job.h"      // defines: Job, Transport, LaunchInfo
+#include "signals.h"  // defines: signals_install_for_start
 #include "spinning.h" // defines: limit_spinning
+#include "version.h"  // defines: print_version
 
-/* Reads the command line into j->opt. Returns the number of this process among those that the launcher started. */
-static int process_begin(Job *j, int argc, char **argv, Program program) {
+/* Before the command line is read. Returns the number of this process among those that the launcher started. */
+static int process_begin(char **argv) {
     if (!CUDA_BUILD) limit_spinning(argv);
     output_prepare();
     process_end.process = rank_of_launcher();
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
-    j->opt = options_parse(argc, argv);
-    j->opt.program = program;
-    device_prepare_process(launched_by_mpi() || j->opt.ranks > 1);
     return process_end.process;
+}
+
+/* Prints what --help or --version asks for, and returns whether one was given. `prints`: this process is the one that
+ * prints. */
+static int help_or_version(const Options *o, int prints) {
+    if (prints && o->help) options_print_help(stdout, option_rows, OPTION_ROWS, NULL);
+    else if (prints && o->version) print_version(stdout, "train_llama3");
+    if (prints && (o->help || o->version)) finish_results();
+    return o->help || o->version;
+}
+
+/* How long ranks on several hosts may take to connect, before they read anything: as long as other parts of the
+ * start-up, but at most two minutes. */
+static double seconds_to_connect(const Options *o) { return fmin(120, 4 * o->timeout); }
+
+/* After the command line is read: connects the processes. `saves`: signals ask for a checkpoint. */
+static LaunchInfo process_connect(const Options *o, int saves, double to_connect, int *argc, char ***argv) {
+    device_prepare_process(launched_by_mpi() || o->ranks > 1);
+    signals_install_for_start(saves, under_mpirun(), launched_by_mpi(), process_end.process == 0);
+    return comm_start_process(argc, argv, o->timeout, to_connect);
 }
 
 typedef struct {

@@ -10,7 +10,7 @@
 #include "parallel.h"      // defines: Parallel, Options
 #include "../lib/json.h"   // defines: json_add_integer, json_real, json_write_line
 #include "rank_figures.h"  // defines: RankFigures, rank_summary
-#include "run_page.h"      // defines: RunPage, run_page_open, run_page_write
+#include "run_data.h"      // defines: RunData, run_data_open, run_data_write
 
 typedef struct {                    // of one training step
     double z_scores[OUTLIER_KINDS]; // of loss and grad_norm among the last steps; 0 without --outlier-window
@@ -25,7 +25,6 @@ typedef struct {                    // of one training step
     double mfu;                   // model FLOPs utilization; 0: fp32, adapters, or a GPU that mfu.h does not list
     int skipped;                  // loss or gradient was not finite or an outlier; the weights were not changed
     int64_t targets, samples;     // of all ranks
-    int64_t target_bytes;         // evaluation: of the targets' text
 } StepStats;
 
 typedef struct Logger {
@@ -38,7 +37,7 @@ typedef struct Logger {
     RankFigures *ranks;       // (world) sums over the steps so far
     int64_t saved;            // the step of a checkpoint that the next line of metrics.jsonl will name; 0: none
     int resumed;              // the next line of metrics.jsonl will say that the run was resumed
-    RunPage page;
+    RunData page;
 } Logger;
 
 static FILE *logger_file(const char *out, const char *name, const char *mode) {
@@ -74,7 +73,7 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->ranks = new_array(RankFigures, parallel->mesh.world);
     l->resumed = resumed;
     l->saved = saved;
-    run_page_open(&l->page, o, parallel, planned, at->step);
+    run_data_open(&l->page, o, parallel, planned, at->step);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");
@@ -167,11 +166,11 @@ static void logger_ranks(const Logger *l) {
            100 * (all.lead - 1));
 }
 
-/* Rewrites run.html if it is due, or if the run has ended. */
+/* Rewrites run-data.js if it is due, or if the run has ended. */
 static void logger_page(Logger *l) {
     l->page.ranks = l->ranks;
     l->page.steps = l->steps;
-    run_page_write(&l->page);
+    run_data_write(&l->page);
 }
 
 /* `run_ends`: this was the last stage. */
@@ -362,23 +361,6 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
     else
         printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f%s) on %" PRId64 " tokens\n", step, loss,
                exp(loss), bits, targets);
-    fflush(stdout);
-}
-
-/* --choices during training. */
-static void logger_accuracy(Logger *l, int64_t step, int64_t tasks, double accuracy, double accuracy_norm) {
-    if (l->metrics) {
-        cJSON *line = cJSON_CreateObject();
-        json_add_integer(line, "step", step);
-        json_add_integer(line, "tasks", tasks);
-        cJSON_AddItemToObject(line, "accuracy", json_real("%.9g", accuracy));
-        cJSON_AddItemToObject(line, "accuracy_norm", json_real("%.9g", accuracy_norm));
-        history_add_line(l->page.history, line, step);
-        logger_line(l, l->metrics, line);
-        logger_page(l);
-    }
-    printf("step %6" PRId64 " | accuracy %.1f %% on %" PRId64 " multiple-choice tasks, %.1f %% with scores per byte\n",
-           step, 100 * accuracy, tasks, 100 * accuracy_norm);
     fflush(stdout);
 }
 

@@ -43,6 +43,7 @@ typedef struct {
     Llama3Config config; // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
     TensorTable table;   // this rank's tensors
     int training;        // activations are kept for backward
+    int softmax_statistics; // of logits are read
     Device *dev;
     Fsdp *fsdp;
     TensorParallel *tp;
@@ -292,7 +293,7 @@ static void head_open(Model *m) {
         m->z_loss.losses = activation_fp32(m, "z-losses", all);
         device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
     }
-    tp_open_loss(m->tp, m->logit_rows, m->opt->score || m->opt->choices);
+    tp_open_loss(m->tp, m->logit_rows, m->softmax_statistics);
 }
 
 /* The rotation of every position, and the positions of this rank's tokens. */

@@ -1,12 +1,12 @@
 /* model_ids.h: the ids of special tokens that a model's directory names: those that begin and end a text, and padding.
  *
  * A caller may rely on: what config.json and generation_config.json of --model say is read here once, and is in every
- * checkpoint and export, with the token that ends a turn of the chat template they carry.
+ * checkpoint and export.
  */
 #ifndef MODEL_IDS_H
 #define MODEL_IDS_H
-#include "../lib/json.h"   // defines: json_read_object, json_refuse_duplicates
-#include "chat_template.h" // defines: ChatTemplate, Tokenizer, NO_TOKEN
+#include "../lib/json.h"        // defines: json_read_object, json_member_text, json_text
+#include "../lib/token_files.h" // defines: NO_ID
 
 enum { MOST_STOP_TOKENS = 32 };
 typedef struct {
@@ -15,7 +15,7 @@ typedef struct {
 } StopTokens;
 
 typedef struct {
-    int32_t bos, pad; // NO_TOKEN: unknown
+    int32_t bos, pad; // NO_ID: unknown
     StopTokens eos;   // generation ends at each of them
 } ModelIds;
 
@@ -56,10 +56,10 @@ static void stop_tokens_add(StopTokens *stop, const cJSON *json, const char *pat
 static void model_id_read(int32_t *id, const cJSON *json, const char *path, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
     int is_none = !item || cJSON_IsNull(item) || (cJSON_IsNumber(item) && item->valuedouble == -1);
-    if (*id == NO_TOKEN && !is_none) *id = json_id(item, path, key);
+    if (*id == NO_ID && !is_none) *id = json_id(item, path, key);
 }
 
-static const ModelIds no_model_ids = {NO_TOKEN, NO_TOKEN, {{0}, 0}};
+static const ModelIds no_model_ids = {NO_ID, NO_ID, {{0}, 0}};
 
 /* The ids that the files of a model's directory name; NULL: a preset, which has none. A missing file has none. */
 static ModelIds model_ids_read(const char *model) {
@@ -79,27 +79,14 @@ static ModelIds model_ids_read(const char *model) {
     return ids;
 }
 
-/* Fills in missing ids from the tokenizer `t` (NULL: there is none): BOS, and as stop tokens the ends of a document and
- * of a turn. The chat template's end of a turn is always added (`form` NULL: there is no template). */
-static void model_ids_complete(ModelIds *ids, const Tokenizer *t, const ChatTemplate *form) {
-    if (!t) return;
-    if (ids->bos == NO_TOKEN) ids->bos = t->bos;
-    if (!ids->eos.count) {
-        stop_token_add(&ids->eos, t->eos);
-        if (t->eot != NO_TOKEN) stop_token_add(&ids->eos, t->eot);
-    }
-    int32_t end = form ? tokenizer_special(t, form->end) : NO_TOKEN;
-    if (end != NO_TOKEN) stop_token_add(&ids->eos, end);
-}
-
 // ---------------------------------------------------------------------------
 // writing
 
-static cJSON *json_of_id(int32_t id) { return id == NO_TOKEN ? cJSON_CreateNull() : cJSON_CreateNumber(id); }
+static cJSON *json_of_id(int32_t id) { return id == NO_ID ? cJSON_CreateNull() : cJSON_CreateNumber(id); }
 
 /* One id as a number, several as a list. */
 static cJSON *json_of_stop_tokens(const StopTokens *stop) {
-    if (stop->count <= 1) return json_of_id(stop->count ? stop->ids[0] : NO_TOKEN);
+    if (stop->count <= 1) return json_of_id(stop->count ? stop->ids[0] : NO_ID);
     return cJSON_CreateIntArray(stop->ids, stop->count);
 }
 
@@ -121,7 +108,7 @@ static char *generation_config_text(const ModelIds *ids, char *text, size_t *len
         char *eos = json_text(json_of_stop_tokens(&ids->eos), 1);
         FILE *f = text_stream_open(&text, length);
         fprintf(f, "{\n");
-        if (ids->bos != NO_TOKEN) fprintf(f, "  \"bos_token_id\": %d,\n", ids->bos);
+        if (ids->bos != NO_ID) fprintf(f, "  \"bos_token_id\": %d,\n", ids->bos);
         fprintf(f, "  \"eos_token_id\": %s\n}\n", eos);
         text_stream_close(f);
         free(eos);

@@ -18,7 +18,7 @@ typedef struct {
     double low, high;     // smallest and largest value of a number; a text: high 1 if it may be empty
     const char *values;   // lower case: the choices, separated by |; capitals: a placeholder for --help
     const char *fallback; // default, as it would be typed; NULL: none
-    const char *help;
+    const char *help; // NULL: not an option of the command line, but a setting that the value of another one implies
 } OptionRow;
 
 // rows of a table, without the columns that their kind does not have; FIELD gives the offset of a field
@@ -44,16 +44,31 @@ static int64_t number_after_colon(const char *value, const char *word) {
     return strtoll(digits, NULL, 10);
 }
 
-/* Is `value` one of the choices "a|b|c"? A choice like every:N stands for the word with any number. */
+/* Reads the number of a value "word:X". Returns 0 if `value` has another form. */
+static int real_after_colon(const char *value, const char *word, double *x) {
+    size_t n = strlen(word);
+    char *end;
+    if (strncmp(value, word, n) || value[n] != ':') return 0;
+    const char *digits = value + n + 1;
+    *x = strtod(digits, &end);
+    return digits[0] && !digits[strspn(digits, "+-.0123456789eE")] && !*end;
+}
+
+/* Is `value` one of the choices "a|b|c"? A choice like every:N stands for the word with any whole number, and one like
+ * muon:X with any number from 0 to below 1. */
 static int is_valid_choice(const char *value, const char *choices) {
     char choice[32];
     for (const char *at = choices; *at; at += strspn(at, "|")) {
         size_t n = strcspn(at, "|");
         snprintf(choice, sizeof choice, "%.*s", (int)n, at);
         at += n;
-        char *number = strstr(choice, ":N");
+        char *number = strstr(choice, ":N"), *real = strstr(choice, ":X");
+        double x;
         if (number) *number = 0; // cuts ":N" off: `choice` is the word alone
-        if (number ? number_after_colon(value, choice) > 0 : !strcmp(value, choice)) return 1;
+        if (real) *real = 0;
+        if (number && number_after_colon(value, choice) > 0) return 1;
+        if (real && real_after_colon(value, choice, &x) && x >= 0 && x < 1) return 1;
+        if (!number && !real && !strcmp(value, choice)) return 1;
     }
     return 0;
 }
@@ -119,7 +134,7 @@ static const OptionRow *option_read(void *options, const OptionRow *rows, int co
     const char *equals = strchr(argv[*at], '='), *value = equals ? equals + 1 : NULL;
     option_name(name, sizeof name, argv[*at]);
     const OptionRow *row = option_row(rows, count, name);
-    if (!row) return NULL;
+    if (!row || !row->help) return NULL;
     if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
     if (!value && row->kind != OPT_FLAG && *at + 1 < argc) value = argv[++*at];
     snprintf(called, sizeof called, "--%s", name);
@@ -164,6 +179,21 @@ static void option_print_help(FILE *f, const OptionRow *row) {
     if (row->fallback) snprintf(help + used, sizeof help - (size_t)used, " (%s)", row->fallback);
     int column = fprintf(f, "  --%s %s", row->name, row->values ? row->values : "");
     print_wrapped(f, help, column, INDENT);
+}
+
+/* Prints the options whose names `takes` has between commas, under the headings of their groups; NULL: all. */
+static void options_print_help(FILE *f, const OptionRow *rows, int count, const char *takes) {
+    const OptionRow *heading = NULL;
+    for (int i = 0; i < count; i++) {
+        char listed[72];
+        snprintf(listed, sizeof listed, ",%s,", rows[i].name);
+        if (rows[i].kind == OPT_GROUP) heading = &rows[i];
+        else if (rows[i].help && (!takes || strstr(takes, listed))) {
+            if (heading) fprintf(f, "%s\n", heading->name);
+            heading = NULL;
+            option_print_help(f, &rows[i]);
+        }
+    }
 }
 
 /* Writes a word of a command line, in quotes if the shell would change it. */

@@ -9,6 +9,9 @@
 #include "../lib/json.h" // defines: cJSON, json_object, json_integer
 
 enum { MAX_OUTLIER_WINDOW = 256 };
+#ifndef MOST_SKIPS
+#define MOST_SKIPS 10 // steps whose loss or gradient norm is not finite, before the run ends
+#endif
 typedef enum { OUTLIER_LOSS, OUTLIER_NORM, OUTLIER_KINDS } OutlierKind;
 static const char *const outlier_keys[OUTLIER_KINDS] = {"loss", "grad_norm"}; // in trainer.json and metrics.jsonl
 static const char *const outlier_names[OUTLIER_KINDS] = {"loss", "gradient norm"};

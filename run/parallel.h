@@ -34,9 +34,8 @@ static Sharding sharding_of(const Options *o) {
     s.micro_batches = o->accum;
     s.accumulate_locally = !strcmp(o->accumulate, "local");
     s.deterministic = o->deterministic;
-    s.check_replicas = o->check_replicas;
-    s.writes_files = o->out || o->export_dir;
-    s.merges_adapters = o->merge;
+    s.check_replicas = 1;
+    s.writes_files = o->out != NULL;
     s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
     s.transport_sums = transport_sums(o);
     return s;

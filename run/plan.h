@@ -1,8 +1,7 @@
-/* plan.h: what a training step costs on every kind of rank, found by dry runs before any rank starts (--plan,
- * plan.json).
+/* plan.h: what a training step costs on every kind of rank, found by dry runs, and plan.json.
  *
  * Ranks with the same memory, FLOPs and traffic form a class, and one dry run stands for all of them. train_llama3
- * prints classes and writes plan.json; plan_llama3 also simulates the step of all ranks together.
+ * writes plan.json; plan_llama3 also prints the classes and simulates the step of all ranks together.
  */
 #ifndef PLAN_H
 #define PLAN_H
@@ -102,126 +101,6 @@ static void plan_close(Plan *p) {
     free(p->class_of);
 }
 
-/* The class that needs the most memory. */
-static const RankClass *plan_largest(const Plan *p) {
-    const RankClass *largest = p->classes;
-    for (int c = 1; c < p->count; c++)
-        if (device_peak(p->classes[c].dry_run) > device_peak(largest->dry_run)) largest = &p->classes[c];
-    return largest;
-}
-
-/* Bytes that NCCL allocates on a rank of this class, if the ranks have GPUs, next to the arenas. */
-static double class_nccl_memory(const Plan *p, const RankClass *c) {
-    return nccl_memory(p->mesh, c->traffic[DRY_RUN], p->reductions_apart, transport_sums(&p->job->opt));
-}
-
-// ---------------------------------------------------------------------------
-// printed
-
-/* Prints which of `n` flags are set as ranges, "0-3, 8-11, …", at most `most` of them. */
-static void print_ranges(FILE *f, const char *is_set, int n, int most) {
-    int ranges = 0;
-    for (int begin = 0, end; begin < n; begin = end + 1) {
-        for (end = begin; end < n && is_set[end]; end++) {}
-        if (end == begin) continue;
-        if (ranges == most) {
-            fprintf(f, ", …");
-            return;
-        }
-        fprintf(f, end - begin > 1 ? "%s%d-%d" : "%s%d", ranges ? ", " : "", begin, end - 1);
-        ranges++;
-    }
-}
-
-static int count_set(const char *is_set, int n) {
-    int count = 0;
-    for (int i = 0; i < n; i++) count += is_set[i];
-    return count;
-}
-
-/* Prints which ranks a class holds: "pp 1-14, tp 0: ranks 128, 136, 144, … (1792)". The pipeline stages and
- * tensor-parallel ranks are named if the class is all ranks with these coordinates. */
-static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
-    const Mesh *m = p->mesh;
-    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP];
-    char *has_rank = new_array(char, m->world + pp + tp), *has_stage = has_rank + m->world;
-    char *has_tp = has_stage + pp;
-    for (int r = 0; r < m->world; r++) {
-        if (p->class_of[r] != class_index) continue;
-        has_rank[r] = 1;
-        has_stage[mesh_coordinate(m, r, AXIS_PP)] = 1;
-        has_tp[mesh_coordinate(m, r, AXIS_TP)] = 1;
-    }
-    int stages = count_set(has_stage, pp), tp_ranks = count_set(has_tp, tp), ranks = count_set(has_rank, m->world);
-    int is_product = ranks == m->world / (pp * tp) * stages * tp_ranks;
-    int names_stages = is_product && stages < pp, names_tp = is_product && tp_ranks < tp;
-    if (names_stages) {
-        fprintf(f, "pp ");
-        print_ranges(f, has_stage, pp, pp);
-    }
-    if (names_tp) {
-        fprintf(f, names_stages ? ", tp " : "tp ");
-        print_ranges(f, has_tp, tp, tp);
-    }
-    fprintf(f, ranks > 1 ? "%sranks " : "%srank ", names_stages || names_tp ? ": " : "");
-    print_ranges(f, has_rank, m->world, 4);
-    if (ranks > 1) fprintf(f, " (%d)", ranks);
-    fprintf(f, "\n");
-    free(has_rank);
-}
-
-static void print_class_memory(FILE *f, const Device *dry_run, int with_buffers) {
-    if (with_buffers) fprintf(f, "  memory per rank by buffer, in bytes (count x size of the largest of that name)\n");
-    for (int i = 0; i < dry_run->num_buffers && with_buffers; i++)
-        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[dry_run->buffers[i].category],
-                dry_run->buffers[i].name, dry_run->buffers[i].count, dry_run->buffers[i].bytes);
-    fprintf(f, "  memory per rank by category, in bytes\n");
-    for (int i = 0; i < MEM_CATEGORIES; i++)
-        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], dry_run->arenas[i].peak,
-                dry_run->arenas[i].offloaded ? "  " OFFLOAD_PLACE : "");
-    size_t peak = device_peak(dry_run), offloaded = device_arenas(dry_run, 1);
-    fprintf(f, "    %-45s %22zu  (%.2f GB), first reached in: %s\n", "total", peak, (double)peak / 1e9,
-            dry_run->peak_when);
-    if (offloaded)
-        fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "total " OFFLOAD_PLACE, offloaded, (double)offloaded / 1e9);
-}
-
-static void print_class(FILE *f, const Plan *p, const RankClass *c, int with_buffers) {
-    double nccl = asks_nccl(&p->job->opt) && p->mesh->world > 1 ? class_nccl_memory(p, c) : 0;
-    print_class_memory(f, c->dry_run, with_buffers);
-    if (nccl > 0) fprintf(f, "    %-45s %22.0f  (%.2f GB)\n", "NCCL, in addition, at most", nccl, nccl / 1e9);
-    fprintf(f, "  FLOPs per rank and step: %.6g (a matmul M x N x K counts 2MNK; attention counts unmasked pairs)\n",
-            device_flops(c->dry_run, 0));
-    if (device_flops(c->dry_run, 1) > 0)
-        fprintf(f, "  FLOPs of recomputed activations, in addition: %.6g\n", device_flops(c->dry_run, 1));
-    fprintf(f, "  communication per rank and step, in bytes%16s %20s\n", "expected", "dry run");
-    for (int a = 0; a < AXES; a++)
-        for (int o = 0; o < COLLECTIVES; o++) {
-            Traffic expected = c->traffic[EXPECTED][a][o], dry_run = c->traffic[DRY_RUN][a][o];
-            if (is_unused(expected) && is_unused(dry_run)) continue;
-            fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 "\n", axis_names[a],
-                    collective_names[o], dry_run.calls, expected.bytes, dry_run.bytes);
-        }
-}
-
-/* Prints one class after the other; the one that needs the most memory with its buffers. */
-static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_step) {
-    const Mesh *m = p->mesh;
-    int replicas = m->size[AXIS_DP_REPLICATE];
-    fprintf(f,
-            "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64
-            " tokens per step; ",
-            j->opt.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "",
-            j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", j->opt.sharding, mesh_group_size(m, AXIS_FSDP),
-            replicas, replicas > 1 ? "s" : "", tokens_per_step);
-    if (p->count == 1) fprintf(f, "all ranks have the same memory, FLOPs and traffic\n");
-    else fprintf(f, "%d kinds of ranks, which differ in memory, FLOPs or traffic\n", p->count);
-    for (int c = 0; c < p->count; c++) {
-        if (p->count > 1) print_class_ranks(f, p, c);
-        print_class(f, p, &p->classes[c], &p->classes[c] == plan_largest(p));
-    }
-}
-
 // ---------------------------------------------------------------------------
 // plan.json
 
@@ -239,33 +118,6 @@ static cJSON *class_json(const Plan *p, int class_index) {
     json_add_flops_by_op(json, c->dry_run);
     json_add_bytes_by_op(json, c->dry_run);
     json_add_traffic(json, c->traffic, 2);
-    return json;
-}
-
-/* What plan.json says of a stage of a recipe. `p` NULL: the stage does not fit the layout. `estimate`: what plan_llama3
- * simulated, which this function takes over; NULL: left out. */
-static cJSON *stage_json(const Job *j, const Plan *p, cJSON *estimate) {
-    const RecipeStage *s = j->stage;
-    cJSON *json = cJSON_CreateObject();
-    json_add_integer(json, "stage", s - j->recipe.stages + 1);
-    if (s->name[0]) cJSON_AddStringToObject(json, "name", s->name);
-    json_add_integer(json, "first_step", s->first_step + 1);
-    json_add_integer(json, "steps", s->steps);
-    json_add_integer(json, "tokens", s->tokens);
-    json_add_integer(json, "batch", stage_batch(s, &j->mesh));
-    json_add_integer(json, "seq", j->opt.seq);
-    if (j->problem) cJSON_AddStringToObject(json, "problem", j->problem);
-    if (!p) return json;
-    const RankClass *largest = plan_largest(p);
-    json_add_integer(json, "micro_batch", j->opt.batch);
-    json_add_integer(json, "accum", j->opt.accum);
-    cJSON *memory = cJSON_AddObjectToObject(json, "memory");
-    for (int i = 0; i < MEM_CATEGORIES; i++)
-        json_add_integer(memory, mem_category_names[i], (int64_t)largest->dry_run->arenas[i].peak);
-    json_add_integer(json, "peak", (int64_t)device_peak(largest->dry_run));
-    json_add_flops_by_op(json, largest->dry_run);
-    json_add_traffic(json, largest->traffic, 2);
-    if (estimate) cJSON_AddItemToObject(json, "estimate", estimate);
     return json;
 }
 

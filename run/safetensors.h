@@ -248,7 +248,7 @@ static void st_find_scales(StFiles *s) {
         StTensor *scales = (StTensor *)(uintptr_t)st_find(s, name);
         if (!scales || scales->dtype != ST_F32 || scales->elements != int8_blocks(t->elements))
             user_error("%s: tensor %s is int8, but its scales %s %s: expected F32 [%" PRId64
-                       "], as --export --dtype int8 writes them; export the model again",
+                       "], as convert_llama3 --dtype int8 writes them; convert the model again",
                        t->file->path, t->name, name, scales ? "have another length or dtype" : "are missing",
                        int8_blocks(t->elements));
         t->scales = scales;
@@ -591,7 +591,7 @@ typedef struct {
     StateKind kind; // weights, or one of the optimizer's moments
     StDtype dtype;
     int scales;           // this entry holds the scales of the int8 tensor before it
-    int interleaved_rows; // rows per head if its two halves alternate in the file (run/gguf.h); 0: the model's order
+    int interleaved_rows; // rows per head if its two halves alternate in a GGUF file; 0: the model's order
     int64_t elements, bytes;
     int64_t padding; // zero bytes after it
 } OutputTensor;

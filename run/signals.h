@@ -60,10 +60,11 @@ static void signal_ends_unsaved(int number) {
     end_by_signal(number);
 }
 
+/* SA_ONSTACK: not on the stack of a thread that computes (lib/cpu/matmul.h). */
 static void signals_handle(void (*handler)(int), const int *signals, int count) {
     struct sigaction action = ZERO, now;
     action.sa_handler = handler;
-    action.sa_flags = SA_RESTART;
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
     for (int i = 0; i < count; i++) {
         sigaction(signals[i], NULL, &now);
         if (now.sa_handler != SIG_IGN) sigaction(signals[i], &action, NULL);

@@ -68,7 +68,6 @@ static StepStats sum_reports(const Trainer *trainer) {
         exact_merge(&loss, &report->loss);
         exact_merge(&squared_norm, &report->squared_norm);
         s.targets += report->targets;
-        s.target_bytes += report->target_bytes;
         trainer->figures[i] = report->figures;
     }
     s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
@@ -138,7 +137,7 @@ static void check_reports(const Trainer *trainer, int64_t step, int64_t first_wi
 }
 
 /* The loss or the gradient norm is not finite. All ranks know the same sums, so all of them skip the update; after
- * --max-skips such steps the run ends. */
+ * MOST_SKIPS such steps the run ends. */
 static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
     char cause[300];
     int owner = -1, source = -1, used = 0;
@@ -156,14 +155,14 @@ static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
     if (source >= 0)
         snprintf(cause + used, sizeof cause - (size_t)used, "; the loss of %s is not finite", rank_name(source));
     trainer->progress.skips++;
-    if (trainer->progress.skips > trainer->job->opt.max_skips)
-        run_failure("step %" PRId64 ": loss %g and gradient norm %g are not both finite (%s), and --max-skips %d does "
-                    "not allow another skipped step: lower --lr, lengthen --warmup, or check the data",
-                    step, s->loss, s->grad_norm, cause, trainer->job->opt.max_skips);
+    if (trainer->progress.skips > MOST_SKIPS)
+        run_failure("step %" PRId64 ": loss %g and gradient norm %g are not both finite (%s), and %d steps were "
+                    "skipped before it: lower --lr, lengthen --warmup, or check the data",
+                    step, s->loss, s->grad_norm, cause, MOST_SKIPS);
     if (trainer->parallel.rank) return;
     printf("step %6" PRId64 " | update skipped (%" PRId64 " of at most %d): loss %g and gradient norm %g are not both "
            "finite (%s)\n",
-           step, trainer->progress.skips, trainer->job->opt.max_skips, s->loss, s->grad_norm, cause);
+           step, trainer->progress.skips, MOST_SKIPS, s->loss, s->grad_norm, cause);
     fflush(stdout);
 }
 
@@ -199,7 +198,7 @@ static void say_samples(const Trainer *trainer, Sentence *t) {
 }
 
 /* Returns 1 and reports the step if its loss or its gradient norm is an outlier. The caller then skips the update. The
- * learning-rate schedule still advances, and such steps do not count for --max-skips. All ranks know the same sums and
+ * learning-rate schedule still advances, and such steps do not count for MOST_SKIPS. All ranks know the same sums and
  * decide alike. */
 static int skip_outlier(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
@@ -214,7 +213,7 @@ static int skip_outlier(Trainer *trainer, int64_t step, StepStats *s) {
     logger_outlier(&trainer->logger, step, s, kind);
     say_samples(trainer, &t);
     printf("step %6" PRId64 " | update skipped (outlier %d): loss %g is %.1f and gradient norm %g is %.1f standard "
-           "deviations above the mean of the last %d steps (limit: --outlier-z %g); inspect the samples of%s\n",
+           "deviations above the mean of the last %d steps (limit: %g); inspect the samples of%s\n",
            step, trainer->progress.outliers.skipped, s->loss, z[OUTLIER_LOSS], s->grad_norm, z[OUTLIER_NORM],
            o->outlier_window, o->outlier_z, samples);
     fflush(stdout);

@@ -6,22 +6,21 @@
  */
 #ifndef TRAINER_H
 #define TRAINER_H
-#include "../optimizer.h"     // defines: Optimizer
-#include "agreement.h"        // defines: check_agreement, check_shared_out
-#include "shared_gradients.h" // defines: SharedGradients
-#include "ledger.h"           // defines: Ledger, ledger_check, expected_traffic
-#include "layout.h"           // defines: layout_read_back
-#include "job.h"              // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
-#include "model.h"            // defines: Model, model_open
-#include "parallel.h"         // defines: Parallel, sharding_of
-#include "requests.h"         // defines: MOST_SCORE_ROWS
+#include "../optimizer.h"      // defines: Optimizer
+#include "checkpoint_writer.h" // defines: CheckpointWriter
+#include "agreement.h"         // defines: check_agreement, check_shared_out
+#include "shared_gradients.h"  // defines: SharedGradients
+#include "ledger.h"            // defines: Ledger, ledger_check, expected_traffic
+#include "layout.h"            // defines: layout_read_back
+#include "job.h"               // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
+#include "model.h"             // defines: Model, model_open
+#include "parallel.h"          // defines: Parallel, sharding_of
 
 /* What each rank tells all others at the end of a step (step_report.h). */
 typedef struct {
     ExactSum loss;                 // sum over this rank's tokens
     ExactSum squared_norm;         // of the gradient elements that this rank owns
     int64_t targets;               // positions with a loss; 0 if another rank counts the same ones
-    int64_t target_bytes;          // evaluation: of their text, if the tokenizer is known
     int64_t bad_tensor;            // the first tensor whose gradient is not finite; -1: none
     uint64_t seeds;                // hash of the sampler and of the seed of the weights
     uint64_t samples_hash;         // hash of the samples that this rank trained on, and of their tokens
@@ -30,12 +29,6 @@ typedef struct {
     int is_writing;                // its part of a checkpoint is not on the disk yet
     RankFigures figures;
 } StepReport;
-
-/* What is known of a request (run/score.h). */
-typedef struct {
-    double logprob;    // sum over its continuation's tokens
-    int64_t surprises; // of these, how many are not the most probable ones
-} RequestScore;
 
 enum { SUM_LOSS, SUM_SQUARED_NORM, SUM_Z_LOSS, SUMS };
 
@@ -77,11 +70,6 @@ typedef struct Trainer {
     StepBatch eval_batch; // one micro-batch
     char *eval_raw;       // (window_bytes) scratch space for reading a window
 
-    // --score and --choices; NULL without them
-    RequestScore *scores;       // of all requests
-    RequestScore *batch_scores; // (1 + world, MOST_SCORE_ROWS) of a batch: this rank's, then those of every rank
-    float *host_statistics;     // (tp, fp32_rows, 3) softmax statistics in host memory
-
     double load_seconds; // from the start of loading to the moment when all ranks had their weights
 } Trainer;
 
@@ -94,7 +82,7 @@ static size_t sums_bytes(const Trainer *trainer) {
 
 static void timeline_open(Device *dev, const Job *j) {
     if (!dev->max_events) return;
-    if (j->task == DO_PLAN) { // not part of the planned memory
+    if (j->purpose.plans) { // not part of the planned memory
         dev->events = new_array(Event, dev->max_events);
         return;
     }
@@ -111,9 +99,7 @@ static void checkpoints_open(Trainer *trainer) {
     w->base_model = j->base_model;
     w->base_fingerprint = j->base_fingerprint;
     if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
-    if (job_exports(j) && is_gguf(j->opt.export_dir))
-        export_gguf(&w->exported, w->whole, w->opt, &j->config, &j->gguf_tokenizer);
-    else if (job_exports(j)) export_files(&w->exported, w->whole, w->opt);
+    if (j->purpose.files) j->purpose.files(w, j);
     checkpoint_writer_allocate(w);
 }
 
@@ -137,19 +123,6 @@ static void data_open(Trainer *trainer) {
     loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
 }
 
-/* Memory for the scores of --score and --choices. */
-static void scores_open(Trainer *trainer) {
-    const Job *j = trainer->job;
-    const Model *m = &trainer->model;
-    Device *dev = &trainer->parallel.dev;
-    int64_t rows = m->table.head < 0 ? 0 : m->fp32_rows;
-    if (!j->requests.count) return;
-    trainer->scores = arena_array(RequestScore, dev, MEM_HOST, "scores", j->requests.count);
-    trainer->batch_scores =
-        arena_array(RequestScore, dev, MEM_HOST, "scores of a batch", (int64_t)(1 + j->mesh.world) * MOST_SCORE_ROWS);
-    trainer->host_statistics = arena_array(float, dev, MEM_HOST, "softmax statistics", 3 * rows * m->tp->size);
-}
-
 /* Allocates everything that this rank needs, on a dry-run device or a real one. */
 static void trainer_allocate(Trainer *trainer) {
     const Job *j = trainer->job;
@@ -163,6 +136,8 @@ static void trainer_allocate(Trainer *trainer) {
     trainer->reports = arena_array(StepReport, dev, MEM_HOST, "step reports", world);
     trainer->figures = arena_array(RankFigures, dev, MEM_HOST, "figures of all ranks", world);
     Sharding sharding = sharding_of(o);
+    sharding.writes_files |= j->purpose.files != NULL;
+    sharding.merges_adapters = j->purpose.merges_adapters;
     fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
@@ -173,14 +148,13 @@ static void trainer_allocate(Trainer *trainer) {
         m->z_loss_sum = &trainer->sums[SUM_Z_LOSS];
         trainer->z_losses = arena_array(ExactSum, dev, MEM_HOST, "z-losses of all ranks", world);
     }
-    if (j->task != DO_EXPORT) {
-        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->cached_positions);
+    if (!j->purpose.converts) {
+        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->purpose.cached_positions);
         pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
     }
     int cp = j->mesh.size[AXIS_CP];
     step_batch_open(&trainer->eval_batch, dev, o->batch, o->seq, cp, o->doc_mask);
     trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
-    scores_open(trainer);
     checkpoints_open(trainer);
     if (!m->training) return;
     int64_t samples = (int64_t)o->accum * o->batch * world;
@@ -232,6 +206,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->whole_config = &j->config;
     m->opt = o;
     m->training = job_trains(j);
+    m->softmax_statistics = j->purpose.softmax_statistics;
     m->dev = &p->dev;
     m->fsdp = &p->fsdp;
     m->tp = &p->tp;
@@ -276,7 +251,7 @@ static void check_memory(const Job *j, const Parallel *dry) {
     if (have < total) snprintf(of_total, sizeof of_total, " of %.2f GB", total / 1e9);
     if (need > have)
         user_error("%s, but %.2f GB%s are free: %suse more hosts or GPUs, a smaller --batch, --seq or --logit-rows, "
-                   "--recompute full, or a smaller model (--plan lists what needs how much)",
+                   "--recompute full, or a smaller model (plan_llama3 lists what needs how much)",
                    needs, have / 1e9, of_total,
                    need <= total ? "end other processes on the GPU (nvidia-smi lists them), or " : "");
     double pinned = (double)pinned_need(&dry->dev) * j->local_ranks, pinnable = pinned_memory();

@@ -19,7 +19,7 @@ from definitions import C_SUFFIXES, TOP, files, line_of, where
 ELSEWHERE = set(
     "cjson/cJSON.h src/pcre2.h magic.h sysexits.h compare.py model.py config/train_shakespeare_char.py "
     "torchtitan/models/utils.py pytorch/module/base.py models/llama3/tokenizer.py models/gpt2/tokenization_gpt2.py "
-    "my.py planted/dev/data/chat.c kernels-gpu.md dev/results/kernels-gpu.md build/ out/ include/ tokens/".split()
+    "my.py kernels-gpu.md dev/results/kernels-gpu.md build/ out/ include/ tokens/".split()
 )
 COMMAND = "`python3 dev/book/check.py links`"
 FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)

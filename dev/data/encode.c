@@ -2,7 +2,7 @@
  * Usage: encode TOKENIZER FILE... For each file, which may contain any bytes, it writes to standard output: the seconds
  * (double), the number of ids (uint64), the ids (int32).
  */
-#include "corpus.h"
+#include "../../programs/tokens/corpus.h"
 
 int main(int argc, char **argv) {
     output_prepare();

@@ -2,9 +2,9 @@
 
     pip install pyarrow
     python dev/data/parquet.py [--field text] FILE|FOLDER... -- \\
-        build/data/tokenize --tokenizer F --out-train A.tok --out-val B.tok -
+        ./tokens_llama3 --tokenizer F --out-train A.tok --out-val B.tok -
     python dev/data/parquet.py --field messages FILE|FOLDER... -- \\
-        build/data/chat --tokenizer F --out-train A.tok -
+        ./tokens_llama3 --conversations --tokenizer F --out-train A.tok -
 
 A conversation is a list of messages, each with "role" and "content".
 The files are read in the order of the command line, those of a folder (*.parquet, also in folders below) by name. A few
@@ -105,7 +105,7 @@ def run(command, paths, field):
     try:
         reader = subprocess.Popen(command, stdin=subprocess.PIPE)
     except OSError as error:
-        die(f"{command[0]} cannot be started: {error.strerror}; make -C dev/data builds the tools")
+        die(f"{command[0]} cannot be started: {error.strerror}; make tokens_llama3 builds it")
     try:
         counts = write_lines(paths, field, reader.stdin)
         reader.stdin.close()
@@ -129,7 +129,7 @@ def main():
         at = arguments.index("--")
         arguments, command = arguments[:at], arguments[at + 1 :]
         if not command:
-            die("a command is missing after --: expected build/data/tokenize with its options and -")
+            die("a command is missing after --: expected tokens_llama3 with its options and -")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--field", default="text", help="the column that holds the texts or conversations (text)")
     parser.add_argument("paths", nargs="+", metavar="FILE|FOLDER")

@@ -9,7 +9,7 @@ expected="pp 2 .*tied.*worst gradient"
 bug="A tied weight is the embedding on the first stage and the head on the last one. Each stage has one half of its
 gradient. Here the stages exchange their halves and do not add them, so the copies become two different weights."
 unseen="The curve is lower: the run has silently become one of a model with an untied head, which has more parameters.
-The checkpoint holds one of the two weights. The program's own --eval gives the saved model a loss of 4.7, while the
+The checkpoint holds one of the two weights. eval_llama3 gives the saved model a loss of 4.7, while the
 run had logged 2.1."
 found="The tests compare the gradient of the tied weight with that of one rank, and the two copies with each other."
 known="uw-syfi/piper issue 13 (copies of a tied embedding on two stages were not synchronized); NVIDIA/Megatron-LM has

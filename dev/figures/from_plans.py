@@ -3,7 +3,7 @@
 import json
 import re
 
-from sources import H100, LAYOUT_405B, PLAN, ROOT, TRAIN_BF16
+from sources import H100, LAYOUT_405B, ROOT, STAGES
 from svg import AXIS_COLORS, BLUE, DIM, GRAY, GREEN, INK, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing, Plot, amount
 
 LONG_405B = (
@@ -31,8 +31,8 @@ def memory_strategies(source):
     memory = {}
     for world in worlds:
         for strategy in STRATEGIES:
-            options = f"--model llama3-8b --world {world} --sharding {strategy} --seq 4096 --batch 1"
-            plan = source.plan(f"memory-{strategy}-{world}", options, TRAIN_BF16)
+            options = f"--model llama3-8b --world {world} --sharding {strategy} --seq 4096 --batch 1 {STAGES}"
+            plan = source.plan(f"memory-{strategy}-{world}", options)
             memory[world, strategy] = max((c["memory"] for c in plan["rank_classes"]), key=lambda m: sum(m.values()))
     most = max(sum(m.values()) for m in memory.values()) / 1e9
     d = Drawing(
@@ -101,7 +101,7 @@ def draw_shares(d, x, y, width, shares, least=0.02):
 
 
 def step_flops(source):
-    plan = source.plan("step-flops", f"--model llama3-8b --world 1 --seq 8192 --batch 1 {H100}", PLAN)
+    plan = source.plan("step-flops", f"--model llama3-8b --world 1 --seq 8192 --batch 1 {H100}")
     ranks = plan["rank_classes"][0]
     amounts = {"FLOPs": ranks["flops"], "bytes": ranks["op_bytes"], "time": plan["estimate"]["ops"]}
     kinds = kinds_of_ops()
@@ -196,7 +196,7 @@ def traffic_axes(source):
     )
     y, structure = 78, {}
     for title, (name, options) in layouts.items():
-        plan = source.plan(name, options, TRAIN_BF16)
+        plan = source.plan(name, f"{options} {STAGES}")
         received = received_by_axis(plan)
         d.text(16, y, title, 13, bold=True)
         most = max(received.values())
@@ -223,8 +223,8 @@ def traffic_axes(source):
 
 
 def mesh_16384(source):
-    plan = source.plan("mesh-16", "--model tiny --world 16 --tp 2 --cp 2 --pp 2 --dp-shard 2 --seq 128", TRAIN_BF16)
-    large = source.plan("traffic-128k", LONG_405B, TRAIN_BF16)
+    plan = source.plan("mesh-16", "--model tiny --world 16 --tp 2 --cp 2 --pp 2 --dp-shard 2 --seq 128")
+    large = source.plan("traffic-128k", f"{LONG_405B} {STAGES}")
     axes = {"tp": "tp", "cp": "cp", "pp": "pp", "dp_shard": "dp"}
     colors = {"tp": BLUE, "cp": GREEN, "pp": ORANGE, "dp_shard": PURPLE}
     d = Drawing(
@@ -298,7 +298,7 @@ def visible_pairs(parts, size):
 
 def cp_mask(source):
     cp, tokens = 4, 32
-    plan = source.plan("cp-mask", f"--model tiny --world 4 --cp {cp} --seq {tokens} --batch 1", TRAIN_BF16)
+    plan = source.plan("cp-mask", f"--model tiny --world 4 --cp {cp} --seq {tokens} --batch 1")
     pairs = {}
     for ranks in plan["rank_classes"]:
         for rank in ranks["ranks"]:
@@ -379,8 +379,8 @@ def plans_405b(source):
     options = [LAYOUT_405B, LONG_405B]
     if source.small:
         options = [smaller(LAYOUT_405B, 256, 2), smaller(LONG_405B.replace("--cp 16", "--cp 2"), 512, 2)]
-    first = source.plan("405b-8k", f"{options[0]} --cluster dev/clusters/h100-8.json {failures}", PLAN)
-    second = source.plan("405b-128k", f"{options[1]} --cluster dev/clusters/h100-8.json", PLAN)
+    first = source.plan("405b-8k", f"{options[0]} --cluster dev/clusters/h100-8.json {failures}")
+    second = source.plan("405b-128k", f"{options[1]} --cluster dev/clusters/h100-8.json")
     return first, second
 
 
@@ -453,8 +453,8 @@ def goodput(source):
         f"--model tiny --world 1 --hosts 2048 --mtbf {MTBF} --steps {steps} --step-seconds {step:.4g} --spares 16 "
         "--save-seconds 2.44 --pause-seconds 1"
     )
-    quick = source.plan("goodput-60", f"{stored} --detect 60", PLAN)
-    slow = source.plan("goodput-600", f"{stored} --detect 600", PLAN)
+    quick = source.plan("goodput-60", f"{stored} --detect 60")
+    slow = source.plan("goodput-600", f"{stored} --detect 600")
     rows = [
         ("a save takes 2.44 s, failures noticed after 600 s", slow, "best", 16),
         ("the same, failures noticed after 60 s", quick, "best", 16),

@@ -2,7 +2,7 @@
 
 
 
-from sources import H100, PLAN, TRAIN, order
+from sources import H100, PLAN, PLAN_FP32, STAGES, order
 from step_timeline import StepTimeline, hidden, shown
 from svg import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, RED, SKY, YELLOW, Drawing, Plot, amount, text_width
 
@@ -86,7 +86,7 @@ MEMORY_COLORS = {
 
 
 def buffers(text):
-    """The rows of --plan's table of buffers: (category, name, count, bytes)."""
+    """The rows of plan_llama3's table of buffers: (category, name, count, bytes)."""
     rows = []
     for row in text.splitlines():
         words = row.split()
@@ -155,7 +155,7 @@ def draw_stack(d, plot, history, length):
 def memory_step(source):
     options = "--model tiny --seq 128 --batch 4"
     trace = source.trace("memory-step", f"--ranks 4 {options} --steps {2 if source.small else 6}")
-    rows = buffers(source.run(f"{TRAIN} --plan --world 4 {options}"))
+    rows = buffers(source.run(f"{PLAN_FP32} --world 4 {options} {STAGES}"))
     step = trace.shortest_step()
     ranks, length = trace.step(step)
     history, reserved = memory_in_use(trace, step, 0, rows, 6)

@@ -15,8 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORK = Path("build/figures")  # relative to ROOT, so that the commands in the figures are the same everywhere
 TRAIN = "build/cpu-fp32/train_llama3"
-TRAIN_BF16 = "build/cpu-bf16/train_llama3"
+PLAN_FP32 = "build/cpu-fp32/plan_llama3"
 PLAN = "build/cpu-bf16/plan_llama3"  # H100s compute in bf16
+STAGES = "--simulate stages"  # plans one rank of each pipeline stage: enough for memory, FLOPs and traffic
 H100 = "--transport nccl --cluster dev/clusters/h100-8.json"
 LAYOUT_405B = (
     "--model llama3.1-405b --world 16384 --tp 8 --pp 16 --dp-shard 128 --seq 8192 --batch 1 --accum 16 "
@@ -87,10 +88,9 @@ class Source:
         self.fresh(f"{TRAIN} --data {self.tokens()} {options} --out {self.out(name)}", self.out(name))
         return ROOT / self.out(name)
 
-    def plan(self, name, options, program=PLAN):
+    def plan(self, name, options):
         """plan.json of a layout."""
-        task = "" if program == PLAN else " --plan"
-        self.fresh(f"{program}{task} {options} --out {self.out(name)}", self.out(name))
+        self.fresh(f"{PLAN} {options} --out {self.out(name)}", self.out(name))
         return json.loads((ROOT / self.out(name) / "plan.json").read_text(encoding="utf-8"))
 
 

@@ -20,11 +20,11 @@ static Llama3Config config_shallow(const char *model) {
     return c;
 }
 #define config_load(model) config_shallow(model)
-#define TESTING
-#include "train_llama3.cu"
-#include "plan/estimate.h" // defines: plan_simulate
-#include "programs/audit.h"
-#include "programs/encode.h"
+#define TESTING_PROGRAM
+#include "programs/plan_llama3.cu"
+#include "programs/eval_llama3.cu"
+#include "programs/tokens/audit.h"
+#include "programs/tokens/encode.h"
 
 typedef struct {
     const uint8_t *at;

@@ -175,16 +175,18 @@ config array 'f[1, 2]'
 
 # ---------------------------------------------------------------- options
 printf '%s\n' --model tiny --data 'data/*.tok' --steps 400 --lr 1e-3 --tail pad --workers 3 | seed options/train
-printf '%s\n' --plan --world 64 --model llama3-70b --seq 512 --batch=2 --accum 4 | seed options/plan
-printf '%s\n' --plan --ranks 3 --dp-shard auto --deterministic --slots 4 --threads 2 | seed options/plan-ranks
-printf '%s\n' --plan --lr 1e-3 --lr-schedule constant | seed options/constant-rate
-printf '%s\n' --generate '' --temperature 0 --top-p 1 --max-tokens 1 --min-lr=-1 --dtype bf16 | seed options/generate
+printf '%s\n' --ranks 64 --model llama3-70b --seq 512 --batch=2 --accum 4 | seed options/plan
+printf '%s\n' --ranks 3 --dp-shard auto --deterministic --slots 4 --threads 2 | seed options/plan-ranks
+printf '%s\n' --lr 1e-3 --lr-schedule constant | seed options/constant-rate
+printf '%s\n' --tp 2 --generate '' --temperature=0 --top-p 1 --max-tokens 1 --min-lr=-1 --dtype bf16 |
+    seed options/generate
 printf '%s\n' --model out/a --eval val.tok --tokenizer t.model --vocab-size 0 --transport threads | seed options/eval
+printf '%s\n' --max-tokens 100 --world=0 --choices-every 0 --top-p 0.95 --dtype fp32 --ranks 2 | seed options/retired
 printf '%s\n' --sharding full_shard --wrap=block --tp 1 --recompute none --offload none --timeout 0.1 |
     seed options/later
-printf '%s\n' --plan --world 64 --model llama3-8b --tp 4 --cp 2 --pp 4 --pp-schedule interleaved --pp-chunks 2 \
+printf '%s\n' --ranks 64 --model llama3-8b --tp 4 --cp 2 --pp 4 --pp-schedule interleaved --pp-chunks 2 \
     --pp-light-ends --accum 8 --seq 64 --dp-replicate 2 | seed options/mesh
-printf '%s\n' --plan --out out --export dir --help | seed options/help
+printf '%s\n' --out out --help | seed options/help
 printf '%s\n' --steps 1e9 --beta2 0.999999999 --eps 1 --clip 1e30 --seed 2147483647 --weight-decay 0 |
     seed options/limits
 printf '%s\n' --steps many | seed options/not-a-number

@@ -5,10 +5,10 @@
 #ifndef TARGET_CONFIG_H
 #define TARGET_CONFIG_H
 
-/* What --export writes beside the weights is read as the same model. */
+/* What is written beside weights is read as the same model. */
 static void check_config_written(const Llama3Config *c) {
     config_write_json(c, "float32", c->base, &no_model_ids, stdout);
-    held.promise = "the config.json that --export writes";
+    held.promise = "the config.json that is written";
     Llama3Config again = config_from_json(give("again.json", said_out.text, said_length(&said_out)));
     held.promise = NULL;
     EXPECT(again.V == c->V && again.C == c->C && again.L == c->L && again.NH == c->NH && again.NKV == c->NKV &&
@@ -51,7 +51,7 @@ static void check_rope(const Llama3Config *c) {
     for (int i = 0; i < POSITIONS * c->HD; i++) EXPECT(fabsf(table[i]) <= 1, "the rotation table has %g", table[i]);
 }
 
-/* Compares the traffic formula with the dry run of a few micro-batches, then runs --plan for all of them. The dry run
+/* Compares the traffic formula with the dry run of a few micro-batches, then plans all of them. The dry run
  * of a micro-batch whose head is cut into very many pieces takes long: for those only the memory is added up. */
 static void check_plan(Job *j, int rank) {
     Traffic expected[AXES][COLLECTIVES];
@@ -98,7 +98,7 @@ static void check_plan(Job *j, int rank) {
         plan.class_of = (int *)checked_malloc(sizeof(int) * (size_t)j->mesh.world);
     }
     plan_print(stdout, j, &plan, 1);
-    EXPECT(said_length(&said_out) > 0, "--plan prints nothing");
+    EXPECT(said_length(&said_out) > 0, "the plan prints nothing");
     if (j->mesh.world <= 8) { // plan.json lists the ranks
         rewind(stdout);
         plan_write(stdout, &plan, 1, NULL, NULL, NULL);
@@ -151,7 +151,8 @@ static void fuzz_adapters(Bytes file) {
 }
 
 static void fuzz_config(Bytes in) {
-    static Job j;
+    static Planning planning;
+    Job *j = &planning.job;
     int rank = in.left > 0 ? in.at[in.left - 1] : 0, kind = next_byte(&in);
     Bytes file = up_to_zero(&in);
     if (kind == 'a') {
@@ -165,16 +166,17 @@ static void fuzz_config(Bytes in) {
     check_config_written(&c);
     check_rope(&c);
     Words w = words_open(in);
-    words_add(&w, "--plan");
     words_add(&w, "--model");
     words_add(&w, folder);
-    memset(&j, 0, sizeof j);
-    j.opt = options_parse(w.count, w.words);
-    j.opt.out = NULL; // no plan.json
-    job_prepare(&j, choose_transport(&j, 1), 1, 1);
-    check_table(&j.table, &j.config);
-    check_plan(&j, rank % j.mesh.world);
-    job_close(&j);
+    memset(&planning, 0, sizeof planning);
+    planning.program = plan_program;
+    program_options_parse(&planning.program, &planning.opt, &j->opt, w.count, w.words);
+    j->purpose = plan_purpose(planning.opt.world);
+    j->opt.out = NULL; // no plan.json
+    job_prepare(j, choose_transport(j, 1), 1, 1);
+    check_table(&j->table, &j->config);
+    check_plan(j, rank % j->mesh.world);
+    job_close(j);
     words_close(&w);
 }
 

@@ -1,4 +1,4 @@
-/* target_lines.h: files of JSON lines: samples.jsonl, which --audit reads, the conversations of dev/data/chat.c, and
+/* target_lines.h: files of JSON lines: samples.jsonl, which --audit reads, conversations, and
  * the requests of --score and --choices; and the list of files and weights of --data.
  * Input of `audit`: f FILE, or j LIST, whose items are written on a line each.
  * Input of `chat`: c (ChatML) or l (Llama 3), then the file. Input of `requests`: s (--score) or c (--choices), then
@@ -7,7 +7,7 @@
 #ifndef TARGET_LINES_H
 #define TARGET_LINES_H
 #define main chat_main
-#include "dev/data/chat.c"
+#include "programs/tokens/conversations.h"
 #undef main
 
 // ---------------------------------------------------------------------------

@@ -37,7 +37,7 @@ static void check_limits(const Options *o) {
         EXPECT(is_absent || (x >= row->low && x <= row->high), "--%s is %g, its limits are %g and %g", row->name, x,
                row->low, row->high);
         const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
-        EXPECT(!text || text[0] || !strcmp(row->name, "generate"), "--%s has an empty value", row->name);
+        EXPECT(!text || text[0], "--%s has an empty value", row->name);
         if (text && (row->values[0] < 'A' || row->values[0] > 'Z') && strchr(row->values, '|'))
             EXPECT(is_valid_choice(text, row->values), "--%s is %s, not one of %s", row->name, text, row->values);
     }
@@ -66,7 +66,7 @@ static void check_said(const Options *o, const Words *w) {
         if (row->kind == OPT_INT || row->kind == OPT_FLAG)
             EXPECT(*(const int *)field == number, "--%s is %d, given was %s", row->name, *(const int *)field, value);
         if (row->kind == OPT_REAL)
-            EXPECT(*(const double *)field == number || (row->offset == FIELD(min_lr) && number < 0),
+            EXPECT(*(const double *)field == number || (row->offset == offsetof(Options, min_lr) && number < 0),
                    "--%s is %g, given was %s", row->name, *(const double *)field, value);
         if (row->kind == OPT_TEXT)
             EXPECT(*(const char *const *)field == value, "--%s is another text than was given", row->name);
@@ -111,16 +111,16 @@ static void fuzz_options(Bytes in) {
     check_limits(&o);
     check_said(&o, &w);
     check_config_txt(&o);
-    if (o.help) options_print_help(stdout, o.program);
-    if (preset_find(o.model) && (o.plan || !o.data)) { // else files that are not ours would be looked for
+    if (o.help) options_print_help(stdout, option_rows, OPTION_ROWS, NULL);
+    if (preset_find(o.model) && !o.data && !o.recipe) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);
         j.opt = o;
+        j.purpose = plan_purpose(0);
         job_prepare(&j, choose_transport(&j, 1), 1, 1);
         double product = 1;
         for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
-        EXPECT(j.task == DO_PLAN && product == j.mesh.world &&
-                   j.threads_per_rank > 0,
-               "task %d, world %d of %.0f, %d threads", j.task, j.mesh.world, product, j.threads_per_rank);
+        EXPECT(product == j.mesh.world && j.threads_per_rank > 0, "world %d of %.0f, %d threads", j.mesh.world, product,
+               j.threads_per_rank);
         job_close(&j);
     }
     words_close(&w);

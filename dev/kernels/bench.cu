@@ -7,6 +7,7 @@
  */
 #define TESTING
 #include "train_llama3.cu"
+#include "programs/shared/median.h" // defines: median_of
 #include "one_rank.h" // defines: OneRank, one_rank_open, one_rank_close
 
 static void forward_matmuls(Trainer *trainer) {
@@ -136,7 +137,10 @@ int main(int argc, char **argv) {
     write_random_tokens(f);
     fclose(f);
     char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--data", path, (char *)"--warmup", (char *)"0"};
-    OneRank *o = one_rank_open(7, arguments);
+    static Job job;
+    job.opt = options_parse(7, arguments);
+    job.purpose = training();
+    OneRank *o = one_rank_open(&job);
     unlink(path);
     measure(&o->trainer, &measured);
     print_measured(argv[1], &o->trainer, &measured);

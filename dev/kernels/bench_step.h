@@ -134,8 +134,9 @@ static void train_answers(int argc, char **argv) {
     arguments[count++] = argv[0];
     for (int i = 2; i < argc; i++) arguments[count++] = argv[i];
     for (const char *word : more) arguments[count++] = (char *)word;
-    Job *j = (Job *)checked_malloc(sizeof *j);
+    Job *j = new_array(Job, 1);
     j->opt = options_parse(count, arguments);
+    j->purpose = training();
     Llama3Config c = config_load(j->opt.model);
     int64_t T = j->opt.seq ? j->opt.seq : c.T,
             samples = max_i64(64, 4 * (int64_t)(j->opt.batch ? j->opt.batch : c.B) * j->opt.accum);

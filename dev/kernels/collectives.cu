@@ -31,8 +31,8 @@
  * express: for more accuracy interpolate between the pairs. `oversubscribed` means more ranks than cores. op is
  * "all_gather", "reduce_scatter" (the communication alone, which can overlap with computation) or "reduce_scatter+sum".
  *
- * plan_llama3 --cluster FILE reads the file (run/cluster.h). dev/clusters/h100-8.json was written by hand. Such a file
- * may also have these keys, and needs them if its rates are those of a device:
+ * plan_llama3 --cluster FILE reads the file (programs/shared/cluster.h). dev/clusters/h100-8.json was written by hand.
+ * Such a file may also have these keys, and needs them if its rates are those of a device:
  *   ranks_per_host        ranks are placed on hosts in the order of their numbers (default: one per core)
  *   hosts_per_rack        for people: which groups leave a rack
  *   storage_bytes_per_s   what all hosts together write to the file system of the checkpoints (--mtbf)

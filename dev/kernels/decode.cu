@@ -5,8 +5,9 @@
  * A token needs every weight and all cached keys and values once. The limit is the rate at which the same threads read
  * a buffer that is larger than the caches and do nothing else with it.
  */
-#define TESTING
-#include "train_llama3.cu"
+#define TESTING_PROGRAM
+#include "programs/generate_llama3.cu"
+#include "programs/shared/median.h" // defines: median_of
 #include "one_rank.h" // defines: OneRank, one_rank_open, one_rank_close
 
 enum { BUFFER_BYTES = 1 << 29, STREAMS_OF_SUMS = 8, DECODE_ROUNDS = 64 };
@@ -45,11 +46,11 @@ static double weight_bytes(const Trainer *trainer) {
 
 /* Seconds per token for `tokens` tokens after the prompt, including their choice. */
 static double decode(Generator *g, int tokens) {
-    const Prompt *prompt = &g->trainer->job->prompts.list[0];
+    const Prompt *prompt = &generation_of(g->trainer)->prompts.list[0];
     const float *logits = next_token_logits(g->trainer, prompt->ids, (int)prompt->length, 0);
     double start = seconds_now();
     for (int i = 0; i < tokens; i++) {
-        int32_t id = next_token(g, logits, i);
+        int32_t id = next_token(g, &prompt->sampling, logits, i);
         logits = next_token_logits(g->trainer, &id, 1, (int)prompt->length + i);
     }
     return (seconds_now() - start) / tokens;
@@ -60,7 +61,7 @@ static void measure(Generator *g, int rounds, int tokens) {
     const Llama3Config *c = &trainer->model.config;
     int threads = trainer->parallel.dev.threads;
     double seconds[DECODE_ROUNDS], rates[DECODE_ROUNDS], parts[DECODE_ROUNDS];
-    double positions = (double)trainer->job->prompts.longest + tokens / 2.0; // on average
+    double positions = (double)generation_of(trainer)->prompts.longest + tokens / 2.0; // on average
     double bytes = weight_bytes(trainer) + positions * c->L * 2.0 * c->NKV * c->HD * sizeof(floatX);
     float *buffer = (float *)aligned_alloc(1 << 21, BUFFER_BYTES);
     if (!buffer) user_error("%d bytes for the buffer cannot be allocated", (int)BUFFER_BYTES);
@@ -91,9 +92,13 @@ int main(int argc, char **argv) {
     char count[32];
     snprintf(count, sizeof count, "%d", tokens);
     char *arguments[] = {
-        argv[0], (char *)"--model", argv[1], (char *)"--generate", (char *)"Once upon a time", (char *)"--max-tokens",
+        argv[0], (char *)"--model", argv[1], (char *)"--prompt", (char *)"Once upon a time", (char *)"--max-tokens",
         count};
-    OneRank *o = one_rank_open(7, arguments);
+    static Generation asked;
+    asked.program = generate_program;
+    asked.job.purpose = generate_purpose();
+    program_options_parse(&asked.program, &asked.opt, &asked.job.opt, 7, arguments);
+    OneRank *o = one_rank_open(&asked.job);
     Generator g = generator_open(&o->trainer);
     measure(&g, rounds, tokens);
     free(g.scratch);

@@ -4,15 +4,14 @@
 #define ONE_RANK_H
 
 typedef struct {
-    Job job;
+    Job *job;
     Trainer trainer, dry_run;
 } OneRank;
 
-/* Opens what the command line asks for. */
-static OneRank *one_rank_open(int argc, char **argv) {
+/* Opens a job whose options and purpose are set. */
+static OneRank *one_rank_open(Job *j) {
     OneRank *o = (OneRank *)checked_malloc(sizeof *o);
-    Job *j = &o->job;
-    j->opt = options_parse(argc, argv);
+    o->job = j;
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     dry_run_open(&o->dry_run, j, 0, NULL);
@@ -23,7 +22,7 @@ static OneRank *one_rank_open(int argc, char **argv) {
 static void one_rank_close(OneRank *o) {
     trainer_close(&o->trainer);
     trainer_close(&o->dry_run);
-    job_close(&o->job);
+    job_close(o->job);
     free(o);
 }
 

@@ -13,7 +13,7 @@
 # begins with "error: ".
 # SIGUSR1 (save), SIGUSR2 and SIGTERM (save and end) to this script reach all ranks.
 #
-# The program ends a run that waits longer than --timeout (--start-timeout while ranks connect). This script ends an
+# The program ends a run that waits longer than --timeout. This script ends an
 # mpirun that hangs after that. An mpirun that hangs before it has started the program is not ended;
 # dev/launch/supervise does that.
 set -uo pipefail

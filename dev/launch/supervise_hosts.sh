@@ -1,5 +1,5 @@
 # supervise_hosts.sh: the hosts of a supervised run, and the layouts that fit on them. Sourced by supervise, which sets
-# hosts, slots (ranks of each host), ssh, launcher, run, command, and the sizes of the full layout.
+# hosts, slots (ranks of each host), ssh, launcher, run, command, planner, and the sizes of the full layout.
 #
 #   left_until[HOST]  0: the host may be used; else the second from which it may be used again
 #   blamed[HOST]      how many incidents named the host, or found that it did not answer
@@ -93,39 +93,38 @@ layout_options() {
     if [ "$d" != "$full_data_ranks" ]; then layout+=(--dp-shard $((d / replicas)) --dp-replicate "$replicas"); fi
 }
 
-# Sets `plan` to the program and its options, without those that --plan refuses because they have no effect on a plan.
-plan_command() {
-    local i word
-    plan=()
-    for ((i = 0; i < ${#command[@]}; i++)); do
-        word=${command[i]}
-        case $word in
-            --allow-changes | --merge) ;;
-            --after-save=* | --export=* | --dtype=* | --trace=* | --resume=*) ;;
-            --after-save | --export | --dtype | --trace | --resume) i=$((i + 1)) ;; # the next word is its value
-            *) plan+=("$word") ;;
+# Sets `options` to those of the run, without --trace: a plan has a timeline only if it has a cluster file.
+options_of_plan() {
+    local i
+    options=()
+    for ((i = 1; i < ${#command[@]}; i++)); do
+        case ${command[i]} in
+            --trace=*) ;;
+            --trace) i=$((i + 1)) ;; # the next word is its value
+            *) options+=("${command[i]}") ;;
         esac
     done
 }
 
-# Does the program accept the layout? It writes its plan to a directory, which must not contain another plan. What the
-# program says about layouts that it refuses is collected in `refusals`.
+# Does plan_llama3 accept the layout? It writes its plan to a directory, which must not contain another plan. What it
+# says about layouts that it refuses is collected in `refusals`.
 layout_fits() {
-    local d=$1 world=$(($1 * model_ranks)) plan
+    local d=$1 world=$(($1 * model_ranks)) options
     [ "$d" != "$full_data_ranks" ] || return 0
     if [ -z "${fits[$d]:-}" ]; then
         rm -rf "$work/plan"
-        plan_command
-        "${plan[@]}" "${layout[@]}" --plan --world "$world" --out "$work/plan" >/dev/null 2>"$work/plan-errors" 9>&-
+        options_of_plan
+        "$planner" "${options[@]}" "${layout[@]}" --world "$world" --simulate stages --out "$work/plan" >/dev/null \
+            2>"$work/plan-errors" 9>&-
         fits[$d]=$?
         [ "${fits[$d]}" = 0 ] ||
-            refusals+="supervise: --plan with $world ranks: $(tail -n 1 "$work/plan-errors")"$'\n'
+            refusals+="supervise: plan_llama3 with $world ranks: $(tail -n 1 "$work/plan-errors")"$'\n'
     fi
     [ "${fits[$d]}" = 0 ]
 }
 
 # Chooses the largest layout of the available hosts, those that failed least often first. Sets world, layout, and used,
-# a list of HOST:RANKS. If there is none, it prints why --plan has refused layouts, and returns 1.
+# a list of HOST:RANKS. If there is none, it prints why plan_llama3 has refused layouts, and returns 1.
 choose_layout() {
     local name d left ranks=0 available=()
     while read -r _ name; do

@@ -30,6 +30,7 @@ def main():
         "VECTORS": str(program.pop("vector_floats")),
         "PROGRAM": inert(json.dumps(program)),
         "MODULES": json.dumps(modules),
+        "DRAW": inert((HERE.parent / "pages" / "page.js").read_text()),
         **{name.upper(): inert((HERE / f"{name}.js").read_text()) for name in ("run", "worker", "settings", "page")},
     }
     text = re.sub("@([A-Z]+)@", lambda match: parts[match.group(1)], (HERE / "page.html").read_text())

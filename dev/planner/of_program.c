@@ -6,7 +6,6 @@
 #include "../../lib/cpu/vectors.h" // defines: VL, MR, PAIR
 #include "../../lib/json.h"        // defines: cJSON, json_write_line
 #include "../../run/options.h"     // defines: option_rows
-#include "../../run/page.h"        // defines: page_open
 
 /* The options, by name: what --help says of them. */
 static cJSON *options_json(void) {
@@ -24,18 +23,12 @@ static cJSON *options_json(void) {
     return options;
 }
 
-/* The text between <style> and </style> of a page. */
+extern const char run_html[]; // from the object that the Makefile makes of dev/pages
+
+/* The text between <style> and </style> of run.html and plan.html. */
 static char *page_style_text(void) {
-    char *page;
-    size_t size;
-    FILE *f = open_memstream(&page, &size);
-    if (!f) run_failure("out of memory");
-    page_open(f, "", 0);
-    fclose(f);
-    char *begin = strstr(page, "<style>") + strlen("<style>");
-    *strstr(begin, "</style>") = 0;
-    char *style = checked_strdup(begin);
-    free(page);
+    char *style = checked_strdup(strstr(run_html, "<style>") + strlen("<style>"));
+    *strstr(style, "</style>") = 0;
     return style;
 }
 

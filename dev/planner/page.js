@@ -181,7 +181,8 @@ function show(planned, {result, milliseconds, failure}) {
     by_id('command').textContent = `make PRECISION=${planned.precision} plan_llama3\n./plan_llama3 ` +
         planner_arguments(planned).join(' ');
     if (refused) return;
-    const doc = new DOMParser().parseFromString(result.files['plan/plan.html'], 'text/html');
+    const numbers = JSON.parse(result.files['plan/plan.html'].match(/<script>var plan_data = (.*);<\/script>/)[1]);
+    const doc = new DOMParser().parseFromString(`<main>${llama3_page.of_plan(numbers).body}</main>`, 'text/html');
     const step = tile(doc, 'Estimated step'), mfu = tile(doc, 'MFU');
     by_id('summary').textContent = (step ? `${step} per step · MFU ${mfu} · ` : '') + tile(doc, 'Memory per rank');
     const misfit = result.stdout.match(/^ *(memory: .*: does not fit.*)$/m);

@@ -1,13 +1,13 @@
 """compare_adapters.py: LoRA on SmolLM2-135M-Instruct: adapters in PEFT and transformers, the int8 base.
 
-    make PRECISION=fp32 programs
+    make PRECISION=fp32 all build/cpu-fp32/logits
     dev/data/smollm2.py data/smollm2
     TOKENIZER=data/smollm2/tokenizer.model VAL_FRACTION=0.01 dev/data/kjv.sh data/kjv-finetune
     python dev/pytorch/compare_adapters.py [--steps 100] [--out dev/results/adapters.md]
 
 Needs torch, transformers and peft. On the King James text: 100 steps of LoRA with the base in fp32 and in int8, with
 validation; the logits of the adapters loaded by PEFT, and of the merged model loaded by transformers, against the
-program's (fp32 build); steps per second of full fine-tuning and of LoRA, in turns. The package's weights were
+programs' (fp32 build); steps per second of full fine-tuning and of LoRA, in turns. The package's weights were
 quantized to 4 bits once. Ends with an error if a bound is missed.
 """
 
@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy
 import torch
-from compare_smollm2 import BUILD, TOP, Report, run
+from compare_smollm2 import BUILD, TOP, Report, read_token_file, run, write_token_file
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 T, WINDOWS = 256, 4
-TRAIN = BUILD / "train_llama3"
+EVAL, CONVERT = BUILD / "eval_llama3", BUILD / "convert_llama3"
 
 
 def commit():
@@ -38,9 +38,9 @@ def commit():
 
 
 def train(out, model, data, steps, *more):
-    """Runs the program; returns the lines of its metrics."""
+    """Trains; returns the lines of the run's metrics."""
     run(
-        TRAIN,
+        BUILD / "train_llama3",
         "--model",
         model,
         "--data",
@@ -72,7 +72,7 @@ def relative(a, b):
     return float(numpy.linalg.norm((a - b).astype(numpy.float64)) / numpy.linalg.norm(b.astype(numpy.float64)))
 
 
-def compare_logits(report, scratch, model, ids):
+def compare_logits(report, scratch, model, adapters, ids):
     def ours(folder, *adapters):
         return numpy.frombuffer(run(BUILD / "logits", folder, scratch / "ids", T, *adapters), dtype="<f4").reshape(
             WINDOWS, T, -1
@@ -84,8 +84,8 @@ def compare_logits(report, scratch, model, ids):
 
     (scratch / "ids").write_bytes(ids.numpy().astype("<i4").tobytes())
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    peft = PeftModel.from_pretrained(base, scratch / "adapters").eval()
-    mine, peft_logits = ours(model, scratch / "adapters"), theirs(peft)
+    peft = PeftModel.from_pretrained(base, adapters).eval()
+    mine, peft_logits = ours(model, adapters), theirs(peft)
     plain = theirs(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
     without = largest(ours(model), plain)  # 30 blocks in fp32, with sums in another order
     report.add(
@@ -95,18 +95,8 @@ def compare_logits(report, scratch, model, ids):
         "<= 1e-5",
         relative(mine, peft_logits) <= 1e-5 and largest(mine, peft_logits) <= 2 * without,
     )
-    run(
-        TRAIN,
-        "--model",
-        model,
-        "--adapters",
-        scratch / "adapters",
-        "--export",
-        scratch / "merged",
-        "--merge",
-        "--ranks",
-        2,
-    )
+    merge = [CONVERT, "--model", model, "--adapters", adapters, "--merge"]
+    run(*merge, "--export", scratch / "merged", "--ranks", 2)
     merged = theirs(AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.float32).eval())
     report.add(
         f"the merged model as transformers loads it: largest difference {largest(mine, merged):.1e}; relative",
@@ -123,7 +113,7 @@ def compare_logits(report, scratch, model, ids):
             "PEFT",
             peft_logits,
             PeftModel.from_pretrained(
-                AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64), scratch / "adapters"
+                AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64), adapters
             ).double(),
         ),
         (
@@ -158,8 +148,8 @@ def compare_logits(report, scratch, model, ids):
 
 def compare_stored(report, scratch, model):
     """Compares the int8 files, dequantized in PyTorch as docs/guide/lora-and-int8.md says."""
-    run(TRAIN, "--model", model, "--export", scratch / "int8", "--dtype", "int8", "--ranks", 2)
-    run(TRAIN, "--model", scratch / "int8", "--export", scratch / "dequantized")
+    run(CONVERT, "--model", model, "--export", scratch / "int8", "--dtype", "int8", "--ranks", 2)
+    run(CONVERT, "--model", scratch / "int8", "--export", scratch / "dequantized")
     stored, dequantized, whole = (
         load_file(folder / "model.safetensors") for folder in (scratch / "int8", scratch / "dequantized", model)
     )
@@ -172,7 +162,7 @@ def compare_stored(report, scratch, model):
             worst = max(worst, float(((w - weights.float()).abs() / steps.clamp_min(1e-30)).max()))
         differ += not torch.equal(w, dequantized[name])
     report.add(
-        f"files of --dtype int8: {count} tensors dequantized in PyTorch that differ from --export's",
+        f"files of --dtype int8: {count} tensors dequantized in PyTorch that differ from those of convert_llama3",
         differ,
         0,
         differ == 0 and count > 0,
@@ -191,16 +181,14 @@ def main():
     report = Report()
     with tempfile.TemporaryDirectory() as work:
         scratch = Path(work)
-        raw = (args.data / "val.tok").read_bytes()
-        ids = torch.tensor(numpy.frombuffer(raw[64:], dtype="<u2")[: WINDOWS * T].astype(numpy.int64)).reshape(
-            WINDOWS, T
-        )
-        head = raw[:24] + int(WINDOWS * T + 1).to_bytes(8, "little") + raw[32:64] + raw[64 : 64 + 2 * (WINDOWS * T + 1)]
-        (scratch / "windows.tok").write_bytes(head)
+        vocabulary = json.loads((args.model / "config.json").read_text())["vocab_size"]
+        first = read_token_file(args.data / "val.tok")[: WINDOWS * T + 1]
+        write_token_file(scratch / "windows.tok", args.data, first.tolist(), vocabulary)
+        ids = torch.tensor(first[:-1]).reshape(WINDOWS, T)
         losses = {
             base: json.loads(
                 run(
-                    TRAIN,
+                    EVAL,
                     "--model",
                     args.model,
                     "--eval",
@@ -228,19 +216,11 @@ def main():
         final = {}
         for base in ("fp32", "int8"):
             lines = train(
-                scratch / base,
-                args.model,
-                args.data,
-                args.steps,
-                *lora,
-                *val,
-                "--base",
-                base,
-                *(("--export", scratch / "adapters") if base == "int8" else ()),
+                scratch / f"lora-{base}", args.model, args.data, args.steps, *lora, *val, "--base", base
             )
             final[base] = lines[-1]["val_loss"]
         before = json.loads(
-            run(TRAIN, "--model", args.model, "--eval", args.data / "val.tok", "--seq", 128, "--batch", 2).splitlines()[
+            run(EVAL, "--model", args.model, "--eval", args.data / "val.tok", "--seq", 128, "--batch", 2).splitlines()[
                 -1
             ]
         )["loss"]
@@ -255,7 +235,7 @@ def main():
         report.add(
             "validation loss gained by them", f"{before - final['int8']:.3f}", ">= 0.1", before - final["int8"] >= 0.1
         )
-        compare_logits(report, scratch, args.model, ids)
+        compare_logits(report, scratch, args.model, scratch / "lora-int8" / "latest", ids)
         compare_stored(report, scratch, args.model)
 
         seconds = {"full fine-tuning": [], "LoRA, fp32": [], "LoRA, int8": []}

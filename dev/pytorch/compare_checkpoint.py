@@ -1,13 +1,12 @@
 """compare_checkpoint.py: the program's checkpoints in transformers, and transformers' models in the program.
 
-    make PRECISION=fp32 programs
     python dev/pytorch/compare_checkpoint.py [--out dev/results/checkpoints-transformers.md]
 
-Needs torch, transformers and safetensors. The program (fp32 build, 2 ranks) trains small models that transformers
-initialized. Each checkpoint directory is loaded by from_pretrained as it is, and so is its export in bf16: no key may
-be missing or unexpected, and the loss must equal that of --eval. The same steps in torch, on the samples that the run
-recorded, give AdamW's moments. Then the program reads models written by save_pretrained, in three dtypes, in one file
-and in several. Ends with an error if a bound is missed.
+Needs torch, transformers and safetensors, and builds the programs in fp32. train_llama3 trains small models that
+transformers initialized, on 2 ranks. Each checkpoint directory is loaded by from_pretrained as it is, and so is its
+export in bf16: no key may be missing or unexpected, and the loss must equal that of eval_llama3. The same steps in
+torch, on the samples that the run recorded, give AdamW's moments. Then eval_llama3 reads models written by
+save_pretrained, in three dtypes, in one file and in several. Ends with an error if a bound is missed.
 """
 
 import argparse
@@ -22,13 +21,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import compare_tokenizer
 import numpy
 import torch
-from compare_smollm2 import BUILD, TOP, Report, run, write_token_file
+from compare_smollm2 import BUILD, TOP, Report, read_token_file, run, write_token_file
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 T, WINDOWS, VOCABULARY = 96, 8, 600
+SPLIT = TOP / "build" / "split-fp32"  # a build whose programs write files of at most 1 MB
 STEPS, BATCH, RANKS, LR, EPS = (
     12,
     2,
@@ -38,7 +38,6 @@ STEPS, BATCH, RANKS, LR, EPS = (
 )  # with an epsilon of 1e-8, the last bits of tiny gradients would decide: torch's own fp32 and fp64 differ by 1e-3
 BOUND, MOMENT_BOUND = 1e-5, 1e-4  # of a loss; of a moment's norm
 NOTICED = 1e-3  # of a loss: how much it must change if a setting were lost
-HEADER = 64  # bytes of a token file before its tokens
 SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -76,15 +75,14 @@ def theirs(model, windows):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item()
 
 
-def ours(program, folder, text):
-    return json.loads(
-        run(program, "--model", folder, "--eval", text / "few.tok", "--seq", T, "--batch", WINDOWS).splitlines()[-1]
-    )["loss"]
+def ours(folder, text):
+    command = [BUILD / "eval_llama3", "--model", folder, "--eval", text / "few.tok", "--seq", T, "--batch", WINDOWS]
+    return json.loads(run(*command).splitlines()[-1])["loss"]
 
 
 def add_loss(report, what, a, b):
     report.add(
-        f"{what}: --eval {a:.7f}, transformers {b:.7f}; relative difference",
+        f"{what}: eval_llama3 {a:.7f}, transformers {b:.7f}; relative difference",
         f"{abs(a - b) / b:.1e}",
         f"<= {BOUND:.0e}",
         abs(a - b) <= BOUND * b,
@@ -92,7 +90,7 @@ def add_loss(report, what, a, b):
 
 
 def tokens(path):
-    return torch.from_numpy(numpy.fromfile(path, dtype="<u2", offset=HEADER).astype(numpy.int64))
+    return torch.from_numpy(read_token_file(path))
 
 
 def windows_of(ids, indices):
@@ -151,8 +149,8 @@ def compare_moments(report, name, start, run_folder, checkpoint, text):
         )
 
 
-def compare_export(report, name, program, checkpoint, folder, text, windows):
-    run(program, "--model", checkpoint, "--export", folder, "--dtype", "bf16")
+def compare_export(report, name, build, checkpoint, folder, text, windows):
+    run(build / "convert_llama3", "--model", checkpoint, "--export", folder, "--dtype", "bf16")
     files = sorted(f.name for f in folder.iterdir())
     weights = [f for f in files if f.startswith("model") and f.endswith(".safetensors")]
     wanted = sorted(
@@ -160,7 +158,7 @@ def compare_export(report, name, program, checkpoint, folder, text, windows):
         + (["model.safetensors.index.json"] if len(weights) > 1 else [])
     )
     report.add(
-        f"{name}: files of --export --dtype bf16",
+        f"{name}: files of convert_llama3 --dtype bf16",
         " ".join(files),
         "weights, config.json, generation_config.json, tokenizer.json, tokenizer_config.json",
         bool(weights) and files == wanted,
@@ -179,23 +177,23 @@ def compare_export(report, name, program, checkpoint, folder, text, windows):
         len(exact),
         equal == len(exact),
     )
-    add_loss(report, f"{name}, exported in bf16", ours(program, folder, text), theirs(model, windows))
+    add_loss(report, f"{name}, exported in bf16", ours(folder, text), theirs(model, windows))
 
 
-def checkpoints(report, scratch, text, windows, split):
+def checkpoints(report, scratch, text, windows):
     cases = [
-        ("untied", {}, BUILD / "train_llama3"),
-        ("tied", {"tie_word_embeddings": True}, BUILD / "train_llama3"),
-        ("scaled RoPE", {"rope_parameters": SCALING}, BUILD / "train_llama3"),
-        ("several files, tied", {"tie_word_embeddings": True}, split),
-        ("several files", {}, split),
+        ("untied", {}, BUILD),
+        ("tied", {"tie_word_embeddings": True}, BUILD),
+        ("scaled RoPE", {"rope_parameters": SCALING}, BUILD),
+        ("several files, tied", {"tie_word_embeddings": True}, SPLIT),
+        ("several files", {}, SPLIT),
     ]
-    for number, (name, settings, program) in enumerate(cases):
+    for number, (name, settings, build) in enumerate(cases):
         torch.manual_seed(number)
         start, out = scratch / f"start-{number}", scratch / f"run-{number}"
         drawn(**settings).save_pretrained(start)
         run(
-            program,
+            build / "train_llama3",
             "--ranks",
             RANKS,
             "--model",
@@ -221,7 +219,7 @@ def checkpoints(report, scratch, text, windows, split):
         )
         checkpoint = out / "latest"
         weights = sorted(checkpoint.glob("model*.safetensors"))
-        several = program == split
+        several = build == SPLIT
         report.add(
             f"{name}: files of weights, and an index",
             f"{len(weights)}, {'an' if (checkpoint / 'model.safetensors.index.json').is_file() else 'no'} index",
@@ -236,7 +234,7 @@ def checkpoints(report, scratch, text, windows, split):
             not complaints,
         )
         report.add(f"{name}: its dtype", model.dtype, torch.float32, model.dtype == torch.float32)
-        loss = ours(program, checkpoint, text)
+        loss = ours(checkpoint, text)
         add_loss(report, f"{name}, the checkpoint", loss, theirs(model, windows))
         if "rope_parameters" in settings:
             plain = LlamaForCausalLM.from_pretrained(
@@ -250,7 +248,7 @@ def checkpoints(report, scratch, text, windows, split):
                 change >= NOTICED,
             )
         compare_moments(report, name, start, out, checkpoint, text)
-        compare_export(report, name, program, checkpoint, scratch / f"export-{number}", text, windows)
+        compare_export(report, name, build, checkpoint, scratch / f"export-{number}", text, windows)
 
 
 def saved_by_transformers(report, scratch, text, windows):
@@ -275,7 +273,7 @@ def saved_by_transformers(report, scratch, text, windows):
                     report,
                     f"save_pretrained, {'tied' if tied else 'untied'}, {str(dtype).removeprefix('torch.')}, files: "
                     f"{files}",
-                    ours(BUILD / "train_llama3", folder, text),
+                    ours(folder, text),
                     theirs(model, windows),
                 )
 
@@ -287,17 +285,10 @@ def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     report = Report()
-    run("make", "-s", "-C", TOP, "PRECISION=fp32", "build/cpu-fp32/train_llama3")
-    run(
-        "make",
-        "-s",
-        "-C",
-        TOP,
-        "PRECISION=fp32",
-        "BUILD=build/split-fp32",
-        "CFLAGS=-O3 -DMAX_FILE_BYTES=1000000",
-        "build/split-fp32/train_llama3",
-    )
+    make = ["make", "-s", "-C", TOP, "PRECISION=fp32"]
+    run(*make, *(f"build/cpu-fp32/{name}" for name in ("train_llama3", "convert_llama3", "eval_llama3")))
+    split = [f"build/split-fp32/{name}" for name in ("train_llama3", "convert_llama3")]
+    run(*make, "BUILD=build/split-fp32", "CFLAGS=-O3 -DMAX_FILE_BYTES=1000000", *split)
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
         text = scratch / "text"
@@ -310,7 +301,7 @@ def main():
         few = tokens(text / "val.tok")[: WINDOWS * T + 1]
         write_token_file(text / "few.tok", text, few.tolist(), VOCABULARY)
         windows = windows_of(few, range(WINDOWS))
-        checkpoints(report, scratch, text, windows, TOP / "build" / "split-fp32" / "train_llama3")
+        checkpoints(report, scratch, text, windows)
         saved_by_transformers(report, scratch, text, windows)
     if args.out:
         commit = run("git", "-C", TOP, "rev-parse", "--short", "HEAD").decode().strip()

@@ -1,9 +1,9 @@
 """compare_gguf.py: GGUF files of the program in the gguf package, in transformers and in llama.cpp.
 
-    make PRECISION=fp32 programs && make PRECISION=fp32 build/cpu-fp32/logits
+    make PRECISION=fp32 all build/cpu-fp32/logits
     python dev/pytorch/compare_gguf.py MODEL TEXT [--out dev/results/gguf.md]
 
-MODEL is a Hugging Face directory with weights and a tokenizer, TEXT a text file. The program (fp32 build, 2 ranks)
+MODEL is a Hugging Face directory with weights and a tokenizer, TEXT a text file. convert_llama3 (fp32 build, 2 ranks)
 exports MODEL in each dtype. The gguf package reads every field and quantizes the same tensors itself; transformers
 loads the files, and must give the program's logits, loss and greedy texts; llama.cpp, if the package xllamacpp is
 installed, must continue the same prompts with the same text. Ends with an error if a bound is missed.
@@ -29,7 +29,7 @@ LOGIT_BOUND, LOSS_BOUND = 1e-4, 0.005
 
 
 def export(model, path, dtype):
-    run(BUILD / "train_llama3", "--model", model, "--export", path, "--dtype", dtype, "--ranks", 2, "--threads", 1)
+    run(BUILD / "convert_llama3", "--model", model, "--export", path, "--dtype", dtype, "--ranks", 2, "--threads", 1)
 
 
 def interleave(matrix, heads):
@@ -119,7 +119,7 @@ def loss_of(model, ids):
 def our_texts(model, prompts):
     texts = []
     for prompt in prompts:
-        command = [BUILD / "train_llama3", "--model", model, "--generate", prompt, "--max-tokens", NEW]
+        command = [BUILD / "generate_llama3", "--model", model, "--prompt", prompt, "--max-tokens", NEW]
         texts.append(run(*command, "--temperature", 0).decode(errors="replace")[len(prompt) : -1])
     return texts
 
@@ -179,7 +179,7 @@ def main():
         files = {dtype: scratch / f"model-{dtype}.gguf" for dtype in DTYPES}
         for dtype, path in files.items():
             export(options.model, path, dtype)
-        run(BUILD / "train_llama3", "--model", options.model, "--export", scratch / "directory", "--threads", 1)
+        run(BUILD / "convert_llama3", "--model", options.model, "--export", scratch / "directory", "--threads", 1)
         config = json.loads((scratch / "directory" / "config.json").read_text())
         tokenizer = AutoTokenizer.from_pretrained(scratch / "directory")
         weights = load_file(scratch / "directory" / "model.safetensors")

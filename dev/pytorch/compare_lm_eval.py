@@ -1,9 +1,9 @@
 """compare_lm_eval.py: lm-evaluation-harness gets the same answers from this program as from transformers.
 
-    make PRECISION=fp32 programs
+    make PRECISION=fp32
     python dev/pytorch/compare_lm_eval.py MODEL TEXT [--tasks 80] [--texts 8] [--out dev/results/lm-eval.md]
 
-MODEL is a Hugging Face directory with a tokenizer that transformers reads (--export writes one); TEXT has a sentence or
+MODEL is a Hugging Face directory with a tokenizer that transformers reads, such as a checkpoint; TEXT has a sentence or
 verse on each line. Two local task files are made of it: multiple-choice tasks, in which the end of a line stands among
 the ends of three others, and texts to be continued. The harness evaluates them through lm_eval_adapter.py and through
 its own model `hf` in fp32. Accuracy, the greedy flags and the generated texts must be equal.

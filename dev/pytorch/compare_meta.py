@@ -1,6 +1,6 @@
 """compare_meta.py: compares dev/data/from_meta.py with Meta's own model code.
 
-    python compare_meta.py [--program ../../build/cpu-fp32/train_llama3]        needs torch, transformers, llama-models
+    python compare_meta.py [--program ../../build/cpu-fp32/eval_llama3]         needs torch, transformers, llama-models
 
 Small random models of llama-models' Transformer, saved as releases are (one to four parts, fp32 and bf16, with and
 without scaled RoPE, tied or not), are converted. Then the logits of transformers' LlamaForCausalLM and the loss of
@@ -299,7 +299,7 @@ def refusals(scratch):
 
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--program", type=Path, default=TOP / "build" / "cpu-fp32" / "train_llama3")
+    args.add_argument("--program", type=Path, default=TOP / "build" / "cpu-fp32" / "eval_llama3")
     args = args.parse_args()
     if not args.program.is_file():
         sys.exit(f"error: {args.program} is no file; run: make PRECISION=fp32")

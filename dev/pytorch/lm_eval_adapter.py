@@ -3,12 +3,12 @@
     make
     python dev/pytorch/lm_eval_adapter.py run --model llama3_c --model_args model=out/a/model,ranks=2 --tasks hellaswag
 
-Needs lm-eval and transformers. After `run` come the harness's own options. In --model_args, `model` is a directory that
---model of train_llama3 takes, with a tokenizer that transformers reads; `ranks` is the number of ranks (1), `program`
-the program (./train_llama3), `options` more of its options, separated by spaces. `max_length` limits a context and its
-continuation (the model's positions), `add_bos_token` overrides the tokenizer's setting. Log-probabilities come from
---score, and generated texts from --prompts, both of token ids: the harness gets the answers that its own model type
-`hf` gives.
+Needs lm-eval and transformers. After `run` come the harness's own options. Log-probabilities come from eval_llama3
+--score, and generated texts from generate_llama3 --prompts, both of token ids: the harness gets the answers that its
+own model type `hf` gives. In --model_args, `model` is a directory that --model takes, with a tokenizer that
+transformers reads; `ranks` is the number of ranks (1), `options` more options for both programs, separated by spaces,
+`program` a program in the same directory as both (./train_llama3). `max_length` limits a context and its continuation
+(the model's positions), `add_bos_token` overrides the tokenizer's setting.
 """
 
 import json
@@ -55,13 +55,18 @@ class Llama3InC(TemplateLM):
         if unused:
             sys.exit(f"--model_args {', '.join(unused)}: expected model, ranks, program, options, max_length and "
                      "add_bos_token")
-        self.command = [program or TOP / "train_llama3", "--model", model, "--ranks", str(ranks), *options.split()]
+        self.program = Path(program or TOP / "train_llama3")
+        self.options = ["--model", model, "--ranks", str(ranks), *options.split()]
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         config = json.loads((Path(model) / "config.json").read_text())
         self.max_length = int(max_length or config["max_position_embeddings"])
         self.add_bos_token = add_bos_token
         self.generation = self.generation_defaults(model)
         self.generated = 0  # texts so far: each is drawn with another seed
+
+    def command(self, name):
+        """The program `name` of the same build, with the options of both programs."""
+        return [self.program.with_name(name + ("_cuda" if self.program.name.endswith("_cuda") else "")), *self.options]
 
     @staticmethod
     def generation_defaults(model):
@@ -113,7 +118,8 @@ class Llama3InC(TemplateLM):
             for _, context, continuation in requests:
                 file.write(json.dumps({"context_ids": context, "continuation_ids": continuation}) + "\n")
             file.flush()
-            lines = run([*self.command, "--score", file.name, *self.sequence(requests)]).splitlines()
+            command = [*self.command("eval_llama3"), "--score", file.name, *self.sequence(requests)]
+            lines = run(command).splitlines()
         answers = [json.loads(line) for line in lines]
         answers = [(answer["logprob"], answer["greedy"]) for answer in answers]
         for (texts, _, _), answer in zip(requests, answers, strict=True):
@@ -167,7 +173,7 @@ class Llama3InC(TemplateLM):
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             file.writelines(json.dumps(line) + "\n" for line, _ in lines)
             file.flush()
-            done = run([*self.command, "--prompts", file.name]).splitlines()
+            done = run([*self.command("generate_llama3"), "--prompts", file.name]).splitlines()
         for request, answer, (_, until) in zip(requests, done, lines, strict=True):
             text = self.tokenizer.decode(json.loads(answer)["ids"], skip_special_tokens=True)
             text = postprocess_generated_text(text, until, None)

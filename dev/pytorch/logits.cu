@@ -1,8 +1,9 @@
 /* logits.cu: writes the program's logits at every position, for compare_smollm2.py and compare_adapters.py.
  *   logits MODEL IDS T [ADAPTERS] > LOGITS    IDS: int32, windows of T ids; LOGITS: float, (windows, T, V)
  */
-#define TESTING
-#include "train_llama3.cu"
+#define TESTING_PROGRAM
+#include "programs/generate_llama3.cu"
+#include "dev/kernels/one_rank.h" // defines: OneRank, one_rank_open
 
 /* Writes the logits of all T tokens that next_token_logits computed, from the final norm that it left behind; it
  * returns those of the last token only. */
@@ -18,27 +19,26 @@ static void all_logits(Model *m, int T, FILE *out) {
     fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
 }
 
+static void dry_run_window(Trainer *trainer) { generator_dry_run(trainer, trainer->job->opt.seq, 0); }
+
 int main(int argc, char **argv) {
     if (argc < 4 || argc > 5 || atoi(argv[3]) < 1)
         user_error("logits was given %d arguments, expected: MODEL IDS T, and perhaps ADAPTERS", argc - 1);
-    char *arguments[] = {argv[0],     (char *)"--model",    argv[1], (char *)"--generate",
-                         (char *)"x", (char *)"--adapters", argv[4]};
+    char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--adapters", argv[4]};
     size_t length;
     int T = atoi(argv[3]);
     char *ids = read_file(argv[2], &length);
     if (!ids || length % (sizeof(int32_t) * (size_t)T))
         user_error("%s is no file of int32 ids in windows of %d", argv[2], T);
-    Job *j = (Job *)checked_malloc(sizeof *j);
-    j->opt = options_parse(argc == 5 ? 7 : 5, arguments);
-    j->transport = j->host_transport = &transport_threads;
-    job_prepare(j, 1, 1, 1);
-    j->opt.seq = T; // as if the prompt were a window
-    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer),
-            *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-    j->prompts.longest = T;
-    j->cached_positions = T + j->opt.max_tokens;
-    dry_run_open(dry_run, j, 0, NULL);
-    trainer_open(trainer, dry_run, j, 0, NULL);
+    static Job job;
+    job.opt = options_parse(argc == 5 ? 5 : 3, arguments);
+    job.purpose = generate_purpose();
+    job.purpose.prepare = NULL; // there is no prompt
+    job.purpose.dry_run = dry_run_window;
+    job.purpose.cached_positions = T;
+    job.opt.batch = 1;
+    job.opt.seq = T; // as if the prompt were a window
+    Trainer *trainer = &one_rank_open(&job)->trainer;
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
         next_token_logits(trainer, (int32_t *)(ids + at), T, 0);
         all_logits(&trainer->model, T, stdout);

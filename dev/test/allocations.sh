@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# allocations.sh [PROGRAM [COUNT]] : COUNT (200) allocations, spread over the start and end of a short run with weights,
-# data and an evaluation, fail one at a time. Each run has to end with one line `error: …` or `failure: …` and exit code
-# 1 or 2, or to do its work all the same. It must never crash, hang or blame the input files.
+# allocations.sh [PROGRAM [COUNT]] : COUNT (200) allocations, spread over the start and end of short runs that train,
+# evaluate and convert a model, fail one at a time. Each run has to end with one line `error: …` or `failure: …` and
+# exit code 1 or 2, or to do its work all the same. It must never crash, hang or blame the input files.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -22,12 +22,12 @@ cc -O1 -shared -fPIC "$shim_source" -o shim.so -ldl || exit
     for ((i = 0; i < 400; i++)); do printf '%b' "\\x$(printf %02x $((i * 37 % 256)))\\0"; done
 } >bytes.tok
 
-# failing N OPTION… : the N-th allocation of a run fails
+# failing N NAME COMMAND… : the N-th allocation of a run fails
 failing() {
     local n=$1 name=$2 code lines
     shift 2
     rm -rf out
-    timeout -k 1 20 env LD_PRELOAD=./shim.so FAIL_MALLOC_AT="$n" "$program" "$@" >log 2>&1 </dev/null
+    timeout -k 1 20 env LD_PRELOAD=./shim.so FAIL_MALLOC_AT="$n" "$@" >log 2>&1 </dev/null
     code=$?
     lines=$(grep -acE '^(error|failure): ' log)
     if [ "$code" = 0 ] && [ "$lines" = 0 ]; then
@@ -45,12 +45,12 @@ failing() {
     good=$((good + 1))
 }
 
-# spread NAME FAILURES OPTION… : allocations 1, 2, 3, … fail, then ever fewer of the later ones
+# spread NAME FAILURES COMMAND… : allocations 1, 2, 3, … fail, then ever fewer of the later ones
 spread() {
     local name=$1 failures=$2 total n
     shift 2
     rm -rf out
-    timeout 20 env LD_PRELOAD=./shim.so IO_COUNTS=counts "$program" "$@" >log 2>&1 </dev/null ||
+    timeout 20 env LD_PRELOAD=./shim.so IO_COUNTS=counts "$@" >log 2>&1 </dev/null ||
         fail "$name" "does not work without a failure: $(tail -n 1 log)"
     total=$(<counts)
     good=0 survived=0
@@ -62,10 +62,12 @@ spread() {
         "$((failures - survived)) runs ended with a sentence, $survived did their work"
 }
 
-train=(--model "$fixture" --data bytes.tok --seq 8 --batch 1 --steps 2 --threads 1)
-spread "--eval" $((count / 4)) --model "$fixture" --eval bytes.tok --seq 8 --batch 1 --threads 1
-spread "training" $((count / 4)) "${train[@]}" --val bytes.tok
-spread "training with --out" $((count / 2)) "${train[@]}" --out out
+evaluator=$(program_for --eval) converter=$(program_for --export)
+train=("$program" --model "$fixture" --data bytes.tok --seq 8 --batch 1 --steps 2 --threads 1)
+spread "--eval" $((count / 4)) "$evaluator" --model "$fixture" --eval bytes.tok --seq 8 --batch 1 --threads 1
+spread "--export" $((count / 5)) "$converter" --model "$fixture" --export out --threads 1
+spread "training" $((count / 5)) "${train[@]}" --val bytes.tok
+spread "training with --out" $((count - 2 * (count / 5) - count / 4)) "${train[@]}" --out out
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

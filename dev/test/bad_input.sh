@@ -6,7 +6,8 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
-planner=${program%/*}/plan_llama3 tokens=${program%/*}/tokens_llama3
+generator=$(program_for --prompt) evaluator=$(program_for --eval) converter=$(program_for --export)
+planner=$(program_for --plan) tokens=${program%/*}/tokens_llama3 hosts=${program%/*}/check_hosts
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -65,17 +66,29 @@ refused() {
     fi
 }
 
-# bad NAME PATTERN OPTIONS… : on one rank.   everywhere: also on three ranks as threads, and on two as processes
-bad() { local name=$1 pattern=$2; shift 2; refused "$name" "$pattern" "$program" "$@"; }
+by=
+# bad NAME PATTERN OPTIONS… : the program that takes these options refuses them on one rank. Where the options do not
+# tell which program is meant, by=PROGRAM before the call does.
+bad() { local name=$1 pattern=$2; shift 2; refused "$name" "$pattern" "${by:-$(program_for "$@")}" "$@"; }
+
+# everywhere NAME PATTERN OPTIONS… : also on three ranks as threads, and on two as processes
 everywhere() {
-    local name=$1 pattern=$2
+    local name=$1 pattern=$2 by
     shift 2
-    refused "$name" "$pattern" "$program" "$@"
-    refused "$name, 3 threads" "$pattern" "$program" "$@" --ranks 3
-    [ -z "$have_mpi" ] || refused "$name, 2 processes" "$pattern" "${mpi[@]}" -np 2 "$program" "$@"
+    by=$(program_for "$@")
+    refused "$name" "$pattern" "$by" "$@"
+    refused "$name, 3 threads" "$pattern" "$by" "$@" --ranks 3
+    [ -z "$have_mpi" ] || refused "$name, 2 processes" "$pattern" "${mpi[@]}" -np 2 "$by" "$@"
 }
 
-of_tokens() { program=$tokens bad "$@"; } # the same for tokens_llama3
+of_tokens() { by=$tokens bad "$@"; } # tokens_llama3 refuses the options
+
+# converted NAME DIR TARGET [OPTION…] : the last checkpoint of the run in DIR becomes the model TARGET
+converted() {
+    local name=$1 dir=$2 target=$3
+    shift 3
+    works "$name" "$converter" --model "$dir/latest" --export "$target" "$@"
+}
 
 # works NAME COMMAND… : the neighbour of a bad input that is good
 works() {
@@ -141,46 +154,54 @@ prepare() {
     }
     config model
     train=(--model model --data good/train.tok --seq 16 --batch 1 --steps 1 --threads 1)
-    works "the good input trains" "$program" "${train[@]}" --export trained
+    works "the good input trains" "$program" "${train[@]}" --out first
+    converted "the trained model is exported" first trained
     { printf LLM3TOK1; le 4 1; le 4 2; le 4 256; le 4 0; le 8 100; head -c 32 /dev/zero; for ((i = 0; i < 100; i++)); \
         do le 2 $((i * 37 % 256)); done; } >bytes.tok
     evaluate=(--eval bytes.tok --seq 8 --batch 1 --threads 1)
-    works "the good weights are evaluated" "$program" --model "$fixture" "${evaluate[@]}"
+    works "the good weights are evaluated" "$evaluator" --model "$fixture" "${evaluate[@]}"
     mpi=(mpirun --oversubscribe --bind-to none) have_mpi=1
-    if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" --plan >.log 2>&1; then
+    if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" "${train[@]}" >.log 2>&1; then
         have_mpi=
         echo "no mpirun, or a build without MPI: the cases with processes are left out"
     fi
 }
 
 # ---------------------------------------------------------------- the command line
-contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard
-    dp-replicate pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr
-    min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
-    optimizer muon-momentum
-    out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
-    trace plan world eval export dtype merge generate max-tokens temperature top-p ranks
-    help version prompts chat recipe lr-schedule lr-decay z-loss outlier-window outlier-z"
+options_of_model="model vocab-size tokenizer tp cp pp dp-shard dp-replicate pp-schedule pp-chunks pp-light-ends
+    sharding wrap slots lora-rank lora-alpha lora-targets base adapters threads timeout transport ranks
+    deterministic help version"
+contract="$options_of_model data val tail workers doc-mask seq batch accum accumulate reduce-dtype offload recompute
+    logit-rows steps lr min-lr warmup weight-decay beta1 beta2 eps clip optimizer out save-every
+    save-mode keep after-save resume allow-changes val-every val-batches seed trace recipe lr-schedule
+    z-loss outlier-window"
 
-# lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
+# lists_options PROGRAM OPTION… : --help of PROGRAM names each option; it is left in help.PROGRAM
 lists_options() {
-    local listing=$1 name=${1##*/} code missing='' option
+    local listing=$1 name=${1##*/} code missing='' option help
     shift
-    "$listing" --help >help 2>.log
+    help=help.$name
+    "$listing" --help >"$help" 2>.log
     code=$?
-    for option in "$@"; do grep -qE -- "^  --$option " help || missing+=" --$option"; done
+    for option in "$@"; do grep -qE -- " --$option( |$)" "$help" || missing+=" --$option"; done
     if [ "$code" != 0 ] || [ -s .log ]; then fail "$name --help" "exit code $code, on stderr: $(head -n 1 .log)"
     elif [ -n "$missing" ]; then fail "$name --help lists every option" "missing:$missing"
     else pass "$name --help lists every option" "$# of $#"; fi
 }
 
+# shellcheck disable=SC2086
 help_text() {
-    # shellcheck disable=SC2086
+    local each
     lists_options "$program" $contract
-    lists_options "$planner" cluster search world trace out model data tp cp pp sharding recompute mtbf hosts spares \
-        repair detect relaunch step-seconds save-seconds pause-seconds
-    version_of "$program"
-    version_of "$planner"
+    lists_options "$generator" $options_of_model prompt prompts chat max-tokens temperature top-p seq seed
+    lists_options "$evaluator" $options_of_model eval score choices seq batch doc-mask
+    lists_options "$converter" $options_of_model export dtype merge
+    lists_options "$planner" $contract cluster search simulate world mtbf hosts spares repair detect relaunch \
+        step-seconds save-seconds pause-seconds plan
+    lists_options "$hosts" $contract cluster
+    lists_options "$tokens" tokenizer out-train out-val val-fraction field conversations pack threads slice \
+        save-seconds train-tokenizer vocab-size upgrade encode decode audit out help version
+    for each in "$program" "$generator" "$evaluator" "$converter" "$planner" "$hosts"; do version_of "$each"; done
 }
 
 # version_of PROGRAM : --version says what a bug report needs, in lines "what: …"
@@ -202,32 +223,45 @@ version_of() {
     fi
 }
 
-# bad_values NAME VALUE… : the option refuses each of the values
+# bad_values NAME VALUE… : the option refuses each of the values, added to the command in `working`
 bad_values() {
     local name=$1 value wrong took
     shift
     for value; do
-        judge "--$name .*(expected|needs a value)" "$program" "${train[@]}" "--$name" "$value"
-        [ -z "$wrong" ] || { fail "--$name '$value'" "$wrong"; return; }
+        judge "--$name .*(expected|needs a value)" "${working[@]}" "--$name" "$value"
+        [ -z "$wrong" ] || { fail "--$name '$value', ${working[0]##*/}" "$wrong"; return; }
     done
-    pass "values of --$name" "$# bad ones refused; the last: $(grep -am1 '^error: ' .log | cut -c8-)"
+    pass "values of --$name, ${working[0]##*/}" "$# bad ones refused; the last: $(grep -am1 '^error: ' .log | cut -c8-)"
 }
 
-# every option with a number: letters, nothing, two numbers, a number and more, beyond its range; a fraction where it is
-# whole
-option_values() {
-    local name kind
+# values_listed : the options in lines of --help on standard input. With a number: letters, nothing, two numbers, a
+# number and more, beyond its range; a fraction where it is whole. With choices: nothing, all of them, another one.
+values_listed() {
+    local name kind number='N|T|B|K|R|V|X|SEQ|BYTES|SECONDS|HOURS|N\|auto' choices='[a-z0-9_]+\|[a-z0-9_:N|]+'
     while read -r name kind; do
         case $kind in
-        X | SECONDS) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 ;;
-        *) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 2.5 99999999999 ;;
+        X | SECONDS | HOURS) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 ;;
+        [A-Z] | SEQ | BYTES | 'N|auto') bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 2.5 99999999999 ;;
+        *) bad_values "$name" "" "$kind" nonsense ;;
         esac
-    done < <(sed -nE 's/^  --([a-z0-9-]+) (N|T|B|K|X|SECONDS|N\|auto)( .*)?$/\1 \2/p' help)
-    for name in tail transport dtype accumulate sharding wrap reduce-dtype recompute offload; do
-        bad_values "$name" "" "$(sed -nE "s/^  --$name ([a-z0-9_:N|]+)( .*)?$/\1/p" help)" nonsense
-    done
+    done < <(sed -nE "s/^  --([a-z0-9-]+) ($number|$choices)( .*)?$/\1 \2/p")
+}
+
+option_values() {
+    local working=("$program" "${train[@]}") known=help.${program##*/}
+    values_listed <"$known"
     bad_values wrap size size: size:0 size:-5 size:3x size:N size:99999999999999999999 block:3 :3
     bad_values recompute every every: every:0 every:-1 every:2.5 every:N full:2 none:
+    bad_values pp-schedule gpipe 1f1b:2
+    # the options that other programs do not share with the trainer
+    working=("$generator" --prompt hello)
+    values_listed < <(grep -vxFf "$known" "help.${generator##*/}")
+    working=("$converter" --export none)
+    values_listed < <(grep -vxFf "$known" "help.${converter##*/}")
+    working=("$planner" --world 2)
+    values_listed < <(grep -vxFf "$known" "help.${planner##*/}")
+    working=("$tokens" --tokenizer good/tokenizer.model --out-train none.tok --out-val none.tok sample/00.txt)
+    values_listed <"help.${tokens##*/}"
 }
 
 command_line() {
@@ -237,7 +271,7 @@ command_line() {
     bad "one dash" "unknown option -seq" "${train[@]}" -seq 16
     bad "two options as one" 'unknown option --tp\|cp' "${train[@]}" '--tp|cp' 1
     bad "an option of 5,000 letters" "unknown option" "${train[@]}" "--$(printf 'x%.0s' {1..5000})"
-    bad "a flag with a value" "--plan takes no value" --plan=yes
+    bad "a flag with a value" "--deterministic takes no value" "${train[@]}" --deterministic=yes
     everywhere "a value that is no number" "--steps many: expected a whole number" "${train[@]}" --steps many
     bad "more loader workers than there may be" "--workers 65: expected a whole number from 0 to 64" "${train[@]}" \
         --workers 65
@@ -246,10 +280,20 @@ command_line() {
     bad "no data at all" "--data is missing" --model tiny
     of_tokens "a name with control characters of C1" $'cannot read   31m 32m\xc3\xbc\xe2\x80\xa6:' --tokenizer \
         good/tokenizer.model --encode $'\xc2\x9b31m\x9b32m\xc3\xbc\xe2\x80\xa6'
-    for option in model data val tokenizer out export eval; do bad "--$option ''" \
+    for option in model data val tokenizer out; do bad "--$option ''" \
         "--$option.*needs a value" "${train[@]}" "--$option" ""; done
+    for option in prompts export eval score choices; do bad "--$option ''" \
+        "--$option.*needs a value" --model trained "--$option" ""; done
     for option in encode decode; do of_tokens "--$option ''" "--$option needs a value" "--$option" ""; done
     bad "a model that is none" "--model llama9.*(preset|directory)" "${train[@]}" --model llama9
+    bad "generate_llama3 with an option of training" \
+        "unknown option --steps: generate_llama3 --help lists all options" --model trained --prompt hello --steps 3
+    bad "eval_llama3 with an option of training" "unknown option --out: eval_llama3 --help lists all options" \
+        --model trained --eval good/val.tok --out o
+    bad "convert_llama3 with an option of training" "unknown option --seq: convert_llama3 --help lists all options" \
+        --model trained --export elsewhere --seq 16
+    by=$planner bad "plan_llama3 with an unknown option" "unknown option --modle: plan_llama3 --help" --modle tiny
+    by=$hosts bad "check_hosts with an unknown option" "unknown option --modle: check_hosts --help" --modle tiny
     help_text
     option_values
 }
@@ -294,7 +338,12 @@ token_files() {
     { cat good/tokenizer.model; printf 'IHF1aXRlIG90aGVy %d\n' "$(wc -l <good/tokenizer.model)"; } >other.model
     everywhere "a tokenizer that does not match" "tokenized with a different tokenizer than other.model" \
         "${train[@]}" --tokenizer other.model
+    everywhere "a tokenizer that does not match, evaluated" \
+        "tokenized with a different tokenizer than other.model" --model trained --eval good/val.tok --seq 16 \
+        --tokenizer other.model
     bad "a tokenizer that is not there" "none.model" "${train[@]}" --tokenizer none.model
+    bad "a tokenizer that is not there, evaluated" "none.model" --model trained --eval good/val.tok --seq 16 \
+        --tokenizer none.model
     everywhere "a sequence longer than the data" "no file with the 129 tokens.*100 tokens in all" --model model --data \
         bytes.tok --seq 128 --batch 1 --threads 1
     everywhere "a sequence longer than the model's positions" "--seq 257 exceeds the 256 positions" "${train[@]}" \
@@ -379,8 +428,8 @@ tokenizers() {
     printf '\n\n\n' >bad.model; bad_tokenizer "blank lines" "line 1"
     of_tokens "tokenizer: a directory" "good is a directory, expected a regular file" --encode sample/00.txt \
         --tokenizer good
-    of_tokens "--encode without a tokenizer" "--encode needs --tokenizer" --encode sample/00.txt
-    of_tokens "--decode without a tokenizer" "--decode needs --tokenizer" --decode sample/00.txt
+    of_tokens "--encode without a tokenizer" "--tokenizer is missing, which --encode needs" --encode sample/00.txt
+    of_tokens "--decode without a tokenizer" "--tokenizer is missing, which --decode needs" --decode sample/00.txt
     of_tokens "--encode of nothing" "nothing.txt" --encode nothing.txt --tokenizer good/tokenizer.model
     of_tokens "--encode of a directory" "good.*directory" --encode good --tokenizer good/tokenizer.model
     of_tokens "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
@@ -512,15 +561,16 @@ requests() {
     bad "--score: a continuation longer than --seq" \
         "line 1: the continuation has 3 tokens, and --seq is 2: use a larger --seq" --model trained --score good.jsonl \
         --seq 2
-    works "--score of ids without a tokenizer" "$program" --model "$fixture" --score good.jsonl
+    works "--score of ids without a tokenizer" "$evaluator" --model "$fixture" --score good.jsonl
     printf '{"context":"a","continuation":"b"}' >good.jsonl
     bad "--score of texts without a tokenizer" "texts need a tokenizer, .* give \"context_ids\"" --model "$fixture" \
         --score good.jsonl
-    works "--score of a text" "$program" --model trained --score good.jsonl
-    everywhere "--score without weights" "tiny has no weights: --score needs" --model tiny --score good.jsonl
-    bad "--score and --eval" "--score cannot be combined with another of" --model trained --score good.jsonl --eval \
-        good/val.tok
-    bad "--score with --out" "--out o has no effect with --score" --model trained --score good.jsonl --out o
+    works "--score of a text" "$evaluator" --model trained --score good.jsonl
+    everywhere "--score without weights" "tiny has no weights: eval_llama3 needs" --model tiny --score good.jsonl
+    bad "--score and --eval" "expected one of --eval, --score and --choices, found 2 of them" --model trained --score \
+        good.jsonl --eval good/val.tok
+    by=$evaluator bad "nothing to evaluate" "expected one of --eval, --score and --choices, found 0 of them" --model \
+        trained
     bad "--score with --doc-mask" "--doc-mask has no effect with --score" --model trained --score good.jsonl --doc-mask
     task "one ending" "a list of at least two texts" '{"context":"the","endings":["man"],"label":0}'
     task "an empty ending" "must hold texts that are not empty" '{"context":"the","endings":["man",""],"label":0}'
@@ -531,39 +581,44 @@ requests() {
     task "a label beyond the endings" "\"label\" must be" '{"context":"a","endings":["b","c"],"label":2}'
     task "a label in words" "\"label\" must be" '{"context":"a","endings":["b","c"],"label":"one"}'
     printf '{"context":"the","endings":["man","ship"],"label":1}' >good.jsonl
-    works "--choices" "$program" --model trained --choices good.jsonl
-    works "--choices during training" "$program" "${train[@]}" --steps 2 --choices good.jsonl --choices-every 1
-    bad "--choices-every alone" "--choices-every has no effect without --choices" "${train[@]}" --choices-every 1
-    bad "--choices-every without training" "--choices-every 1 has no effect without training" --model trained \
-        --choices good.jsonl --choices-every 1
+    works "--choices" "$evaluator" --model trained --choices good.jsonl
+    works "--choices after each save" "$program" "${train[@]}" --steps 2 --save-every 1 --out chosen --after-save \
+        "'$evaluator' --model \"\$1\" --choices good.jsonl"
+    if [ "$(grep -c '"accuracy"' chosen/after-save.log)" = 2 ]; then
+        pass "--choices after each save, its accuracies" "$(tail -n 1 chosen/after-save.log)"
+    else fail "--choices after each save, its accuracies" "expected 2: $(tail -n 2 chosen/after-save.log)"; fi
 }
 
 # ---------------------------------------------------------------- doing instead of training
 tasks() {
-    everywhere "--generate without weights" "has no weights" --model model --generate hello
-    bad "--generate from a preset" "tiny has no weights" --model tiny --generate hello
-    bad "--generate without a tokenizer" "--generate needs a tokenizer" --model "$fixture" --generate hello
-    bad "--generate with a tokenizer that is too large" "has 600 tokens, but the model.s vocabulary has 256" --model \
-        "$fixture" --generate hello --tokenizer good/tokenizer.model
-    bad "--generate beyond the model's positions" "--max-tokens 300 exceed the model.s 256 positions" --model trained \
-        --generate hello --max-tokens 300
+    everywhere "--prompt without weights" "has no weights: generate_llama3 needs" --model model --prompt hello
+    bad "--prompt from a preset" "tiny has no weights" --model tiny --prompt hello
+    bad "--prompt without a tokenizer" "--prompt needs a tokenizer" --model "$fixture" --prompt hello
+    bad "--prompt with a tokenizer that is too large" "has 600 tokens, but the model.s vocabulary has 256" --model \
+        "$fixture" --prompt hello --tokenizer good/tokenizer.model
+    bad "--prompt beyond the model's positions" "--max-tokens 300 exceed the model.s 256 positions" --model trained \
+        --prompt hello --max-tokens 300
+    bad "--prompt and --chat" "expected --prompt or --prompts, or --chat, found both" --model trained --prompt hello \
+        --chat
+    by=$generator bad "nothing to generate" "expected --prompt or --prompts, or --chat, found none" --model trained
     mkdir -p lone # with a file of version 1, which does not say where documents end
     python3 -c 'import struct, sys
 b = open("good/train.tok", "rb").read()
 open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[192:])'
+    everywhere "--doc-mask of a file that does not say where its documents end" \
+        "lone/train.tok is a token file of version 1, which does not say where its documents end: .*tokens_llama3 " \
+        "${train[@]}" --data lone/train.tok --doc-mask
+    works "that file is brought to version 2" "$tokens" --upgrade lone/train.tok --tokenizer good/tokenizer.model
+    works "… and says where its documents end" "$program" "${train[@]}" --data lone/train.tok --doc-mask
     everywhere "--doc-mask without a tokenizer" \
-        "--doc-mask needs a tokenizer, .* next to lone/train.tok: give one with --tokenizer" "${train[@]}" --data \
-        lone/train.tok --doc-mask
-    bad "--doc-mask of a prompt" "--doc-mask has no effect with --generate, .* single document: remove --doc-mask" \
-        --model trained --generate hello --doc-mask
-    bad "--doc-mask of an export" "--doc-mask has no effect with --export alone" --model trained --export elsewhere \
-        --doc-mask
-    works "an evaluation with --doc-mask" "$program" --model trained --eval good/val.tok --seq 16 --doc-mask
-    works "a plan with --doc-mask" "$program" --plan --doc-mask
-    everywhere "--eval without weights" "has no weights" --model model --eval good/val.tok
-    bad "--export without weights" "has no weights" --model model --export elsewhere
+        "--doc-mask needs a tokenizer, .* next to bytes.tok: give one with --tokenizer" --model "$fixture" \
+        "${evaluate[@]}" --doc-mask
+    works "an evaluation with --doc-mask" "$evaluator" --model trained --eval good/val.tok --seq 16 --doc-mask
+    works "a plan with --doc-mask" "$planner" --doc-mask
+    everywhere "--eval without weights" "has no weights: eval_llama3 needs" --model model --eval good/val.tok
+    bad "--export without weights" "has no weights: convert_llama3 needs" --model model --export elsewhere
+    by=$converter bad "nothing to write" "--export DIR or FILE.gguf is missing" --model trained --dtype bf16
     bad "--eval of nothing" "nowhere.tok" --model trained --eval nowhere.tok
-    bad "--world without --plan" "--world 8 has no effect without --plan" "${train[@]}" --world 8
     everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " \
         "${train[@]}" --dp-shard 3 --ranks 2
@@ -573,24 +628,19 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
     bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: only one of them" "${train[@]}" --dp-shard \
         auto --dp-replicate auto --ranks 2
     bad "--val-every without --val" "--val-every has no effect without --val" "${train[@]}" --val-every 5
-    bad "--dtype without --export" "--dtype has no effect without --export" "${train[@]}" --dtype bf16
-    of_tokens "--encode and --decode at once" "expected one of --encode, --decode and --audit, found 2" \
+    of_tokens "--encode and --decode at once" "--encode and --decode are two tasks: give one of them" \
         --encode good/val.tok --decode good/val.tok --tokenizer good/tokenizer.model
     bad "--min-lr below 0" "--min-lr -0.5: expected 0 or more, or -1" "${train[@]}" --min-lr -0.5
     bad "--offload without --out" "--offload all keeps state in files under --out: add --out" "${train[@]}" --offload \
         all
-    bad "--offload in an evaluation" "--offload has no effect with --eval" --model trained --eval good/val.tok \
-        --offload all
     bad "an optimizer that is none" "--optimizer sgd: expected one of adamw\|muon" "${train[@]}" --optimizer sgd
-    everywhere "--muon-momentum without Muon" "--muon-momentum 0.9 has no effect with --optimizer adamw" "${train[@]}" \
-        --muon-momentum 0.9
-    bad "a momentum that never forgets" "--muon-momentum 1: expected a number from 0 to 0.999999999" "${train[@]}" \
-        --optimizer muon --muon-momentum 1
+    everywhere "a momentum for AdamW" "--optimizer adamw:0.9: expected one of adamw.muon.muon:X" "${train[@]}" \
+        --optimizer adamw:0.9
+    bad "a momentum that never forgets" "--optimizer muon:1: expected one of" "${train[@]}" --optimizer muon:1
+    bad "a decay of no steps" "--lr-schedule wsd:0: expected one of" "${train[@]}" --lr-schedule wsd:0
     bad "--save-every without --out" "--save-every has no effect without --out" "${train[@]}" --save-every 5
     bad "--keep without --out" "--keep has no effect without --out" "${train[@]}" --keep 2
     bad "--after-save without --out" "--after-save has no effect without --out" "${train[@]}" --after-save true
-    bad "--after-save with --plan" "--plan saves no checkpoint: remove --after-save" "${train[@]}" --plan \
-        --out out --after-save true
     bad "--save-mode without --out" "--save-mode has no effect without --out" "${train[@]}" --save-mode async
     bad "--save-mode of another kind" "--save-mode later: expected one of sync.async" "${train[@]}" --save-mode later \
         --out saved
@@ -601,9 +651,7 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
     bad "--resume of nothing" "--resume nowhere: no checkpoint found; expected a directory step-00000000" \
         "${train[@]}" --resume nowhere
     bad "--resume of a model" "--resume trained: no checkpoint found" "${train[@]}" --resume trained
-    bad "--resume in an evaluation" "--resume trained continues training, and --eval does not train" --model trained \
-        --eval good/val.tok --resume trained
-    of_tokens "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
+    of_tokens "--audit without --out" "--out is missing, which --audit needs" --audit
     of_tokens "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
     works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
     bad "--resume with another learning rate" \
@@ -621,18 +669,8 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
     bad "--resume behind --steps" \
         "--resume saved2/step-00000002 has finished step 2, but --steps is 1: use a larger --steps" "${train[@]}" \
         --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2
-    bad "--recompute in an evaluation" "--recompute has no effect with --eval" --model trained --eval good/val.tok \
-        --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
-    bad "an option of earlier versions" "--matmul-choices was removed, because it made training no faster" \
-        "${train[@]}" --matmul-choices choices.json
-    bad "an option that became a program" "run .*check_hosts .*--out 'a b' --steps=3$" \
-        "${train[@]}" --check-hosts --out 'a b' --steps=3
-    bad "an option of a program with fewer options" "run .*/tokens_llama3 --out=a --audit$" \
-        --model tiny --out=a --audit --deterministic --ranks 2
-    bad "such an option with a value" "run .*/tokens_llama3 --encode 'a b' --tokenizer t$" \
-        --model=tiny --encode 'a b' --chat --tokenizer t
-    of_tokens "tokens_llama3 with nothing to do" "found 0 of them: tokens_llama3 --help"
+    of_tokens "tokens_llama3 with nothing to do" "one of .*--encode, --decode and --audit.*tokens_llama3 --help"
     of_tokens "tokens_llama3 with an option of train_llama3" "unknown option --model: tokens_llama3 --help" \
         --audit --model tiny
     of_tokens "tokens_llama3 with an option that has no effect" "--out has no effect with --encode" \
@@ -650,6 +688,57 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
         "$program" "${train[@]}" --data nowhere.tok
 }
 
+# ---------------------------------------------------------------- options of earlier versions
+# replaced NAME PATTERN OPTIONS… : training refuses the options, and the command that it names, which matches, works
+replaced() {
+    local name=$1 pattern=$2 wrong took command code
+    shift 2
+    judge " is not an option of this program any more: run $pattern\$" "$program" "$@"
+    if [ -n "$wrong" ]; then
+        fail "$name" "$wrong"
+        return
+    fi
+    command=$(sed -n 's/^error: .* any more: run //p' .log)
+    timeout -k 1 20 bash -c "$command" </dev/null >.log 2>&1
+    code=$?
+    if [ "$code" = 0 ]; then pass "$name" "$command"
+    else fail "$name" "exit code $code of $command: $(tail -n 1 .log)"; fi
+}
+
+retired_options() {
+    local old
+    replaced "--generate" "$generator --model trained --prompt 'a man'\\\\''s ship' --max-tokens 3 --seed 7" --model \
+        trained --generate "a man's ship" --max-tokens 3 --lr 1e-3 --seed 7 --data good/train.tok
+    replaced "--generate=TEXT" "$generator --model=trained --prompt='' --max-tokens=3" --model=trained --generate= \
+        --max-tokens=3 --out=o
+    replaced "--eval" "$evaluator --model trained --eval good/val.tok --seq 16 --doc-mask" --model trained --eval \
+        good/val.tok --seq 16 --steps 3 --doc-mask --recompute full
+    replaced "--choices" "$evaluator --model trained --choices good.jsonl" --model trained --choices good.jsonl --out o
+    replaced "--export" "$converter --model trained --export new/model --dtype bf16" --model trained --export \
+        new/model --dtype bf16 --seq 16
+    replaced "--plan" "$planner --model model --world 4 --tp 2 --seq 16" --plan --model model --world 4 --tp 2 --seq 16
+    replaced "--check-hosts" "$hosts --ranks 2" --check-hosts --ranks 2
+    replaced "--audit" "$tokens --out=saved --audit" --model tiny --out=saved --audit --deterministic --ranks 2
+    cp sample/00.txt 'a b'
+    replaced "--encode" "$tokens --encode 'a b' --tokenizer good/tokenizer.model" --model=tiny --encode 'a b' --chat \
+        --tokenizer good/tokenizer.model
+    by=$program bad "--world alone" "run $planner --model model .*--world 8$" "${train[@]}" --world 8
+    for old in muon-momentum:muon:X lr-decay:wsd:N max-skips:10 check-replicas:100 start-timeout:120 outlier-z:6; do
+        bad "--${old%%:*}" "--${old%%:*} was removed: .*${old#*:}" "${train[@]}" "--${old%%:*}" 1
+    done
+    bad "--choices-every" "was removed: eval_llama3 computes it: add --save-every N --after-save" "${train[@]}" \
+        --choices-every 1
+    bad "an option of earlier versions" "--matmul-choices was removed: it made training no faster" "${train[@]}" \
+        --matmul-choices choices.json
+    works "a run with a config.txt" "$program" "${train[@]}" --out described
+    mapfile -t old < <(sed 's/ /\n/' described/config.txt)
+    works "config.txt of an earlier version, given back" "$program" --world 0 --dtype fp32 --choices-every 0 \
+        --max-tokens 100 --temperature 0.8 --top-p 0.95 --muon-momentum 0.95 --lr-decay 0 --max-skips 10 --outlier-z 6 \
+        --check-replicas 100 --start-timeout 120 --simulate all --spares 0 "${old[@]}" --out given_back
+    bad "config.txt with another --temperature" "run $generator .* --temperature 0.5$" "${old[@]}" --temperature 0.5
+    by=$planner bad "--eval in a plan" "any more: run $evaluator --eval good/val.tok$" --eval good/val.tok
+}
+
 # ---------------------------------------------------------------- tensor, context and pipeline parallelism
 meshes() {
     local axis big=(--plan --world 16384 --model llama3.1-405b --seq 8192 --tp 8 --cp 16 --pp 16)
@@ -662,7 +751,7 @@ meshes() {
     bad "a mesh of 16,384 that does not make them up" \
         "dp-shard 4 x dp-replicate 1 = 8192 ranks, but 16384 are planned: .* = 8 x 16 x 16 x (4 x 2|8 x 1), 8 x" \
         "${big[@]}" --dp-shard 4
-    works "the same with --dp-shard 8" "$program" "${big[@]}" --dp-shard 8
+    works "the same with --dp-shard 8" "$planner" "${big[@]}" --dp-shard 8
     bad "two sizes left open, tp and pp" "--tp auto and --pp auto: only one of them follows" "${train[@]}" --tp auto \
         --pp auto --dp-shard 1 --ranks 2
     bad "--tp over the key/value heads" \
@@ -702,11 +791,9 @@ meshes() {
         interleaved
     bad "--pp-chunks without --pp" "--pp-chunks has no effect without --pp" "${train[@]}" --pp-chunks 2
     bad "--pp-light-ends without --pp" "--pp-light-ends has no effect without --pp" "${train[@]}" --pp-light-ends
-    bad_values pp-schedule "" "1f1b|interleaved" gpipe 1f1b:2
     for axis in tp cp pp; do
-        bad "--generate with --$axis" \
-            "--generate computes one token at a time, without --tp, --cp and --pp: remove them" --model trained \
-            --generate hello --"$axis" 2 --ranks 2
+        bad "--prompt with --$axis" "without --tp, --cp and --pp: remove them" --model trained --prompt hello \
+            --"$axis" 2 --ranks 2
     done
 }
 
@@ -724,24 +811,20 @@ outputs() {
     everywhere "--out that holds a run" "--out holds already holds a run" "${train[@]}" --out holds
     bad "--out that holds a plan and a layout" "half" "${train[@]}" --out half
     bad "--plan --out that holds a plan" "half" --plan --out half
-    everywhere "--export onto a model" "trained/.* exists already" "${train[@]}" --export trained
+    everywhere "--export onto another model" "trained exists already and is another model" --model "$fixture" \
+        --export trained
     bad "--export of a model onto itself, in another dtype" "trained exists already and is another model" --model \
-        trained \
-        --export trained --dtype bf16
-    bad "--export onto a config.json" "half" "${train[@]}" --export half
-    bad "--export onto a model in several files" "index" "${train[@]}" --export index
-    bad "--export below a file" "cannot create the directory --export good/train.tok/where" "${train[@]}" --export \
+        trained --export trained --dtype bf16
+    bad "--export onto a config.json" "half" --model trained --export half
+    bad "--export onto a model in several files" "index" --model trained --export index
+    bad "--export below a file" "cannot create the directory --export good/train.tok/where" --model trained --export \
         good/train.tok/where
-    bad "--export where a file is" "--export file" "${train[@]}" --export file
-    # what cannot be written has to be known before the steps, not after them
-    if grep -q '^step ' .log; then
-        fail "--export where a file is, known before training" "$(grep -c '^step ' .log) step lines came first"
-    else pass "--export where a file is, known before training" "no step was made"; fi
+    bad "--export where a file is" "--export file" --model trained --export file
 }
 
 # ---------------------------------------------------------------- cluster files, and timelines
 # bad_plan NAME PATTERN OPTIONS… : refused by plan_llama3
-bad_plan() { program=$planner bad "$@"; }
+bad_plan() { by=$planner bad "$@"; }
 
 # bad_cluster NAME PATTERN SED [OPTIONS…] : a good cluster file changed by SED
 bad_cluster() {
@@ -758,13 +841,8 @@ clusters() {
     works "the good cluster file" "$planner" --cluster "$good" --world 2
     works "a cluster of devices" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 64
     works "a cluster of measured devices" "$planner" --cluster "$top/dev/clusters/h200-8.json" --world 64
-    everywhere "--cluster of a training run" "--cluster is an option of plan_llama3" "${train[@]}" --cluster "$good"
-    bad "--search of a plan without times" "--search is an option of plan_llama3" --plan --world 4 --search
-    bad_plan "an evaluation" "--eval is an option of train_llama3" --eval good/val.tok
-    bad_plan "scores" "--score is an option of train_llama3" --score good.jsonl
-    bad_plan "multiple choice" "--choices is an option of train_llama3" --choices good.jsonl
+    by=$program bad "--cluster of a training run" "run $planner .*--cluster" "${train[@]}" --cluster "$good"
     works "a search" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
-    everywhere "--mtbf of a training run" "--mtbf is an option of plan_llama3" "${train[@]}" --mtbf 100
     works "failing hosts" "$planner" --mtbf 1 --hosts 2 --step-seconds 1 --save-seconds 1 --pause-seconds 1 --spares 1
     bad_plan "--spares without failures" "--spares has no effect without --mtbf" --spares 1
     bad_plan "--mtbf of no time" "--mtbf 0: expected a number from" --mtbf 0
@@ -781,7 +859,6 @@ clusters() {
     bad_plan "--simulate of something else" "--simulate half: expected .*all\|stages" --world 4 --simulate half
     bad_plan "--simulate with --search" "--simulate stages has no effect with --search" --cluster "$good" --world 4 \
         --search --simulate stages
-    bad "--simulate of training" "--simulate is an option of plan_llama3" --plan --world 4 --simulate stages
     bad_plan "--search with --out" "--search prints a list of layouts, and --out" \
         --cluster "$top/dev/clusters/h100-8.json" \
         --world 4 --search --out plan
@@ -828,12 +905,8 @@ clusters() {
     echo "{}" >timeline.json
     everywhere "--trace onto a file" "--trace timeline.json exists already" "${train[@]}" --trace timeline.json
     everywhere "--trace below nothing" "cannot create --trace no/where.json" "${train[@]}" --trace no/where.json
-    bad "--trace of a plan without times" "--trace new.json has no effect with --plan: only training has a timeline" \
-        --plan --trace new.json
     bad_plan "--trace of an estimate without a cluster" "--trace new.json: an estimated timeline needs a cluster" \
         --trace new.json
-    bad "--trace of an evaluation" "--trace new.json has no effect with --eval: only training has a timeline" --model \
-        trained --eval good/val.tok --seq 16 --trace new.json
     bad_plan "--trace of a plan onto a file" "--trace timeline.json exists already" --cluster "$good" --trace \
         timeline.json
     if [ -e new.json ] || [ -e no ]; then
@@ -845,7 +918,7 @@ clusters() {
 
 # ---------------------------------------------------------------- adapters
 precision=fp32 other=bf16
-if "$program" --plan | grep -q bf16; then precision=bf16 other=fp32; fi
+if "$program" --version | grep -q '^precision: bf16'; then precision=bf16 other=fp32; fi
 
 # spoiled_adapters NAME PATTERN SED : --adapters whose configuration is changed is refused
 spoiled_adapters() {
@@ -865,16 +938,16 @@ spoiled_stored() {
 
 # a model whose files are in 8 bits
 stored() {
-    works "a model is exported in 8 bits" "$program" --model trained --export stored --dtype int8
-    works "… and evaluated" "$program" --model stored --eval good/val.tok --seq 16
-    works "… and adapted" "$program" "${train[@]}" --model stored --lora-rank 4 --export beside
+    works "a model is exported in 8 bits" "$converter" --model trained --export stored --dtype int8
+    works "… and evaluated" "$evaluator" --model stored --eval good/val.tok --seq 16
+    works "… and adapted" "$program" "${train[@]}" --model stored --lora-rank 4 --out beside
     works "adapters beside a model whose weights are rounded while it streams in" "$program" "${train[@]}" --model \
         trained --base int8 --lora-rank 4 --out rounded
     works "… go on beside its 8-bit files" "$program" "${train[@]}" --model stored --lora-rank 4 --resume rounded \
         --steps 2 --lr 1e-3 --min-lr 1e-3 --allow-changes
-    works "… and merged, in 8 bits again" "$program" --model stored --adapters beside --export again --merge --dtype \
-        int8
-    works "… and all of it" "$program" "${train[@]}" --model trained --export all --dtype int8:all
+    works "… and merged, in 8 bits again" "$converter" --model stored --adapters beside/latest --export again --merge \
+        --dtype int8
+    works "… and all of it" "$converter" --model trained --export all --dtype int8:all
     everywhere "a model of 8 bits trained itself" \
         "--model stored has int8 weights, and int8 weights cannot be trained, .* rounding error: add --lora-rank 16" \
         "${train[@]}" --model stored
@@ -896,8 +969,8 @@ stored() {
         "--export --base int8 --dtype int8: --dtype alone decides how weights are written: remove --base" --model \
         trained --base int8 --export twice --dtype int8
     bad "a tp that would cut a block of a model of 8 bits" \
-        "use a smaller --tp, or dequantize the model with --export DIR --dtype" --model stored --eval good/val.tok \
-        --seq 16 --ranks 2 --tp 2
+        "use a smaller --tp, or dequantize the model with convert_llama3 --export DIR" --model stored --eval \
+        good/val.tok --seq 16 --ranks 2 --tp 2
     mkdir -p halfcopied && cp stored/config.json halfcopied
     bad "a model of 8 bits without its weights" \
         "halfcopied/config.json describes int8 weights, but there is no model.safetensors" "${train[@]}" --model \
@@ -907,8 +980,6 @@ stored() {
     else
         pass "the plan of a model of 8 bits" "offers no other --base"
     fi
-    bad "adapters in 8 bits" "--export --dtype int8: adapters are exported as fp32 or bf16" "${train[@]}" --model \
-        trained --lora-rank 4 --export beside8 --dtype int8
     bad "--dtype that is none" "--dtype int4: expected one of fp32.fp16.bf16.int8.int8:all.q8_0" \
         --model trained --export four --dtype int4
     spoiled_stored "8 bits whose scales are missing" \
@@ -931,11 +1002,14 @@ stored() {
 
 adapters() {
     local lora=("${train[@]}" --model trained --lora-rank 4)
-    works "adapters are trained" "$program" "${lora[@]}" --export adapters
-    works "and evaluated, beside a model in 8 bits" "$program" --model trained --adapters adapters --base int8 --eval \
-        good/val.tok --seq 16
+    works "adapters are trained" "$program" "${lora[@]}" --out adapting
+    mkdir adapters
+    cp adapting/latest/adapter_{config.json,model.safetensors} adapters/
+    works "and evaluated, beside a model in 8 bits" "$evaluator" --model trained --adapters adapters --base int8 \
+        --eval good/val.tok --seq 16
     works "and go on" "$program" "${train[@]}" --model trained --adapters adapters --base int8 --out adapted
-    works "another model" "$program" "${train[@]}" --seed 2 --export another
+    works "another run" "$program" "${train[@]}" --seed 2 --out second
+    converted "another model" second another
     works "a run of a whole model" "$program" "${train[@]}" --out whole
     everywhere "a quantized base without adapters" \
         "--base int8 needs adapters: int8 weights cannot .*; add --lora-rank 16, or use --base (fp32|bf16)" \
@@ -955,24 +1029,17 @@ adapters() {
     bad "--lora-alpha without adapters" "--lora-alpha has no effect without --lora-rank" "${train[@]}" --lora-alpha 3
     bad "--lora-targets without adapters" "--lora-targets has no effect without --lora-rank" "${train[@]}" \
         --lora-targets q
-    bad "--lora-rank of an evaluation" "--lora-rank 4 creates adapters to be trained, and --eval does not train" \
+    bad "--lora-rank of an evaluation" "--lora-rank 4 creates adapters to be trained, and eval_llama3 does not train" \
         --model trained --eval good/val.tok --seq 16 --lora-rank 4
     bad "--merge without adapters" "--merge adds adapters to the model.s weights, and there are no adapters" --model \
         trained --export merged --merge
-    bad "--outlier-z without --outlier-window" "--outlier-z has no effect without --outlier-window" "${train[@]}" \
-        --outlier-z 4
     bad "a window of one step" "--outlier-window 1: expected 2 or more steps" "${train[@]}" --outlier-window 1
-    bad "--outlier-window in an evaluation" "--outlier-window has no effect with --eval" --model trained --eval \
-        good/val.tok --outlier-window 5
-    bad "--z-loss in an evaluation" "--z-loss has no effect with --eval" --model trained --eval good/val.tok --z-loss 1
-    bad "--merge without --export" "--merge has no effect without --export" "${lora[@]}" --merge
     bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" \
         --model trained --adapters adapters --export copied
     bad "--export of a model in 8 bits" \
         "--export --base int8 would write .* in full precision: remove --base, or use --dtype int8" \
         --model trained --base int8 --export rounded
-    bad "--export onto adapters" "adapters/adapter_(model.safetensors|config.json) exists already" "${lora[@]}" \
-        --export adapters
+    bad "--export onto adapters" "adapters exists already and is another model" --model trained --export adapters
     bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained \
         --adapters nowhere --eval good/val.tok --seq 16
     bad "--adapters of another rank" "--lora-rank 8, but the adapters in adapters have rank 4" "${lora[@]}" \
@@ -1017,7 +1084,7 @@ adapters() {
     bad "a tp that would cut a block of 8 bits" \
         "--tp 2 would split self_attn.o_proj.weight within a block of 64 int8 weights" "${lora[@]}" --base int8 --tp \
         2 --ranks 2
-    works "… and one that does not" "$program" --plan --model llama3-8b --world 8 --tp 8 --base int8 --lora-rank 16
+    works "… and one that does not" "$planner" --model llama3-8b --world 8 --tp 8 --base int8 --lora-rank 16
 }
 
 # ---------------------------------------------------------------- a standard output that is full or closed
@@ -1056,15 +1123,17 @@ results() {
     full "plan_llama3 --help" "$planner" --help
     full "--encode" "$tokens" --encode sample/00.txt --tokenizer good/tokenizer.model
     full "--decode" "$tokens" --decode ids --tokenizer good/tokenizer.model
-    full "--plan" "$program" --plan
+    full "generate_llama3 --help" "$generator" --help
+    full "eval_llama3 --help" "$evaluator" --help
+    full "convert_llama3 --help" "$converter" --help
     full "plan_llama3" "$planner" --world 2
-    full "--eval" "$program" --model trained --eval good/val.tok --seq 16 --threads 1
-    full "--eval on 2 ranks" "$program" --model trained --eval good/val.tok --seq 16 --threads 1 --ranks 2
-    full "--generate" "$program" --model trained --generate hello --max-tokens 20 --threads 1
+    full "--eval" "$evaluator" --model trained --eval good/val.tok --seq 16 --threads 1
+    full "--eval on 2 ranks" "$evaluator" --model trained --eval good/val.tok --seq 16 --threads 1 --ranks 2
+    full "--prompt" "$generator" --model trained --prompt hello --max-tokens 20 --threads 1
     works "a run to audit" "$program" "${train[@]}" --out audited
     full "--audit" "$tokens" --audit --out audited
     refused "--eval into a closed standard output" "standard output cannot be written: it is closed; " \
-        bash -c 'without_output "$@"' - "$program" --model trained --eval good/val.tok --seq 16 --threads 1
+        bash -c 'without_output "$@"' - "$evaluator" --model trained --eval good/val.tok --seq 16 --threads 1
     trains_without "training into a full standard output goes on" 'into /dev/full'
     trains_without "training into a closed standard output goes on" without_output
 }
@@ -1116,6 +1185,7 @@ tokenizers
 safetensors
 requests
 tasks
+retired_options
 meshes
 outputs
 clusters

@@ -13,7 +13,7 @@ unreachable_weights() {
     cp "$fixture/config.json" cache/blobs/config
     ln -s ../../blobs/weights cache/snapshots/a/model.safetensors
     ln -s ../../blobs/config cache/snapshots/a/config.json
-    works "a Hugging Face cache snapshot" "$program" --model cache/snapshots/a "${evaluate[@]}"
+    works "a Hugging Face cache snapshot" "$evaluator" --model cache/snapshots/a "${evaluate[@]}"
     cp -a cache/snapshots/a copied
     bad "a copied snapshot whose config.json is a dangling link" \
         "copied/config.json is a symbolic link to ../../blobs/config, which cannot be reached .*cp -rL" "${train[@]}" \
@@ -56,7 +56,7 @@ unreachable_weights() {
         sealed --resume auto
     refused "a model in a directory that one may not enter" "cannot look for locked/trained: Permission denied" \
         "${nobody[@]}" ./as_nobody "${train[@]}" --model locked/trained
-    refused "a tokenizer that one may not read" "mute/tokenizer.model cannot be opened: Permission denied" \
+    refused "a tokenizer that one may not read" "cannot read the tokenizer mute/tokenizer.model: Permission denied" \
         "${nobody[@]}" ./as_nobody "${train[@]}" --data mute/train.tok
 }
 
@@ -83,10 +83,10 @@ endless_inputs() {
     not_a_file "--val" pipe.tok "${train[@]}" --val pipe.tok
     not_a_file "--eval" pipe.tok --model trained --eval pipe.tok --seq 16
     not_a_file "--tokenizer" pipe.model "${train[@]}" --tokenizer pipe.model
-    program=$tokens not_a_file "--tokenizer of --encode" pipe.model --encode sample/00.txt --tokenizer pipe.model
+    by=$tokens not_a_file "--tokenizer of --encode" pipe.model --encode sample/00.txt --tokenizer pipe.model
     not_a_file "tokenizer.model beside the model" piped/tokenizer.model --model piped --data bytes.tok --seq 8
-    program=$planner not_a_file "--cluster" pipe.json --cluster pipe.json --world 2
-    program=$planner bad "--cluster is /dev/zero" "/dev/zero is a device" --cluster /dev/zero --world 2
+    not_a_file "--cluster" pipe.json --cluster pipe.json --world 2
+    bad "--cluster is /dev/zero" "/dev/zero is a device" --cluster /dev/zero --world 2
     not_a_file "adapter_config.json" adapted_pipe/adapter_config.json --model trained --eval good/val.tok --seq 16 \
         --adapters adapted_pipe
     cp adapters/adapter_config.json adapted_pipe/
@@ -95,7 +95,7 @@ endless_inputs() {
     rm -rf saved3 && cp -r saved/step-00000001 saved3
     not_a_file "trainer.json" saved3/trainer.json "${train[@]}" --resume saved3
     mkdir -p piped_run
-    program=$tokens not_a_file "samples.jsonl" piped_run/samples.jsonl --audit --out piped_run
+    by=$tokens not_a_file "samples.jsonl" piped_run/samples.jsonl --audit --out piped_run
     bad "--data is a device" "/dev/null is a device" "${train[@]}" --data /dev/null
     truncate -s 2G sparse.json
     mkdir -p sparse && mv sparse.json sparse/config.json
@@ -144,15 +144,15 @@ same_result() {
 short_reads() {
     local n file
     same_result "halved reads: training from token files" "$program" "${train[@]}" --model trained --steps 3
-    same_result "halved reads: --eval" "$program" --model "$fixture" "${evaluate[@]}"
+    same_result "halved reads: --eval" "$evaluator" --model "$fixture" "${evaluate[@]}"
     works "a run that saves each step" "$program" "${train[@]}" --steps 2 --save-every 1 --out each
     same_result "halved reads: --resume" "$program" "${train[@]}" --steps 2 --resume each/step-00000001
     for file in config.json model.safetensors bytes.tok; do
         for n in 1 2; do
             works "read $n of $file is interrupted by a signal" env LD_PRELOAD="$shim" FAIL_READ_OF="/$file" \
-                FAIL_READ_AT="$n" READ_ERROR=EINTR "$program" --model "$fixture" "${evaluate[@]}"
+                FAIL_READ_AT="$n" READ_ERROR=EINTR "$evaluator" --model "$fixture" "${evaluate[@]}"
             refused "read $n of $file fails" "$file.*(Input/output error|cannot be read)" env LD_PRELOAD="$shim" \
-                FAIL_READ_OF="/$file" FAIL_READ_AT="$n" "$program" --model "$fixture" "${evaluate[@]}"
+                FAIL_READ_OF="/$file" FAIL_READ_AT="$n" "$evaluator" --model "$fixture" "${evaluate[@]}"
         done
     done
 }
@@ -164,14 +164,17 @@ small_stacks() {
     works "a stack of 128 KB: --resume" "${small[@]}" "$program" "${train[@]}" --steps 4 --out stack --resume auto \
         --allow-changes
     works "a stack of 128 KB: 2 ranks as threads" "${small[@]}" "$program" "${train[@]}" --model trained --ranks 2
-    works "a stack of 128 KB: --eval" "${small[@]}" "$program" --model "$fixture" "${evaluate[@]}"
-    works "a stack of 128 KB: --export --dtype bf16" "${small[@]}" "$program" --model trained --export half16 --dtype \
-        bf16
-    works "a stack of 128 KB: --eval of bf16 files" "${small[@]}" "$program" --model half16 --eval good/val.tok --seq 16
+    works "a stack of 128 KB: --eval" "${small[@]}" "$evaluator" --model "$fixture" "${evaluate[@]}"
+    works "a stack of 128 KB: --export --dtype bf16" "${small[@]}" "$converter" --model trained --export half16 \
+        --dtype bf16
+    works "a stack of 128 KB: --eval of bf16 files" "${small[@]}" "$evaluator" --model half16 --eval good/val.tok \
+        --seq 16
+    works "a stack of 128 KB: --prompt" "${small[@]}" "$generator" --model trained --prompt hello --max-tokens 3
     works "a stack of 128 KB: plan_llama3" "${small[@]}" "$planner" --model llama3-8b --world 64 --tp 4 --pp 2
     works "a stack of 128 KB: plan_llama3 --search" "${small[@]}" "$planner" --cluster \
         "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
-    works "a stack of 128 KB: --export --dtype int8" "${small[@]}" "$program" --model trained --export int8 --dtype int8
+    works "a stack of 128 KB: --export --dtype int8" "${small[@]}" "$converter" --model trained --export int8 \
+        --dtype int8
 }
 
 unreachable_and_endless_inputs() {

@@ -143,7 +143,7 @@ chaos() {
     local i kind start wall before tenths host rank_process
     local kinds=(kill_rank freeze_rank freeze_host cut_link fill_disk kill_mpirun)
     incidents=${INCIDENTS:-6} RANDOM=${SEED:-1} steps=$((${INCIDENTS:-6} * 150))
-    train+=(--deterministic --seq 64 --timeout 3 --start-timeout 10 --lr 1e-3 --min-lr 1e-3)
+    train+=(--deterministic --seq 64 --timeout 3 --lr 1e-3 --min-lr 1e-3)
     local trains=(--steps "$steps" --save-every 15 --keep 2) options=(--return-after 8 --back-off 4 --give-up 10)
     chaos_undisturbed
     begin chaos

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # checkpoints.sh [PROGRAM] [all] [GROUP…] : whatever happens to a run that saves, it comes back from a whole checkpoint
-# and ends with the bits of the run that nothing happened to. Groups: shim, points (a crash at the n-th change of a
-# file, power lost or not), kills (random ranks at random moments), errors (the n-th change fails), damage, refusals
-# (what a save cannot do), signals, after_save (the command that runs after each save). With `all` every n, and more
-# kills.
+# and ends with the bits of the run that nothing happened to; an export is whole, or is not there. Groups: shim, points
+# (a crash at the n-th change of a file, power lost or not), kills (random ranks at random moments), errors (the n-th
+# change fails), damage, refusals (what a save or an export cannot do), signals, after_save (the command that runs after
+# each save). With `all` every n, and more kills.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+convert=$(program_for --export x) evaluate=$(program_for --eval x)
 shift
 all=
 [ "${1:-}" != all ] || { all=1; shift; }
@@ -48,7 +49,8 @@ END_OF_CONFIG
         --lr 0.001 --min-lr 0.001) # a schedule that --steps does not change
     saves=(--steps 6 --save-every 2) # three checkpoints, of which the first is deleted
     mpi=(mpirun --oversubscribe --bind-to none) have_mpi=1
-    if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" --plan >.log 2>&1; then
+    if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" --version >.log 2>&1 ||
+        grep -q '^MPI: not in this build' .log; then
         have_mpi=
         echo "no mpirun, or a build without MPI: the checks with processes are left out"
     fi
@@ -246,7 +248,47 @@ points_again() {
     fi
 }
 
-points() { points_of sync; points_of async; points_again; }
+# an_export FOLDER COMMAND… : under the name of the export in FOLDER is nothing, or all of it; the same command then
+# succeeds. Prints what is wrong
+an_export() {
+    local folder=$1 code
+    shift
+    if [ -e "$folder/exported" ] && ! diff -r whole-export/root/exported "$folder/exported" >.diff 2>&1; then
+        echo "it is not whole: $(head -n 1 .diff)"
+        return
+    fi
+    in_folder "$folder" "$@"
+    code=$?
+    if [ "$code" != 0 ]; then echo "exit code $code: $(error_lines "$folder.log")"
+    else diff -r whole-export/root/exported "$folder/exported" 2>&1 | head -n 1; fi
+}
+
+# crash points of an export of the last checkpoint; after each, what the disk may hold, and the same command again
+points_of_export() {
+    local command=("$convert" --model "$work/whole-sync/root/out/step-00000006" --export exported --threads 1)
+    local at calls wrong way dies=0 bad=""
+    rm -rf whole-export
+    under_shim whole-export CRASH_AT=0 "${command[@]}" ||
+        { fail "an export: nothing happens" "$(error_lines whole-export/root.log)"; return; }
+    calls=$(wc -l <whole-export/state/calls)
+    for ((at = 1; at <= calls; at += ${all:+-2} + 3)); do
+        rm -rf dead
+        under_shim dead "CRASH_AT=$at" "${command[@]}"
+        [ $? = 137 ] || continue
+        dies=$((dies + 1))
+        for way in "killed" "synced empty" "all zeros" "mixed half"; do
+            rm -rf found
+            if [ "$way" = killed ]; then cp -a dead/root found
+            else ./tool rebuild dead/state dead/root found $way "$at"; fi
+            wrong=$(an_export found "${command[@]}")
+            [ -z "$wrong" ] || bad+="call $(tail -n 1 dead/state/calls), $way: $wrong; "
+        done
+    done
+    if [ -n "$bad" ] || [ "$dies" -lt 5 ]; then fail "a crash during an export" "$dies crash points of $calls; $bad"
+    else pass "a crash during an export" "$dies crash points of $calls; it was whole or missing, and then succeeded"; fi
+}
+
+points() { points_of sync; points_of async; points_again; points_of_export; }
 
 # names_file LOG : it has one line of an error, which names a file under --out
 names_file() {
@@ -354,20 +396,20 @@ kills() {
 # refused NAME PATTERN FOLDER COMMAND… : exit code 1, one line `error: …` like PATTERN, and the checkpoints that there
 # were are as before
 refused() {
-    local name=$1 pattern=$2 folder=$3 before code after said
+    local name=$1 pattern=$2 folder=$3 before code after said kept
     shift 3
     before=$(sums "$folder")
     in_folder "$folder" "$@"
     code=$?
     after=$(sums "$folder")
     said=$(grep -a '^error: ' "$folder.log")
+    kept=$(find "$folder"/out/.saving-* "$folder"/exported* -type f -size +0 2>/dev/null | head -n 1)
     if [ "$code" != 1 ]; then fail "$name" "exit code $code, expected 1: $(tail -n 1 "$folder.log")"
     elif [ "$(grep -c . <<<"$said")" != 1 ] || ! grep -qaE -- "$pattern" <<<"$said"; then
         fail "$name" "expected one line 'error: …$pattern…': ${said:-$(tail -n 1 "$folder.log")}"
     elif [ "$(grep -vxFc -- "$after" <<<"$before")" != 0 ]; then
         fail "$name" "checkpoints changed: $(diff <(echo "$before") <(echo "$after") | grep -m2 '^[<>]' | tr '\n' ' ')"
-    elif [ -n "$(find "$folder"/out/.saving-* -type f -size +0 2>/dev/null)" ]; then
-        fail "$name" "keeps the room of $(find "$folder"/out/.saving-* -type f -size +0 | head -n 1)"
+    elif [ -n "$kept" ]; then fail "$name" "keeps the room of $kept"
     else pass "$name" "${said#error: }"; fi
 }
 
@@ -417,7 +459,7 @@ damage() {
 # ---------------------------------------------------------------- saves that cannot be
 has_steps() { [ "$(figures "$1" 2>/dev/null | wc -l)" -ge "$2" ]; }
 refusals() {
-    local launcher before
+    local launcher before export=("$convert" --model out/step-00000006 --export exported --threads 1)
     rm -rf base
     mkdir base
     in_folder base "${run[@]}" "${saves[@]}" --ranks 2 || { fail "a run that saves" "$(tail -n 1 base.log)"; return; }
@@ -461,6 +503,9 @@ refusals() {
         mount -o "remount,size=$(($(du -sk full | cut -f1) + $(du -sk full/out/step-00000006 | cut -f1) / 2))k" \
             "$mounted"
         refused "a full disk" "out.*: No space left on device" full "${run[@]}" --steps 8 --ranks 2
+        before=$(du -k full/out/latest/model.safetensors | cut -f1)
+        mount -o "remount,size=$(($(du -sk full | cut -f1) + before / 2))k" "$mounted"
+        refused "a full disk: an export" "exported.*: No space left on device" full "${export[@]}"
         mount -o remount,size=64m "$mounted"
         in_folder base "${run[@]}" --steps 8 --ranks 2
         in_folder full "${run[@]}" --steps 8 --ranks 2
@@ -469,6 +514,11 @@ refusals() {
             pass "with more room it goes on" "from step 6 to 8"
         else
             fail "with more room it goes on" "$before"
+        fi
+        if in_folder full "${export[@]}" && [ "$(echo full/exported*)" = full/exported ]; then
+            pass "with more room the export succeeds" "$(ls full/exported | tr '\n' ' ')"
+        else
+            fail "with more room the export succeeds" "$(error_lines full.log); $(echo full/exported*)"
         fi
         umount "$mounted" && mounted=
     else echo "no tmpfs may be mounted: a full disk is left out"; fi
@@ -497,17 +547,6 @@ saves_on() {
     fi
 }
 
-# not_exported NAME SIGNAL : the run in `told`, which SIGNAL ended at step $steps, says why there is no exported model
-not_exported() {
-    local name="$1: what SIG$2 ends is not exported, and says so"
-    local said="not exported: the run ended at step $steps of 100000000; continue it with --resume to export the model"
-    if grep -qx "$said at its end" told.log && [ ! -e told/exported/model.safetensors ]; then
-        pass "$name" "$(grep '^not exported' told.log)"
-    else
-        fail "$name" "$(ls told/exported 2>/dev/null | tr '\n' ' ')$(tail -n 1 told.log)"
-    fi
-}
-
 # goes_on_after NAME SIGNAL LAUNCH… : two more steps after $steps have the bits of a run that got no signal
 goes_on_after() {
     local name="$1: goes on after SIG$2" code wrong=""
@@ -519,10 +558,6 @@ goes_on_after() {
     [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] ||
         wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
     [ "$(figures untold)" = "$(figures told)" ] || wrong="other figures in metrics.jsonl"
-    if [[ " $* " == *" --export exported "* ]] &&
-        ! cmp -s untold/exported/model.safetensors told/exported/model.safetensors; then
-        wrong="the model that is exported then is another, or none"
-    fi
     if [ "$code" = 0 ] && [ -z "$wrong" ]; then
         pass "$name" "step $steps to $((steps + 2)), the bits of a run without signals"
     else
@@ -557,13 +592,12 @@ signalled() {
         return
     fi
     pass "$ends" "exit code 75, the last step and checkpoint is $steps"
-    [[ " $* " != *" --export exported "* ]] || not_exported "$name" "$signal"
     goes_on_after "$name" "$signal" "$@"
 }
 
 signals() {
     signalled "2 threads" "USR1 USR2" "${run[@]}" --ranks 2
-    signalled "2 threads that export" TERM "${run[@]}" --ranks 2 --export exported
+    signalled "2 threads" TERM "${run[@]}" --ranks 2
     [ -z "$have_mpi" ] || signalled "2 processes" "USR1 USR2" "${mpi[@]}" -np 2 "${run[@]}"
 }
 
@@ -693,10 +727,10 @@ killed_run() {
     started=()
 }
 
-# a command of a rank under mpirun starts the program
+# a command of a rank under mpirun starts a program that would connect to other ranks, were it a rank itself
 program_as_command() {
-    local name="2 processes: the command of --after-save can run this program"
-    commanded evaluated "'$program' --model \"\$1\" --eval '$work/text/train.tok' --seq 16 --threads 1" \
+    local name="2 processes: the command of --after-save can run eval_llama3"
+    commanded evaluated "'$evaluate' --model \"\$1\" --eval '$work/text/train.tok' --seq 16 --threads 1" \
         "${mpi[@]}" -np 2 "${run[@]}" --steps 2
     if [ "$code" = 0 ] && grep -q '^{"file":.*"loss":' evaluated/out/after-save.log; then
         pass "$name" "$(grep '^{' evaluated/out/after-save.log)"

@@ -32,3 +32,16 @@ same() {
     if [ -s .first ] && cmp .first .second >.out 2>&1; then pass "$1" "$(wc -c <.first) bytes"
     else fail "$1" "$(cat .out) $(head -c 100 .first) / $(head -c 100 .second)"; fi
 }
+
+# program_for OPTION… : the program next to $program that takes these options
+program_for() {
+    local name=train_llama3 end=
+    case " $* " in
+        *" --prompt "* | *" --prompts "* | *" --chat "*) name=generate_llama3 ;;
+        *" --eval "* | *" --score "* | *" --choices "*) name=eval_llama3 ;;
+        *" --export "*) name=convert_llama3 ;;
+        *" --plan "* | *" --world "* | *" --cluster "*) name=plan_llama3 ;;
+    esac
+    case $program in *_cuda) end=_cuda ;; esac
+    echo "${program%/*}/$name$end"
+}

@@ -12,8 +12,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 
-cuda() { echo "$top/build/cuda-on-cpu-$1/train_llama3_cuda"; }
-cpu() { echo "$top/build/cpu-$1/train_llama3"; }
+# cuda PRECISION [NAME], cpu PRECISION [NAME]: the program NAME_llama3 (train_llama3) of these builds
+cuda() { echo "$top/build/cuda-on-cpu-$1/${2:-train}_llama3_cuda"; }
+cpu() { echo "$top/build/cpu-$1/${2:-train}_llama3"; }
 
 prepare() {
     "$top/dev/test/sample_text.sh" sample
@@ -103,11 +104,12 @@ same_bits() {
 # a model that two GPUs wrote, and its loss as one and two have it: nothing but weights is in memory there
 use() {
     local one two
+    local model=written/latest measure=(--eval text/val.tok --seq $seq --batch 2)
     CUDA_ON_CPU_DEVICES=2 run written "$(cuda fp32)" "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding \
-        no_shard --export exported || return
-    one=$("$(cuda fp32)" --model exported --eval text/val.tok --seq $seq --batch 2 2>&1 | tail -n 1)
-    two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model exported --eval text/val.tok --seq $seq --batch 2 --ranks 2 \
-        --transport nccl 2>&1 | tail -n 1)
+        no_shard || return
+    one=$("$(cuda fp32 eval)" --model $model "${measure[@]}" 2>&1 | tail -n 1)
+    two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32 eval)" --model $model "${measure[@]}" --ranks 2 --transport nccl 2>&1 |
+        tail -n 1)
     if [[ "$one" == *'"loss":'* ]] && [ "$one" = "$two" ]; then
         pass "two GPUs write a model and measure it as one does" "$two"
     else
@@ -116,17 +118,15 @@ use() {
     # … and in 8 bits: the files and the loss of the processor's
     local by how losses=
     for by in cuda cpu; do
-        how=$("$("$by" fp32)" --model exported --export "stored-$by" --dtype int8 2>&1) ||
+        how=$("$("$by" fp32 convert)" --model $model --export "stored-$by" --dtype int8 2>&1) ||
             { fail "a model is written in 8 bits by $by" "$how"; return; }
     done
     losses=$(
         for how in "" "--ranks 2 --transport nccl"; do
-            CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq $seq --batch 2 $how \
-                2>&1 |
-                tail -n 1
+            CUDA_ON_CPU_DEVICES=2 "$(cuda fp32 eval)" --model stored-cuda "${measure[@]}" $how 2>&1 | tail -n 1
         done | sort -u
     )
-    two=$("$(cpu fp32)" --model stored-cpu --eval text/val.tok --seq $seq --batch 2 2>&1 | tail -n 1)
+    two=$("$(cpu fp32 eval)" --model stored-cpu "${measure[@]}" 2>&1 | tail -n 1)
     if diff -r stored-cuda stored-cpu >/dev/null && [ "$(wc -l <<<"$losses")" = 1 ] &&
         awk -v a="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$losses")" \
             -v b="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$two")" \
@@ -304,12 +304,21 @@ gpus_of_run() {
 # A GPU's default sequence is the model's positions, at most 4,096. A step of few tokens has a note with a larger batch
 # that fits into the memory.
 default_batch() {
-    local long=(--model long --data text/train.tok --threads 1 --steps 1 --plan --world 1) planned
+    local chosen running tries=600
     mkdir long
     sed 's/"max_position_embeddings": 256/"max_position_embeddings": 8192/' model/config.json >long/config.json
-    planned=$("$(cuda bf16)" "${long[@]}" 2>&1 | grep -oE '[0-9]+ tokens per step')
-    if [ "$planned" = "4096 tokens per step" ]; then pass "a GPU's default is 4,096 of 8,192 positions" "$planned"
-    else fail "a GPU's default is 4,096 of 8,192 positions" "$planned"; fi
+    "$(cuda bf16)" --model long --data text/train.tok --threads 1 --steps 1 --out long-run >.out 2>&1 &
+    running=$!
+    # config.txt is there before the first step, which would take long
+    until grep -qs '^--seq' long-run/config.txt || ! kill -0 $running 2>/dev/null; do
+        [ $((tries--)) -gt 0 ] || break
+        sleep 0.1
+    done
+    kill -KILL $running
+    wait $running 2>/dev/null
+    chosen=$(grep -s '^--seq' long-run/config.txt)
+    if [ "$chosen" = "--seq 4096" ]; then pass "a GPU's default is 4,096 of 8,192 positions" "$chosen"
+    else fail "a GPU's default is 4,096 of 8,192 positions" "$chosen: $(tail -n 1 .out)"; fi
     train=(--model model --data text/train.tok --threads 1)
     says "a step of few tokens: a batch that fits" \
         "^note: a step has only 256 tokens, .* With --batch 128 --accum 1 it has 32,768 and needs 0\.[0-9] of the "

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# demo_in_emulator.sh LIBRARIES EMULATOR…: runs the steps of `make demo` on 1 and 2 ranks with a program for 64-bit Arm,
+# demo_in_emulator.sh LIBRARIES EMULATOR…: runs the steps of `make demo` on 1 and 2 ranks with programs for 64-bit Arm,
 # which the command EMULATOR executes. LIBRARIES is a directory that dev/fetch_libraries.sh made for arm64.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -15,8 +15,10 @@ shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 make -s BUILD=$build CC=aarch64-linux-gnu-gcc HAVE_ONEDNN= HAVE_MPI= DEPS="$libraries" ARCH=armv8-a PRECISION=fp32 \
-    $build/train_llama3 || stop "the program for Arm" "does not build"
-program=("$@" "$top/$build/train_llama3")
+    $build/{train,eval,generate}_llama3 || stop "the programs for Arm" "do not build"
+train=("$@" "$top/$build/train_llama3")
+evaluate=("$@" "$top/$build/eval_llama3")
+generate=("$@" "$top/$build/generate_llama3")
 cd "$work" || exit
 { "$top/dev/test/sample_text.sh" sample && VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample; } >said 2>&1 ||
     stop "the data" "$(tail -n 1 said)"
@@ -36,15 +38,15 @@ works() {
 
 losses() { grep -o '"loss":[^,]*' "$1/metrics.jsonl" | head -n "$2"; }
 
-works "--version names the processor's features" "${program[@]}" --version
+works "--version names the processor's features" "${train[@]}" --version
 grep -q "this processor has: NEON" said || fail "--version" "$(grep processor said)"
 for ranks in 1 2; do
-    works "training on $ranks ranks" "${program[@]}" --ranks $ranks --model model --data text/train.tok --seq 32 \
+    works "training on $ranks ranks" "${train[@]}" --ranks $ranks --model model --data text/train.tok --seq 32 \
         --batch 2 --accum $((2 / ranks)) --lr 1e-2 --min-lr 1e-3 --warmup 5 --steps 40 --threads 1 --deterministic \
-        --out run-$ranks --export model-$ranks
+        --out run-$ranks
 done
 if [ "$(losses run-1 40)" = "$(losses run-2 40)" ] && [ "$(losses run-1 40 | wc -l)" = 40 ] &&
-    cmp model-1/model.safetensors model-2/model.safetensors; then
+    cmp run-1/latest/model.safetensors run-2/latest/model.safetensors; then
     pass "2 ranks have one rank's losses and weights" "$(losses run-2 40 | tail -n 1)"
 else fail "2 ranks have one rank's losses and weights" "$(losses run-1 40 | tail -n 1) $(losses run-2 40 | tail -n 1)"
 fi
@@ -53,8 +55,8 @@ number='^"loss":[0-9.]+$'
 if [[ $first =~ $number && $last =~ $number ]] && awk "BEGIN { exit !(${last#*:} < ${first#*:} - 1) }"; then
     pass "the loss falls" "$first $last"
 else fail "the loss falls" "$first $last"; fi
-works "--eval" "${program[@]}" --model model-2 --eval text/val.tok --seq 32 --batch 4 --threads 1
-works "--generate" "${program[@]}" --model model-2 --generate "the" --max-tokens 20 --threads 1
+works "eval_llama3" "${evaluate[@]}" --model run-2/latest --eval text/val.tok --seq 32 --batch 4 --threads 1
+works "generate_llama3" "${generate[@]}" --model run-2/latest --prompt "the" --max-tokens 20 --threads 1
 echo
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# exports.sh [PROGRAM] : tokenizer.json and GGUF files with the whole program. Checkpoints and exports carry a
-# tokenizer.json, data of the same vocabulary is accepted in either format, runs that resume write the same bytes, and
-# other kinds are named. GGUF files come from training, a checkpoint and merged adapters, and overwrite nothing.
+# exports.sh [PROGRAM] : tokenizer.json and GGUF files with the whole programs: PROGRAM, which trains, and those next to
+# it. Checkpoints and exports carry a tokenizer.json, data of the same vocabulary is accepted in either format, runs
+# that resume write the same bytes, and other kinds are named. GGUF files come from a checkpoint, an export and merged
+# adapters, and overwrite nothing.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
-tokens=${program%/*}/tokens_llama3
+tokens=${program%/*}/tokens_llama3 generate=$(program_for --prompt) evaluate=$(program_for --eval)
+convert=$(program_for --export)
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C
 
-make -s -C dev/data OUT="$work/bin" >"$work/log" 2>&1 ||
-    { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
+mkdir "$work/bin"
+ln -s "${program%/*}/tokens_llama3" "$work/bin/"
 cat "$top"/docs/guide/*.md >"$work/text"
 cd "$work"
 
@@ -27,7 +29,7 @@ works() {
 # tokens TOKENIZER FOLDER : FOLDER/train.tok
 tokens() {
     mkdir -p "$2"
-    bin/tokenize --tokenizer "$1" --out-train "$2/train.tok" --out-val "$2/val.tok" text >.out 2>.err ||
+    bin/tokens_llama3 --tokenizer "$1" --out-train "$2/train.tok" --out-val "$2/val.tok" text >.out 2>.err ||
         fail "tokenize with $1" "$(cat .err)"
 }
 
@@ -36,13 +38,16 @@ cat >model/config.json <<'END'
 {"model_type":"llama","hidden_size":32,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":2,
 "head_dim":16,"intermediate_size":32,"max_position_embeddings":256,"vocab_size":600,"rms_norm_eps":1e-5}
 END
-bin/train_tokenizer --vocab-size 600 --out data/tokenizer.model text >.out || fail "train_tokenizer" "$(cat .out)"
+bin/tokens_llama3 --train-tokenizer --vocab-size 600 --out data/tokenizer.model text >.out ||
+    fail "train_tokenizer" "$(cat .out)"
 tokens data/tokenizer.model data
 train=("$program" --seq 16 --batch 2 --threads 1 --model model)
 
 # ---------------------------------------------------------------- what checkpoints and exports carry
-works "training with a tokenizer.model" "${train[@]}" --data data/train.tok --steps 2 --out a --save-every 1 --export e
+works "training with a tokenizer.model" "${train[@]}" --data data/train.tok --steps 2 --out a --save-every 1
+works "an export of its checkpoint" "$convert" --threads 1 --model a/latest --export e
 for file in tokenizer.json tokenizer_config.json generation_config.json; do
+    same "$file is the same next to the data and in the checkpoint" data/$file a/latest/$file
     same "$file is the same in the checkpoint and the export" a/latest/$file e/$file
     if grep -q "\"$file\":{\"bytes\":" a/latest/trainer.json; then pass "trainer.json lists $file" "with its CRC-32"
     else fail "trainer.json lists $file" "it does not"; fi
@@ -52,7 +57,8 @@ if [ -e e/tokenizer.model ]; then fail "an export has no tokenizer.model, which 
 else pass "an export has no tokenizer.model, which GGUF converters misread" "$(cd e && echo *)"; fi
 mkdir elsewhere
 cp data/train.tok elsewhere/
-works "data of the tokenizer.model, and its export" "$program" --seq 16 --threads 1 --model e --eval elsewhere/train.tok
+works "data of the tokenizer.model, and its export" "$evaluate" --seq 16 --threads 1 --model e --eval \
+    elsewhere/train.tok
 for file in data/tokenizer.model a/latest/tokenizer.json; do
     "$tokens" --encode text --tokenizer $file >"ids-${file##*.}" 2>.err || fail "--encode with $file" "$(cat .err)"
 done
@@ -73,15 +79,18 @@ works "data of the tokenizer.model, a model directory with tokenizer.json alone"
     --threads 1 --model only --data other/train.tok --steps 1 --out c
 same "a tokenizer.json is kept as it is" only/tokenizer.json c/latest/tokenizer.json
 [ ! -e c/latest/tokenizer.model ] || fail "no tokenizer.model is made of a tokenizer.json" "there is one"
-works "--generate with tokenizer.json beside the model" "$program" --model only --generate "In the" --max-tokens 4
+works "--prompt with tokenizer.json beside the model" "$generate" --model only --prompt "In the" --max-tokens 4
 tokens a/latest/tokenizer.json made
 same "token files of both formats have the same ids" <(tail -c +193 made/train.tok) <(tail -c +193 data/train.tok)
 works "data of the tokenizer.json, a tokenizer.model" "${train[@]}" --data made/train.tok --steps 1 --tokenizer \
     data/tokenizer.model --out d
 sed 's/"version": "1.0"/"version":  "1.0"/' a/latest/tokenizer.json >spaced.json
-works "data of the tokenizer.model, a tokenizer.json that is written otherwise" "${train[@]}" --data other/train.tok \
-    --steps 1 --tokenizer spaced.json --out f
-bin/train_tokenizer --vocab-size 590 --out different.model text >.out
+works "data of the tokenizer.model, a tokenizer.json that is written otherwise" "$evaluate" --seq 16 --threads 1 \
+    --model e --eval other/train.tok --tokenizer spaced.json
+bad "training takes only the bytes of a tokenizer that the data name" \
+    "was tokenized with a different tokenizer than spaced.json" "${train[@]}" --data other/train.tok --steps 1 \
+    --tokenizer spaced.json --out f
+bin/tokens_llama3 --train-tokenizer --vocab-size 590 --out different.model text >.out
 bad "data of another tokenizer" "was tokenized with a different tokenizer than different.model" "${train[@]}" --data \
     other/train.tok --steps 1 --tokenizer different.model --out g
 TOKENIZER=a/latest/tokenizer.json works "text.sh takes a tokenizer.json" "$top/dev/data/text.sh" by-text text
@@ -91,9 +100,9 @@ same "text.sh keeps the tokenizer.json" by-text/tokenizer.json a/latest/tokenize
 # ---------------------------------------------------------------- other kinds
 printf '{"model":{"type":"Unigram"},"added_tokens":[]}' >only/tokenizer.json
 named="needs the model 'Unigram', which this program does not implement"
-bad "--generate with a tokenizer of another kind" "$named" "$program" --model only --generate "In the"
-bad "--tokenizer of another kind" "$named" "${train[@]}" --data bytes/train.tok --steps 1 --tokenizer \
-    only/tokenizer.json --out h --data other/train.tok
+bad "--prompt with a tokenizer of another kind" "$named" "$generate" --model only --prompt "In the"
+bad "--tokenizer of another kind" "$named" "$evaluate" --seq 16 --threads 1 --model e --eval other/train.tok \
+    --tokenizer only/tokenizer.json
 mkdir bytes
 {
     head -c 32 data/train.tok
@@ -102,16 +111,16 @@ mkdir bytes
 } >bytes/train.tok
 works "training does not need a tokenizer of another kind beside the model" "$program" --seq 16 --batch 2 --threads 1 \
     --model only --data bytes/train.tok --steps 1 --out i
-if grep -q "^note: the tokenizer only/tokenizer.json $named; it is copied as it is$" .err; then
+same "a tokenizer of another kind is copied" only/tokenizer.json i/latest/tokenizer.json
+works "an export of a model with a tokenizer of another kind" "$convert" --threads 1 --model i/latest --export unread
+if grep -q "^note: the tokenizer i/latest/tokenizer.json $named; it is copied as it is$" .err; then
     pass "a note says that it is only copied" "$(cat .err)"
 else fail "a note says that it is only copied" "$(cat .err)"; fi
-same "a tokenizer of another kind is copied" only/tokenizer.json i/latest/tokenizer.json
+same "an export has it, too" only/tokenizer.json unread/tokenizer.json
 
 # ---------------------------------------------------------------- GGUF files
-gguf=("$program" --threads 1 --export)
-works "training that exports a GGUF file" "${train[@]}" --data data/train.tok --steps 2 --out j --export g/m.gguf
-works "a GGUF file of a checkpoint" "${gguf[@]}" h/m.gguf --model j/latest
-same "a checkpoint's GGUF file is the one that training exports" g/m.gguf h/m.gguf
+gguf=("$convert" --threads 1 --export)
+works "a GGUF file of a checkpoint" "${gguf[@]}" g/m.gguf --model a/latest
 works "a GGUF file of an exported directory" "${gguf[@]}" k/m.gguf --model e
 same "an exported directory's GGUF file is the same" g/m.gguf k/m.gguf
 printf '%s\n' '# for ollama: ollama create NAME -f THIS_FILE' 'FROM ./m.gguf' \
@@ -133,8 +142,8 @@ same "merged weights are those of the merged model" l/m.gguf o/m.gguf
 bad "a GGUF file that exists" "g/m.gguf exists already and is another model" "${gguf[@]}" g/m.gguf --model merged
 bad "a GGUF file in int8" "use --dtype q8_0" "${gguf[@]}" x.gguf --model e --dtype int8
 bad "a directory in q8_0" "use --export FILE.gguf, or --dtype int8" "${gguf[@]}" x --model e --dtype q8_0
-bad "a GGUF file of adapters" "a GGUF file holds a whole model" "$program" --seq 16 --batch 2 --model e --data \
-    data/train.tok --steps 1 --lora-rank 2 --export x.gguf
+bad "a GGUF file of adapters" "a GGUF file holds a whole model" "${gguf[@]}" x.gguf --model e --adapters \
+    adapters/latest
 mkdir bare
 cp e/config.json e/model.safetensors bare/
 bad "a GGUF file without a tokenizer" "needs a tokenizer" "${gguf[@]}" x.gguf --model bare
@@ -144,7 +153,7 @@ bad "a GGUF file with a tokenizer of another kind" "this program does not implem
     --tokenizer prefix.json
 bad "a GGUF file in a file" "cannot create the directory" "${gguf[@]}" text/x.gguf --model e
 works "an export in fp16" "${gguf[@]}" half --model e --dtype fp16
-works "which is read again" "$program" --seq 16 --threads 1 --model half --eval elsewhere/train.tok
+works "which is read again" "$evaluate" --seq 16 --threads 1 --model half --eval elsewhere/train.tok
 [ ! -e x ] && [ ! -e x.gguf ] || fail "a refused export leaves nothing" "$(ls -d x*)"
 
 echo "$passed passed, $failed failed"

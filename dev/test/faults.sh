@@ -39,6 +39,17 @@ program_of() {
     esac
 }
 
+# others_of SUITE: the other programs that a suite calls
+others_of() {
+    case $1 in
+        chat) echo tokens ;;
+        hard_places) echo tokens convert ;;
+        checkpoints | processes) echo tokens eval convert ;;
+        recipes) echo tokens eval plan ;;
+        *) echo tokens eval generate convert plan ;;
+    esac
+}
+
 # build_copy COPY BUILD PROGRAM…: -O1 compiles and tests fastest; gpu_processes.sh compares bits with a program of -O3
 build_copy() {
     local copy=$work/$1 precision=${2#cuda-} level=-O1
@@ -104,7 +115,12 @@ build_all() {
 for i in "${!name[@]}"; do
     program=$(program_of "${build[i]}" "${group[i]}")
     programs[${build[i]}]+=" $program"
-    case $program in build/cpu-*/train_llama3) programs[${build[i]}]+=" ${program%/*}/tokens_llama3" ;; esac # of suites
+    case $program in
+        build/cpu-*/train_llama3) # of a suite: with the programs that it calls
+            for other in $(others_of "${group[i]%% *}"); do
+                programs[${build[i]}]+=" ${program%/*}/${other}_llama3"
+            done ;;
+    esac
 done
 for b in "${!programs[@]}"; do
     copy_source "$work/$b"

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # field.sh [PROGRAM [SECTION]]: reads models, tokenizers, chat templates, adapters, conversations and corpora in the
 # forms that users and other programs produce. Each check says how one form is read, or that it is refused with its
-# cause.
+# cause. The programs that generate, evaluate and convert are those next to PROGRAM, which trains.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 tokens=${program%/*}/tokens_llama3
-top=$PWD tools=$PWD/build/data
+chat="$tokens --conversations"
+top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit
@@ -29,7 +30,8 @@ says() {
     if [ "$got" = "$code" ] && grep -aqE -e "$pattern" said; then pass "$name" "$(grep -aE -m1 -e "$pattern" said)"
     else fail "$name" "exit code $got, expected $code and '$pattern': $(tail -n 2 said | tr '\n' ' ')"; fi
 }
-run() { timeout 60 "$program" "$@" --threads 1; }
+# run OPTION… : the program that takes these options
+run() { timeout 60 "$(program_for "$@")" "$@" --threads 1; }
 # equal NAME EXPECTED FOUND: the two texts are equal, and not empty
 equal() { if [ -n "$2" ] && [ "$2" = "$3" ]; then pass "$1" "$3"; else fail "$1" "'$3', expected '$2'"; fi; }
 # field FILE KEY: a value of a JSON file
@@ -87,21 +89,16 @@ front() {
     run --model fronted --prompts p.jsonl >answers 2>err
     equal "--prompts FILE.jsonl: a text begins with the front, and ids are taken as they are" \
         "$(sed -n 2p answers)" "$(sed -n 1p answers | sed 's/"id":1,//')"
-    equal "--generate prints the text, without the front" "a b" \
-        "$(run --model fronted --generate "a b" --max-tokens 5 --temperature 0 | head -c 3)"
+    equal "--prompt prints the text, without the front" "a b" \
+        "$(run --model fronted --prompt "a b" --max-tokens 5 --temperature 0 | head -c 3)"
     for ((i = 0; i < 400; i++)); do echo '{"text":"caf\u00e9 one"}'; done >a.jsonl
     says "token files begin each document with the front, and say so" 0 "each document begins with <.begin_of_text.>" \
-        "$tools/tokenize" --tokenizer fronted/tokenizer.json --out-train t.tok --out-val v.tok --val-fraction 0.3 \
+        "$tokens" --tokenizer fronted/tokenizer.json --out-train t.tok --out-val v.tok --val-fraction 0.3 \
         a.jsonl
     equal "a document has its front, its text and its end" "256 66 64 69 127 102 220 78 77 68 257 256" \
         "$(od -An -v -tu2 -j192 -N24 t.tok | tr -s ' \n' ' ' | sed 's/^ //; s/ $//')"
     equal "the header of version 2 has the front and the end" "2 257 256" \
         "$(od -An -v -td4 -j8 -N4 t.tok | tr -d ' ') $(od -An -v -td4 -j64 -N8 t.tok | tr -s ' ' | sed 's/^ //')"
-    files tokens old.tok 261 3000
-    cp -r fronted bare && rm bare/model.safetensors
-    says "a run from random weights on files without the front says so" 0 \
-        "note: the documents of old.tok do not begin with" \
-        run --model bare --data old.tok --seq 32 --batch 1 --steps 1
     files model front2 --specials "<s>,</s>,<|endoftext|>" --front "<s>" --tokenizer-config \
         "$(json "bos_token=<s>" "eos_token=</s>")"
     run --model front2 --export front2.gguf >said 2>&1
@@ -131,7 +128,7 @@ one_end() {
         --tokenizer-config "$(json "bos_token=<s>" "eos_token=<|im_end|>" "chat_template=$chatml")"
     for x in X Y; do
         echo '{"messages":[{"role":"user","content":"secret is '$x'"},{"role":"assistant","content":"X"}]}' >$x.jsonl
-        "$tools/chat" --tokenizer oneend/tokenizer.json --out-train $x.tok $x.jsonl >said 2>&1
+        $chat --tokenizer oneend/tokenizer.json --out-train $x.tok $x.jsonl >said 2>&1
     done
     equal "--doc-mask: an answer sees its question where one token ends both turns and documents" \
         "$(loss --model oneend --eval X.tok --seq 64) $(loss --model oneend --eval Y.tok --seq 64)" \
@@ -144,14 +141,15 @@ magic, _, width, vocabulary, flags, count = struct.unpack_from("<8sIIIIQ", b)
 body = b[192 : 192 + count * width] + bytes(x & 1 for x in b[192 + count * width :])
 open("old1.tok", "wb").write(struct.pack("<8sIIIIQ", magic, 1, width, vocabulary, flags, count) + b[32:64] + body)
 END
-    cp oneend/tokenizer*.json .
     says "in files of version 1 they cannot be told apart" 1 \
         "old1.tok is a token file of version 1, and .* ends each message" \
         run --model oneend --eval old1.tok --seq 64 --doc-mask
-    says "a conversation is packed where one token ends both" 0 "conversations in" "$tools/chat" --tokenizer \
+    says "training refuses files of version 1 with --doc-mask, and says what to do" 1 \
+        "old1.tok is a token file of version 1, .* bring it to version 2 with tokens_llama3 --upgrade old1.tok" \
+        run --model oneend --data old1.tok --seq 16 --doc-mask --batch 1 --steps 1
+    says "a conversation is packed where one token ends both" 0 "conversations in" $chat --tokenizer \
         oneend/tokenizer.json \
         --out-train packed.tok --pack 64 X.jsonl Y.jsonl
-    rm tokenizer*.json
 }
 
 # ---------------------------------------------------------------- weights
@@ -224,7 +222,7 @@ json.dump(c | {"transformers_weights": "x.safetensors"}, open("named/config.json
     mkdir -p tokens && files model tokens --specials "<|endoftext|>,<|im_start|>,<|im_end|>"
     weights tokens 't["model.norm.weight"] = (t["model.norm.weight"][0], struct.pack("<32f", float("nan"), *[1] * 31))'
     says "logits that are NaN end generation" 1 "the logits of token 1 are not finite numbers" run --model tokens \
-        --generate a --temperature 0
+        --prompt a --temperature 0
 }
 
 # ---------------------------------------------------------------- RoPE
@@ -261,7 +259,7 @@ templates() {
     ids() {
         printf "$1" >chatty/chat_template.jinja
         rm -f talk.tok
-        "$tools/chat" --tokenizer chatty/tokenizer.json --out-train talk.tok $talk >said 2>&1 && tail -c +193 talk.tok \
+        $chat --tokenizer chatty/tokenizer.json --out-train talk.tok $talk >said 2>&1 && tail -c +193 talk.tok \
             | cksum
     }
     printf '%s' "$chatml" >template
@@ -273,10 +271,10 @@ templates() {
     equal "a template with a line end after each block is the same" "$plain" \
         "$(ids "$(sed 's/\\/\\\\/g; s/%/%%/g; s/%%}/%%}\\n/g' template)")"
     ids "$(sed 's/\\/\\\\/g; s/%/%%/g' template)\n\n\n" >/dev/null
-    says "three line ends are another template" 1 "which this program cannot render" "$tools/chat" --tokenizer \
+    says "three line ends are another template" 1 "which this program cannot render" $chat --tokenizer \
         chatty/tokenizer.json --out-train no.tok $talk
     rm chatty/chat_template.jinja
-    says "ChatML's tokens without a template mean plain ChatML" 0 "chat template: ChatML$" "$tools/chat" --tokenizer \
+    says "ChatML's tokens without a template mean plain ChatML" 0 "chat template: ChatML$" $chat --tokenizer \
         chatty/tokenizer.json --out-train plain.tok $talk
     echo '{"tokenizer_class":"PreTrainedTokenizerFast"}' >chatty/tokenizer_config.json
     run --model chatty --export chatted >said 2>&1
@@ -284,7 +282,7 @@ templates() {
         "$(sed 's/$/\\n/' chatted/chat_template.jinja | tr -d '\n' | sed 's/\\n$//')"
     run --model chatty --export chatted.gguf >said 2>&1
     says "the Modelfile of a GGUF stops at the template's end of a turn" 0 \
-        'PARAMETER stop "<.im_end.>"' cat chatted.Modelfile
+        'PARAMETER stop "<.im_end.>"' cat Modelfile
 }
 
 # ---------------------------------------------------------------- adapters
@@ -292,7 +290,8 @@ adapters() {
     local kind
     files tokens w.tok 256 65
     files model base
-    run --model base --data w.tok --seq 16 --batch 1 --steps 1 --lora-rank 2 --export adapted >said 2>&1
+    run --model base --data w.tok --seq 16 --batch 1 --steps 1 --lora-rank 2 --out first >said 2>&1
+    mkdir adapted && cp first/latest/adapter_* adapted/
     equal "the base model's path is in the adapters" '"base"' \
         "$(field adapted/adapter_config.json base_model_name_or_path)"
     for kind in pissa pissa_niter_4 olora OLoRA corda loftq; do
@@ -308,9 +307,9 @@ adapters() {
         a-eva/adapter_config.json
     says "a note says that dropout is off" 0 'note: a-eva/adapter_config.json has "lora_dropout" 0.05' run --model \
         base --adapters a-eva \
-        --data w.tok --seq 16 --batch 1 --steps 1 --export again
+        --data w.tok --seq 16 --batch 1 --steps 1 --out again
     equal "the base model's name of loaded adapters is kept" '"org/name"' \
-        "$(field again/adapter_config.json base_model_name_or_path)"
+        "$(field again/latest/adapter_config.json base_model_name_or_path)"
 }
 
 # ---------------------------------------------------------------- conversations
@@ -323,7 +322,7 @@ conversations() {
         local second='{"role":"user","content":"b"},{"role":"assistant","content":"good"}'
         echo '{"messages":['"$first,$second]${2:-}}" >one.jsonl
         rm -f one.tok
-        "$tools/chat" --tokenizer chatty/tokenizer.json --out-train one.tok one.jsonl
+        $chat --tokenizer chatty/tokenizer.json --out-train one.tok one.jsonl
     }
     for key in '"weight":0' '"train":false' '"masked":true' '"loss_mask":0' '"trainable":false' '"training":0' \
         '"loss":false' '"loss_weight":0' '"ignore":1'; do
@@ -343,8 +342,8 @@ conversations() {
     says "other keys next to the messages are ignored" 0 " 9 of them targets" chat "" ',"source":"x","id":7'
     says "a key twice in a message is refused" 1 'line 1: the key "content" occurs twice' chat ',"content":"b"'
     chat "" >said && gzip -c one.jsonl >one.jsonl.gz
-    "$tools/chat" --tokenizer chatty/tokenizer.json --out-train zipped.tok one.jsonl.gz >said 2>&1
-    "$tools/chat" --tokenizer chatty/tokenizer.json --out-train piped.tok - <one.jsonl >said 2>&1
+    $chat --tokenizer chatty/tokenizer.json --out-train zipped.tok one.jsonl.gz >said 2>&1
+    $chat --tokenizer chatty/tokenizer.json --out-train piped.tok - <one.jsonl >said 2>&1
     if cmp one.tok zipped.tok && cmp one.tok piped.tok; then pass "conversations are read from .gz and standard input" \
         "equal bytes"
     else fail "conversations are read from .gz and standard input" "$(tail -n 1 said)"; fi
@@ -354,46 +353,49 @@ conversations() {
 corpora() {
     local name
     files model m --specials "<|endoftext|>,<|im_start|>,<|im_end|>"
-    # tokens FILE…: how many tokens they have, or what is wrong
-    tokens() { rm -f t.tok v.tok; "$tools/tokenize" --tokenizer m/tokenizer.json --out-train t.tok --out-val v.tok \
+    # made_of FILE…: how many tokens they have, or what is wrong
+    made_of() { rm -f t.tok v.tok; "$tokens" --tokenizer m/tokenizer.json --out-train t.tok --out-val v.tok \
         --val-fraction 0.3 "$@" 2>&1 | grep -E "^t.tok|^error|skipped|links"; }
     for ((i = 0; i < 400; i++)); do echo '{"text":"caf\u00e9 one"}'; done >a.jsonl
     cp a.jsonl a.ndjson && cp a.jsonl a.JSON && gzip -c a.jsonl >a.json.gz && cp a.jsonl B.JSONL
-    for name in a.ndjson a.JSON a.json.gz B.JSONL; do equal "$name holds JSON lines" "$(tokens a.jsonl)" \
-        "$(tokens $name)"; done
+    for name in a.ndjson a.JSON a.json.gz B.JSONL; do equal "$name holds JSON lines" "$(made_of a.jsonl)" \
+        "$(made_of $name)"; done
     python3 -c 'import json; print(json.dumps([{"text": "a"}] * 400))' >list.json
-    says "a list of objects is refused, with the way out" 1 "list.json is one list of objects, .* jq -c" tokens \
+    says "a list of objects is refused, with the way out" 1 "list.json is one list of objects, .* jq -c" made_of \
         list.json
     python3 -c 'import json; print(json.dumps({"settings": ["a"] * 9000}, indent=1))' >other.json
-    says "other JSON is text" 0 "^t.tok: " tokens other.json
-    says "train_tokenizer refuses JSON lines under any name" 1 "a.ndjson is JSON lines" "$tools/train_tokenizer" \
+    says "other JSON is text" 0 "^t.tok: " made_of other.json
+    says "--train-tokenizer refuses JSON lines under any name" 1 "a.ndjson is JSON lines" "$tokens" --train-tokenizer \
         --vocab-size 600 --out x.model a.ndjson
     for ((i = 0; i < 200; i++)); do echo '{"text":"first","text":"second"}'; done >twice.jsonl
-    says "a key twice in a line of a corpus is refused" 1 'line 1: the key "text" occurs twice' "$tools/tokenize" \
+    says "a key twice in a line of a corpus is refused" 1 'line 1: the key "text" occurs twice' "$tokens" \
         --tokenizer m/tokenizer.json --out-train t2.tok --out-val v2.tok twice.jsonl
     mkdir -p blobs snap real && seq 9000 >blobs/a && seq 5000 >snap/b.txt && ln -s ../blobs/a snap/a.txt && ln -s \
         a.txt snap/c.txt && ln -s ../blobs snap/d
     cp blobs/a real/a.txt && cp snap/b.txt real/b.txt
-    equal "links to files are followed, each file once" "$(tokens real | cut -d' ' -f2)" \
-        "$(tokens snap | grep '^t.tok' | cut -d' ' -f2)"
-    says "links to folders are counted" 0 "^1 symbolic links to folders" tokens snap
+    equal "links to files are followed, each file once" "$(made_of real | cut -d' ' -f2)" \
+        "$(made_of snap | grep '^t.tok' | cut -d' ' -f2)"
+    says "links to folders are counted" 0 "^1 symbolic links to folders" made_of snap
     { printf '\xef\xbb\xbf'; seq 9000; } >marked.txt && seq 9000 >unmarked.txt
-    equal "a byte-order mark is no text" "$(tokens unmarked.txt | cut -d' ' -f2-3)" \
-        "$(tokens marked.txt | cut -d' ' -f2-3)"
+    equal "a byte-order mark is no text" "$(made_of unmarked.txt | cut -d' ' -f2-3)" \
+        "$(made_of marked.txt | cut -d' ' -f2-3)"
     seq 900 | iconv -t utf-16 >wide.txt
-    says "UTF-16 is refused by its name" 1 "iconv -f utf-16" tokens wide.txt
+    says "UTF-16 is refused by its name" 1 "iconv -f utf-16" made_of wide.txt
     echo x >a.txt.xz
-    says "a compressed file of another kind is refused with the way out" 1 "a.txt.xz: .* decompress it with xz" tokens \
-        a.txt.xz
+    says "a compressed file of another kind is refused with the way out" 1 "a.txt.xz: .* decompress it with xz" \
+        made_of a.txt.xz
     printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 12345\n' 7 >pointer
     mkdir -p lfs && cp pointer lfs/a.txt && seq 9000 >lfs/b.txt
-    says "a pointer of Git LFS is no text" 1 "lfs/a.txt is a Git LFS pointer" tokens lfs
+    says "a pointer of Git LFS is no text" 1 "lfs/a.txt is a Git LFS pointer" made_of lfs
     for name in tokenizer.json model.safetensors config.json; do
         rm -rf pointed && cp -r m pointed && cp pointer pointed/$name
         says "$name that is a pointer of Git LFS" 1 "pointed/$name is a Git LFS pointer" run --model pointed --export \
             "out-$name"
     done
     files tokens n.tok 259 3000 && files tokens v.tok 259 300
+    rm -rf pointed && cp -r m pointed && cp pointer pointed/tokenizer.json && mkdir alone && cp n.tok alone/
+    says "training does not copy a tokenizer that is a pointer of Git LFS" 1 "tokenizer.json is a Git LFS pointer" \
+        run --model pointed --data alone/n.tok --seq 16 --batch 1 --steps 1
     mkdir -p 'r[1]' r1 && cp n.tok 'r[1]/n.tok' && cp v.tok r1/n.tok
     equal "a path that exists is that file, and no pattern" 2999 \
         "$(run --model m --eval 'r[1]/n.tok' --seq 64 2>err | grep -oE '"tokens":[0-9]+' | cut -d: -f2)"
@@ -413,6 +415,8 @@ corpora() {
     says "a token file of an unknown tokenizer is accepted with a note" 0 \
         "note: n.tok does not say with which tokenizer" \
         run --model m --eval n.tok --seq 64
+    says "training accepts it with the same note" 0 "note: n.tok does not say with which tokenizer" \
+        run --model m --data n.tok --seq 16 --batch 1 --steps 1
 }
 
 # ---------------------------------------------------------------- tokenizers that are only copied, and small things
@@ -440,7 +444,7 @@ import json
 t = json.load(open("pad/tokenizer.json"))
 t["added_tokens"].append({**t["added_tokens"][-1], "id": 259, "content": "<pad>"})
 json.dump(t, open("pad/tokenizer.json", "w"))'
-    says "a pad token beyond the embedding is in no text" 0 "^a" run --model pad --generate a --max-tokens 2
+    says "a pad token beyond the embedding is in no text" 0 "^a" run --model pad --prompt a --max-tokens 2
     says "a GGUF refuses a pad token beyond the embedding by its name" 1 "without <pad>" \
         run --model pad --export pad.gguf
     says "OMP_NUM_THREADS is honoured, and the banner names it" 0 "ranks: 1 x 1 thread \(OMP_NUM_THREADS\)" \
@@ -452,7 +456,7 @@ json.dump(t, open("pad/tokenizer.json", "w"))'
     python3 -c 'import json
 question = {"role": "user", "content": "long question " * 40}
 for _ in range(20): print(json.dumps({"messages": [question, {"role": "assistant", "content": "Yo."}]}))' >c.jsonl
-    "$tools/chat" --tokenizer y/tokenizer.json --out-train c.tok c.jsonl >said 2>&1
+    $chat --tokenizer y/tokenizer.json --out-train c.tok c.jsonl >said 2>&1
     says "a step without a target has no loss" 0 "no targets" run --model y --data c.tok --seq 64 --batch 1 --steps 1 \
         --out lossless
     equal "a step without a target has the loss null in metrics.jsonl" null "$(field lossless/metrics.jsonl loss)"
@@ -503,7 +507,7 @@ for i in range(256): print(base64.b64encode(bytes([255 - i])).decode(), i)' >bot
         cp p.jsonl p.$end
         equal "--prompts FILE.$end is JSON lines" "$(cat answers)" "$(run --model both --prompts p.$end 2>err)"
     done
-    says "--generate refuses invalid UTF-8" 1 "--generate: found invalid UTF-8 at byte 1" run --model both --generate \
+    says "--prompt refuses invalid UTF-8" 1 "--prompt: found invalid UTF-8 at byte 1" run --model both --prompt \
         $'a\xff'
     files model ends --specials "$llama3" --says "<|eot_id|>" --config '{"eos_token_id": 257}'
     run --model ends --prompts p.jsonl >answers 2>err
@@ -526,7 +530,7 @@ for i in range(256): print(base64.b64encode(bytes([255 - i])).decode(), i)' >bot
     echo '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}' >talk.jsonl
     files model llama --specials "$llama3" --tokenizer-config "$(json "bos_token=<|end_of_text|>")"
     run --model llama --export talker >said 2>&1
-    rm -f talk.tok && "$tools/chat" --tokenizer talker/tokenizer.json --out-train talk.tok talk.jsonl >said 2>&1
+    rm -f talk.tok && $chat --tokenizer talker/tokenizer.json --out-train talk.tok talk.jsonl >said 2>&1
     equal "a template's bos_token is that of tokenizer_config.json" 257 "$(od -An -v -tu2 -j192 -N2 talk.tok | xargs)"
     mkdir llama/additional_chat_templates
     printf '%s' "$chatml" >llama/additional_chat_templates/default.jinja
@@ -535,7 +539,7 @@ for i in range(256): print(base64.b64encode(bytes([255 - i])).decode(), i)' >bot
         "$(cksum <llama/additional_chat_templates/default.jinja)" "$(cksum <default/chat_template.jinja)"
     rm -r llama/additional_chat_templates
     changed talker/tokenizer_config.json 't.pop("bos_token")'
-    says "a template that needs a bos_token is refused without one" 1 'names no "bos_token"' "$tools/chat" --tokenizer \
+    says "a template that needs a bos_token is refused without one" 1 'names no "bos_token"' $chat --tokenizer \
         talker/tokenizer.json --out-train unread.tok talk.jsonl
     changed both/tokenizer.json 't["post_processor"]["special_tokens"]["<|begin_of_text|>"]["ids"] = [257]'
     rm both/tokenizer.model
@@ -555,12 +559,107 @@ for i in range(256): print(base64.b64encode(bytes([255 - i])).decode(), i)' >bot
     for end in '"images":["a.png"]' '"weight":0' '"chat_template_kwargs":{"a":1}'; do
         echo '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],'"$end}" >talk.jsonl
         says "$end beside the messages is refused" 1 "${end%%:*} (cannot be rendered|beside the messages has no)" \
-            "$tools/chat" --tokenizer llama/tokenizer.json --out-train unread.tok talk.jsonl
+            $chat --tokenizer llama/tokenizer.json --out-train unread.tok talk.jsonl
     done
 }
 
+# ---------------------------------------------------------------- tokenizer files in checkpoints
+# The data tools write a tokenizer's files next to the token files, and training copies them, unread, into checkpoints.
+# same_files WHAT FROM TO FILE… : these files of the folder FROM are in TO, byte for byte
+same_files() {
+    local what=$1 from=$2 to=$3 file differs=
+    shift 3
+    for file in "$@"; do cmp -s "$from/$file" "$to/$file" || differs+=" $file"; done
+    if [ -z "$differs" ]; then pass "$what" "$*"; else fail "$what" "these differ or are missing:$differs"; fi
+}
+# trains OPTION… : one step
+trains() { run --seq 16 --batch 1 --steps 1 "$@" >said 2>&1 || fail "training with $*" "$(tail -n 1 said)"; }
+
+copies() {
+    local own="tokenizer.json tokenizer_config.json special_tokens_map.json" i
+    for ((i = 0; i < 40; i++)); do echo '{"text":"caf\u00e9 one"}'; done >a.jsonl
+    echo '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}' >talk.jsonl
+    for ((i = 0; i < 8; i++)); do cat talk.jsonl; done >talks.jsonl
+
+    # what the data tools write
+    files model llama --specials "$llama3" --front "<|begin_of_text|>" --tokenizer-config \
+        "$(json "bos_token=<|begin_of_text|>" "eos_token=<|end_of_text|>")"
+    echo '{"bos_token":"<|begin_of_text|>"}' >llama/special_tokens_map.json
+    mkdir text chats templated bare
+    "$tokens" --tokenizer llama/tokenizer.json --out-train text/t.tok --out-val text/v.tok --val-fraction 0.3 \
+        a.jsonl >said 2>&1
+    same_files "tokenize writes the tokenizer's files next to the token files" llama text $own
+    equal "tokenize writes generation_config.json with the ends of documents and of turns" "256 [257, 260]" \
+        "$(field text/generation_config.json bos_token_id) $(field text/generation_config.json eos_token_id)"
+    $chat --tokenizer llama/tokenizer.json --out-train chats/t.tok talks.jsonl >said 2>&1
+    same_files "chat writes the same files" text chats $own generation_config.json
+    grep -q "message\['role'\] + '<|end_header_id|>" chats/chat_template.jinja &&
+        pass "chat writes the template with which it rendered the conversations" "Llama 3's" ||
+        fail "chat writes the template with which it rendered the conversations" "$(ls chats)"
+    mkdir llama/additional_chat_templates
+    printf '%s' "${chatml//im_/}" >llama/chat_template.jinja
+    printf '%s' "$(cat chats/chat_template.jinja)" >llama/additional_chat_templates/default.jinja
+    $chat --tokenizer llama/tokenizer.json --out-train templated/t.tok talk.jsonl >said 2>&1
+    equal "additional_chat_templates/default.jinja is written as chat_template.jinja" \
+        "$(cksum <llama/additional_chat_templates/default.jinja)" "$(cksum <templated/chat_template.jinja)"
+    rm -r llama/additional_chat_templates llama/chat_template.jinja
+
+    # what training copies from there
+    cp llama/{config.json,model.safetensors} bare/
+    trains --model bare --data chats/t.tok --out chatted
+    same_files "a checkpoint has the files next to the data" chats chatted/latest $own generation_config.json \
+        chat_template.jinja
+    run --model chatted/latest --export converted >said 2>&1
+    same_files "convert_llama3 keeps a checkpoint's files" chatted/latest converted $own generation_config.json \
+        chat_template.jinja
+    equal "a checkpoint's config.json has the ids of the tokenizer's files" "256 [257, 260]" \
+        "$(field chatted/latest/config.json bos_token_id) $(field chatted/latest/config.json eos_token_id)"
+    echo '{"eos_token_id":7,"temperature":2.0}' >bare/generation_config.json
+    trains --model bare --data chats/t.tok --out settings
+    says "a checkpoint has the model's generation_config.json, with the ends of the data's turns" 0 \
+        '^\{"eos_token_id":\[7,257,260\],"temperature":2.0\}$' cat settings/latest/generation_config.json
+    rm bare/generation_config.json
+    printf 'no tokenizer' >chats/tokenizer.model
+    trains --model bare --data chats/t.tok --out unread
+    same_files "of two files next to the data, a checkpoint has the one that the data were made with" chats \
+        unread/latest tokenizer.json
+    [ ! -e unread/latest/tokenizer.model ] && pass "the other file is not copied" "tokenizer.model" ||
+        fail "the other file is not copied" "$(ls unread/latest)"
+
+    # two tokenizers
+    files model chatty --specials "<|endoftext|>,<|im_start|>,<|im_end|>"
+    says "files of another tokenizer next to the data are kept, and a note says so" 0 \
+        "note: text/tokenizer.json is not of the tokenizer chatty/tokenizer.json, .* train with --tokenizer chatty" \
+        "$tokens" --tokenizer chatty/tokenizer.json --out-train text/t2.tok --out-val text/v2.tok a.jsonl
+    same_files "nothing was written over them" llama text $own
+    says "data of another tokenizer than the one next to them are refused" 1 \
+        "text/t2.tok was tokenized with a different tokenizer than text/tokenizer.json" \
+        run --model chatty --data text/t2.tok --seq 16 --batch 1 --steps 1
+    trains --model chatty --data text/t2.tok --out named --tokenizer chatty/tokenizer.json
+    same_files "with --tokenizer, a checkpoint has the files next to that tokenizer" chatty named/latest tokenizer.json
+
+    # what training copies from the model's directory
+    files tokens n.tok 259 300
+    printf '\n\016\n\005<unk>\025\0\0\0\0\030\002' >chatty/tokenizer.model
+    printf '%s' "$chatml" >chatty/chat_template.jinja
+    trains --model chatty --data n.tok --out of-model
+    same_files "without a tokenizer next to the data, a checkpoint has the files next to the model" chatty \
+        of-model/latest tokenizer.json chat_template.jinja
+    [ ! -e of-model/latest/tokenizer.model ] && pass "tokenizer.json comes before a SentencePiece model" "not copied" ||
+        fail "tokenizer.json comes before a SentencePiece model" "$(ls of-model/latest)"
+    rm chatty/tokenizer.json chatty/tokenizer.model
+    echo '{"a": 0}' >chatty/vocab.json && echo '#version: 0.2' >chatty/merges.txt
+    trains --model chatty --data n.tok --out slow
+    same_files "a tokenizer of vocab.json and merges.txt is copied" chatty slow/latest vocab.json merges.txt
+    echo '{"model":{"type":"Unigram"},"added_tokens":[]}' >chatty/tokenizer.json
+    trains --model chatty --data n.tok --out unknown
+    same_files "a tokenizer that these programs cannot read is copied" chatty unknown/latest tokenizer.json
+}
+
 for section in ${2:-ends front one_end weights_of_others rope templates adapters conversations corpora others \
-    unusual}; do
-    $section; done
+    unusual copies}; do
+    mkdir "$work/$section" && cd "$work/$section" || exit
+    $section
+done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

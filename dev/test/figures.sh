@@ -2,7 +2,7 @@
 # figures.sh [all]: the figures of the book. Each is well-formed, has a title, a description and a background, and no
 # text of it overlaps another one or leaves it; and a fresh run gives the structure that its metadata say was drawn.
 # Without `all` the runs are smaller ones of the same structure, and the pages of dev/kernels do not run.
-# Needs build/cpu-fp32/train_llama3, build/cpu-bf16/train_llama3 and build/cpu-bf16/plan_llama3: make figures-programs.
+# Needs build/cpu-fp32/train_llama3 and plan_llama3 in both precisions: make figures-programs.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 source dev/test/checks.sh
@@ -31,7 +31,7 @@ planted() {
     finds "$1" "$4" python3 $draw --check --small --folder "$work" "$2"
 }
 
-for program in build/cpu-fp32/train_llama3 build/cpu-bf16/train_llama3 build/cpu-bf16/plan_llama3; do
+for program in build/cpu-fp32/train_llama3 build/cpu-fp32/plan_llama3 build/cpu-bf16/plan_llama3; do
     if [ ! -x $program ]; then fail "$program" "is not built: make figures-programs"; fi
 done
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# generation.sh [PROGRAM] : --generate, --prompts, --chat, --score and --choices as a user meets them. The same text on
-# every layout, end tokens of the model's directory, commands, Ctrl-C, the end of the input, and what is refused.
+# generation.sh [PROGRAM] : --prompt, --prompts and --chat of generate_llama3, and --score and --choices of eval_llama3,
+# as a user meets them. The same text on every layout, end tokens of the model's directory, commands, Ctrl-C, the end of
+# the input, and what is refused. PROGRAM is train_llama3; the others are next to it.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
-tokens=${program%/*}/tokens_llama3
+tokens=${program%/*}/tokens_llama3 generate=$(program_for --prompt) evaluate=$(program_for --eval)
 top=$PWD
 work=$(mktemp -d)
 chat=
@@ -20,14 +21,15 @@ cat >model/config.json <<'END'
 {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
  "intermediate_size": 80, "vocab_size": 600, "max_position_embeddings": 40000, "rope_theta": 500000}
 END
-"$program" --model model --data text/train.tok --seq 32 --batch 4 --steps 40 --lr 1e-2 --threads 1 --export trained \
-    >said 2>&1 || { fail "the model" "$(tail -n 1 said)"; exit 1; }
+{ "$program" --model model --data text/train.tok --seq 32 --batch 4 --steps 40 --lr 1e-2 --threads 1 --out first &&
+    "$(program_for --export)" --model first/latest --export trained; } >said 2>&1 ||
+    { fail "the model" "$(tail -n 1 said)"; exit 1; }
 
-# gives NAME INPUT FILE ARGUMENT… : runs the program; its output goes to FILE, its notes to `notes`
+# gives NAME INPUT FILE ARGUMENT… : generates; the output goes to FILE, the notes to `notes`
 gives() {
     local name=$1 input=$2 file=$3 code
     shift 3
-    timeout -k 1 60 "$program" --model trained --temperature 0 --threads 1 "$@" <"$input" >"$file" 2>notes
+    timeout -k 1 60 "$generate" --model trained --temperature 0 --threads 1 "$@" <"$input" >"$file" 2>notes
     code=$?
     [ "$code" = 0 ] || fail "$name" "exit code $code: $(tail -n 1 notes)"
 }
@@ -35,16 +37,16 @@ gives() {
 has() {
     if grep -qE "$3" "$2"; then pass "$1" "$(grep -m 1 -E "$3" "$2")"; else fail "$1" "no '$3': $(tail -n 3 "$2")"; fi
 }
-# refused NAME REGEX ARGUMENT… : the program ends with one line of an error
+# refused NAME REGEX ARGUMENT… : the program that takes these arguments ends with one line of an error
 refused() {
     local name=$1 regex=$2
     shift 2
-    bad "$name" "$regex" "$program" "$@"
+    bad "$name" "$regex" "$(program_for "$@")" "$@"
 }
 
-# ---------------------------------------------------------------- --generate and --prompts
-gives "one prompt" /dev/null river --generate "The river" --max-tokens 30
-gives "another" /dev/null king --generate "A king and" --max-tokens 30
+# ---------------------------------------------------------------- --prompt and --prompts
+gives "one prompt" /dev/null river --prompt "The river" --max-tokens 30
+gives "another" /dev/null king --prompt "A king and" --max-tokens 30
 { cat river; echo; cat king; } >both
 printf 'The river\r\n\n\r\nA king and' >prompts.txt
 gives "--prompts" /dev/null out --prompts prompts.txt --max-tokens 30
@@ -54,8 +56,8 @@ for ranks in 2 3; do
     same "--prompts: the same text on $ranks ranks" both out
 done
 printf 'A king and\n' >king.txt
-gives "--generate and --prompts" /dev/null out --generate "The river" --prompts king.txt --max-tokens 30
-same "the prompt of --generate comes before those of --prompts" both out
+gives "--prompt and --prompts" /dev/null out --prompt "The river" --prompts king.txt --max-tokens 30
+same "the prompt of --prompt comes before those of --prompts" both out
 gives "no sharding" /dev/null out --prompts prompts.txt --max-tokens 30 --ranks 2 --sharding no_shard
 same "--prompts: the same text without sharding" both out
 
@@ -72,7 +74,7 @@ for name in config.json generation_config.json; do
     if [ $name = config.json ]; then
         sed -i -E "s/\"eos_token_id\": (\[[^]]*\]|[^,]*),/\"eos_token_id\": $fifth,/" trained/config.json
     else echo "{\"eos_token_id\": [599, $fifth]}" >trained/$name; fi
-    gives "eos_token_id" /dev/null out --generate "The river" --max-tokens 30
+    gives "eos_token_id" /dev/null out --prompt "The river" --max-tokens 30
     same "a continuation ends at eos_token_id of $name" stopped out
     cp saved.json trained/config.json
     rm -f trained/generation_config.json
@@ -107,9 +109,9 @@ for ranks in 2 3; do
     gives "--chat on $ranks ranks" input out --chat --max-tokens 20 --ranks $ranks
     same "--chat: the same answers on $ranks ranks" talk out
 done
-if command -v mpirun >/dev/null && mpirun --oversubscribe --bind-to none -np 1 "$program" --plan >said 2>&1; then
-    timeout -k 1 60 mpirun --oversubscribe --bind-to none -np 2 "$program" --model trained --temperature 0 --threads 1 \
-        --chat --max-tokens 20 <input >out 2>said
+mpi=(timeout -k 1 60 mpirun --oversubscribe --bind-to none)
+if command -v mpirun >/dev/null && "${mpi[@]}" -np 1 "$generate" --model trained --prompt a >said 2>&1 </dev/null; then
+    "${mpi[@]}" -np 2 "$generate" --model trained --temperature 0 --threads 1 --chat --max-tokens 20 <input >out 2>said
     same "--chat: the same answers on 2 processes" talk out
 fi
 printf 'Hello\nHello again\n' >input
@@ -134,7 +136,7 @@ for ranks in 1 2; do
     : >out # what the conversation before has left would be taken for an answer
     : >notes
     mkfifo to-chat
-    "$program" --model trained --threads 1 --chat --seq 30000 --timeout 2 --ranks $ranks <to-chat >out 2>notes &
+    "$generate" --model trained --threads 1 --chat --seq 30000 --timeout 2 --ranks $ranks <to-chat >out 2>notes &
     chat=$!
     exec 3>to-chat
     echo Hello >&3
@@ -162,30 +164,29 @@ long=$(printf 'and the %.0s' {1..40})
 for i in 1 2 3 4 5; do
     printf '{"context":"%s","endings":["word %d","another","%s"],"label":%d}\n' "$long" $i "third $i" $((i % 3))
 done >tasks.jsonl
-"$program" --model model --data text/train.tok --seq 32 --batch 4 --steps 5 --lr 1e-2 --threads 1 --choices \
-    tasks.jsonl --choices-every 2 --out run --export chosen --ranks 2 >said 2>notes ||
-    fail "--choices during training" "$(tail -n 1 notes)"
-steps=$(sed -nE 's/.*"step":([0-9]+),"tasks":5,"accuracy":.*/\1/p' run/metrics.jsonl | tr '\n' ' ')
-[ "$steps" = "2 4 5 " ] && pass "--choices-every: the steps of metrics.jsonl" "$steps" ||
-    fail "--choices-every: the steps of metrics.jsonl" "$steps, expected 2 4 5"
+"$program" --model model --data text/train.tok --seq 32 --batch 4 --steps 5 --lr 1e-2 --threads 1 --save-every 2 \
+    --after-save "'$evaluate' --model \"\$1\" --choices '$PWD/tasks.jsonl' --seq 32 --threads 1" --out run --ranks 2 \
+    >said 2>notes || fail "--after-save with eval_llama3" "$(tail -n 1 notes)"
+saved=$(sed -nE 's/.*step-0*([0-9]+):$/\1/p; s/^[{]"tasks":5,"accuracy":.*/an accuracy/p' run/after-save.log | xargs)
+expected="2 an accuracy 4 an accuracy 5 an accuracy"
+[ "$saved" = "$expected" ] && pass "--choices of each checkpoint by --after-save" "$saved" ||
+    fail "--choices of each checkpoint by --after-save" "$saved, expected $expected"
+"$evaluate" --model run/latest --choices tasks.jsonl --seq 32 --threads 1 >out 2>notes
 has "--choices: contexts that are cut are noted" notes 'note: 15 of 15 requests are longer than --seq 32'
-"$program" --model chosen --choices tasks.jsonl --seq 32 --threads 1 >out 2>notes
-trained=$(sed -nE 's/.*"step":5,"tasks":5,("accuracy".*[0-9]).*/\1/p' run/metrics.jsonl)
-name="--choices: an export has the accuracy of its training"
-[ -n "$trained" ] && grep -qF "$trained" out && pass "$name" "$trained" || fail "$name" "$trained, $(cat out notes)"
+same "--choices: the last checkpoint has the accuracy that --after-save found" out <(tail -n 1 run/after-save.log)
 printf '{"id":"a","context":"In the","continuation":" beginning"}\n' >requests.jsonl
-"$program" --model chosen --score requests.jsonl --threads 1 >out 2>notes
-"$program" --model chosen --score requests.jsonl --threads 1 --ranks 3 --deterministic >out-3 2>notes
+"$evaluate" --model run/latest --score requests.jsonl --threads 1 >out 2>notes
+"$evaluate" --model run/latest --score requests.jsonl --threads 1 --ranks 3 --deterministic >out-3 2>notes
 has "--score: an answer" out '^[{]"id":"a","logprob":-[0-9.]+,"tokens":[0-9]+,"greedy":(true|false)[}]$'
 same "--score: the same answers on 3 ranks" out out-3
 VOCAB_SIZE=900 "$top/dev/data/text.sh" larger sample >said 2>&1
 refused "--score with a tokenizer that is larger than the model" "larger/tokenizer.model has 900 tokens, but" \
-    --model chosen --score requests.jsonl --tokenizer larger/tokenizer.model
+    --model run/latest --score requests.jsonl --tokenizer larger/tokenizer.model
 mkdir bare
-cp chosen/config.json chosen/model.safetensors bare/
+cp run/latest/{config.json,model.safetensors} bare/
 printf '{"model":{"type":"Unigram"},"added_tokens":[]}' >bare/tokenizer.json
 printf '{"context_ids":[5,6],"continuation_ids":[7]}\n' >ids.jsonl
-answer="$("$program" --model bare --score ids.jsonl --threads 1 2>&1)"
+answer="$("$evaluate" --model bare --score ids.jsonl --threads 1 2>&1)"
 if grep -q '"tokens":1' <<<"$answer"; then pass "--score of ids needs no tokenizer" "$answer"
 else fail "--score of ids needs no tokenizer" "$answer"; fi
 
@@ -195,14 +196,22 @@ refused "--prompts without a file" "nowhere.txt cannot be opened" --model traine
 refused "--prompts of an empty file" "has no prompt" --model trained --prompts empty.txt
 refused "--prompts with a long prompt" "prompt.s \(line [14]\) [0-9]+ tokens and --max-tokens 39998 exceed" \
     --model trained --prompts prompts.txt --max-tokens 39998
-refused "--chat with --generate" "cannot be combined" --model trained --chat --generate hello
-refused "--chat with --tp" "--chat computes one token at a time, without --tp" --model trained --chat --tp 2 --ranks 2
-refused "--chat with --doc-mask" "no effect with --chat" --model trained --chat --doc-mask
+refused "--chat with --prompt" "expected --prompt or --prompts, or --chat, found both" --model trained --chat \
+    --prompt hello
+bad "neither --chat nor a prompt" "expected --prompt or --prompts, or --chat, found none of them" "$generate" \
+    --model trained
+refused "--seq without --chat" "--seq 64 has no effect without --chat" --model trained --prompt hello --seq 64
+refused "--chat with --tp" "generate_llama3 computes one token at a time, without --tp" --model trained --chat --tp 2 \
+    --ranks 2
+refused "--chat with --doc-mask" "unknown option --doc-mask: generate_llama3 --help lists all options" \
+    --model trained --chat --doc-mask
 refused "--chat without weights" "has no weights" --model model --chat
-refused "--max-tokens without a text to continue" "no effect without --generate" --model trained \
-    --max-tokens 3 --eval text/val.tok
+refused "--max-tokens in an evaluation" "unknown option --max-tokens: eval_llama3 --help lists all options" \
+    --model trained --max-tokens 3 --eval text/val.tok
+refused "--score with --eval" "expected one of --eval, --score and --choices, found 2 of them" --model trained \
+    --score requests.jsonl --eval text/val.tok
 echo '{"eos_token_id": "end"}' >trained/generation_config.json
-refused "an eos_token_id that is a word" '"eos_token_id" has "end"; expected' --model trained --generate hello
+refused "an eos_token_id that is a word" '"eos_token_id" has "end"; expected' --model trained --prompt hello
 rm trained/generation_config.json
 printf 'byte-level-bpe 1\n' >other.model
 refused "--chat with a file that is no tokenizer" "other.model" --model trained --chat --tokenizer other.model

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """golden.py OLD NEW [REGEX]: compares two builds of this program that must train, write and print the same.
 
-OLD and NEW are folders with build/cpu-fp32 (and, if both have them, build/cpu-bf16 and build/cuda-on-cpu-bf16) and
-build/data, built on this machine: the bits of oneDNN's matmuls differ between processors. Each case runs in both, and
+OLD and NEW are folders with build/cpu-fp32 (and, if both have them, build/cpu-bf16 and build/cuda-on-cpu-bf16), built
+on this machine: the bits of oneDNN's matmuls differ between processors. Each case runs in both, and
 everything that does not depend on time must be equal: losses and norms, checksums of checkpoints, ledger.json,
 plan.json, generated texts, scores, exports. Then NEW resumes checkpoints of OLD. REGEX selects cases by name.
 Prints `pass NAME` or `FAIL NAME: what differs`, and at the end `N passed, N failed`.
@@ -197,8 +197,9 @@ def prepare():
     for number in range(3):
         Path(f"text-{number}.txt").write_text(text[number * 25000 : number * 25000 + 25000])
     for name, sources in (("data", "text-0.txt text-1.txt"), ("more", "text-2.txt")):
-        run(OLD, "data/tokenize", f"--tokenizer untied/tokenizer.json --out-train {name}.tok --out-val {name}-val.tok "
-            f"{sources}")  # fmt: skip
+        # NEW also writes the tokenizer's files next to the token files
+        run(NEW, "cpu-fp32/tokens_llama3", f"--tokenizer untied/tokenizer.json --out-train {name}.tok --out-val "
+            f"{name}-val.tok {sources}")  # fmt: skip
     Path("prompts.jsonl").write_text('{"id": 1, "prompt": "3 times"}\n{"prompt_ids": [70, 71], "seed": 5}\n')
     Path("requests.jsonl").write_text('{"id": 1, "context": "3 times 4 is", "continuation": " 12."}\n')
     Path("recipe.json").write_text(json.dumps({"stages": [

@@ -110,6 +110,7 @@ END
     printf '#!/bin/sh\nPACE=/mnt/%s/pace LD_PRELOAD=/mnt/%s/shim.so exec %s "$@"\n' "$work" "$work" "$program" \
         >"$work/paced"
     chmod +x "$work/paced"
+    ln -s ../../cpu-fp32/plan_llama3 "$work/plan_llama3" # where dev/launch/supervise looks for it
 }
 # From STEP on, runs of the program $work/paced take two seconds longer for each checkpoint, until `full_speed`: what a
 # scenario does to a run in between happens before its last step on a machine of any speed.
@@ -232,17 +233,17 @@ dead_networks() {
     for launcher in mpirun "srun --mpi=pmix"; do
         interface dead0 "veth peer name nowhere" 10.99.0
         rm -rf "$work/dead" "$work/docker"
-        launch "$hosts" "$hosts" "$launcher" --steps 2 --start-timeout 5 --out "$work/dead"
+        launch "$hosts" "$hosts" "$launcher" --steps 2 --timeout 2 --out "$work/dead"
         expect "${launcher%% *}: a network interface that leads nowhere" "0 2" \
             "nobody answered its connections from 10\.99\.0\.[0-9] to 10\.99\.0\.[0-9]|^training" 30
         no_interface dead0
         interface docker0 bridge 172.17.0 same
-        launch "$hosts" "$hosts" "$launcher" --steps 2 --start-timeout 5 --out "$work/docker"
+        launch "$hosts" "$hosts" "$launcher" --steps 2 --timeout 2 --out "$work/docker"
         expect "${launcher%% *}: docker0 with the same address on each host" "0 2" \
             "host n2 has the network interfaces .*docker0 172\.17\.0\.1/24|^training" 30
         no_interface docker0
         firewall add
-        launch "$hosts" "$hosts" "$launcher" --steps 2 --start-timeout 5 --out "$work/walled"
+        launch "$hosts" "$hosts" "$launcher" --steps 2 --timeout 2 --out "$work/walled"
         expect "${launcher%% *}: a firewall on high ports" 2 \
             "nobody answered its connections from 10\.77\.0\.[0-9] to 10\.77\.0\.[0-9] port 1" 30
         firewall del

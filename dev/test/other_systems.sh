@@ -68,7 +68,7 @@ musl() {
 # compiles SYSTEM PROCESSOR
 compiles() {
     local source said name="compiled for $1"
-    for source in train_llama3.cu plan/plan_llama3.cu test_llama3.cu; do
+    for source in train_llama3.cu programs/plan_llama3.cu test_llama3.cu; do
         if said=$(PYTHONPATH=$work/zig python3 -m ziglang cc -target "$1" -mcpu="$2" -x c -std=c11 -O1 \
             -ffp-contract=fast -fno-math-errno -fopenmp -Wall -Wextra -Werror -Wno-unused-function \
             -isystem "$libraries/include" -c $source -o "$work/compiled.o" 2>&1) && [ -s "$work/compiled.o" ]; then

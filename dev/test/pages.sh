@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # pages.sh [FOLDER]: opens run.html and plan.html of small runs in headless Chromium, at three widths, in light and
 # dark, and checks what only a browser knows: text that overlaps or is too faint, parts wider than the screen, empty
-# plots, errors of the script. FOLDER receives the screenshots.
+# plots, errors of the script; with node, that run.html follows its numbers. FOLDER receives the screenshots.
 # pages.sh --possible: exits with 0 if there is a Chromium.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -12,7 +12,8 @@ if [ "${1:-}" = --possible ]; then [ -n "$browser" ]; exit; fi
     echo "error: pages.sh found no chromium: install it (apt-get install chromium), or leave this test out" >&2
     exit 1
 }
-program=$PWD/build/cpu-fp32/train_llama3 planner=$PWD/build/cpu-fp32/plan_llama3 top=$PWD
+program=$PWD/build/cpu-fp32/train_llama3 top=$PWD
+planner=$(program_for --plan) generate=$(program_for --prompt x)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 pictures=${1:+$(realpath -m "$1")}
@@ -41,13 +42,14 @@ const check = () => {
 addEventListener('load', check);
 END
 
-# checked PAGE WIDTH: the page with the check in it
+# checked PAGE WIDTH: the page with the check and its numbers in it
 checked() {
-    sed -n '1,/<\/head>/p' "$1" | sed 's|</head>||; s/<meta http-equiv="refresh"[^>]*>//'
+    sed -n '1,/<\/head>/p' "$1" | sed 's|</head>||'
     echo "<script>"
     sed "s/WIDTH/$2/g" "$top/dev/test/page_check.js" check.js
     echo "</script></head>"
-    sed '1,/<\/head>/d' "$1"
+    { echo "<script>"; cat "${1%/*}/run-data.js"; echo "</script>"; } >numbers 2>/dev/null
+    sed -e '1,/<\/head>/d' -e '/^<script src="run-data.js"><.script>$/{' -e 'r numbers' -e 'd' -e '}' "$1"
 }
 
 browse() {
@@ -96,9 +98,14 @@ prepare
     --tp 2 --pp 2 --accum 2 --sharding full_shard --accumulate sharded --steps 260 --resume auto --allow-changes \
     --out run >said 2>&1 || fail "a run" "$(tail -n 1 said)"
 look run/run.html run
+if [ -n "$(command -v node)" ]; then
+    name="run.html follows its numbers in another folder, and is saved as one file"
+    if said=$(node "$top/dev/test/follow_page.js" "$browser" run "$work"); then pass "$name" "$said"
+    else fail "$name" "$said"; fi
+fi
 "${train[@]}" --steps 1 --out one >said 2>&1 || fail "a run of one step" "$(tail -n 1 said)"
 look one/run.html one-step
-sample="$program"' --model "$1" --generate the --max-tokens 60 --threads 1'
+sample="$generate"' --model "$1" --prompt the --max-tokens 60 --threads 1'
 "${train[@]}" --steps 900 --lr 0.03 --out long --after-save "$sample" >said 2>&1 ||
     fail "a longer run" "$(tail -n 1 said)"
 look long/run.html long

@@ -7,8 +7,8 @@ failing='FAIL|failure:|CUDA on a CPU:'
 copy_source() {
     mkdir -p "$1/dev"
     cp ./*.h ./*.cu Makefile "$1/"
-    cp -r lib run plan programs "$1/"
-    cp -r dev/*.mk dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu dev/kernels "$1/dev/"
+    cp -r lib run programs "$1/"
+    cp -r dev/*.mk dev/pages dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu dev/kernels "$1/dev/"
 }
 
 # run_until_caught EXPECTED COMMAND…: runs a check until it prints a failing line that matches; sets `caught` to that

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 tokens=${program%/*}/tokens_llama3
-planner=$(dirname "$program")/plan_llama3
+planner=$(program_for --plan)
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -124,10 +124,10 @@ same "and the same losses" <(values loss ramp) <(values loss resumed)
 audited "and no window is lost or repeated" resumed
 
 run everything --recipe ramp.json --data data/web.tok --ranks 2 --save-mode async --offload all --val data/code.tok \
-    --trace everything.trace --after-save 'echo $1' --export exported
-state "and with asynchronous saves, offloading, validation, a timeline and an export" ramp everything $steps
+    --trace everything.trace --after-save 'echo $1'
+state "and with asynchronous saves, offloading, validation and a timeline" ramp everything $steps
 [ "$(grep -c 'validation loss' everything.said)" = 4 ] && [ "$(wc -l <everything/after-save.log)" -ge 4 ] &&
-    [ -s everything.trace ] && [ -s exported/model.safetensors ] && \
+    [ -s everything.trace ] &&
     pass "each stage is validated at its end" "4 of 4" ||
     fail "each stage is validated at its end" \
     "$(grep -c 'validation loss' everything.said) of 4; $(tail -n 1 everything.said)"
@@ -182,10 +182,10 @@ audited "and no window is lost or repeated when the phase is extended" extended
 run branch --recipe branch.json --data data/web.tok
 run branched --recipe branch.json --data data/web.tok --resume stable40/step-00000020 --ranks 2
 state "a branch from the middle of a longer phase is the branch run alone" branch branched 28
-run wsd --data data/web.tok --accum 4 --seq 32 --lr 2e-3 --warmup 3 --lr-schedule wsd --lr-decay 8 --min-lr 0 --steps 28
+run wsd --data data/web.tok --accum 4 --seq 32 --lr 2e-3 --warmup 3 --lr-schedule wsd:8 --min-lr 0 --steps 28
 state "warmup-stable-decay is a stable phase with a branch" wsd branch 28
-run longer --data data/web.tok --accum 4 --seq 32 --lr 2e-3 --warmup 3 --lr-schedule wsd --lr-decay 8 --min-lr 0 \
-    --steps 40 --resume wsd/step-00000020
+run longer --data data/web.tok --accum 4 --seq 32 --lr 2e-3 --warmup 3 --lr-schedule wsd:8 --min-lr 0 --steps 40 \
+    --resume wsd/step-00000020
 grep -q 'changed since then' longer.said && fail "the stable phase of \
     --lr-schedule wsd is extended" "$(grep changed longer.said)" ||
     pass "the stable phase of --lr-schedule wsd is extended" "without --allow-changes"
@@ -255,10 +255,7 @@ edited mixture.json 's/"tokens": 4096, "seq": 64/"tokens": 2048, "seq": 64/'
 run changed --recipe edited.json --resume mixture/step-00000036
 grep -q '^step *68/68' changed.said && pass "stages that have not begun may change" "$(tail -n 1 changed.said)" ||
     fail "stages that have not begun may change" "$(tail -n 1 changed.said)"
-
-run with_export --recipe mixture.json --export mixture_model
-[ -s mixture_model/model.safetensors ] && pass "--export with the recipe's own data" "mixture_model" ||
-    fail "--export with the recipe's own data" "$(tail -n 1 with_export.said)"
+same "a checkpoint has the tokenizer beside the recipe's own data" data/tokenizer.model mixture/latest/tokenizer.model
 
 # ---------------------------------------------------------------- boundaries of stages
 cat >uneven.json <<'END_RECIPE'
@@ -329,7 +326,7 @@ run freeze3 --recipe freeze.json --data data/web.tok --ranks 2 --resume freeze/s
 state "frozen tensors: resumed at the stage's beginning, on 2 ranks" freeze freeze3 8
 
 # ---------------------------------------------------------------- plans
-"$program" --model model --recipe ramp.json --plan --world 4 --out plan >said 2>&1
+"$planner" --model model --recipe ramp.json --world 4 --out plan >said 2>&1
 python3 -c "
 import json
 plan = json.load(open('plan/plan.json'))
@@ -337,14 +334,13 @@ stages = plan['stages']
 assert [s['steps'] for s in stages] == [10, 4, 6, 4], stages
 assert [s['seq'] for s in stages] == [32, 32, 64, 128] and [s['batch'] for s in stages] == [8, 16, 8, 16]
 assert stages[3]['peak'] > stages[0]['peak'] and sum(s['tokens'] for s in stages) == 15872
-print([s['peak'] for s in stages])" >out 2>&1 && pass "--plan: each stage's steps, tokens and memory" "$(cat out)" ||
-    fail "--plan: each stage's steps, tokens and memory" "$(tail -n 1 out) $(tail -n 1 said)"
-if [ -x "$planner" ]; then
-    "$planner" --model model --recipe ramp.json --world 8 --cluster "$top/dev/clusters/h100-8.json" >said 2>&1
-    grep -qE '^in all 1.587e\+04 tokens, [0-9.]+ days on' said && [ "$(grep -cE '^[1-4] .* yes ' said)" = 4 ] &&
-        pass "plan_llama3: days, and whether each stage fits" "$(tail -n 1 said)" ||
-        fail "plan_llama3: days, and whether each stage fits" "$(tail -n 3 said)"
-fi
+print([s['peak'] for s in stages])" >out 2>&1 &&
+    pass "plan_llama3: each stage's steps, tokens and memory" "$(cat out)" ||
+    fail "plan_llama3: each stage's steps, tokens and memory" "$(tail -n 1 out) $(tail -n 1 said)"
+"$planner" --model model --recipe ramp.json --world 8 --cluster "$top/dev/clusters/h100-8.json" >said 2>&1
+grep -qE '^in all 1.587e\+04 tokens, [0-9.]+ days on' said && [ "$(grep -cE '^[1-4] .* yes ' said)" = 4 ] &&
+    pass "plan_llama3: days, and whether each stage fits" "$(tail -n 1 said)" ||
+    fail "plan_llama3: days, and whether each stage fits" "$(tail -n 3 said)"
 
 # ---------------------------------------------------------------- what is refused
 web=(--data data/web.tok)
@@ -422,8 +418,8 @@ refused "a layout that a later stage does not fit" "stage 2: --pp-schedule inter
     '{"stages": [{"tokens": 480, "batch": 4, "seq": 32}, {"tokens": 480, "batch": 3}]}' "${web[@]}" --ranks 2 --pp 2 \
     --pp-schedule interleaved --pp-light-ends --batch 1
 bad "a recipe that is missing" "cannot read --recipe none.json" "$program" --model model --recipe none.json "${web[@]}"
-bad "--recipe without training" "describes training, and --eval does not train" \
-    "$program" --model model --recipe one.json --eval data/web.tok
+bad "--recipe without training" "unknown option --recipe" "$(program_for --eval x)" --model model --recipe one.json \
+    --eval data/web.tok
 edited one.json 's/3072/1536/'
 bad "a recipe that ends before the checkpoint" "has finished step 12, but the stages of .* end after step 6" \
     "$program" "${common[@]}" \

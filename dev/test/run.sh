@@ -176,7 +176,7 @@ run_test() {
     beside "style" dev/test/style.sh
     beside "checkpoints" "dev/test/checkpoints.sh $program"
     beside "bad input" "dev/test/bad_input.sh $program"
-    beside "token files" dev/test/tokenize.sh
+    beside "token files" "dev/test/tokenize.sh $program"
     beside "recipes" "dev/test/recipes.sh $program"
     beside "instruction data" "dev/test/chat.sh $program"
     beside "generation" "dev/test/generation.sh $program"
@@ -233,7 +233,7 @@ run_all() {
     beside "generation" "dev/test/generation.sh build/cpu-fp32/train_llama3"
     beside "files of other programs" "dev/test/field.sh build/cpu-fp32/train_llama3"
     beside "recipes" "dev/test/recipes.sh build/cpu-fp32/train_llama3"
-    beside "token files" "dev/test/tokenize.sh all"
+    beside "token files" "dev/test/tokenize.sh build/cpu-fp32/train_llama3 all"
     beside "the book's links and numbers" "python3 dev/book/check.py"
     beside "links that lead nowhere" dev/test/links.sh
     beside "exercises" "dev/test/exercises.sh all"

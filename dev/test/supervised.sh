@@ -50,7 +50,7 @@ begin() {
 
 # A run without interruption of four ranks with --accum 1, whose checkpoint all others must equal.
 supervised_reference() {
-    train+=(--deterministic --seq 128 --batch 4 --steps 250 --save-every 10 --keep 2 --timeout 3 --start-timeout 10)
+    train+=(--deterministic --seq 128 --batch 4 --steps 250 --save-every 10 --keep 2 --timeout 3)
     "$program" "${train[@]}" --ranks 4 --out "$work/reference" >"$work/said" 2>&1
     reference=$(checkpoint_hash "$work/reference")
 }
@@ -80,11 +80,11 @@ supervised_smaller() {
         'grep -q "^supervise: launching 2 ranks on n1:2, .*--accum 2" "$work/said"'
 }
 
-# Two smaller layouts one after the other. --plan, which checks them, refuses the options at the end of the command.
+# Two smaller layouts one after the other. plan_llama3, which checks them, has no use for the options at the end of the
+# command.
 supervised_two_smaller() {
     begin two
-    supervise "n1:2 n2:1 n3:1" -- --allow-changes --after-save true --trace "$work/two.json" \
-        --export "$work/exported" --dtype=bf16
+    supervise "n1:2 n2:1 n3:1" -- --allow-changes --after-save true --trace "$work/two.json"
     wait_for 30 step_beyond "$out" 30
     signal_host n1 KILL ranks
     wait_for 30 said_times "^supervise: launching 2 ranks on n2:1 n3:1, .*--accum 2" 1
@@ -94,29 +94,33 @@ supervised_two_smaller() {
     signal_host n3 KILL ranks
     supervised_ends "a smaller layout, and then one that is smaller still" 0 60 same_checkpoint \
         'incidents_are "$out" 2' '[ "$(incident 2 world_before) $(incident 2 world_after)" = "2 1" ]' \
-        'grep -q "^supervise: launching 1 ranks on n2:1, .*--accum 4" "$work/said"' '[ -e "$work/exported" ]'
+        'grep -q "^supervise: launching 1 ranks on n2:1, .*--accum 4" "$work/said"' '[ -s "$work/two.json" ]'
 }
 
-# --plan refuses the layout of two ranks, and that of one rank needs too much memory, which only its launch finds out.
-# The run waits for the lost host.
+# plan_llama3 refuses the layout of two ranks, and that of one rank needs too much memory, which only its launch finds
+# out. The run waits for the lost host.
 supervised_refused_layouts() {
     begin refused
     cat >"$work/refusing" <<END
 #!/bin/sh
 case "\$* " in
-    *"--plan --world 2 "*) echo "error: no layout of two ranks is possible" >&2; exit 1 ;;
+    *"--world 2 "*) echo "error: no layout of two ranks is possible" >&2; exit 1 ;;
 esac
+exec $work/plan_llama3 "\$@"
+END
+    cat >"$work/needing" <<END
+#!/bin/sh
 [ "\$OMPI_COMM_WORLD_SIZE" != 1 ] || { echo "error: the run needs 2.00 GB, but 1.00 GB are free" >&2; exit 1; }
 exec $work/paced "\$@"
 END
-    chmod +x "$work/refusing"
-    starts=$work/refusing supervise "n1:2 n2:2" --return-after 6 --
+    chmod +x "$work/refusing" "$work/needing"
+    starts=$work/needing supervise "n1:2 n2:2" --return-after 6 --planner "$work/refusing" --
     wait_for 30 step_beyond "$out" 50
     signal_host n2 STOP all
     supervised_ends "without a smaller layout the run waits for the lost host" 0 60 same_checkpoint \
         'incidents_are "$out" 2' '[ "$(incident 1 kind)" = "host does not answer" ]' \
         '[ "$(incident 2 kind) $(incident 2 world_before) $(incident 2 world_after)" = "error 1 4" ]' \
-        'grep -q "^supervise: --plan with 2 ranks: error: no layout of two ranks is possible" "$work/said"'
+        'grep -q "^supervise: plan_llama3 with 2 ranks: error: no layout of two ranks is possible" "$work/said"'
 }
 
 # the smaller layout of a pipeline keeps its stages
@@ -187,8 +191,8 @@ exec ssh -F /mnt/build/hosts/ssh_config -o ConnectTimeout=2 "\$@"
 END
     chmod +x "$work/ssh"
     touch "$work/hangs"
-    SSH_COMMAND=/mnt/$work/ssh supervise "n1:2 n2:2" -- --steps 20 --min-lr 0.0003 --start-timeout 1
-    supervised_ends "mpirun hangs in ssh" 0 60 'incidents_are "$out" 1' '[ "$(incident 1 kind)" = "launcher hung" ]'
+    SSH_COMMAND=/mnt/$work/ssh supervise "n1:2 n2:2" -- --steps 20 --min-lr 0.0003
+    supervised_ends "mpirun hangs in ssh" 0 90 'incidents_are "$out" 1' '[ "$(incident 1 kind)" = "launcher hung" ]'
 }
 
 supervised_gives_up() {
@@ -270,6 +274,7 @@ supervised_options() {
     begin options
     refused "--hosts 3: the list of hosts has only 2" --hosts 3 --
     refused "x: expected a whole number" --give-up x --
+    refused "nowhere, which checks smaller layouts, is not a program" --planner nowhere --
     refused "--accum x: expected" -- --accum x
     refused "--tp auto: give a number" -- --tp auto
     refused "the hosts have 4 ranks in all, which is not a multiple of .* = 3" -- --pp 3
@@ -292,7 +297,7 @@ two_ranks_on_n2() { [ "$(ranks_on n2 | wc -l)" = 2 ]; }
 # A rank that is frozen while ranks connect is named by its own host.
 supervised_frozen_start() {
     begin frozen
-    supervise "n1:2 n2:2 n3:2" --hosts 2 -- --start-timeout 4 --steps 20 --min-lr 0.0003
+    supervise "n1:2 n2:2 n3:2" --hosts 2 -- --steps 20 --min-lr 0.0003
     wait_for 20 two_ranks_on_n2
     on n2 kill -STOP "$(ranks_on n2 | tail -n 1)"
     supervised_ends "a rank is frozen while ranks connect" 0 60 'incidents_are "$out" 1' \

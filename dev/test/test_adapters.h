@@ -26,12 +26,12 @@ static const char *adapters_beside(int tied) {
     static char *dirs[2];
     char arguments[1024];
     if (dirs[tied]) return dirs[tied];
-    dirs[tied] = strdup(scratch_path(tied ? "adapters-tied" : "adapters"));
+    dirs[tied] = strdup(scratch_path(tied ? "adapters-tied/latest" : "adapters/latest"));
     snprintf(arguments, sizeof arguments,
              "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 0.03 --lora-rank 5 --lora-alpha 15 "
-             "--lora-targets %s --export %s",
+             "--lora-targets %s --out %s",
              adapters_model(tied), make_token_file("unmasked.tok", 6000, 64, 0),
-             tied ? "q,v,down" : "q,k,v,o,gate,up,down", dirs[tied]);
+             tied ? "q,v,down" : "q,k,v,o,gate,up,down", scratch_path(tied ? "adapters-tied" : "adapters"));
     Job *j = make_job(arguments, 1, &transport_threads);
     launch(j, 0, rank_main);
     end_job(j);
@@ -253,14 +253,14 @@ static double loss_said(const char *said) {
 }
 
 /* A model with adapters next to it, and the two merged, have the same loss on any layout. */
-static void test_adapters_merged(const char *model, const char *exported, const char *data) {
+static void test_adapters_merged(const char *model, const char *adapters, const char *data) {
     char said[SAID], name[300], theirs[340] = "";
     const char *merged = strdup(scratch_path("adapted-merged"));
     double beside[3], alone;
     int code, files;
     for (int i = 0; i < 3; i++) {
         const char *const hows[] = {"", " --sharding no_shard", " --tp 2"}, *how = hows[i];
-        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --eval %s --seq 32 --batch 4%s", model, exported,
+        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --eval %s --seq 32 --batch 4%s", model, adapters,
                          data, how);
         beside[i] = code ? NAN : loss_said(said);
     }
@@ -269,7 +269,7 @@ static void test_adapters_merged(const char *model, const char *exported, const 
     for (int i = 0; i < 4; i++) { // each writes the same file
         char again[320];
         snprintf(again, sizeof again, "%s-%d", merged, i);
-        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --export %s --merge%s", model, exported, again,
+        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --export %s --merge%s", model, adapters, again,
                          merger_options[i]);
         int same = files_that_differ(again, i ? theirs : again, &files);
         if (i == 0) snprintf(theirs, sizeof theirs, "%s", again);
@@ -300,19 +300,19 @@ static void test_adapters_files(void) {
                    {3, 0, ""},
                    {4, 0, " --tp 2 --cp 2"},
                    {4, 0, " --tp 2 --pp 2"}};
-    char said[SAID], common[900], reference[300], exported[300], name[300], theirs[340], step[340];
+    char said[SAID], common[900], reference[300], adapters[320], name[300], theirs[340], step[340];
     int files;
-    const char *model = strdup(scratch_path("adapted-base"));
+    const char *model = strdup(scratch_path("adapted-base/latest"));
     snprintf(reference, sizeof reference, "%s", scratch_path("adapted-run"));
-    snprintf(exported, sizeof exported, "%s", scratch_path("adapted-export"));
+    snprintf(adapters, sizeof adapters, "%s/latest", reference);
     const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
-    int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 1e-2 --export %s",
-                         adapters_model(0), data, model);
+    int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 1e-2 --out %s",
+                         adapters_model(0), data, scratch_path("adapted-base"));
     snprintf(common, sizeof common,
              "--model %s --data %s --base int8 --lora-rank 5 --seq 32 --steps 4 --warmup 0 --lr 1e-2 --threads 1 "
              "--timeout 60 --deterministic --batch 1",
              model, data);
-    code |= run_whole(said, 1, "%s --accum 8 --save-every 2 --out %s --export %s", common, reference, exported);
+    code |= run_whole(said, 1, "%s --accum 8 --save-every 2 --out %s", common, reference);
     snprintf(step, sizeof step, "%s/step-00000004", reference);
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         const char *out = strdup(scratch_path("adapted-again"));
@@ -331,10 +331,7 @@ static void test_adapters_files(void) {
         snprintf(theirs, sizeof theirs, "rm -rf %s", out);
         if (system(theirs)) printf("could not remove %s\n", out);
     }
-    snprintf(theirs, sizeof theirs, "%s/adapter_model.safetensors", exported);
-    snprintf(step, sizeof step, "%s/step-00000004/adapter_model.safetensors", reference);
-    CHECK("adapters: --export writes the checkpoint's", files_equal(theirs, step), "%s", theirs);
-    test_adapters_merged(model, exported, data);
+    test_adapters_merged(model, adapters, data);
 }
 
 // ---------------------------------------------------------------------------
@@ -473,11 +470,11 @@ static void test_stored_use(const StoredModel *m) {
         snprintf(out[stored], sizeof out[stored], "%s-adapters-%d-%d", m->model, m->all, stored);
         code |= run_whole(said, 2,
                           "--model %s --base %s --lora-rank 3 --data %s --seq 32 --batch 2 --steps 2 --warmup 0 "
-                          "--lr 1e-2 --export %s%s",
+                          "--lr 1e-2 --out %s%s",
                           stored ? m->stored : m->model, m->dtype, m->data, out[stored],
                           m->all ? " --sharding no_shard" : "");
     }
-    for (int stored = 0; stored < 2; stored++) strcat(out[stored], "/adapter_model.safetensors");
+    for (int stored = 0; stored < 2; stored++) strcat(out[stored], "/latest/adapter_model.safetensors");
     snprintf(name, sizeof name, "%s, %s: adapters train on the files as on the model", m->name, m->dtype);
     CHECK(name, !code && files_equal(out[0], out[1]), "%s", code ? sentence(said) : "compared byte by byte");
     snprintf(path, sizeof path, "%s-dequantized-%d", m->model, m->all);
@@ -500,11 +497,11 @@ static void test_stored_int8(void) {
         m.name = m.odd ? "odd" : "tied";
         m.dtype = m.all ? "int8:all" : "int8";
         m.data = data;
-        m.model = strdup(scratch_path(m.odd ? "stored-odd" : "stored"));
+        m.model = strdup(scratch_path(m.odd ? "stored-odd/latest" : "stored/latest"));
         if (!m.all) // else it is there
-            code =
-                run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 2 --warmup 0 --lr 1e-2 --export %s",
-                          m.odd ? mesh_model(0) : adapters_model(1), data, m.model);
+            code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 2 --warmup 0 --lr 1e-2 --out %s",
+                             m.odd ? mesh_model(0) : adapters_model(1), data,
+                             scratch_path(m.odd ? "stored-odd" : "stored"));
         test_stored_files(&m, code);
         test_stored_blocks(&m);
         test_stored_losses(&m);

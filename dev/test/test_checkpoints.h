@@ -10,7 +10,7 @@ typedef struct {
 static void whole_run(void *arg) {
     const WholeRun *w = (const WholeRun *)arg;
     Job *j = make_job(w->arguments, w->world, &transport_threads);
-    launch(j, 0, rank_main);
+    launch(j, 0, any_rank);
     end_job(j);
     fflush(stdout); // who reads what it said may look for a result
 }

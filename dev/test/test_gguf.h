@@ -214,7 +214,7 @@ static void export_gguf_file(const char *fixture, const char *dtype, int world, 
     snprintf(arguments, sizeof arguments, "--model %s/%s --export %s --dtype %s --tokenizer %s%s", fixture_dir, fixture,
              path, dtype, scratch_path("gguf-tokenizer.json"), options);
     Job *j = make_job(arguments, world, &transport_threads);
-    export_check(path, 0);
+    export_check(path);
     launch(j, 0, export_body);
     end_job(j);
 }

@@ -1,5 +1,5 @@
 /* test_goodput.h: simulated goodput against a clock that goes step by step, and against formulas of expected times. */
-#include "../../plan/goodput_plan.h"
+#include "../../programs/plan/goodput_plan.h"
 
 /* A run of two hours of steps on 16 hosts, whose failed hosts are back at once. */
 static GoodputInput goodput_input(double run_mtbf_seconds) {
@@ -172,9 +172,10 @@ static void test_async_and_spares(void) {
 }
 
 /* The printed rows: three per save mode and, at the end, one for each number of spares. */
-static void check_rows(const GoodputPlan *p, const Options *o) {
+static void check_rows(const GoodputPlan *p, const Planning *of) {
     FILE *f = fopen("/dev/null", "w");
-    cJSON *json = print_goodput(f, p, o), *rows = cJSON_GetObjectItemCaseSensitive(json, "rows"), *row, *part;
+    cJSON *json = print_goodput(f, p, &of->job.opt), *rows = cJSON_GetObjectItemCaseSensitive(json, "rows"), *row,
+          *part;
     int async = 0, with_given_spares = 0, count = cJSON_GetArraySize(rows);
     double apart = 0;
     cJSON_ArrayForEach(row, rows) {
@@ -182,7 +183,8 @@ static void check_rows(const GoodputPlan *p, const Options *o) {
         cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(row, "lost")) sum += cJSON_GetNumberValue(part);
         apart = fmax(apart, fabs(sum - 1));
         async += !strcmp(cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, "save_mode")), "async");
-        with_given_spares += cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(row, "spares")) == (double)o->spares;
+        with_given_spares +=
+            cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(row, "spares")) == (double)of->opt.spares;
     }
     CHECK("in each row goodput and the lost parts add up to 1; both save modes and the given spares have rows",
           apart < 1e-12 && async == 3 && with_given_spares == 7 && count > 8,
@@ -206,7 +208,7 @@ static void test_goodput_plan(void) {
     Job *j = make_job(arguments, 8, &transport_threads);
     Cluster cluster;
     cluster_open(&cluster, path, &j->mesh, 0, NULL, 0);
-    GoodputPlan p = goodput_plan(j, &cluster, 0.25);
+    GoodputPlan p = goodput_plan((Planning *)j, j, &cluster, 0.25);
     double bytes = 12.0 * (double)j->table.num_parameters;
     double gather = bytes / 2 * 3 / 4 / cluster.collectives[AXIS_FSDP][ALL_GATHER].bandwidth + bytes / 2 / 1e8;
     CHECK(
@@ -216,7 +218,7 @@ static void test_goodput_plan(void) {
             p.in.relaunch == 7 && p.in.step == 0.25,
         "save %.6g s and %.6g s, pause %.6g s and %.6g s, %d hosts", p.in.save, bytes / 1e7, p.in.pause, gather,
         p.in.hosts);
-    check_rows(&p, &j->opt);
+    check_rows(&p, (Planning *)j);
     cluster_close(&cluster);
     end_job(j);
 }

@@ -85,7 +85,7 @@ static void test_muon_fixture(void) {
     st_close(&expected);
 }
 
-/* With --muon-momentum 0 nothing remains of earlier gradients: the momentum is the last gradient, clipped. */
+/* With --optimizer muon:0 nothing remains of earlier gradients: the momentum is the last gradient, clipped. */
 static void test_muon_without_momentum(void) {
     const float clip = 0.5f;
     char arguments[512];
@@ -93,7 +93,7 @@ static void test_muon_without_momentum(void) {
     snprintf(arguments, sizeof arguments, "%s/muon/expected.safetensors", fixture_dir);
     st_add_file(&gradients, arguments);
     snprintf(arguments, sizeof arguments,
-             "--model %s/muon --data %s --seq 16 --batch 1 --optimizer muon --muon-momentum 0", fixture_dir,
+             "--model %s/muon --data %s --seq 16 --batch 1 --optimizer muon:0", fixture_dir,
              make_token_file("small.tok", 3000, 64, 0));
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
@@ -118,7 +118,7 @@ static void test_muon_without_momentum(void) {
         free(want);
         free(have);
     }
-    CHECK("--muon-momentum 0: the momentum is the last gradient", worst.name[0] && worst.error <= 1e-6,
+    CHECK("--optimizer muon:0: the momentum is the last gradient", worst.name[0] && worst.error <= 1e-6,
           "worst %.2g <= 1e-6 (%s)", worst.error, worst.name);
     close_rank(o);
     end_job(j);

@@ -182,11 +182,12 @@ static OutlierRun run_outlier(int spoiled, int world, const char *more) {
 }
 
 static void test_outlier_step(void) {
-    OutlierRun on = run_outlier(1, 1, " --max-skips 0 --outlier-window 10"),
-               ranks = run_outlier(1, 2, " --max-skips 0 --outlier-window 10"), off = run_outlier(1, 1, ""),
-               good = run_outlier(0, 1, " --outlier-window 10"), early = run_outlier(1, 1, " --outlier-window 20"),
-               high = run_outlier(1, 1, " --outlier-window 10 --outlier-z 1e6");
-    CHECK("a step with random tokens is skipped, and no other; it does not count for --max-skips",
+    most_skips = 0;
+    OutlierRun on = run_outlier(1, 1, " --outlier-window 10"), ranks = run_outlier(1, 2, " --outlier-window 10"),
+               off = run_outlier(1, 1, ""), good = run_outlier(0, 1, " --outlier-window 10"),
+               early = run_outlier(1, 1, " --outlier-window 20");
+    most_skips = 10;
+    CHECK("a step with random tokens is skipped, and no other; it does not count as one that is not finite",
           on.outliers == 1 && on.first == OUTLIER_STEP && !on.skips && on.updates == OUTLIER_STEPS - 1,
           "%d skipped, the first %d; z-scores %.3g and %.3g; %" PRId64 " updates", on.outliers, on.first,
           on.z[OUTLIER_LOSS], on.z[OUTLIER_NORM], on.updates);
@@ -201,8 +202,6 @@ static void test_outlier_step(void) {
     CHECK("good data has no outliers", !good.outliers, "%d skipped", good.outliers);
     CHECK("an outlier before the window is full is not skipped", early.outliers == 0 && early.updates == OUTLIER_STEPS,
           "%d skipped at step %d with a window of 20", early.outliers, OUTLIER_STEP);
-    CHECK("--outlier-z decides what is skipped", !high.outliers && high.z[OUTLIER_LOSS] == on.z[OUTLIER_LOSS],
-          "%d skipped", high.outliers);
 }
 
 // ---------------------------------------------------------------------------
@@ -243,16 +242,17 @@ static void test_outlier_resume(void) {
     snprintf(line, sizeof line, "{\"step\":%d,\"outlier\":\"", OUTLIER_STEP);
     const char *outlier = metrics ? strstr(metrics, line) : NULL,
                *skipped = outlier ? strstr(outlier, "\"skipped\":true") : NULL;
-    CHECK("the run names the step and its samples, and metrics.jsonl and run.html mark it",
+    CHECK("the run names the step and its samples, and metrics.jsonl marks it",
           code == 0 && strstr(said, "(outlier 1)") && names_samples(said, OUTLIER_SAMPLES) == OUTLIER_SAMPLES &&
               outlier && skipped && !strstr(outlier + strlen(line), "\"outlier\""),
           "code %d, %d of %d samples named; %.90s", code, names_samples(said, OUTLIER_SAMPLES), OUTLIER_SAMPLES,
           outlier ? outlier : "no line in metrics.jsonl");
-    char *page = text_under(whole, "run.html");
-    CHECK("run.html counts the outlier",
-          page && strstr(page, "update skipped (1)") && strstr(page, "1 with an outlier"), "%s",
-          page ? "the page is there" : "no page");
-    free(page);
+    char *data = text_under(whole, "run-data.js"), *skips = data ? strstr(data, "\"skips\":[") : NULL;
+    int marked = skips ? (int)strcspn(skips, "1") - (int)strlen("\"skips\":[") : -1; // two characters for each step
+    CHECK("run-data.js counts the outlier and marks its step",
+          skips && marked == 2 * (OUTLIER_STEP - 1) && strstr(data, "\"outliers\":1,"), "%s, step %d",
+          data ? "the data is there" : "no data", marked / 2 + 1);
+    free(data);
     snprintf(a, sizeof a, "%s/step-%08d", whole, OUTLIER_STEPS);
     for (int i = 0; i < 3; i++) {
         int ranks = layouts[i].world, data_ranks = strstr(layouts[i].more, "--pp") ? 2 : ranks, files = 0;

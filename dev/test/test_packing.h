@@ -1,7 +1,7 @@
-/* test_packing.h: conversations that dev/data/pack.h packs into windows are whole, and train a model as they do one per
- * window. Part of test_llama3.cu.
+/* test_packing.h: conversations that pack.h packs into windows are whole, and train a model as they do one per window.
+ * Part of test_llama3.cu.
  */
-#include "../data/pack.h" // defines: Packer, packer_add
+#include "../../programs/tokens/pack.h" // defines: Packer, packer_add
 
 // ---------------------------------------------------------------------------
 // every conversation, uncut

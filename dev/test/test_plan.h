@@ -1,9 +1,9 @@
 /* test_plan.h: memory, FLOPs and traffic of a plan against its ranks' own dry runs, estimated step times against
  * arithmetic done by hand, and the timelines of runs and plans.
  */
-#include "../../plan/alternatives.h"
-#include "../../plan/report.h"
-#include "../../plan/search.h"
+#include "../../programs/plan/alternatives.h"
+#include "../../programs/plan/report.h"
+#include "../../programs/plan/search.h"
 
 /* Writes the cluster file of a machine with one rate for matmuls and attention (FLOP/s), one for memory (bytes/s), and
  * one latency and bandwidth for every collective. `more`: additional keys. */

@@ -15,7 +15,8 @@ static void feed(Trainer *trainer, const float *ids, const float *targets) {
         b->num_targets = 0;
         for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
         for (int t = 0; t < n && b->docs; t += trainer->job->opt.seq)
-            document_ids(b->docs + t, b->inputs + t, trainer->job->opt.seq, trainer->job->data.document_end);
+            document_ids(b->docs + t, b->inputs + t, trainer->job->opt.seq,
+                         trainer->job->data.files[0].header.document_end);
     }
 }
 

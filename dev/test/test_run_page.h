@@ -1,5 +1,5 @@
-/* test_run_page.h: run.html of histories that no short test run has: 100,000 steps, losses that are not finite, hostile
- * names, broken lines. Part of test_llama3.cu. */
+/* test_run_page.h: run-data.js of histories that no short test run has: 100,000 steps, losses that are not finite,
+ * hostile names, broken lines. Part of test_llama3.cu. What run.html draws of it: run_page.sh. */
 
 /* A step's line of metrics.jsonl; `loss` as text. */
 static void feed_step(History *h, int64_t step, const char *loss, const char *more) {
@@ -15,22 +15,22 @@ static void feed_step(History *h, int64_t step, const char *loss, const char *mo
     cJSON_Delete(line);
 }
 
-/* The page of a history, which the caller frees. */
-static char *page_of_history(const History *h, const Job *j, size_t *length) {
+/* The script run-data.js of a history, which the caller frees. */
+static char *data_of_history(const History *h, const Job *j, size_t *length) {
     static Trainer w;
     RankFigures ranks[2] = {{1, 0.25, 1000, 1 << 20}, {1, 0.5, 1000, 1 << 20}};
-    RunPage p = ZERO;
+    RunData d = ZERO;
     char *text;
     dry_run_open(&w, j, 0, NULL);
-    p.opt = &j->opt;
-    p.parallel = &w.parallel;
-    p.planned = &w.parallel.dev;
-    p.history = (History *)(uintptr_t)h;
-    p.ranks = ranks;
-    p.steps = 1;
-    p.started = seconds_now();
+    d.opt = &j->opt;
+    d.parallel = &w.parallel;
+    d.planned = &w.parallel.dev;
+    d.history = (History *)(uintptr_t)h;
+    d.ranks = ranks;
+    d.steps = 1;
+    d.started = seconds_now();
     FILE *f = text_stream_open(&text, length);
-    run_page_draw(f, &p);
+    run_data_print(f, &d);
     text_stream_close(f);
     trainer_close(&w);
     return text;
@@ -43,14 +43,34 @@ static Job *page_job(const char *more) {
     return make_job(arguments, 2, &transport_threads);
 }
 
-/* Every value of a curve in the page's data, as text after "name":[ */
-static int data_has(const char *page, const char *curve, const char *values) {
+/* Whether the values of a curve begin with this text. */
+static int data_has(const char *data, const char *curve, const char *values) {
     char key[400];
-    snprintf(key, sizeof key, "\"%s\":[%s", curve, values);
-    return strstr(page, key) != NULL;
+    snprintf(key, sizeof key, "\"%s\":{\"last\":", curve);
+    const char *at = strstr(data, key), *begin = at ? strstr(at, "\"values\":[") : NULL;
+    return begin && !strncmp(begin + strlen("\"values\":["), values, strlen(values));
 }
 
-/* The path of the curve must reach as high as a spike of one step in 100,000. */
+static int64_t history_total(const History *h, int kind) {
+    int64_t total = 0;
+    for (int i = 0; i < h->count; i++) total += h->buckets[i].counts[kind];
+    return total;
+}
+
+/* Is it one assignment of JSON in ASCII, without a character that may act? */
+static int data_is_whole(const char *data) {
+    static const char begin[] = "var run_data = ";
+    if (strncmp(data, begin, strlen(begin)) || strstr(data, "nan") || strchr(data, '<')) return 0;
+    for (const char *p = data; *p; p++)
+        if ((*p < 0x20 && *p != '\n') || *p == 0x7F) return 0;
+    const char *end = NULL;
+    cJSON *json = cJSON_ParseWithOpts(data + strlen(begin), &end, 0);
+    int is_whole = json && !strcmp(end, ";\n");
+    cJSON_Delete(json);
+    return is_whole;
+}
+
+/* The curve must reach as high as a spike of one step in 100,000. */
 static void test_long_history(void) {
     enum { STEPS = 100000, SPIKE = 61400 };
     History *h = history_open();
@@ -64,23 +84,23 @@ static void test_long_history(void) {
     }
     double fed = seconds_now() - start;
     Job *j = page_job("");
-    char *page = page_of_history(h, j, &length);
+    char *data = data_of_history(h, j, &length);
     double spike = 0;
     for (int i = 0; i < h->count; i++) spike = fmax(spike, h->buckets[i].curves[CURVE_LOSS].most);
-    CHECK("run.html of 100,000 steps is below 1 MB, and a spike of one step survives",
-          length < 1000000 && spike == 77 && strstr(page, ",77]") && strstr(page, "</html>") && h->saves == STEPS / 10,
+    CHECK("run-data.js of 100,000 steps is below 1 MB, and a spike of one step survives",
+          length < 1000000 && spike == 77 && strstr(data, ",77]") && data_is_whole(data) &&
+              history_total(h, COUNT_SAVES) == STEPS / 10,
           "%zu bytes, %d points per curve, %.1f us per step with parsing, highest loss %g", length, h->count,
           1e6 * fed / (double)STEPS, spike);
     start = seconds_now();
     for (int i = 0; i < 10; i++) {
-        free(page);
-        page = page_of_history(h, j, &length);
+        free(data);
+        data = data_of_history(h, j, &length);
     }
-    int64_t sum = 0;
-    for (int i = 0; i < h->count; i++) sum += h->buckets[i].steps;
+    int64_t sum = history_total(h, COUNT_STEPS);
     CHECK("no step is lost or counted twice when buckets are merged", sum == STEPS && h->stride == 256,
-          "%" PRId64 " steps in %d buckets; drawing takes %.1f ms", sum, h->count, 100 * (seconds_now() - start));
-    free(page);
+          "%" PRId64 " steps in %d buckets; printing takes %.1f ms", sum, h->count, 100 * (seconds_now() - start));
+    free(data);
     free(h);
     end_job(j);
 }
@@ -90,13 +110,13 @@ static void test_odd_histories(void) {
     History *h = history_open();
     Job *j = page_job("");
     feed_step(h, 1, "3.25", "");
-    char *one = page_of_history(h, j, &length);
-    CHECK("run.html of one step without validation",
-          data_has(one, "loss", "3.25]") && !strstr(one, "validation loss") && !strstr(one, "best marked") &&
-              !strstr(one, "nan") && !strstr(one, "inf"),
+    char *one = data_of_history(h, j, &length);
+    CHECK("run-data.js of one step without validation",
+          data_is_whole(one) && data_has(one, "loss", "3.25]") && data_has(one, "val_loss", "null]") &&
+              strstr(one, "\"val_loss\":{\"last\":null,\"best\":null,\"best_step\":0,"),
           "%zu bytes", length);
-    CHECK("the page says which share is of the measured rate and which is MFU",
-          strstr(one, "tokens/s; 40\u00A0% of the matmul rate; MFU 65.1\u00A0%"), "%zu bytes", length);
+    CHECK("the data say which share is of the measured rate and which is MFU",
+          data_has(one, "matmul_share", "0.4]") && data_has(one, "mfu", "0.651]"), "%zu bytes", length);
     feed_step(h, 2, "null", ",\"skipped\":true");
     feed_step(h, 3, "1e400", ",\"skipped\":true");
     feed_step(h, 4, "3.5", "");
@@ -104,10 +124,19 @@ static void test_odd_histories(void) {
     history_add_line(h, outlier, 5);
     cJSON_Delete(outlier);
     int64_t outliers = h->outliers, unreadable = h->unreadable;
-    char *odd = page_of_history(h, j, &length);
+    char *odd = data_of_history(h, j, &length);
     CHECK("losses that are not finite are gaps, and skipped updates are counted",
-          data_has(odd, "loss", "3.25,null,null,3.5]") && strstr(odd, "update skipped (2)") && !strstr(odd, "nan") &&
-              !strstr(odd, "inf"), "%" PRId64 " skips, lowest loss %g", h->skips, h->best[CURVE_LOSS]);
+          data_is_whole(odd) && data_has(odd, "loss", "3.25,null,null,3.5]") && strstr(odd, "\"skips\":[0,1,1,0]") &&
+              h->best[CURVE_LOSS] == 3.25,
+          "%" PRId64 " skips, lowest loss %g", history_total(h, COUNT_SKIPS), h->best[CURVE_LOSS]);
+    history_merge(h);
+    history_merge(h);
+    char *merged = data_of_history(h, j, &length);
+    CHECK("losses that are not finite do not enter the mean and the range of several steps",
+          data_is_whole(merged) && data_has(merged, "loss", "[3.375,3.25,3.5]]") && strstr(merged, "\"skips\":[2]"),
+          "%" PRId64 " losses of %" PRId64 " steps", h->buckets[0].curves[CURVE_LOSS].count,
+          h->buckets[0].counts[COUNT_STEPS]);
+    free(merged);
     CHECK("the line of an outlier is no step: the step's own line follows it", outliers == 1 && !unreadable,
           "%" PRId64 " outliers, %" PRId64 " lines left out, last step %" PRId64, outliers, unreadable, h->last_step);
     free(one);
@@ -115,8 +144,8 @@ static void test_odd_histories(void) {
     free(h);
     h = history_open();
     feed_step(h, 1, "null", ",\"skipped\":true");
-    odd = page_of_history(h, j, &length);
-    CHECK("a run without a finite loss has a page", strstr(odd, "No finite loss so far") && !strstr(odd, "nan"),
+    odd = data_of_history(h, j, &length);
+    CHECK("a run without a finite loss has a page", data_is_whole(odd) && data_has(odd, "loss", "null]"),
           "%zu bytes", length);
     free(odd);
     free(h);
@@ -140,16 +169,19 @@ static void test_broken_lines(void) {
     history_read(h, path, 10);
     CHECK("broken and foreign lines of metrics.jsonl are left out and counted",
           h->unreadable == 12 && h->last_step == 3 && h->count == 3 && h->best[CURVE_LOSS] == 3 &&
-              h->best[CURVE_VALIDATION] == 4.5 && h->last[CURVE_ACCURACY] == 0.25 && h->resumes == 1 && h->saves == 1,
+              h->best[CURVE_VALIDATION] == 4.5 && history_total(h, COUNT_RESUMES) == 1 &&
+              history_total(h, COUNT_SAVES) == 1 && history_total(h, COUNT_STEPS) == 3,
           "%" PRId64 " lines of 17 left out, last step %" PRId64 ", %" PRId64 " resume", h->unreadable, h->last_step,
-          h->resumes);
+          history_total(h, COUNT_RESUMES));
     free(h);
 }
 
-/* Names and outputs with markup, quotes, escape sequences and broken UTF-8 must not act. */
+/* Names and outputs with the end of a script, quotes, escape sequences and broken UTF-8 must not act. */
 static void test_hostile_texts(void) {
-    static const char hostile[] = "<script>alert(1)</script>\"'><img src=x onerror=y>&amp;\x1b[31m\x7f\xc0\xaf\xff"
-                                  "\xe2\x80\xae";
+    static const char hostile[] = "</script><script>alert(1)</script>\"'\\\x1b[31m\x7f\xc0\xaf\xff\xe2\x80\xae"
+                                  "\xe2\x80\xa8\xf0\x9f\xa6\x99";
+    static const char escaped[] = "\\u003c/script>\\u003cscript>alert(1)\\u003c/script>\\u0022'\\u005c\\u001b[31m"
+                                  "\\u007f\\ufffd\\ufffd\\ufffd\\u202e\\u2028\\ud83e\\udd99";
     char *text, path[300];
     size_t length;
     History *h = history_open();
@@ -160,68 +192,71 @@ static void test_hostile_texts(void) {
     mkdir(scratch_path("page"), 0777);
     snprintf(path, sizeof path, "%s/page/after-save.log", scratch_dir);
     FILE *f = fopen(path, "w");
-    for (int i = 0; i < 200; i++) fprintf(f, "%s</pre>\n", hostile);
+    fprintf(f, "%s%c\n", hostile, 0);
     fclose(f);
     feed_step(h, 1, "3.25", "");
-    text = page_of_history(h, j, &length);
-    int acts = strstr(text, "<script>alert") || strstr(text, "<img") || count_of(text, "</pre>") != 2 ||
-               strchr(text, '\x1b') || strchr(text, '\x7f') || strchr(text, '\xff') || strstr(text, "\xe2\x80\xae") ||
-               count_of(text, "<script") != 2;
-    CHECK("names and outputs with markup and control characters are shown and do not act",
-          !acts && strstr(text, "&#60;script&#62;alert(1)") && strstr(text, "&#9243;[31m") && strstr(text, "&#9249;"),
-          "%zu bytes", length);
+    text = data_of_history(h, j, &length);
+    CHECK("names and outputs with markup and control characters are escaped and do not act",
+          data_is_whole(text) && count_of(text, escaped) == 2 && strstr(text, "\\udd99\\u0000\\u000a\""), "%zu bytes",
+          length);
     unlink(path);
     free(text);
     free(h);
     end_job(j);
 }
 
-/* Rewrites the page as often as possible until it is killed. */
-static void rewrite_page(RunPage *p) {
+/* Rewrites the data as often as possible until it is killed. */
+static void rewrite_data(RunData *d) {
     for (;;) {
-        p->next_write = 0;
-        run_page_write(p);
+        d->next_write = 0;
+        d->write_seconds++; // other data each time
+        run_data_write(d);
     }
 }
 
 static void test_killed_writer(void) {
     enum { KILLS = 60 };
     static Trainer w;
-    char path[300];
+    char path[300], page[300];
     int whole = 0, status;
     RankFigures ranks[2] = {{1, 0.25, 1000, 1 << 20}, {1, 0.5, 1000, 1 << 20}};
-    RunPage p = ZERO;
+    RunData d = ZERO;
     Job *j = page_job("");
     mkdir(scratch_path("page"), 0777);
-    snprintf(path, sizeof path, "%s/page/run.html", scratch_dir);
+    snprintf(path, sizeof path, "%s/page/run-data.js", scratch_dir);
+    snprintf(page, sizeof page, "%s/page/run.html", scratch_dir);
+    unlink(page);
     dry_run_open(&w, j, 0, NULL);
-    run_page_open(&p, &j->opt, &w.parallel, &w.parallel.dev, 0);
-    p.ranks = ranks;
-    p.steps = 1;
-    for (int64_t step = 1; step <= 300; step++) feed_step(p.history, step, "3.25", "");
-    run_page_write(&p);
+    run_data_open(&d, &j->opt, &w.parallel, &w.parallel.dev, 0);
+    CHECK("run.html is there when a run starts", !access(page, F_OK), "%zu bytes", strlen(run_html));
+    d.ranks = ranks;
+    d.steps = 1;
+    for (int64_t step = 1; step <= 300; step++) feed_step(d.history, step, "3.25", "");
+    run_data_write(&d);
     unlink(path);
-    run_page_write(&p);
+    unlink(page);
+    run_data_write(&d);
     int too_soon = !access(path, F_OK);
-    p.has_ended = 1;
-    run_page_write(&p);
-    CHECK("run.html is rewritten at most every few seconds, and at the end",
-          !too_soon && !access(path, F_OK) && p.next_write - seconds_now() > PAGE_SECONDS - 1, "next page in %.1f s",
-          p.next_write - seconds_now());
+    d.has_ended = 1;
+    run_data_write(&d);
+    CHECK("run-data.js is rewritten at most every few seconds, and at the end",
+          !too_soon && !access(path, F_OK) && d.next_write - seconds_now() > PAGE_SECONDS - 1, "next time in %.1f s",
+          d.next_write - seconds_now());
+    CHECK("run.html is written again where it is missing", !access(page, F_OK), "%zu bytes", strlen(run_html));
     for (int i = 0; i < KILLS; i++) {
         pid_t child = fork();
-        if (!child) rewrite_page(&p);
+        if (!child) rewrite_data(&d);
         usleep((useconds_t)(1000 + mix64((uint64_t)i) % 20000));
         kill(child, SIGKILL);
         waitpid(child, &status, 0);
         size_t length = 0;
-        char *page = read_regular_file(path, &length);
-        whole += page && !strncmp(page, "<!doctype html>", 15) && !strcmp(page + length - 8, "</html>\n");
-        free(page);
+        char *data = read_regular_file(path, &length);
+        whole += data && data_is_whole(data);
+        free(data);
     }
-    CHECK("a run that is killed while it writes run.html leaves a complete page", whole == KILLS,
-          "%d of %d pages are complete", whole, KILLS);
-    free(p.history);
+    CHECK("a run that is killed while it writes run-data.js leaves a complete file", whole == KILLS,
+          "%d of %d files are complete", whole, KILLS);
+    free(d.history);
     trainer_close(&w);
     end_job(j);
 }

@@ -5,8 +5,10 @@ static RequestScore scores_of_test[4096];
 
 static void score_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    score_requests(&o->trainer, &j->requests);
-    if (rank == 0) memcpy(scores_of_test, o->trainer.scores, sizeof(RequestScore) * (size_t)j->requests.count);
+    const Requests *r = &((Evaluations *)j)->requests;
+    Scoring s = scoring_open(&o->trainer, r);
+    score_requests(&s);
+    if (rank == 0) memcpy(scores_of_test, s.scores, sizeof(RequestScore) * (size_t)r->count);
     close_rank(o);
 }
 
@@ -16,7 +18,7 @@ static int score_file(const char *model, const char *file, int world, const char
     snprintf(arguments, sizeof arguments, "--model %s/%s --score %s%s", fixture_dir, model, file, options);
     Job *j = make_job(arguments, world, &transport_threads);
     launch(j, 0, score_body);
-    int count = (int)j->requests.count;
+    int count = (int)((Evaluations *)j)->requests.count;
     end_job(j);
     return count;
 }
@@ -211,11 +213,14 @@ static void test_choices(void) {
     tokenizer_close(t);
 }
 
-static double bytes_inverse;
+static double bytes_inverse, bytes_of_some;
 static void bytes_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Evaluation e = evaluate(&o->trainer, &j->val, 0);
+    Evaluation some = evaluate(&o->trainer, &j->val, 1);
     if (rank == 0) bytes_inverse = e.bits_per_byte * log(2.0) / (e.loss * (double)e.targets); // 1 / bytes
+    if (rank == 0)
+        bytes_of_some = some.loss * (double)some.targets / log(2.0) / some.bits_per_byte / (double)some.targets;
     close_rank(o);
 }
 
@@ -240,6 +245,10 @@ static void test_bits_per_byte(void) {
         CHECK("bits per byte count the bytes of all targets, special tokens as none",
               fabs(1 / bytes_inverse / (double)bytes - 1) < 1e-9, "%d ranks%s: %.3f bytes, expected %" PRId64,
               worlds[i], options[i], 1 / bytes_inverse, bytes);
+        double each = (double)bytes / (double)j->val.targets;
+        CHECK("bits per byte of some micro-batches take the average text of a target",
+              fabs(bytes_of_some / each - 1) < 1e-9, "%d ranks%s: %.6f bytes a target, expected %.6f", worlds[i],
+              options[i], bytes_of_some, each);
         end_job(j);
     }
 }

@@ -97,8 +97,8 @@ static void test_orders(void) {
     for (int seed = 0; seed < 8; seed++) {
         char more[160];
         cuda_on_cpu.seed = (uint64_t)seed;
-        snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4].more,
-                 10 + seed); // the number tells the seeds apart
+        snprintf(more, sizeof more, "%s --timeout %d", ways[seed % 4].more,
+                 100 + seed); // the number tells the seeds apart
         compare_bits("odd", 0, 2, 1, ways[seed % 4].by_nccl ? nccl : &transport_threads, more, first, 0);
     }
     static const char *const adapted[] = {" --lora-rank 4 --base int8",
@@ -109,7 +109,7 @@ static void test_orders(void) {
         for (int seed = i; seed < 8; seed += 3) {
             char more[160];
             cuda_on_cpu.seed = (uint64_t)seed;
-            snprintf(more, sizeof more, "%s --transport nccl --check-replicas %d", adapted[i], 10 + seed);
+            snprintf(more, sizeof more, "%s --transport nccl --timeout %d", adapted[i], 100 + seed);
             compare_bits("odd", 0, 2, 1, nccl, more, first, 0);
         }
     }
@@ -140,8 +140,8 @@ static void test_mesh_orders(void) {
             char more[160];
             int by_nccl = seed % 4 != 2;
             cuda_on_cpu.seed = (uint64_t)seed;
-            snprintf(more, sizeof more, "%s%s --check-replicas %d", meshes[i].more, by_nccl ? " --transport nccl" : "",
-                     10 + seed);
+            snprintf(more, sizeof more, "%s%s --timeout %d", meshes[i].more, by_nccl ? " --transport nccl" : "",
+                     100 + seed);
             compare_bits("tied", 0, meshes[i].world, 1, by_nccl ? nccl : &transport_threads, more, first, !seed);
         }
     cuda_on_cpu.seed = before;

@@ -2,7 +2,7 @@
  * (dev/pytorch/make_smollm2_fixture.py) do it: on a small tokenizer made here, and on those parts of Llama 3's and
  * SmolLM2's tokenizers that the fixtures' texts need. With LLAMA3_TOKENIZER or SMOLLM2_TOKENIZER, which name the files,
  * all of each. Part of test_llama3.cu. */
-#include "../data/corpus.h" // defines: cut_open, cut_next
+#include "../../programs/tokens/corpus.h" // defines: cut_open, cut_next
 
 // ---------------------------------------------------------------------------
 // splitting and ids

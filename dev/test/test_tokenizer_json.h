@@ -1,7 +1,7 @@
 /* test_tokenizer_json.h: tokenizer.json is read as transformers reads it, and what this program writes gives the ids of
  * the tokenizer.model that it was made from; chat templates are found and rendered. Expected ids were found by hand, or
  * are those of the fixtures of test_tokenizer.h. Part of test_llama3.cu. */
-#include "../../run/chat_template.h"
+#include "../../programs/shared/chat_template.h"
 
 // ---------------------------------------------------------------------------
 // a small tokenizer.json, some of which is replaced
@@ -270,7 +270,7 @@ static void test_json_of_models(const char *path) {
 
 static int accepts(const Tokenizer *t, const Tokenizer *data) {
     uint8_t known[MOST_FINGERPRINTS][32];
-    return is_one_of(data->fingerprint, known, tokenizer_fingerprints(t, known));
+    return eval_knows(data->fingerprint, known, tokenizer_fingerprints(t, known));
 }
 
 static void test_json_fingerprints(void) {
@@ -299,8 +299,8 @@ static void test_json_fingerprints(void) {
 // the files of a checkpoint, and chat templates
 
 static const TokenizerFile *file_named(const TokenizerFiles *all, const char *name) {
-    for (int i = 0; i < all->count; i++)
-        if (!strcmp(all->files[i].name, name)) return &all->files[i];
+    for (int i = 0; i < all->copies.count; i++)
+        if (!strcmp(all->copies.files[i].name, name)) return &all->copies.files[i];
     return NULL;
 }
 
@@ -317,9 +317,9 @@ static void test_json_files(const char *folder) {
                         *made = file_named(&files, "tokenizer_config.json"),
                         *generation = file_named(&files, "generation_config.json");
     CHECK("tokenizer files: a checkpoint gets the run's own file, tokenizer.json and both configurations",
-          files.count == 4 && own && own->length == strlen(text) && !memcmp(own->text, text, own->length) &&
+          files.copies.count == 4 && own && own->length == strlen(text) && !memcmp(own->text, text, own->length) &&
               file_named(&files, "tokenizer.json") && made && generation,
-          "%d files", files.count);
+          "%d files", files.copies.count);
     cJSON *json = cJSON_Parse(made->text);
     CHECK("tokenizer files: tokenizer_config.json names the ends of a document and the chat template",
           !strcmp(json_string_or(json_get(json, "eos_token"), ""), "<|end_of_text|>") &&
@@ -335,7 +335,7 @@ static void test_json_files(const char *folder) {
     tokenizer_files_open(&again, path, text, strlen(text), t, NULL, 128);
     made = file_named(&again, "tokenizer_config.json");
     CHECK("tokenizer files: a tokenizer_config.json next to the tokenizer is kept",
-          again.count == 5 && !strcmp(made->text, "{\"eos_token\":\"x\"}"), "%s", made->text);
+          again.copies.count == 5 && !strcmp(made->text, "{\"eos_token\":\"x\"}"), "%s", made->text);
     const TokenizerFile *jinja = file_named(&again, "chat_template.jinja");
     CHECK("tokenizer files: the chat template that the tokenizer_config.json lacks is beside it",
           jinja && chat_template_of_jinja(jinja->text) == &chat_templates[0], "%zu bytes", jinja ? jinja->length : 0);
@@ -378,7 +378,7 @@ static void test_chat_found(const Tokenizer *t, const char *path) {
           chat_template_find(t, path)->name);
     test_write(jinja, chat_templates[0].jinja, strlen(chat_templates[0].jinja));
     expect_user_error("chat template: one whose special tokens are missing is refused", test_find_template, &test,
-                      "does not have the special tokens of its chat template");
+                      "does not have the special tokens of the chat template in");
     test_write(jinja, "{%- if tools %}\n{{ x }}", 22);
     expect_user_error("chat template: another one is refused by its first words", test_find_template, &test,
                       "chat_template.jinja has the chat template '{%- if tools %}…', which this program cannot render");

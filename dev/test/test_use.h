@@ -14,6 +14,7 @@ static void eval_body(Job *j, int rank) {
     close_rank(o);
 }
 
+enum { PROMPT_TOKENS = 12 };
 static double generation_difference;
 static int generation_differs; // tokens that the cache and a whole recomputation choose differently
 
@@ -33,11 +34,14 @@ static int count_different_tokens(Trainer *trainer, const int32_t *prompt, int n
     return differ;
 }
 
+static void generation_dry_run(Trainer *trainer) { generator_dry_run(trainer, PROMPT_TOKENS, 0); }
+
 static void generation_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
-    int V = trainer->model.config.V, n = j->prompts.longest;
-    int32_t *prompt = j->prompts.list[0].ids;
+    int V = trainer->model.config.V, n = PROMPT_TOKENS;
+    int32_t prompt[PROMPT_TOKENS];
+    for (int t = 0; t < n; t++) prompt[t] = (t * 37 + 5) % 131;
     float *whole = (float *)checked_malloc(sizeof(float) * (size_t)V);
     memcpy(whole, next_token_logits(trainer, prompt, n, 0), sizeof(float) * (size_t)V); // all tokens at once
     next_token_logits(trainer, prompt, n / 2, 0); // then half of them, and the rest one by one
@@ -52,7 +56,7 @@ static void generation_body(Job *j, int rank) {
 
 static void export_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    model_export(&o->trainer.writer);
+    model_export(&o->trainer.writer, (const Conversion *)j);
     close_rank(o);
 }
 
@@ -84,20 +88,11 @@ static void test_generation(void) {
         table_close(&j->table);
         table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
         j->has_weights = model_weights_open(&j->weights, j->opt.model, &j->table, BASE_TRAINED);
-        j->task = DO_GENERATE;
+        j->purpose = generate_purpose();
+        j->purpose.dry_run = generation_dry_run;
         j->opt.batch = 1;
-        j->opt.seq = 12;
-        j->opt.max_tokens = 4;
-        j->cached_positions = 16;
-        Prompt prompt = ZERO;
-        prompt.ids = new_array(int32_t, 12);
-        prompt.length = 12;
-        prompt.max_tokens = 4;
-        for (int t = 0; t < 12; t++) prompt.ids[t] = (t * 37 + 5) % 131;
-        j->prompts.list = new_array(Prompt, 1);
-        j->prompts.list[0] = prompt;
-        j->prompts.count = 1;
-        j->prompts.longest = 12;
+        j->opt.seq = PROMPT_TOKENS;
+        j->purpose.cached_positions = 16;
         j->mesh = mesh_of(world, 0, 1);
         launch(j, 0, generation_body);
         snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text",
@@ -130,7 +125,7 @@ static void test_export(double loss) {
         snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model,
                  exporters[layout - 1].options);
         Job *j = make_job(arguments, world, &transport_threads);
-        export_check(model, 0);
+        export_check(model);
         launch(j, 0, export_body);
         end_job(j);
         snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);

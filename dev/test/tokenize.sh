@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tokenize.sh [all] : the tools of dev/data. Token files hold the same bytes whatever the threads and the slices; text
-# larger than the memory allowed is read; what is no text is named, with its place. `all`: with 3 GB of text.
+# tokenize.sh [PROGRAM [all]] : texts to token files, by the tokens_llama3 next to PROGRAM. Token files hold the same
+# bytes whatever the threads and the slices; text larger than the memory allowed is read; what is no text is named, with
+# its place. `all`: with 3 GB of text.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -9,15 +10,17 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C
 
-make -s -C dev/data OUT="$work/bin" all encode >"$work/log" 2>&1 ||
-    { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
-cd "$work"
+program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+cd "$work" || exit
+mkdir bin
+ln -s "${program%/*}/tokens_llama3" bin/
+tokens=bin/tokens_llama3 train="bin/tokens_llama3 --train-tokenizer"
 
 # tokens NAME ARGUMENT… : tokenizes into NAME.train and NAME.val
 tokens() {
     local name=$1
     shift
-    bin/tokenize --tokenizer tokenizer.model --out-train "$name.train" --out-val "$name.val" "$@" >.out 2>.err
+    $tokens --tokenizer tokenizer.model --out-train "$name.train" --out-val "$name.val" "$@" >.out 2>.err
 }
 
 # Words, numbers, endings, lines and paragraphs from a small generator (Park and Miller 1988), the same everywhere.
@@ -35,7 +38,7 @@ awk 'function draw(n) { x = x * 16807 % 2147483647; return x % n }
                      printf "%s", draw(9) ? " " : draw(3) ? ", " : "\t  "
                  }
                  printf "%s", draw(8) ? "\n" : draw(4) ? "\n\n" : " \r\n \n" } }' >text
-bin/train_tokenizer --vocab-size 1000 --out tokenizer.model text >.out ||
+$train --vocab-size 1000 --out tokenizer.model text >.out ||
     { fail "the tokenizer" "$(cat .out)"; exit 1; }
 
 # ---------------------------------------------------------------- the same bytes
@@ -123,21 +126,21 @@ head -c 100000 text | gzip >members.gz; tail -c +100001 text | gzip -1 >>members
 gives "a text in two gzip members, cut anywhere" members.gz
 head -c -20 text.gz >cut.gz
 bad "a truncated gzip file" "cut.gz is damaged after [0-9]+ decompressed bytes: the file ends too early" \
-    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val cut.gz
+    $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val cut.gz
 { cat text.gz; echo more; } >more.gz
 bad "a gzip file with something behind it" "more.gz is damaged after [0-9]+ decompressed bytes: incorrect header" \
-    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val more.gz
+    $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val more.gz
 : >none.jsonl.gz
 bad "an empty gzip file" "none.jsonl.gz is damaged after 0 decompressed bytes: the file ends too early" \
-    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val none.jsonl.gz
+    $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val none.jsonl.gz
 cp text no.gz
 bad "a text that is named as if it were compressed" "no.gz is damaged after 0 decompressed bytes: incorrect header" \
-    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val no.gz
+    $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val no.gz
 : >some.zst
-bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val some.zst >.out 2>.err
+$tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val some.zst >.out 2>.err
 if grep -q "built without zstd" .err; then
     bad "zstd without libzstd" "some.zst cannot be read: these tools were built without zstd; install libzstd-dev" \
-        bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val some.zst
+        $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val some.zst
 elif ! command -v zstd >/dev/null; then
     echo "left out: zstd files, without the zstd command"
 else
@@ -147,7 +150,7 @@ else
     gives "a text in two zstd frames" frames.zst
     head -c -20 text.zst >cut.zst
     bad "a truncated zstd file" "cut.zst is damaged after [0-9]+ decompressed bytes: the file ends too early" \
-        bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val cut.zst
+        $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val cut.zst
     tokens whole many.jsonl
     zstd -q many.jsonl -o many.jsonl.zst
     gives "JSON lines compressed by zstd" many.jsonl.zst
@@ -155,14 +158,14 @@ fi
 rm some.zst
 head -n 2 many.jsonl >two.jsonl
 bad "too few JSON lines" "2 documents are too few to give whole ones to both training and validation" \
-    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val --save-seconds 0 two.jsonl
+    $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val --save-seconds 0 two.jsonl
 bad "too few JSON lines, once more" "2 documents are too few" \
-    bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val --save-seconds 0 two.jsonl
+    $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val --save-seconds 0 two.jsonl
 
 # line NAME PATTERN LINE : as line 3 of a file it is refused
 line() {
     { head -n 2 many.jsonl; printf "$3\n"; } >bad.jsonl
-    bad "a line of JSON with $1" "bad.jsonl, line 3: found $2" bin/tokenize --tokenizer tokenizer.model --out-train \
+    bad "a line of JSON with $1" "bad.jsonl, line 3: found $2" $tokens --tokenizer tokenizer.model --out-train \
         bad.train --out-val bad.val bad.jsonl
 }
 line "no text" 'no field "text", expected a JSON object with its text in "text" \(--field NAME' '{"content": "a"}'
@@ -175,10 +178,10 @@ line "an escaped zero byte" '\\u0000 in a string' '{"text": "a\\u0000b"}'
 line "invalid UTF-8" "invalid UTF-8 at byte 10 of the line" '{"text": "\377"}'
 line "half of a surrogate pair" "invalid JSON at byte" '{"text": "\\ud83d"}'
 gzip -kf bad.jsonl
-bad "a bad line in a compressed file" "bad.jsonl.gz, line 3: found invalid JSON" bin/tokenize \
+bad "a bad line in a compressed file" "bad.jsonl.gz, line 3: found invalid JSON" $tokens \
     --tokenizer tokenizer.model --out-train bad.train --out-val bad.val bad.jsonl.gz
 bad "a tokenizer from JSON lines" "many.jsonl is JSON lines, but a tokenizer is trained on text files" \
-    bin/train_tokenizer --out none.model many.jsonl
+    $train --out none.model many.jsonl
 
 # ---------------------------------------------------------------- Parquet
 python=${PYTHON:-python3}
@@ -195,7 +198,7 @@ for name, part in (("1", texts[:300]), ("2", [None, *texts[300:], ""])):
     pyarrow.parquet.write_table(table, f"parquet/{name}.parquet", row_group_size=100)
 END
     parquet=("$python" "$top/dev/data/parquet.py")
-    into=(-- bin/tokenize --tokenizer tokenizer.model --out-train given.train --out-val given.val -)
+    into=(-- $tokens --tokenizer tokenizer.model --out-train given.train --out-val given.val -)
     tokens whole many.jsonl
     rm -f given.*
     if "${parquet[@]}" parquet "${into[@]}" >.out 2>.err && cmp whole.train given.train && cmp whole.val given.val &&
@@ -222,7 +225,7 @@ fi
 # ---------------------------------------------------------------- interrupted runs
 # interrupt ARGUMENT… : a run that ends when its first output reaches a size, and leaves its state
 interrupt() {
-    (trap '' XFSZ; ulimit -f 200; exec bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val \
+    (trap '' XFSZ; ulimit -f 200; exec $tokens --tokenizer tokenizer.model --out-train kept.train --out-val \
         kept.val --save-seconds 0 "$@") >.out 2>.err && return 1
     [ -f kept.train.state ] && [ -f kept.train.partial ] && [ ! -f kept.train ]
 }
@@ -254,13 +257,13 @@ continues "an interrupted run over texts gives the same tokens" many
 mkfifo feed
 (cat many.jsonl; exec sleep 60) >feed &
 feeder=$!
-bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val --save-seconds 0 - <feed >.out \
+$tokens --tokenizer tokenizer.model --out-train kept.train --out-val kept.val --save-seconds 0 - <feed >.out \
     2>.err &
 writer=$!
 for ((i = 0; i < 200; i++)); do [ ! -f kept.train.state ] || break; sleep 0.05; done
 sleep 0.3
 cp kept.train.partial before
-bad "outputs that another run is writing" "kept.train.partial is being written by another run" bin/tokenize \
+bad "outputs that another run is writing" "kept.train.partial is being written by another run" $tokens \
     --tokenizer tokenizer.model --out-train kept.train --out-val kept.val --save-seconds 0 -
 if cmp before <(head -c "$(wc -c <before)" kept.train.partial); then
     pass "the other run keeps what it has written" "$(wc -c <before) bytes"
@@ -280,7 +283,7 @@ interrupt - <in
 sed 's/"n": 7,/"n": 8,/' many.jsonl >other
 bad "another standard input than that of the interrupted run" \
     "the first [0-9]+ bytes of standard input are not those that the interrupted run has read: give the same input" \
-    bash -c "bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val - <other"
+    bash -c "$tokens --tokenizer tokenizer.model --out-train kept.train --out-val kept.val - <other"
 if tokens kept - <in && cmp whole.train kept.train; then
     pass "after another standard input, the right one still continues the run" "$(grep continuing .out)"
 else
@@ -291,7 +294,7 @@ interrupt many.jsonl
 cp many.jsonl changed.jsonl; head -n 1 many.jsonl >>changed.jsonl
 cp kept.train.partial before
 bad "a run over other inputs than the interrupted one" "kept.train.state belongs to an interrupted run with other" \
-    bin/tokenize --tokenizer tokenizer.model --out-train kept.train --out-val kept.val changed.jsonl
+    $tokens --tokenizer tokenizer.model --out-train kept.train --out-val kept.val changed.jsonl
 if cmp before kept.train.partial; then pass "which can still be continued" "$(wc -c <before) bytes"
 else fail "which can still be continued" "kept.train.partial has changed"; fi
 rm -f kept.*
@@ -307,7 +310,7 @@ rm -f kept.*
 if command -v script >/dev/null; then
     cat many.jsonl many.jsonl many.jsonl many.jsonl >four.jsonl
     cat four.jsonl four.jsonl four.jsonl four.jsonl >sixteen.jsonl
-    script -qec "bin/tokenize --tokenizer tokenizer.model --out-train shown.train --out-val shown.val --threads 1 \
+    script -qec "$tokens --tokenizer tokenizer.model --out-train shown.train --out-val shown.val --threads 1 \
         sixteen.jsonl" /dev/null </dev/null >.out 2>.err
     said=$(tr '\r' '\n' <.out | grep -aE '^\[#* *\] +[0-9]+ % \| [0-9.]+ MB \| [0-9.]+ MB/s \| [0-9.]+ M tokens/s' |
         tail -n 1)
@@ -318,10 +321,10 @@ fi
 # ---------------------------------------------------------------- a long run of blanks
 # blanks N : N blanks and a word.   ids FILE : its ids, each run of equal ones once
 blanks() { head -c "$1" /dev/zero | tr '\0' ' '; echo word; }
-ids() { bin/encode tokenizer.model "$1" 2>.err | od -An -v -w4 -td4 -j16 | uniq; }
+ids() { $tokens --encode "$1" --tokenizer tokenizer.model 2>.err | uniq; }
 blanks 1000000 >blanks-1
 blanks 12000000 >blanks-12
-if bin/train_tokenizer --vocab-size 1000 --out none.model text blanks-12 >.out 2>.err; then
+if $train --vocab-size 1000 --out none.model text blanks-12 >.out 2>.err; then
     pass "a tokenizer is trained on text with 12 million blanks" "$(cat .out)"
 else
     fail "a tokenizer is trained on text with 12 million blanks" "$(cat .err)"
@@ -347,9 +350,9 @@ large() {
     fi
 }
 large "100 MB of text are tokenized in less than 64 MB" 100
-if [ "${1:-}" = all ]; then
+if [ "${2:-}" = all ]; then
     large "3 GB of text are tokenized in less than 64 MB" 3000
-    if (ulimit -v 3000000 && bin/train_tokenizer --vocab-size 1000 --out large.model large >.out 2>.err) &&
+    if (ulimit -v 3000000 && $train --vocab-size 1000 --out large.model large >.out 2>.err) &&
         grep -q "a sample: the first 17" .out; then
         pass "a tokenizer is trained on a sample of 3 GB" "$(tr '\n' ' ' <.out)"
     else
@@ -359,7 +362,7 @@ fi
 rm -f large large.train large.val
 
 # ---------------------------------------------------------------- what is no text
-give() { echo bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val; }
+give() { echo $tokens --tokenizer tokenizer.model --out-train bad.train --out-val bad.val; }
 # characters lie across the ends of what is read at a time
 { printf a; yes "$(printf '\303\251')" | head -n 1000000 | tr -d '\n'; } >long
 { cat long; printf '\377 and on'; } >broken; bad "a byte that is no UTF-8, far into a file" \
@@ -370,7 +373,7 @@ give() { echo bin/tokenize --tokenizer tokenizer.model --out-train bad.train --o
     "broken is not text: invalid UTF-8 at byte 2000001;" $(give) broken
 printf '\377' >broken
 bad "a byte that is no UTF-8, alone" "invalid UTF-8 at byte 0;" $(give) broken
-bad "a tokenizer from what is no text" "broken is not text" bin/train_tokenizer --vocab-size 600 --out none.model broken
+bad "a tokenizer from what is no text" "broken is not text" $train --vocab-size 600 --out none.model broken
 : >empty; bad "an empty file" "1 files were given, none with text" $(give) empty
 echo few >small; bad "too little text" "too few to split" $(give) small
 bad "a pipe, which cannot be read twice" "/dev/fd/[0-9]+ is not a regular file, but it is read twice" $(give) \
@@ -378,18 +381,18 @@ bad "a pipe, which cannot be read twice" "/dev/fd/[0-9]+ is not a regular file, 
 mkfifo pipe
 bad "a named pipe that nobody writes to" "pipe is a pipe, expected a text file: write" timeout 5 $(give) pipe
 bad "a device" "/dev/zero is a device, expected a text file: write" timeout 5 $(give) /dev/zero
-bad "a tokenizer from a named pipe" "pipe is a pipe, expected a text file" timeout 5 bin/train_tokenizer --out \
+bad "a tokenizer from a named pipe" "pipe is a pipe, expected a text file" timeout 5 $train --out \
     none.model pipe
-bad "a named pipe as tokenizer" "pipe is a pipe, expected a regular file" timeout 5 bin/tokenize --tokenizer pipe \
+bad "a named pipe as tokenizer" "pipe is a pipe, expected a regular file" timeout 5 $tokens --tokenizer pipe \
     --out-train bad.train --out-val bad.val text
 if command -v python3 >/dev/null; then
     python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket")'
     bad "a socket" "socket is a socket, expected a text file" timeout 5 $(give) socket
 fi
 bad "a text that is not there" "nowhere cannot be found" $(give) nowhere
-bad "no threads" "--threads 0 was given, expected a number from 1" $(give) --threads 0 text
-bad "words for threads" "--threads two was given" $(give) --threads two text
-bad "a folder that cannot be written to" "none/bad.train.partial cannot be written" bin/tokenize --tokenizer \
+bad "no threads" "--threads 0: expected a whole number from 1" $(give) --threads 0 text
+bad "words for threads" "--threads two: expected a whole number" $(give) --threads two text
+bad "a folder that cannot be written to" "none/bad.train.partial cannot be written" $tokens --tokenizer \
     tokenizer.model --out-train none/bad.train --out-val bad.val text
 # KB a file
 bad "a disk that is full" "bad.train.partial cannot be written to: .*; is the disk full" bash -c \
@@ -421,7 +424,7 @@ ln -s inputs/t.txt symbolic
 ln inputs/t.txt hard
 cp text name.partial
 input="would overwrite the input"
-tokenize=(bin/tokenize --tokenizer inputs/k.model --out-val bad.val)
+tokenize=($tokens --tokenizer inputs/k.model --out-val bad.val)
 keeps "tokens onto their text" "--out-train inputs/t.txt $input inputs/t.txt: choose another name" \
     "${tokenize[@]}" --out-train inputs/t.txt inputs/t.txt
 keeps "tokens onto their text, spelled differently" "--out-train ./inputs/../inputs/t.txt $input inputs/t.txt" \
@@ -432,7 +435,7 @@ keeps "tokens onto a hard link to their text" "--out-train hard $input inputs/t.
     hard inputs/t.txt
 keeps "tokens onto a text of the folder that they come from" "--out-train inputs/t.txt $input inputs/t.txt" \
     "${tokenize[@]}" --out-train inputs/t.txt inputs
-keeps "validation tokens onto their text" "--out-val inputs/t.txt $input inputs/t.txt" bin/tokenize --tokenizer \
+keeps "validation tokens onto their text" "--out-val inputs/t.txt $input inputs/t.txt" $tokens --tokenizer \
     inputs/k.model --out-train bad.train --out-val inputs/t.txt inputs/t.txt
 keeps "tokens onto a text that is empty" "--out-train empty $input empty" "${tokenize[@]}" --out-train empty \
     text empty
@@ -440,14 +443,14 @@ keeps "tokens onto the tokenizer" "--out-train inputs/k.model $input inputs/k.mo
     inputs/k.model text
 keeps "tokens through a file that is the text" "--out-train name $input name.partial" "${tokenize[@]}" --out-train \
     name name.partial
-keeps "a tokenizer onto its text" "--out inputs/t.txt $input ./inputs/t.txt" bin/train_tokenizer --vocab-size 600 \
+keeps "a tokenizer onto its text" "--out inputs/t.txt $input ./inputs/t.txt" $train --vocab-size 600 \
     --out inputs/t.txt ./inputs/t.txt
-keeps "both outputs in one file" "--out-train x and --out-val x would overwrite each other" bin/tokenize --tokenizer \
+keeps "both outputs in one file" "--out-train x and --out-val x would overwrite each other" $tokens --tokenizer \
     tokenizer.model --out-train x --out-val x text
 keeps "both outputs in one file, spelled differently" "--out-train x and --out-val inputs/../x would overwrite" \
-    bin/tokenize --tokenizer tokenizer.model --out-train x --out-val inputs/../x text
+    $tokens --tokenizer tokenizer.model --out-train x --out-val inputs/../x text
 keeps "an output through the other one" "--out-train x.partial and --out-val x would overwrite each other" \
-    bin/tokenize --tokenizer tokenizer.model --out-train x.partial --out-val x text
+    $tokens --tokenizer tokenizer.model --out-train x.partial --out-val x text
 keeps "a folder as output" "inputs is a folder, expected the name of a file" "${tokenize[@]}" --out-train inputs text
 ln -sf inputs/t.txt linked.partial
 before=$(cksum inputs/t.txt)
@@ -458,13 +461,13 @@ else
 fi
 
 # ---------------------------------------------------------------- a standard output that is full
-for command in "bin/tokenize --tokenizer tokenizer.model --out-train full.train --out-val full.val text" \
-    "bin/train_tokenizer --vocab-size 600 --out full.model text" "bin/encode tokenizer.model text"; do
+for command in "$tokens --tokenizer tokenizer.model --out-train full.train --out-val full.val text" \
+    "$train --vocab-size 600 --out full.model text" "$tokens --encode text --tokenizer tokenizer.model"; do
     name=${command%% *}
     bad "${name#bin/} into a full standard output" "standard output cannot be written: No space left on device" \
         bash -c "$command >/dev/full"
 done
-bin/tokenize --tokenizer tokenizer.model --out-train closed.train --out-val closed.val text >&- 2>.err
+$tokens --tokenizer tokenizer.model --out-train closed.train --out-val closed.val text >&- 2>.err
 cp .err closed.err
 tokens open text
 if cmp closed.train open.train && cmp closed.val open.val; then

@@ -657,7 +657,7 @@ static void data_open(Rank *r) {
     r->data = fopen(s->data_path, "rb");
     if (!r->data) fail("cannot open %s: %s", s->data_path, strerror(errno));
     if (fread(h, sizeof *h, 1, r->data) != 1 || memcmp(h->magic, "LLM3TOK1", 8))
-        fail("%s is not a token file: make one with build/data/tokenize", s->data_path);
+        fail("%s is not a token file: make one with tokens_llama3", s->data_path);
     if (h->version < 1 || h->version > 2 || (h->width != 2 && h->width != 4))
         fail("%s has version %u and %u bytes per token; expected version 1 or 2, and 2 or 4 bytes", s->data_path,
              h->version, h->width);

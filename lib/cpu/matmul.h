@@ -14,6 +14,7 @@
 #include "matmul_arm.h"    // defines with HAVE_BFMMLA: Packed, pack_panel, packed_tile
 #include <omp.h>
 #include <pthread.h>
+#include <signal.h>
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
 #endif
@@ -309,11 +310,34 @@ static void require_threads(int count) {
                    started, count);
 }
 
+/* oneDNN's matmuls let the stack pointer point into a buffer on the heap for a while, so that the handler of a signal
+ * would overwrite what lies below that buffer. So handlers have a stack of their own in the thread that calls oneDNN,
+ * and its OpenMP threads, which start here, take no signals. */
+static void keep_signals_off_stack(int threads) {
+    enum { BYTES = 1 << 16 };
+    static __thread int has_stack;
+    stack_t own = ZERO;
+    sigset_t all, before;
+    int started = 0;
+    if (has_stack) return;
+    has_stack = 1;
+    own.ss_sp = checked_malloc(BYTES); // until the thread ends
+    own.ss_size = BYTES;
+    if (sigaltstack(&own, NULL)) run_failure("no stack could be set for the handlers of signals: %s", strerror(errno));
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+#pragma omp parallel num_threads(threads) reduction(+ : started)
+    started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)started;
+}
+
 /* oneDNN takes the number of threads from the thread that calls it: hence once per rank, on the rank's own thread. */
 static void cpu_ops_open(Device *dev, int say) {
     if (dev->dry_run) return;
     require_threads(dev->threads);
     omp_set_num_threads(dev->threads);
+    keep_signals_off_stack(dev->threads);
     dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
     const char *why = onednn_open(dev, dev->matmuls);

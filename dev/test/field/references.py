@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""references.py [PROGRAM | --possible]: files of other programs, read by this program and by those programs.
+"""references.py [PROGRAM | --possible]: files of other programs, read by these programs and by those.
 
 transformers, PEFT, lm-evaluation-harness and gguf read small models, adapters, tokenizers and templates of the kinds
-that public bug reports are about, and the program must give their numbers and ids, or a refusal that names the cause.
+that public bug reports are about, and the programs must give their numbers and ids, or a refusal that names the cause.
+PROGRAM is train_llama3; eval_llama3, generate_llama3 and convert_llama3 are those next to it.
 --possible: exit code 0 if these packages are installed. The chat templates of Llama 3.1 to 3.3 are taken from the
 package ldp, and from the directory TEMPLATES if it is set (files *.jinja); without them they are left out.
 """
@@ -72,13 +73,15 @@ def model(folder, specials=(), front=None, tokenizer_config=None, **config):
 IDS = [random.Random(i).randrange(256) for i in range(65)]
 
 
-def run(*options):
-    return subprocess.run([PROGRAM, *map(str, options), "--threads", "1"], capture_output=True, text=True)
+def run(name, *options):
+    """Runs a program of the same build as PROGRAM."""
+    program = PROGRAM.with_name(name + ("_cuda" if PROGRAM.name.endswith("_cuda") else ""))
+    return subprocess.run([program, *map(str, options), "--threads", "1"], capture_output=True, text=True)
 
 
 def our_loss(*options):
     Path("w.tok").write_bytes(struct.pack("<8sIIIIQ32x65H", b"LLM3TOK1", 1, 2, 256, 0, 65, *IDS))
-    done = run(*options, "--eval", "w.tok", "--seq", 64)
+    done = run("eval_llama3", *options, "--eval", "w.tok", "--seq", 64)
     return json.loads(done.stdout)["loss"] if done.returncode == 0 else done.stderr.strip()
 
 
@@ -194,7 +197,7 @@ def rope():
 
 def ids():
     model("ids", eos_token_id=[5, 6, 7], bos_token_id=4, pad_token_id=8)
-    run("--model", "ids", "--export", "exported")
+    run("convert_llama3", "--model", "ids", "--export", "exported")
     for folder in "ids", "exported":
         config = transformers.AutoConfig.from_pretrained(folder)
         generation_config = transformers.AutoModelForCausalLM.from_pretrained(folder).generation_config
@@ -204,7 +207,7 @@ def ids():
         names = {"bos_token": specials[0], "eos_token": specials[min(1, len(specials) - 1)]}
         model("vocab", specials, specials[0], names)
         Path("vocab.gguf").unlink(missing_ok=True)
-        run("--model", "vocab", "--export", "vocab.gguf")
+        run("convert_llama3", "--model", "vocab", "--export", "vocab.gguf")
         fields = gguf.GGUFReader("vocab.gguf").fields
         vocab = gguf.SpecialVocab("vocab", load_merges=False)
         found = fields["tokenizer.ggml.bos_token_id"].contents(), fields["tokenizer.ggml.add_bos_token"].contents()

@@ -1,0 +1,143 @@
+/* plan_llama3.cu: plans a training run without running it: memory, traffic and, on the machines of a cluster file, the
+ * time of a step, for any number of ranks on a laptop. It takes the options of train_llama3, and includes that program:
+ * every rank is dry-run by the code that would train, and all ranks are simulated together.
+ *
+ *   plan_llama3 --model llama3-8b --world 64                                          memory and traffic
+ *   plan_llama3 --model llama3-8b --world 64 --cluster dev/clusters/h100-8.json       and the time of a step
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --out DIR --trace FILE    plan.json, plan.html, a timeline
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --simulate stages         one rank of each stage: fast
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
+ */
+#include "plan/plan_options.h" // defines: Planning, plan_program, plan_purpose
+#include "plan/plan_print.h"   // defines: plan_print, stage_json
+#include "plan/simulate.h"     // defines: Simulation
+#include "plan/estimate.h"     // defines: plan_simulate, estimate_of, print_estimate
+#include "plan/alternatives.h" // defines: print_alternatives
+#include "plan/goodput_plan.h" // defines: goodput_plan, print_goodput
+#include "plan/search.h"       // defines: search_main
+#include "plan/report.h"       // defines: report_write_file, write_simulated_trace
+#include "plan/stages.h"       // defines: StageTime, print_stage_times
+
+/* Plans a stage, which is the whole run without --recipe. `stages`: a recipe's stages, to which this one is added;
+ * NULL: there is none. The files under --out describe the last stage that was planned, and plan.json lists all. */
+static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *cluster, cJSON *stages) {
+    const Options *o = &j->opt;
+    int64_t tokens = samples_per_step(o, &j->mesh) * o->seq;
+    Plan plan;
+    EventLists events;
+    Simulation simulation;
+    Estimate estimate = ZERO;
+    cJSON *goodput = NULL;
+    char problem[8192];
+    double start = seconds_now();
+    int simulates_all = !strcmp(of->opt.simulate, "all");
+    plan_open(&plan, j, simulates_all ? DRY_RUN_ALL : DRY_RUN_STAGES, &events);
+    if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (o->trace || o->out), problem, sizeof problem))
+        run_failure("the ranks of the plan do not fit together: %s", problem);
+    print_stage(j);
+    plan_print(stdout, j, &plan, tokens);
+    print_simulation(stdout, &events, &simulation, seconds_now() - start);
+    if (cluster) {
+        estimate = estimate_of(&plan, &events, cluster, &simulation, j);
+        print_estimate(stdout, cluster, &plan, &estimate);
+    }
+    if (!stages && simulates_all) print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
+    if (of->opt.mtbf) {
+        GoodputPlan with_failures = goodput_plan(of, j, cluster, estimate.step_seconds);
+        goodput = print_goodput(stdout, &with_failures, o);
+    }
+    if (stages) cJSON_AddItemToArray(stages, stage_json(j, &plan, cluster ? estimate_json(&estimate) : NULL));
+    cJSON *listed = stages ? cJSON_Duplicate(stages, 1) : NULL;
+    for (const Job *s = j->next; s && s->problem; s = s->next) cJSON_AddItemToArray(listed, stage_json(s, NULL, NULL));
+    if (o->out) {
+        report_write_file(o->out, j, &plan, &simulation, cluster, &estimate, goodput);
+        plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput, listed);
+    } else {
+        cJSON_Delete(goodput);
+        cJSON_Delete(listed);
+    }
+    if (o->trace) write_simulated_trace(j, &simulation);
+    StageTime time = {memory_needed(&plan, cluster), estimate.step_seconds, estimate.mfu,
+                      cluster ? estimate.flops / estimate.step_seconds : 0};
+    simulation_close(&simulation);
+    event_lists_close(&events);
+    plan_close(&plan);
+    return time;
+}
+
+/* All stages of a recipe, and a table of them. */
+static void plan_stages(Planning *of, const Cluster *cluster) {
+    Job *j = &of->job;
+    StageTime times[MOST_RECIPE_STAGES];
+    cJSON *stages = cJSON_CreateArray();
+    int count = 0;
+    memset(times, 0, sizeof times);
+    for (Job *s = j; s; s = s->next, count++)
+        if (!s->problem) times[count] = plan_one_layout(of, s, cluster, stages);
+        else cJSON_AddItemToArray(stages, stage_json(s, NULL, NULL));
+    print_stage_times(stdout, j, cluster, times);
+    cJSON_Delete(stages);
+}
+
+/* Refuses options that a plan cannot honour. */
+static void check_plan_options(const Planning *p) {
+    const PlanOptions *o = &p->opt;
+    const Options *run = &p->job.opt;
+    if (o->search && !o->cluster)
+        user_error("--search compares estimated step times, which need a cluster: add --cluster FILE (dev/clusters has "
+                   "some), or remove --search");
+    if (o->search && (run->out || run->trace))
+        user_error("--search prints a list of layouts, and --%s describes a single one: remove one of them",
+                   run->out ? "out" : "trace");
+    if (o->search && program_given(&p->program, "simulate"))
+        user_error("--simulate %s has no effect with --search, which simulates one rank of each pipeline stage of "
+                   "every layout: remove --simulate",
+                   o->simulate);
+    if (run->trace && !o->cluster)
+        user_error("--trace %s: an estimated timeline needs a cluster: add --cluster FILE (dev/clusters has some), or "
+                   "remove --trace",
+                   run->trace);
+    if (o->mtbf && run->recipe)
+        user_error("--mtbf simulates a run of equal steps, and the stages of --recipe %s differ: plan a stage with its "
+                   "own options, without --recipe",
+                   run->recipe);
+}
+
+static void plan_all(Planning *p, const Cluster *cluster) {
+    Job *j = &p->job;
+    for (Job *s = j; s && p->opt.search; s = s->next) {
+        print_stage(s);
+        search_main(s, cluster);
+    }
+    if (p->opt.search) return;
+    job_check_outputs(j);
+    if (j->recipe.path) plan_stages(p, cluster);
+    else plan_one_layout(p, j, cluster, NULL);
+}
+
+#ifndef TESTING_PROGRAM
+int main(int argc, char **argv) {
+    static Planning p; // large for a small stack
+    Cluster cluster;
+    Job *j = &p.job;
+    output_prepare();
+    p.program = plan_program;
+    program_options_parse(&p.program, &p.opt, &j->opt, argc, argv);
+    if (program_help_or_version(&p.program, &j->opt)) return 0;
+    check_plan_options(&p);
+    check_goodput_options(&p);
+    j->purpose = plan_purpose(p.opt.world);
+    LaunchInfo started = {0, 1, 0, 1, 1};
+    job_open(j, &started);
+    if (p.opt.cluster) {
+        cluster_open(&cluster, p.opt.cluster, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
+        for (Job *s = j; s; s = s->next) s->op_rates = &cluster.rates;
+    }
+    plan_all(&p, p.opt.cluster ? &cluster : NULL);
+    if (p.opt.cluster) cluster_close(&cluster);
+    finish_results();
+    job_close(j);
+    return 0;
+}
+#endif

@@ -1,0 +1,80 @@
+/* program.h: the command line of a program that computes with the trainer's model: some or all options of train_llama3,
+ * and its own.
+ */
+#ifndef PROGRAM_H
+#define PROGRAM_H
+#include "trainer.h" // defines: the training program: Job, Options, rank_open, launch
+
+typedef struct {
+    const char *name;
+    const char *takes;     // the options of train_llama3 that it takes, each between commas; NULL: all
+    const OptionRow *rows; // (count) its own options
+    int count;
+    char given[32]; // (count) 1 for each of them that was on the command line
+} Program;
+
+static int program_given(const Program *p, const char *name) {
+    return p->given[option_row(p->rows, p->count, name) - p->rows];
+}
+
+/* Reads the command line. `own`: receives the program's own options. */
+static void program_options_parse(Program *p, void *own, Options *o, int argc, char **argv) {
+    options_set_defaults(own, p->rows, p->count);
+    options_set_defaults(o, option_rows, OPTION_ROWS);
+    for (int i = 1; i < argc; i++) {
+        const OptionRow *row = option_read(own, p->rows, p->count, argc, argv, &i);
+        if (row) {
+            p->given[row - p->rows] = 1;
+            continue;
+        }
+        if (takes_option(p->takes, argv[i]) && options_read(o, argc, argv, &i)) continue;
+        if (!p->takes && skip_retired(argc, argv, &i)) continue;
+        user_error("unknown option %s: %s --help lists all options", argv[i], p->name);
+    }
+    options_check(o);
+}
+
+/* The options of train_llama3 that the program takes, by their names alone. */
+static void program_print_taken(const Program *p) {
+    static const char heading[] = "options of train_llama3 (its --help explains them)";
+    char names[4096];
+    size_t used = 0;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        char option[72];
+        snprintf(option, sizeof option, "--%s", option_rows[i].name);
+        if (option_rows[i].kind == OPT_GROUP || !option_rows[i].help || !takes_option(p->takes, option)) continue;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? " " : "", option);
+    }
+    printf("%s\n", heading);
+    print_wrapped(stdout, names, 0, 2);
+}
+
+/* Prints what --help or --version asks for, and returns whether one was given. */
+static int program_help_or_version(const Program *p, const Options *o) {
+    int prints = process_end.process == 0;
+    if (prints && o->help) {
+        options_print_help(stdout, p->rows, p->count, NULL);
+        program_print_taken(p);
+    }
+    if (prints && o->version && !o->help) print_version(stdout, p->name);
+    if (prints && (o->help || o->version)) finish_results();
+    return o->help || o->version;
+}
+
+/* Opens the model on a rank of a program that does not train. */
+static Trainer *program_open_rank(Job *j, int rank) {
+    Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
+    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
+    rank_open(trainer, dry_run, j, rank);
+    return trainer;
+}
+
+static void program_close_rank(Trainer *trainer) {
+    Trainer *dry_run = (Trainer *)trainer->dry_run;
+    trainer_close(trainer);
+    trainer_close(dry_run);
+    free(trainer);
+    free(dry_run);
+}
+
+#endif

@@ -1,8 +1,0 @@
-/* trainer.h: the training program without its main, for other programs. Tests have included it already. */
-#ifndef TRAINER_SOURCE_H
-#define TRAINER_SOURCE_H
-#ifndef TESTING
-#define TESTING
-#include "../train_llama3.cu" // defines: plan_open, dry_run_open, Job, Trainer
-#endif
-#endif
