@@ -668,35 +668,17 @@ static int train(Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // plans
 
-/* Dry-runs one rank of each kind for a plan; the other ranks share its figures. `lists`: takes each rank's
- * communication events, to be simulated; NULL: not kept. */
-static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists) {
-    EventLists own;
-    EventLists *kept = lists ? lists : &own;
-    CommEvents recorded = ZERO;
-    memset(p, 0, sizeof *p);
-    p->job = j;
-    p->mesh = &j->mesh;
-    p->reductions_apart = job_reductions_apart(j);
-    p->dry_run_kind = kind;
-    p->class_of = new_array(int, j->mesh.world);
-    event_lists_open(kept, j->mesh.world);
+/* Dry-runs one rank of each kind; the other ranks share its figures. */
+static void plan_open(Plan *p, const Job *j) {
+    plan_begin(p, j);
     for (int rank = 0; rank < j->mesh.world; rank++) {
         int representative = plan_representative(p, rank);
-        if (representative < rank) {
-            p->class_of[rank] = p->class_of[representative];
-            kept->list_of[rank] = kept->list_of[representative];
-            continue;
-        }
+        p->class_of[rank] = p->class_of[representative];
+        if (representative < rank) continue;
         Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-        comm_events_clear(&recorded, &kept->names);
-        dry_run_open(dry_run, j, rank, &recorded);
-        event_lists_keep(kept, rank, &recorded);
+        dry_run_once(dry_run, j, rank, 0, NULL);
         plan_add(p, j, rank, dry_run);
     }
-    free(recorded.events);
-    free(recorded.points.points);
-    if (!lists) event_lists_close(&own);
 }
 
 /* On a GPU, if a step has few tokens: names a larger batch, in the largest micro-batches for which there is memory. */
@@ -729,7 +711,7 @@ static void write_run_files(const Trainer *trainer) {
     f = logger_create(j->opt.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
-    plan_open(&plan, j, DRY_RUN_PARTS, NULL);
+    plan_open(&plan, j);
     plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL, NULL, NULL);
     plan_close(&plan);
 }

@@ -44,8 +44,9 @@ train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 CUDA_PROGRAMS := train_llama3_cuda test_llama3_cuda
 # built by name, such as build/cuda-bf16/eval_llama3_cuda
 CUDA_OTHERS   := $(addsuffix _llama3_cuda,generate eval convert plan) check_hosts_cuda
-CUDA_LINKED   := $(CUDA_PROGRAMS) $(CUDA_OTHERS)
-vpath %.cu programs
+CUDA_TESTS    := $(addsuffix _llama3_cuda,test_generate test_eval test_convert test_plan)
+CUDA_LINKED   := $(CUDA_PROGRAMS) $(CUDA_OTHERS) $(CUDA_TESTS)
+vpath %.cu programs dev/test
 # What ptxas says about each kernel, its registers and shared memory, stays next to the program.
 $(CUDA_BUILD)/%_cuda.o: %.cu $(CUDA_BUILD)/flags | needed
 	@$(if $(NVCC),,echo "$(NO_NVCC)" >&2; exit 1)
@@ -99,7 +100,7 @@ $(CPU_CUDA_BUILD)/nccl_check: dev/kernels/nccl_check.cu $(CPU_CUDA_BUILD)/flags
 
 cuda-programs: $(addprefix $(CUDA_BUILD)/,$(CUDA_PROGRAMS) generate_llama3_cuda eval_llama3_cuda) \
                $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
-cuda-on-cpu-programs: $(addprefix $(CPU_CUDA_BUILD)/,$(CUDA_PROGRAMS) \
+cuda-on-cpu-programs: $(addprefix $(CPU_CUDA_BUILD)/,$(CUDA_PROGRAMS) $(CUDA_TESTS) \
                           $(addsuffix _llama3_cuda,generate eval convert)) \
                       $(if $(filter bf16,$(PRECISION)),$(addprefix $(CPU_CUDA_BUILD)/,bench_gpu nccl_check))
 cuda-on-cpu:

@@ -47,7 +47,7 @@ typedef struct {
     const char *phase_name, *phase_of;   // the phase whose id is `phase`
     int32_t phase;
     StreamPoints points; // where streams wait for each other; empty unless the dry run lists them
-    uint64_t hash;       // of the whole list, in EventLists
+    uint64_t hash;       // of the whole list, in a plan
 } CommEvents;
 
 enum { COMM_EVENT_SLOTS = 64 };
@@ -104,66 +104,6 @@ static inline void comm_events_add(CommEvents *e, const CommEvent *event) {
         e->events = (CommEvent *)checked_realloc(e->events, sizeof *event * (size_t)e->capacity);
     }
     e->events[e->count++] = *event;
-}
-
-// ---------------------------------------------------------------------------
-// the lists of all ranks
-
-typedef struct { // ranks whose lists are equal share one
-    NameTable names;
-    CommEvents *lists; // (count)
-    int count;
-    int *list_of; // (world) index into lists
-} EventLists;
-
-static inline void event_lists_open(EventLists *l, int world) {
-    memset(l, 0, sizeof *l);
-    l->list_of = new_array(int, world);
-}
-
-static inline uint64_t comm_events_hash(const CommEvents *e) {
-    uint64_t h = HASH_START;
-    for (int64_t i = 0; i < e->count; i++) {
-        uint64_t words[sizeof(CommEvent) / 8];
-        memcpy(words, &e->events[i], sizeof words);
-        h = hash_words(h, words, sizeof words / 8);
-    }
-    for (int64_t i = 0; i < e->points.count; i++) {
-        uint64_t words[sizeof(StreamPoint) / 8];
-        memcpy(words, &e->points.points[i], sizeof words);
-        h = hash_words(h, words, sizeof words / 8);
-    }
-    return h;
-}
-
-/* Keeps a copy of `events` as the list of `rank`, or refers to an equal list of another rank. */
-static inline void event_lists_keep(EventLists *l, int rank, const CommEvents *events) {
-    uint64_t hash = comm_events_hash(events);
-    int i = 0;
-    while (i < l->count && (l->lists[i].hash != hash || l->lists[i].count != events->count)) i++;
-    l->list_of[rank] = i;
-    if (i < l->count) return;
-    l->lists = (CommEvents *)checked_realloc(l->lists, sizeof *l->lists * (size_t)(i + 1));
-    CommEvents *copy = &l->lists[l->count++];
-    *copy = *events;
-    copy->capacity = events->count;
-    copy->hash = hash;
-    copy->events = new_array(CommEvent, events->count);
-    for (int64_t k = 0; k < events->count; k++) copy->events[k] = events->events[k];
-    copy->points.capacity = events->points.count;
-    copy->points.points = new_array(StreamPoint, events->points.count);
-    for (int64_t k = 0; k < events->points.count; k++) copy->points.points[k] = events->points.points[k];
-}
-
-static inline void event_lists_close(EventLists *l) {
-    for (int i = 0; i < l->count; i++) {
-        free(l->lists[i].events);
-        free(l->lists[i].points.points);
-    }
-    name_table_close(&l->names);
-    free(l->lists);
-    free(l->list_of);
-    memset(l, 0, sizeof *l);
 }
 
 #endif

@@ -25,12 +25,6 @@ static const Program eval_program = {
 // ---------------------------------------------------------------------------
 // token files
 
-static int eval_knows(const uint8_t wanted[32], const uint8_t known[MOST_FINGERPRINTS][32], int count) {
-    for (int i = 0; i < count; i++)
-        if (!memcmp(known[i], wanted, 32)) return 1;
-    return 0;
-}
-
 /* The files must carry the fingerprint of the tokenizer, or of the same vocabulary in another format, unless they do
  * not say with which one they were made. */
 static void eval_check_tokenizer(Evaluations *e) {
@@ -51,7 +45,7 @@ static void eval_check_tokenizer(Evaluations *e) {
         if (token_file_knows(h, known[0])) continue;
         model_tokenizer_try(m);
         if (count == 1 && m->tokenizer) count = tokenizer_fingerprints(m->tokenizer, known);
-        if (!eval_knows(h->tokenizer, known, count))
+        if (!fingerprint_is_among(h->tokenizer, known, count))
             user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer (of "
                        "two files with the same vocabulary, the one that was used), or tokenize the text again",
                        d->files[i].path, m->path);

@@ -32,7 +32,7 @@ static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *clus
     char problem[8192];
     double start = seconds_now();
     int simulates_all = !strcmp(of->opt.simulate, "all");
-    plan_open(&plan, j, simulates_all ? DRY_RUN_ALL : DRY_RUN_STAGES, &events);
+    plan_dry_run(&plan, j, simulates_all ? DRY_RUN_ALL : DRY_RUN_STAGES, &events);
     if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (o->trace || o->out), problem, sizeof problem))
         run_failure("the ranks of the plan do not fit together: %s", problem);
     print_stage(j);

@@ -16,21 +16,11 @@ typedef struct {
     Traffic traffic[2][AXES][COLLECTIVES]; // EXPECTED, DRY_RUN
 } RankClass;
 
-/* Which ranks get a dry run of their own. Coordinates on other axes change only who a rank's peers are. Tensor-parallel
- * ranks differ where a size does not divide, by one row. With Muon the ranks of an fsdp group differ if they do not own
- * equally many blocks. */
-typedef enum {
-    DRY_RUN_STAGES, // one rank of each pipeline stage: enough to compare layouts
-    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank, with Muon of each number of blocks
-    DRY_RUN_ALL     // every rank
-} DryRunKind;
-
 typedef struct {
     const Job *job;
     const Mesh *mesh;
     int reductions_apart; // over NCCL: see job_reductions_apart
-    DryRunKind dry_run_kind;
-    RankClass *classes; // (count), ordered by their first ranks
+    RankClass *classes;   // (count), ordered by their first ranks
     int count;
     int *class_of; // (world) index into classes
 } Plan;
@@ -53,13 +43,13 @@ static int muon_representative(const Plan *p, int first, int rank) {
     return own;
 }
 
-/* The rank whose dry run stands for `rank`. */
+/* The rank whose dry run stands for `rank`. Coordinates on other axes than pp and tp change only who a rank's peers
+ * are. Tensor-parallel ranks differ where a size does not divide, by one row; with Muon the ranks of an fsdp group
+ * differ if they do not own equally many blocks. */
 static int plan_representative(const Plan *p, int rank) {
     const Mesh *m = p->mesh;
-    if (p->dry_run_kind == DRY_RUN_ALL) return rank;
     int first = rank - mesh_coordinate(m, rank, AXIS_CP) * mesh_stride(m, AXIS_CP);
     first %= mesh_stride(m, AXIS_DP_SHARD);
-    if (p->dry_run_kind == DRY_RUN_STAGES) return first - mesh_coordinate(m, first, AXIS_TP);
     return uses_muon(&p->job->opt) ? muon_representative(p, first, rank) : first;
 }
 
@@ -69,6 +59,14 @@ static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) 
         equal &= device_flops(dev, recomputed) == device_flops(c->dry_run, recomputed);
     for (int m = 0; m < MEM_CATEGORIES; m++) equal &= dev->arenas[m].peak == c->dry_run->arenas[m].peak;
     return equal;
+}
+
+static void plan_begin(Plan *p, const Job *j) {
+    memset(p, 0, sizeof *p);
+    p->job = j;
+    p->mesh = &j->mesh;
+    p->reductions_apart = job_reductions_apart(j);
+    p->class_of = new_array(int, j->mesh.world);
 }
 
 /* Puts `rank` into the class that its dry run fits, or makes it the first of a new one. Takes over `trainer`. */

@@ -19,8 +19,9 @@ from definitions import C_SUFFIXES, TOP, files, line_of, where
 ELSEWHERE = set(
     "cjson/cJSON.h src/pcre2.h magic.h sysexits.h compare.py model.py config/train_shakespeare_char.py "
     "torchtitan/models/utils.py pytorch/module/base.py models/llama3/tokenizer.py models/gpt2/tokenization_gpt2.py "
-    "my.py kernels-gpu.md dev/results/kernels-gpu.md build/ out/ include/ tokens/".split()
+    "my.py kernels-gpu.md dev/results/kernels-gpu.md build/ out/ include/ tokens/ read.py drawn.py".split()
 )
+WRITTEN = {"run-data.js"}  # files that programs write, in any folder
 COMMAND = "`python3 dev/book/check.py links`"
 FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)
 COMMENT = re.compile(r"<!--(.*?)-->", re.S)
@@ -134,7 +135,8 @@ class Tree:
         in_prose = [match.span() for match in prose.finditer(without(FENCE, text))]
         for match in [*matches, *PATH.finditer(text)]:
             begin, path = match.start(1), match[1]
-            if path in ELSEWHERE or path.split("/")[0] + "/" in ELSEWHERE:
+            is_written = os.path.basename(path) in WRITTEN
+            if is_written or path in ELSEWHERE or path.split("/")[0] + "/" in ELSEWHERE:
                 continue
             if "/" not in path and begin not in defined:
                 if not any(first <= begin < last for first, last in in_prose):

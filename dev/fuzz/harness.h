@@ -1,4 +1,4 @@
-/* harness.h: the ground on which fuzz.cu runs the program's readers, a million times in one process.
+/* harness.h: the ground on which a fuzzer runs a program's readers, a million times in one process.
  *
  * Owns: what an execution is. The program's two error exits come back here instead of ending the process; whatever an
  * execution that ended so has left (memory, files, descriptors) is taken back; one that ends well has to leave nothing.

@@ -19,10 +19,11 @@ fail() { echo "FAIL $*"; failed=$((failed + 1)); }
 
 # execute ENGINE TARGET RUNS : leaves $code, $log, $seconds
 execute() {
-    local engine=$1 target=$2 runs=$3 program=$out/$1/$2 corpus=$out/corpus/$2 start=$SECONDS options
+    local engine=$1 target=$2 runs=$3 program=$out/$1/$2 corpus=$out/corpus/$2 start=$SECONDS options fuzzer
+    fuzzer=$(basename "$(grep -l "{\"$target\", fuzz_" fuzz_*.cu)" .cu)
     log=$out/log/$target-$engine
     mkdir -p "$out/$engine" "$corpus"
-    ln -sf "../fuzz-$engine" "$program" # the name is the target's
+    ln -sf "../$engine-$fuzzer" "$program" # the name is the target's
     rm -rf "$corpus" && cp -r "seeds/$target" "$corpus"
     options=(-runs="$runs" -seed="$seed" -artifact_prefix="$out/found/$target-")
     if [ "$engine" = libfuzzer ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# seeds.sh : writes the seeds of every target into seeds/, from which they come; what an input means says fuzz.cu.
+# seeds.sh : writes the seeds of every target into seeds/, from which they come; its header says what an input means.
 # Those named was-* once were findings.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -1,10 +1,11 @@
 /* target_tokenizer_json.h: tokenizer.json, and the files that name a chat template.
  * Input of `tokenizer_json`: f FILE, or m MODEL, which gets the other parts of a good file around it; 0, a text to
  * encode. Input of `chat_template`: c and a tokenizer_config.json, or j and a chat_template.jinja. Follows
- * target_lines.h.
+ * target_tokenizer.h.
  */
 #ifndef TARGET_TOKENIZER_JSON_H
 #define TARGET_TOKENIZER_JSON_H
+#include "chat_tokenizer.h"
 
 // ---------------------------------------------------------------------------
 // tokenizer.json, read once more: by names, one after the other

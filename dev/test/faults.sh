@@ -30,8 +30,12 @@ at_once() {
 
 # program_of BUILD GROUP: the program that a test needs, below its copy of the source
 program_of() {
-    local program=test_llama3
-    [[ $2 != *" "* || $2 = mpi* ]] || program=train_llama3
+    local program
+    case $2 in
+        mpi*) program=test_llama3 ;;
+        *" "*) program=train_llama3 ;;
+        *) program=$(basename "$(grep -lE "\{\"${2%%:*}\", test_" test_llama3.cu dev/test/test_*.cu)" .cu) ;;
+    esac
     case $1 in
         cuda-mpi) echo "build/cuda-on-mpi-fp32/${program}_cuda" ;;
         cuda-*) echo "build/cuda-on-cpu-${1#cuda-}/${program}_cuda" ;;

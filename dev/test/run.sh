@@ -164,14 +164,16 @@ requirements() {
 in_folder() { echo "make --no-print-directory -s -C $*"; }
 
 # ---------------------------------------------------------------- make test
-# What make builds without asking: the trainer and its tests in both precisions, the emulator in bf16, the data tools.
-# faults.sh builds one more. Other builds, browsers, long emulated runs and hosts are left to make test-all.
+# What make builds without asking: the trainer and its tests in both precisions, the other programs and theirs in fp32,
+# the emulator in bf16. faults.sh builds one more. Other builds, browsers, long emulated runs and hosts are left to make
+# test-all.
 run_test() {
     local program=build/cpu-fp32/train_llama3
     beside "planted faults" "JOBS=1 dev/test/faults.sh"
     beside "unit tests, fp32" "build/cpu-fp32/test_llama3 short"
     beside "CUDA on a CPU, unit tests, bf16" "build/cuda-on-cpu-bf16/test_llama3_cuda short"
     beside "unit tests, bf16" "build/cpu-bf16/test_llama3 short"
+    beside "unit tests of the other programs, fp32" "dev/test/programs.sh cpu-fp32 short"
     beside "CUDA on a CPU, the program" dev/test/cuda.sh
     beside "style" dev/test/style.sh
     beside "checkpoints" "dev/test/checkpoints.sh $program"
@@ -200,6 +202,12 @@ run_test() {
 run_all() {
     local precision ranks absent test=build/cpu-fp32/test_llama3
     for precision in fp32 bf16; do suite "unit tests, $precision" "build/cpu-$precision/test_llama3"; done
+    for precision in fp32 bf16; do
+        beside "unit tests of the other programs, $precision" "dev/test/programs.sh cpu-$precision"
+        beside "CUDA on a CPU, unit tests of the other programs, $precision" \
+            "dev/test/programs.sh cuda-on-cpu-$precision"
+    done
+    settle
     if has_mpi; then
         for ranks in 1 2 3 4 8; do processes_over_mpi fp32 "$ranks"; done
         processes_over_mpi bf16 2
@@ -207,7 +215,9 @@ run_all() {
     for precision in bf16 fp32; do
         beside "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda"
         beside "CUDA on a CPU, with the errors of a GPU's arithmetic, $precision" \
-            "CUDA_ON_CPU_ROUGH=2 build/cuda-on-cpu-$precision/test_llama3_cuda kernels pytorch documents use"
+            "CUDA_ON_CPU_ROUGH=2 build/cuda-on-cpu-$precision/test_llama3_cuda kernels pytorch documents"
+        beside "CUDA on a CPU, generation with the errors of a GPU's arithmetic, $precision" \
+            "CUDA_ON_CPU_ROUGH=2 build/cuda-on-cpu-$precision/test_generate_llama3_cuda cached"
     done
     beside "CUDA on a CPU, the program; CUDA compiled" "dev/test/cuda.sh all"
     if has_mpi; then beside "CUDA on a CPU, processes over NCCL" dev/test/gpu_processes.sh; fi
@@ -261,16 +271,17 @@ run_all() {
 
 # ---------------------------------------------------------------- other builds
 emulator=() # the command that runs programs of another processor
-# variant NAME FOLDER MAKE-ARGUMENT… [TESTS=GROUP…]: unit tests built in another way
+# variant NAME FOLDER MAKE-ARGUMENT… [TESTS=GROUP…]: unit tests built in another way; of test_llama3, or of `tester`
 variant() {
-    local name="unit tests, $1" build=build/test-$2 tests='' started_by=("${emulator[@]}")
+    local name="unit tests, $1" build=build/test-$2 tests='' program=${tester:-test_llama3}
+    local started_by=("${emulator[@]}")
     wanted "$name" || return 0
     case ${!#} in TESTS=*) tests=${!#} ;; esac
     shift 2
     # The thread sanitizer's shadow memory can collide with random addresses: they are switched off.
     if [[ $build = *tsan* ]] && command -v setarch >/dev/null; then started_by=(setarch -R); fi
-    built "$name" make -s BUILD="$build" "$@" "$build/test_llama3" || return 0
-    suite "$name" "${started_by[@]}" "$build/test_llama3" ${tests#TESTS=}
+    built "$name" make -s BUILD="$build" "$@" "$build/$program" || return 0
+    suite "$name" "${started_by[@]}" "$build/$program" ${tests#TESTS=}
 }
 
 # cuda_variant NAME FOLDER PRECISION CFLAGS: unit tests of the kernels in the emulator, built in another way
@@ -285,7 +296,7 @@ cuda_variant() {
 run_on_arm() {
     local libraries=$PWD/build/libraries-arm64
     local arm=(CC=aarch64-linux-gnu-gcc HAVE_ONEDNN= HAVE_MPI= DEPS="$libraries")
-    local groups="kernels tokenizer family safetensors pytorch documents bits mesh-bits"
+    local groups="kernels family safetensors pytorch documents bits mesh-bits"
     if ! command -v qemu-aarch64 >/dev/null || ! command -v aarch64-linux-gnu-gcc >/dev/null; then
         echo "neither qemu-aarch64 nor aarch64-linux-gnu-gcc are here: the tests on Arm are left out"
         return
@@ -296,6 +307,7 @@ run_on_arm() {
     emulator=(qemu-aarch64)
     variant "Arm (NEON), fp32" arm-fp32 "${arm[@]}" ARCH=armv8-a PRECISION=fp32 TESTS="$groups"
     variant "Arm (NEON, BFMMLA), bf16" arm-bf16 "${arm[@]}" ARCH=armv8.6-a PRECISION=bf16 TESTS="$groups"
+    tester=test_tokens_llama3 variant "Arm, tokenizers" arm-fp32 "${arm[@]}" ARCH=armv8-a PRECISION=fp32
     suite "the demo on Arm" dev/test/demo_in_emulator.sh "$libraries" "${emulator[@]}"
     emulator=()
     unset QEMU_LD_PREFIX

@@ -34,7 +34,7 @@ static void compare_bits(const char *model, int process, int world, int B, const
     snprintf(arguments, sizeof arguments,
              "--model %s/%s --data %s --seq 16 --batch %d --accum %d --deterministic --lr 1e-3 --warmup 5 --steps 20 "
              "--timeout 60%s",
-             fixture_dir, model, make_token_file("bits.tok", 9000, 64, 7), B, 8 / world, more);
+             FIXTURES, model, make_token_file("bits.tok", 9000, 64, 7), B, 8 / world, more);
     Job *j = make_job(arguments, world, transport);
     launch(j, process, bits_body);
     end_job(j);
@@ -102,7 +102,7 @@ static void replicas_body(Job *j, int rank) {
 static void test_replicas(void) {
     char arguments[512];
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 60 --dp-replicate 2",
-             fixture_dir, make_token_file("replicas.tok", 3000, 64, 0));
+             FIXTURES, make_token_file("replicas.tok", 3000, 64, 0));
     Job *j = make_job(arguments, 4, &transport_threads);
     launch(j, 0, replicas_body);
     end_job(j);

@@ -3,53 +3,6 @@
  * run dies while it saves, and what damaged files say, is tested from outside: checkpoints.sh. */
 
 typedef struct {
-    const char *arguments;
-    int world;
-} WholeRun;
-
-static void whole_run(void *arg) {
-    const WholeRun *w = (const WholeRun *)arg;
-    Job *j = make_job(w->arguments, w->world, &transport_threads);
-    launch(j, 0, any_rank);
-    end_job(j);
-    fflush(stdout); // who reads what it said may look for a result
-}
-
-/* The program's whole path, in a process of its own. Returns its exit code; what it said is in `said` (4096). */
-static int run_whole(char *said, int world, const char *format, ...) {
-    char arguments[2048];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(arguments, sizeof arguments, format, args);
-    va_end(args);
-    WholeRun w = {arguments, world};
-    return child_says(whole_run, &w, said, SAID);
-}
-
-/* Files of two directories that are not the same in both; those that only one has count too. */
-static int files_that_differ(const char *a, const char *b, int *count) {
-    int differ = 0;
-    *count = 0;
-    for (int turn = 0; turn < 2; turn++) {
-        DIR *d = opendir(turn ? b : a);
-        if (!d) return 1000;
-        for (struct dirent *item = readdir(d); item; item = readdir(d)) {
-            char x[512], y[512];
-            if (item->d_name[0] == '.') continue;
-            snprintf(x, sizeof x, "%s/%.200s", a, item->d_name);
-            snprintf(y, sizeof y, "%s/%.200s", b, item->d_name);
-            if (turn) differ += access(x, F_OK) != 0;
-            else {
-                differ += !files_equal(x, y);
-                ++*count;
-            }
-        }
-        closedir(d);
-    }
-    return differ;
-}
-
-typedef struct {
     int world;
     const char *options;
     int split;
@@ -99,20 +52,6 @@ static void saves_again(int tied, const SavingLayout *l, const char *model, cons
     if (system(command)) printf("could not remove %s\n", out);
 }
 
-/* One rank's run of 4 steps, with a checkpoint after 2 and after 4. Returns its directory. */
-static const char *saved_run(int tied, const char *name, const char *model, const char *data) {
-    static char out[2][300];
-    char said[SAID];
-    snprintf(out[tied], sizeof out[tied], "%s%s", scratch_path(name), tied ? "-tied" : "");
-    int code = run_whole(said, 1,
-                         "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --deterministic --batch 1 "
-                         "--accum 8 --save-every 2 --out %s",
-                         model, data, out[tied]);
-    CHECK(tied ? "tied: a run saves as it goes" : "untied: a run saves as it goes", code == 0, "code %d %s", code,
-          code ? sentence(said) : "");
-    return out[tied];
-}
-
 static void compare_saving(int all) {
     static const SavingLayout goers[] = {{1, "", 0},
                                          {2, "", 0},
@@ -154,12 +93,6 @@ static void compare_saving(int all) {
 // samples across resumes
 
 static void audit_child(void *out) { audit((const char *)out); }
-
-/* The figure behind "name": in a line of JSON. */
-static int64_t figure_in(const char *said, const char *name) {
-    const char *at = strstr(said, name);
-    return at ? strtoll(at + strlen(name) + 1, NULL, 10) : -1;
-}
 
 /* Three epochs in six runs on changing numbers of ranks. `pad`: the tail of an epoch. */
 static void audit_run(int pad) {

@@ -252,7 +252,7 @@ static void test_loader_memory(void) {
     char arguments[512];
     for (int w = 0; w < 6; w++) {
         snprintf(arguments, sizeof arguments,
-                 "--model %s/odd --data %s --seq 16 --batch 2 --accum 3 --threads 1 --workers %d", fixture_dir,
+                 "--model %s/odd --data %s --seq 16 --batch 2 --accum 3 --threads 1 --workers %d", FIXTURES,
                  make_token_file("ranks.tok", 6000, 64, 7), workers[w]);
         Job *j = make_job(arguments, 1, &transport_threads);
         launch(j, 0, workers_body);

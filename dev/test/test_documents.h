@@ -87,7 +87,7 @@ static void test_documents_apart(int masked) {
     int32_t ids[2][T], targets[T];
     float *losses[2];
     int changed = 0, before = 0;
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq %d --batch 1 --deterministic%s", fixture_dir,
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq %d --batch 1 --deterministic%s", FIXTURES,
              make_document_file("apart.tok", 3000, 40, 7), T, masked ? " --doc-mask" : "");
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
@@ -117,7 +117,7 @@ static void test_documents_of_steps(void) {
     char arguments[512];
     int wrong = 0, later = 0;
     snprintf(arguments, sizeof arguments,
-             "--model %s/odd --data %s --seq 16 --batch 3 --accum 2 --workers 3 --doc-mask", fixture_dir,
+             "--model %s/odd --data %s --seq 16 --batch 3 --accum 2 --workers 3 --doc-mask", FIXTURES,
              make_document_file("steps.tok", 3000, 12, 7));
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
@@ -152,7 +152,7 @@ static void test_documents_in_validation(void) {
         char arguments[768];
         const char *data = make_document_file("validated.tok", 700, 12, 7);
         snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --val %s --seq 16 --batch 2 --deterministic%s",
-                 fixture_dir, data, data, i < 2 ? " --doc-mask" : "");
+                 FIXTURES, data, data, i < 2 ? " --doc-mask" : "");
         Job *j = make_job(arguments, i == 1 ? 2 : 1, &transport_threads);
         launch(j, 0, evaluate_documents);
         end_job(j);

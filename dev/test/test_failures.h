@@ -214,8 +214,8 @@ static void test_late_rank(const char *data) {
     Ending end;
     const char *out = scratch_path("late");
     mkdir(out, 0777);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --out %s",
-             fixture_dir, data, out);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --out %s", FIXTURES,
+             data, out);
     end_run(&end, run_late_rank, arguments);
     CHECK("a rank that computes for ever ends the run at the deadline, by name and op",
           end.code == 2 && end.seconds < 3 && strstr(end.said, "of 'embedding' on fsdp (4 ranks)") &&
@@ -366,8 +366,7 @@ static void test_spoiled_data(void) {
     int tokens[12] = {4000}, runs = 0, right = 0;
     const char *path = make_token_file("outside.tok", 3000, 64, 0);
     spoil_tokens(path, places, tokens, 1);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", fixture_dir,
-             path);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", FIXTURES, path);
     end_run(&end, bad_token, arguments);
     CHECK("a token outside the vocabulary is named with its place",
           end.code == 1 && strstr(end.said, "token 1500 is 4000"), "code %d: %s", end.code, end.said);
@@ -391,7 +390,7 @@ static void test_spoiled_data(void) {
           "code %d after %.1f s: %s", end.code, end.seconds, end.said);
     path = make_token_file("shrinks.tok", 3000, 64, 0);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 20 --workers 2",
-             fixture_dir, path);
+             FIXTURES, path);
     end_run(&end, run_truncated, arguments);
     int64_t first = -1, last = -1;
     const char *at = strstr(end.said, ": tokens ");
@@ -436,7 +435,7 @@ static void test_failures(void) {
     const char *data = make_token_file("failures.tok", 3000, 64, 0);
     test_control_characters();
     test_late_rank(data);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", FIXTURES, data);
     test_collective_orders(arguments);
     test_culprits();
     test_recording_time();

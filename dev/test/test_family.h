@@ -5,7 +5,7 @@
 static void test_rate_shapes(void) {
     char path[256], shape[16], name[128];
     LearningRate rate = ZERO;
-    snprintf(path, sizeof path, "%s/learning_rates.txt", fixture_dir);
+    snprintf(path, sizeof path, "%s/learning_rates.txt", FIXTURES);
     FILE *f = fopen(path, "r");
     while (f && fscanf(f, "%15s %lf %lf %" SCNd64 " %" SCNd64 " %" SCNd64, shape, &rate.peak, &rate.minimum,
                        &rate.warmup, &rate.decay, &rate.steps) == 6) {

@@ -1,5 +1,5 @@
 /* test_generate.h: the text of generated tokens as it is printed, the choice of a token, prompts from a file, the
- * tokens that stop an answer, and the tokens of a conversation. Part of test_llama3.cu. */
+ * tokens that stop an answer, and the tokens of a conversation. Part of test_generate_llama3.cu. */
 
 /* What is printed for `bytes`, in parts of `step` bytes as tokens may have them; `shown` receives it. */
 static void test_printed(const char *bytes, size_t count, size_t step, int terminal, char *shown, size_t size) {

@@ -1,5 +1,5 @@
 /* test_gguf.h: GGUF files hold the model's weights, configuration and tokenizer, which a reader of this file finds, and
- * their bytes do not depend on the layout. Part of test_llama3.cu. */
+ * their bytes do not depend on the layout. Part of test_convert_llama3.cu. */
 
 /* A tokenizer.json with the letters a to z, one merge and two special tokens: fits the vocabulary of every fixture. */
 static const char *write_gguf_tokenizer(void) {
@@ -211,7 +211,7 @@ static double gguf_wrong_divisors(const ReadGguf *r, const Llama3Config *c) {
 
 static void export_gguf_file(const char *fixture, const char *dtype, int world, const char *options, const char *path) {
     char arguments[2048];
-    snprintf(arguments, sizeof arguments, "--model %s/%s --export %s --dtype %s --tokenizer %s%s", fixture_dir, fixture,
+    snprintf(arguments, sizeof arguments, "--model %s/%s --export %s --dtype %s --tokenizer %s%s", FIXTURES, fixture,
              path, dtype, scratch_path("gguf-tokenizer.json"), options);
     Job *j = make_job(arguments, world, &transport_threads);
     export_check(path);
@@ -225,7 +225,7 @@ static void test_gguf_contents(const char *fixture, int d) {
     static const uint32_t types[] = {0, 1, 30, 8}, file_types[] = {0, 1, 32, 7}; // of gguf_dtypes, by ggml
     const char *dtype = gguf_dtypes[d];
     char model[1024], path[1024], name[200], first[128] = "";
-    snprintf(model, sizeof model, "%s/%s", fixture_dir, fixture);
+    snprintf(model, sizeof model, "%s/%s", FIXTURES, fixture);
     snprintf(path, sizeof path, "%s/%s-%s.gguf", scratch_dir, fixture, dtype);
     export_gguf_file(fixture, dtype, 1, "", path);
     ReadGguf *r = read_gguf(path);

@@ -52,10 +52,10 @@ static void test_muon_fixture(void) {
     char arguments[512], path[512], name[128];
     StFiles expected = ZERO;
     float *before[16];
-    snprintf(path, sizeof path, "%s/muon/expected.safetensors", fixture_dir);
+    snprintf(path, sizeof path, "%s/muon/expected.safetensors", FIXTURES);
     st_add_file(&expected, path);
     float *scales = fixture_tensor(&expected, "scales", NULL);
-    snprintf(arguments, sizeof arguments, "--model %s/muon --data %s --seq 16 --batch 1 --optimizer muon", fixture_dir,
+    snprintf(arguments, sizeof arguments, "--model %s/muon --data %s --seq 16 --batch 1 --optimizer muon", FIXTURES,
              make_token_file("small.tok", 3000, 64, 0));
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
@@ -90,10 +90,9 @@ static void test_muon_without_momentum(void) {
     const float clip = 0.5f;
     char arguments[512];
     StFiles gradients = ZERO;
-    snprintf(arguments, sizeof arguments, "%s/muon/expected.safetensors", fixture_dir);
+    snprintf(arguments, sizeof arguments, "%s/muon/expected.safetensors", FIXTURES);
     st_add_file(&gradients, arguments);
-    snprintf(arguments, sizeof arguments,
-             "--model %s/muon --data %s --seq 16 --batch 1 --optimizer muon:0", fixture_dir,
+    snprintf(arguments, sizeof arguments, "--model %s/muon --data %s --seq 16 --batch 1 --optimizer muon:0", FIXTURES,
              make_token_file("small.tok", 3000, 64, 0));
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);

@@ -56,7 +56,7 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
     estimated.cluster.rates.has_streams = estimates_gpus && !CUDA_BUILD;
     j->op_rates = &estimated.cluster.rates;
-    plan_open(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
+    plan_dry_run(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
     int fits = plan_simulate(&estimated.simulation, &estimated.plan, &estimated.events, &estimated.cluster, 1, problem,
                              sizeof problem);
     Estimate e = estimate_of(&estimated.plan, &estimated.events, &estimated.cluster, &estimated.simulation, j);
@@ -221,7 +221,7 @@ typedef struct {
     int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events, counters;
     double apart;
     double most_gathered, last_gathered; // bytes of gathered weights in use, of the last rank
-} TraceFound; // counts over all ranks; `ops` of rank 0; `apart`: seconds
+} TraceFound;                            // counts over all ranks; `ops` of rank 0; `apart`: seconds
 
 static int64_t json_ns(const cJSON *event, const char *key) {
     return llround(1000 * cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(event, key)));
@@ -303,8 +303,9 @@ static void trace_body(Job *j, int rank) {
     pthread_mutex_lock(&trainer->loader.lock);
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
-    if (rank == 0) logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev,
-                    &trainer->progress, 0, 0);
+    if (rank == 0)
+        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
+                    0, 0);
     train(trainer);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
@@ -329,7 +330,7 @@ static TraceFound trace_run(const char *name, int process, int world, int steps,
     snprintf(path, sizeof path, "%s/%s", scratch_dir, name);
     snprintf(arguments, sizeof arguments,
              "--model %s/odd --data %s --seq 16 --batch 2 --accum 2 --slots 3 --steps %d --timeout 60 --trace %s",
-             fixture_dir, make_token_file("trace.tok", 6000, 64, 0), steps, path);
+             FIXTURES, make_token_file("trace.tok", 6000, 64, 0), steps, path);
     traced_allocations = 0;
     traced_calls[0] = 0;
     traced_calls[1] = 0;
@@ -446,8 +447,8 @@ static int differs_from_every_rank(Job *j, Plan *plan, int ranks) {
     Plan every;
     EventLists of_parts, of_all;
     int differ = 0;
-    plan_open(plan, j, DRY_RUN_PARTS, &of_parts);
-    plan_open(&every, j, DRY_RUN_ALL, &of_all);
+    plan_dry_run(plan, j, DRY_RUN_PARTS, &of_parts);
+    plan_dry_run(&every, j, DRY_RUN_ALL, &of_all);
     for (int a = 0; a < ranks; a++)
         for (int b = 0; b < a; b++)
             differ += (of_all.list_of[a] == of_all.list_of[b]) != (of_parts.list_of[a] == of_parts.list_of[b]);

@@ -151,10 +151,10 @@ static Job *fixture_job(const StFiles *expected, const char *fixture, const char
     snprintf(arguments, sizeof arguments,
              "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 "
              "--weight-decay 0.1 --clip 1%s",
-             fixture_dir, base ? base : fixture,
+             FIXTURES, base ? base : fixture,
              masked ? make_document_file("small.tok", 3000, 40, 7) : make_token_file("small.tok", 3000, 64, 0),
              (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
-    if (base) snprintf(arguments + strlen(arguments), 300, " --adapters %s/%s", fixture_dir, fixture);
+    if (base) snprintf(arguments + strlen(arguments), 300, " --adapters %s/%s", FIXTURES, fixture);
     float *z_loss = st_find(expected, "z_loss") ? fixture_tensor(expected, "z_loss", NULL) : NULL;
     if (z_loss) snprintf(arguments + strlen(arguments), 100, " --z-loss %.9g", z_loss[0]);
     free(z_loss);
@@ -205,7 +205,7 @@ static void compare_bf16_loss(const StFiles *s, const char *fixture, double loss
 static void test_fixture(const char *fixture, const char *base) {
     char path[512], name[128];
     StFiles expected = ZERO;
-    snprintf(path, sizeof path, "%s/%s/expected.safetensors", fixture_dir, fixture);
+    snprintf(path, sizeof path, "%s/%s/expected.safetensors", FIXTURES, fixture);
     st_add_file(&expected, path);
     float *ids = fixture_tensor(&expected, "input_ids", NULL), *targets = fixture_tensor(&expected, "targets", NULL);
     Job *j = fixture_job(&expected, fixture, base);

@@ -264,7 +264,7 @@ static void compare_layout(const char *model, int process, int world, int accum,
     const char *common = "--seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60";
     const char *data = make_token_file("ranks.tok", 6000, 64, 7);
     OneRank one = ZERO;
-    snprintf(path, sizeof path, "%s/%s", fixture_dir, model);
+    snprintf(path, sizeof path, "%s/%s", FIXTURES, model);
     snprintf(arguments, sizeof arguments, "--model %s --data %s %s --threads 1 --batch 1 --accum %d", path, data,
              common, world * accum * B);
     if (process == 0) one = collect_one_rank(arguments); // the first process compares
@@ -296,7 +296,7 @@ static void compare_layout(const char *model, int process, int world, int accum,
 static void compare_accumulation(const char *model, int world, const char *more) {
     char arguments[1024], path[300], name[300];
     const char *data = make_token_file("ranks.tok", 6000, 64, 7);
-    snprintf(path, sizeof path, "%s/%s", fixture_dir, model);
+    snprintf(path, sizeof path, "%s/%s", FIXTURES, model);
     snprintf(arguments, sizeof arguments,
              "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 2 --accum "
              "5 %s --deterministic",

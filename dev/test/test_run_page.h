@@ -38,8 +38,8 @@ static char *data_of_history(const History *h, const Job *j, size_t *length) {
 
 static Job *page_job(const char *more) {
     char arguments[400];
-    snprintf(arguments, sizeof arguments, "--model tiny --plan --world 2 --out %s/page --steps 100000 %s", scratch_dir,
-             more);
+    snprintf(arguments, sizeof arguments, "--model tiny --data %s --seq 16 --batch 1 --out %s/page --steps 100000 %s",
+             make_token_file("page.tok", 3000, 64, 0), scratch_dir, more);
     return make_job(arguments, 2, &transport_threads);
 }
 
@@ -145,8 +145,8 @@ static void test_odd_histories(void) {
     h = history_open();
     feed_step(h, 1, "null", ",\"skipped\":true");
     odd = data_of_history(h, j, &length);
-    CHECK("a run without a finite loss has a page", data_is_whole(odd) && data_has(odd, "loss", "null]"),
-          "%zu bytes", length);
+    CHECK("a run without a finite loss has a page", data_is_whole(odd) && data_has(odd, "loss", "null]"), "%zu bytes",
+          length);
     free(odd);
     free(h);
     end_job(j);
@@ -155,12 +155,23 @@ static void test_odd_histories(void) {
 /* What a resumed run reads back may end in the middle of a line, or have lines of something else. */
 static void test_broken_lines(void) {
     static const char *const lines[] = {
-        "{\"step\":1,\"loss\":5,\"seconds\":1}", "{\"step\":2,\"loss\":4,\"seconds\":1}", "", "garbage", "[1,2]", "7",
-        "{\"step\":1e300,\"loss\":1}", "{\"step\":-4,\"loss\":1}", "{\"step\":2.5,\"loss\":1}", "{\"loss\":1}",
-        "{\"step\":3}", "{\"step\":99,\"loss\":1}", "{\"step\":\"3\",\"loss\":1}",
+        "{\"step\":1,\"loss\":5,\"seconds\":1}",
+        "{\"step\":2,\"loss\":4,\"seconds\":1}",
+        "",
+        "garbage",
+        "[1,2]",
+        "7",
+        "{\"step\":1e300,\"loss\":1}",
+        "{\"step\":-4,\"loss\":1}",
+        "{\"step\":2.5,\"loss\":1}",
+        "{\"loss\":1}",
+        "{\"step\":3}",
+        "{\"step\":99,\"loss\":1}",
+        "{\"step\":\"3\",\"loss\":1}",
         "{\"step\":3,\"loss\":3,\"seconds\":\"x\",\"wait_axis_s\":[1],\"saved\":1e99,\"resumed\":true}",
         "{\"step\":2,\"val_loss\":4.5,\"val_tokens\":9}",
-        "{\"step\":2,\"tasks\":8,\"accuracy\":0.25}", "{\"step\":4,\"lo"};
+        "{\"step\":2,\"tasks\":8,\"accuracy\":0.25}",
+        "{\"step\":4,\"lo"};
     History *h = history_open();
     const char *path = scratch_path("broken.jsonl");
     FILE *f = fopen(path, "w");

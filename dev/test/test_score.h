@@ -1,5 +1,5 @@
 /* test_score.h: --score against the loss of --eval and against the sum of all probabilities, on several layouts, with
- * batches of other shapes; how texts become tokens; accuracy; bits per byte. Part of test_llama3.cu. */
+ * batches of other shapes; how texts become tokens; accuracy; bits per byte. Part of test_eval_llama3.cu. */
 
 static RequestScore scores_of_test[4096];
 
@@ -15,7 +15,7 @@ static void score_body(Job *j, int rank) {
 /* Scores the requests of a file into scores_of_test. Returns how many there are. */
 static int score_file(const char *model, const char *file, int world, const char *options) {
     char arguments[1024];
-    snprintf(arguments, sizeof arguments, "--model %s/%s --score %s%s", fixture_dir, model, file, options);
+    snprintf(arguments, sizeof arguments, "--model %s/%s --score %s%s", FIXTURES, model, file, options);
     Job *j = make_job(arguments, world, &transport_threads);
     launch(j, 0, score_body);
     int count = (int)((Evaluations *)j)->requests.count;
@@ -59,7 +59,7 @@ static double score_by_loss(int i) {
     }
     for (int t = 0; t < tokens; t++) fputc(t >= tokens - scored_of_test(i), f);
     fclose(f);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --eval %s --seq %d --batch 1", fixture_dir, path, tokens - 1);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --eval %s --seq %d --batch 1", FIXTURES, path, tokens - 1);
     Job *j = make_job(arguments, 1, &transport_threads);
     launch(j, 0, eval_body);
     end_job(j);
@@ -231,7 +231,7 @@ static void test_bits_per_byte(void) {
     const char *data = make_document_file("bits.tok", 700, 3, 0);
     for (int i = 0; i < 5; i++) {
         char arguments[768];
-        snprintf(arguments, sizeof arguments, "--model %s/base --eval %s --seq 16 --batch 3%s", fixture_dir, data,
+        snprintf(arguments, sizeof arguments, "--model %s/base --eval %s --seq 16 --batch 3%s", FIXTURES, data,
                  options[i]);
         Job *j = make_job(arguments, worlds[i], &transport_threads);
         int32_t inputs[16], targets[16];

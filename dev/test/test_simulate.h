@@ -64,7 +64,7 @@ static void check_events(int process, int world, const char *options, const Tran
     events_compared = 0;
     events_differing = 0;
     first_difference[0] = 0;
-    plan_open(&plan, j, DRY_RUN_ALL, &dry_run_events);
+    plan_dry_run(&plan, j, DRY_RUN_ALL, &dry_run_events);
     int fits = plan_simulate(&simulation, &plan, &dry_run_events, NULL, 0, problem, sizeof problem);
     simulation_close(&simulation);
     plan_close(&plan);
@@ -457,7 +457,8 @@ static void test_simulation_405b(void) {
     Job *j = make_job("--plan --model llama3.1-405b --tp 8 --cp 16 --pp 16 --dp-shard 8 --seq 131072 --batch 1 --accum "
                       "16 --pp-light-ends",
                       16384, &transport_threads);
-    plan_open(&plan, j, DRY_RUN_PARTS, &events); // other ranks of the same part have the same events: test_rank_classes
+    plan_dry_run(&plan, j, DRY_RUN_PARTS,
+                 &events); // other ranks of the same part have the same events: test_rank_classes
     for (int f = 0; f < 5; f++) {
         char problem[4096] = "", name[200];
         CommEvents *own = &events.lists[events.list_of[ODD]], changed = *own;
@@ -497,7 +498,7 @@ static Estimate estimate_by(const char *options, int world, DryRunKind kind, dou
     cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport,
                  transport_sums(&j->opt));
     j->op_rates = &cluster.rates;
-    plan_open(&plan, j, kind, &events);
+    plan_dry_run(&plan, j, kind, &events);
     int fits = plan_simulate(&simulation, &plan, &events, &cluster, 0, problem, sizeof problem);
     Estimate e = estimate_of(&plan, &events, &cluster, &simulation, j);
     if (!fits) e.step_seconds = NAN;
@@ -597,19 +598,13 @@ static void test_paper(void) {
           rows[2].paper / 1e12, 100 * (have[2] / rows[2].paper - 1), 100 * (full[2] / rows[2].paper - 1));
 }
 
-static int count_of(const char *text, const char *part) {
-    int n = 0;
-    for (const char *at = strstr(text, part); at; at = strstr(at + strlen(part), part)) n++;
-    return n;
-}
-
 /* How many bars of an activity a stage has in the numbers of plan.html. */
 static int count_bars(const cJSON *numbers, int stage, int activity) {
     const cJSON *estimate = cJSON_GetObjectItemCaseSensitive(numbers, "estimate"), *bar;
     const cJSON *stages = cJSON_GetObjectItemCaseSensitive(estimate, "stages");
     int count = 0;
-    cJSON_ArrayForEach(bar, cJSON_GetArrayItem(stages, stage))
-        count += cJSON_GetArrayItem(bar, 0)->valueint == activity;
+    cJSON_ArrayForEach(bar, cJSON_GetArrayItem(stages, stage)) count +=
+        cJSON_GetArrayItem(bar, 0)->valueint == activity;
     return count;
 }
 

@@ -597,7 +597,7 @@ static void test_lost_gpus(void) {
     for (int i = 0; i < (int)(sizeof lost_gpus / sizeof *lost_gpus); i++) {
         char arguments[512], said[SAID];
         snprintf(arguments, sizeof arguments,
-                 "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --transport %s%s", fixture_dir,
+                 "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --transport %s%s", FIXTURES,
                  make_token_file("lost.tok", 3000, 64, 0), strstr(lost_gpus[i].more, "offload") ? "threads" : "nccl",
                  lost_gpus[i].more);
         emu::opened_by = 0; // the child stands for a process of its own, in which CUDA works

@@ -1,7 +1,7 @@
 /* test_tokenizer.h: text is split and numbered as tiktoken (dev/pytorch/make_tokenizer_fixture.py) and transformers
  * (dev/pytorch/make_smollm2_fixture.py) do it: on a small tokenizer made here, and on those parts of Llama 3's and
  * SmolLM2's tokenizers that the fixtures' texts need. With LLAMA3_TOKENIZER or SMOLLM2_TOKENIZER, which name the files,
- * all of each. Part of test_llama3.cu. */
+ * all of each. Part of test_tokens_llama3.cu. */
 #include "../../programs/tokens/corpus.h" // defines: cut_open, cut_next
 
 // ---------------------------------------------------------------------------
@@ -280,7 +280,7 @@ static int case_agrees(CaseCheck kind, const int32_t *ids, size_t count, const c
 static void test_tokenizer_cases(const char *name, CaseCheck kind, const Tokenizer *t) {
     char file[600], wrong[256] = "";
     int texts = 0, differ = 0, lost = 0;
-    snprintf(file, sizeof file, "%s/tokenizer/cases.txt", fixture_dir);
+    snprintf(file, sizeof file, "%s/tokenizer/cases.txt", FIXTURES);
     char *all = read_text_file(file), *bytes = (char *)checked_malloc(strlen(all));
     int32_t *ids = NULL;
     size_t capacity = 0, back;
@@ -353,7 +353,7 @@ static void test_tokenizer_tiktoken(const char *path) {
     test_tokenizer_cuts(t);
     tokenizer_close(t);
     char learned[600];
-    snprintf(learned, sizeof learned, "%s/tokenizer/tokens.txt", fixture_dir);
+    snprintf(learned, sizeof learned, "%s/tokenizer/tokens.txt", FIXTURES);
     t = tokenizer_open(learned);
     test_tokenizer_cases("tokenizer: ids equal tiktoken's: scripts, code, blanks, broken UTF-8", CASE_MERGES, t);
     tokenizer_close(t);
@@ -450,9 +450,9 @@ static void test_own_pairs(const char *path) {
 static void test_own_cases(const char *name, CaseCheck kind, const Tokenizer *t) {
     char file[600], wrong[64] = "", *texts_end, *wanted_end;
     int texts = 0, differ = 0;
-    snprintf(file, sizeof file, "%s/tokenizer/cases.txt", fixture_dir);
+    snprintf(file, sizeof file, "%s/tokenizer/cases.txt", FIXTURES);
     char *texts_all = read_text_file(file), *bytes = (char *)checked_malloc(strlen(texts_all));
-    snprintf(file, sizeof file, "%s/tokenizer/smollm2_cases.txt", fixture_dir);
+    snprintf(file, sizeof file, "%s/tokenizer/smollm2_cases.txt", FIXTURES);
     char *wanted_all = read_text_file(file), *line = strtok_r(texts_all, "\n", &texts_end);
     int32_t *ids = NULL;
     size_t capacity = 0;
@@ -486,7 +486,7 @@ static void test_own_tokenizer(const char *path) {
     test_tokenizer_long_pieces(t);
     test_tokenizer_blanks(t);
     tokenizer_close(t);
-    snprintf(learned, sizeof learned, "%s/tokenizer/smollm2_tokens.txt", fixture_dir);
+    snprintf(learned, sizeof learned, "%s/tokenizer/smollm2_tokens.txt", FIXTURES);
     t = tokenizer_open(learned);
     test_own_cases("byte-level BPE: ids equal transformers': scripts, code, blanks, bytes without a token", CASE_MERGES,
                    t);

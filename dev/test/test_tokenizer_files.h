@@ -1,5 +1,5 @@
 /* test_tokenizer_files.h: damaged tokenizer files of both kinds are refused with a sentence that names the line. Offers
- * a small tokenizer of each kind to the other tests of tokenizers. Part of test_llama3.cu. */
+ * a small tokenizer of each kind to the other tests of tokenizers. Part of test_tokens_llama3.cu. */
 
 // ---------------------------------------------------------------------------
 // a tokenizer of the 256 bytes and a few tokens more
@@ -21,6 +21,12 @@ static const char *const test_special[][2] = { // the first eleven and the last,
     {"<|reserved_special_token_3|>", "11"},
     {"<|reserved_special_token_247|>", "255"}};
 
+/* Parts of a tokenizer.json. */
+#define JSON_SPLIT "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}"
+#define JSON_TOKEN(id, name)                                                                                           \
+    "{\"id\":" id ",\"content\":\"" name                                                                               \
+    "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}"
+
 static void test_base64(const char *bytes, size_t n, char *out) {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t i = 0; i < n; i += 3) {
@@ -41,11 +47,6 @@ static char *test_tokenizer_text(int lines) {
         p += sprintf(p, "%s %d\n", word, i);
     }
     return text;
-}
-
-static void test_write(const char *path, const char *bytes, size_t n) {
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f)) run_failure("test file %s could not be written", path);
 }
 
 static void test_open_tokenizer(void *path) { tokenizer_close(tokenizer_open((const char *)path)); }

@@ -1,15 +1,11 @@
 /* test_tokenizer_json.h: tokenizer.json is read as transformers reads it, and what this program writes gives the ids of
  * the tokenizer.model that it was made from; chat templates are found and rendered. Expected ids were found by hand, or
- * are those of the fixtures of test_tokenizer.h. Part of test_llama3.cu. */
+ * are those of the fixtures of test_tokenizer.h. Part of test_tokens_llama3.cu. */
 #include "../../programs/shared/chat_template.h"
 
 // ---------------------------------------------------------------------------
 // a small tokenizer.json, some of which is replaced
 
-#define JSON_SPLIT "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}"
-#define JSON_TOKEN(id, name)                                                                                           \
-    "{\"id\":" id ",\"content\":\"" name                                                                               \
-    "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}"
 #define JSON_ADDED                                                                                                     \
     JSON_TOKEN("261", "<|endoftext|>") "," JSON_TOKEN("262", "<|im_start|>") "," JSON_TOKEN("263", "<|im_end|>")
 #define JSON_TOKENS "\"bc\":256,\"ab\":257,\"xyz\":258,\"\\u0120t\":259,\"\\\"\\\\\":260"
@@ -241,11 +237,11 @@ static Tokenizer *reopened(const char *path) {
 
 static void test_json_of_models(const char *path) {
     char learned[600];
-    snprintf(learned, sizeof learned, "%s/tokenizer/tokens.txt", fixture_dir);
+    snprintf(learned, sizeof learned, "%s/tokenizer/tokens.txt", FIXTURES);
     Tokenizer *t = reopened(learned);
     test_tokenizer_cases("tokenizer.json: what is written of a tokenizer.model gives tiktoken's ids", CASE_MERGES, t);
     tokenizer_close(t);
-    snprintf(learned, sizeof learned, "%s/tokenizer/smollm2_tokens.txt", fixture_dir);
+    snprintf(learned, sizeof learned, "%s/tokenizer/smollm2_tokens.txt", FIXTURES);
     t = reopened(learned);
     test_own_cases("tokenizer.json: what is written with SmolLM2's splitting gives transformers' ids", CASE_MERGES, t);
     tokenizer_close(t);
@@ -270,7 +266,7 @@ static void test_json_of_models(const char *path) {
 
 static int accepts(const Tokenizer *t, const Tokenizer *data) {
     uint8_t known[MOST_FINGERPRINTS][32];
-    return eval_knows(data->fingerprint, known, tokenizer_fingerprints(t, known));
+    return fingerprint_is_among(data->fingerprint, known, tokenizer_fingerprints(t, known));
 }
 
 static void test_json_fingerprints(void) {

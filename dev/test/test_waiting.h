@@ -88,7 +88,7 @@ static void test_waiting(int process, int world) {
     char arguments[512];
     for (int i = 0; i < 4 && world == 2; i++) {
         snprintf(arguments, sizeof arguments,
-                 "--model %s/tied --data %s --seq 16 --batch 1 --accum 4 --steps 4 --timeout 60%s", fixture_dir,
+                 "--model %s/tied --data %s --seq 16 --batch 1 --accum 4 --steps 4 --timeout 60%s", FIXTURES,
                  make_token_file("waiting.tok", 6000, 64, 0), kinds[i]);
         Job *j = make_job(arguments, world, &transport_mpi);
         launch(j, process, waiting_body);

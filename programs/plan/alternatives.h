@@ -38,7 +38,7 @@ static void layout_simulate(Layout *c, const Job *j, const Cluster *cluster) {
     Plan plan;
     EventLists events;
     Simulation simulation;
-    plan_open(&plan, j, DRY_RUN_STAGES, &events);
+    plan_dry_run(&plan, j, DRY_RUN_STAGES, &events);
     c->memory = memory_needed(&plan, cluster);
     if (!plan_simulate(&simulation, &plan, &events, cluster, 0, problem, sizeof problem))
         run_failure("the ranks of the plan do not fit together: %s", problem);

@@ -5,8 +5,8 @@
  */
 #ifndef ESTIMATE_H
 #define ESTIMATE_H
-#include "../shared/program.h" // defines: Plan, plan_open, plan_largest, Job
-#include "plan_print.h"        // defines: plan_largest, class_nccl_memory
+#include "dry_runs.h"   // defines: EventLists, DryRunKind, Plan, Job
+#include "plan_print.h" // defines: plan_largest, class_nccl_memory
 #include "../shared/cluster.h"
 #include "simulate_streams.h"
 #include <sys/resource.h> // defines: getrusage
@@ -32,25 +32,25 @@ typedef struct {
 
 /* With fewer dry runs than ranks, one rank of each part of the model is simulated: others with the same part do the
  * same at the same time, so that its collectives take as long. */
-static Mesh simulated_mesh(const Plan *p) {
-    int tp = p->dry_run_kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1, pp = p->mesh->size[AXIS_PP];
+static Mesh simulated_mesh(const Plan *p, DryRunKind kind) {
+    int tp = kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1, pp = p->mesh->size[AXIS_PP];
     Mesh parts = {tp * pp, {tp, 1, pp, 1, 1}};
-    return p->dry_run_kind == DRY_RUN_ALL ? *p->mesh : parts;
+    return kind == DRY_RUN_ALL ? *p->mesh : parts;
 }
 
 /* The rank of the plan that is simulated as rank `i`. */
-static int simulated_rank(const Plan *p, int i) {
-    int tp = p->dry_run_kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1;
-    return p->dry_run_kind == DRY_RUN_ALL ? i : i / tp * mesh_stride(p->mesh, AXIS_PP) + i % tp;
+static int simulated_rank(const Plan *p, DryRunKind kind, int i) {
+    int tp = kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1;
+    return kind == DRY_RUN_ALL ? i : i / tp * mesh_stride(p->mesh, AXIS_PP) + i % tp;
 }
 
 /* Simulates a step. `records_times`: of the first rank of each pipeline stage. Returns 0 if the ranks do not fit
  * together; `problem` (size) says why. */
 static int plan_simulate(Simulation *s, const Plan *p, const EventLists *events, const Cluster *c, int records_times,
                          char *problem, size_t size) {
-    Mesh mesh = simulated_mesh(p);
+    Mesh mesh = simulated_mesh(p, events->kind);
     const CommEvents **lists = (const CommEvents **)checked_malloc(sizeof *lists * (size_t)mesh.world);
-    for (int i = 0; i < mesh.world; i++) lists[i] = &events->lists[events->list_of[simulated_rank(p, i)]];
+    for (int i = 0; i < mesh.world; i++) lists[i] = &events->lists[events->list_of[simulated_rank(p, events->kind, i)]];
     simulation_open(s, &mesh, lists, p->mesh, c ? c->collectives : NULL, problem, size);
     free(lists);
     for (int stage = 0; stage < mesh.size[AXIS_PP] && records_times; stage++) {
@@ -93,7 +93,7 @@ static Estimate estimate_of(const Plan *p, const EventLists *events, const Clust
     e.tokens_per_second = tokens / e.step_seconds;
     for (int i = 0; i < s->mesh.world; i++) {
         const SimRank *r = &s->ranks[i];
-        const Device *dry_run = p->classes[p->class_of[simulated_rank(p, i)]].dry_run;
+        const Device *dry_run = p->classes[p->class_of[simulated_rank(p, events->kind, i)]].dry_run;
         double compute = r->clock;
         for (int a = 0; a < AXES; a++) {
             compute -= r->waited[a];
@@ -102,7 +102,7 @@ static Estimate estimate_of(const Plan *p, const EventLists *events, const Clust
         e.compute += share * compute;
         if (compute > e.most_compute * (1 + 1e-9)) {
             e.most_compute = compute;
-            e.most_compute_rank = simulated_rank(p, i);
+            e.most_compute_rank = simulated_rank(p, events->kind, i);
         }
         for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * dry_run->ops[o].seconds;
         e.flops += share * device_flops(dry_run, 0);

@@ -294,6 +294,12 @@ static int tokenizer_fingerprints(const Tokenizer *t, uint8_t out[MOST_FINGERPRI
     return count;
 }
 
+static int fingerprint_is_among(const uint8_t wanted[32], const uint8_t known[MOST_FINGERPRINTS][32], int count) {
+    for (int i = 0; i < count; i++)
+        if (!memcmp(known[i], wanted, 32)) return 1;
+    return 0;
+}
+
 /* Does the tokenizer.json at `json` say what the tokenizer.model at `model` says, because it was written for it? */
 static int tokenizer_json_repeats(const char *json, const char *model) {
     char what[UNSUPPORTED_BYTES];

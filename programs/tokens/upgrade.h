@@ -26,9 +26,8 @@ static TokenFile upgrade_open(const char *path) {
 /* Refuses a tokenizer that the file was not made with. */
 static void upgrade_check_tokenizer(const TokenFile *f, const Tokenizer *t, const char *tokenizer) {
     uint8_t known[MOST_FINGERPRINTS][32];
-    int count = tokenizer_fingerprints(t, known), is_known = token_file_lacks_tokenizer(f);
-    for (int i = 0; i < count; i++) is_known |= !memcmp(known[i], f->header.tokenizer, 32);
-    if (!is_known)
+    int count = tokenizer_fingerprints(t, known);
+    if (!token_file_lacks_tokenizer(f) && !fingerprint_is_among(f->header.tokenizer, known, count))
         user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer", f->path,
                    tokenizer);
 }

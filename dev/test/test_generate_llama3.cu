@@ -1,18 +1,15 @@
-/* test_use.h: evaluation counts every token once, generation with cached keys and values has the logits of the whole
- * text, an export from any number of ranks has the bytes of one rank's. Part of test_llama3.cu. */
-
-static double eval_loss;
-static int64_t eval_targets;
-
-static void eval_body(Job *j, int rank) {
-    Opened *o = open_rank(j, rank);
-    Evaluation e = evaluate(&o->trainer, &j->val, 0);
-    if (rank == 0) {
-        eval_loss = e.loss;
-        eval_targets = e.targets;
-    }
-    close_rank(o);
-}
+/* test_generate_llama3.cu: includes generate_llama3 and checks it: with cached keys and values the logits are those of
+ * the whole text; how tokens are drawn, printed and stopped (test_generate.h).
+ *
+ *   test_generate_llama3 [GROUP…]    all groups, or the named ones; list: their names; short: what `make test` runs
+ */
+#include "conditions.h"
+#include "../../train_llama3.cu"
+#include "../../programs/generate_llama3.cu"
+#include "harness.h"
+#include "jobs.h"
+#include "test_tokenizer_files.h"
+#include "test_generate.h"
 
 enum { PROMPT_TOKENS = 12 };
 static double generation_difference;
@@ -54,46 +51,25 @@ static void generation_body(Job *j, int rank) {
     close_rank(o);
 }
 
-static void export_body(Job *j, int rank) {
-    Opened *o = open_rank(j, rank);
-    model_export(&o->trainer.writer, (const Conversion *)j);
-    close_rank(o);
-}
-
-/* Returns the loss of one rank. */
-static double test_evaluation(void) {
-    char arguments[1024], name[128];
-    double one = 0;
-    for (int world = 1; world <= 3; world++) { // 2,999 targets: windows, batches and ranks all have a rest
-        snprintf(arguments, sizeof arguments, "--model %s/odd --eval %s --seq 16 --batch 3", fixture_dir,
-                 make_token_file("eval.tok", 3000, 64, 0));
-        Job *j = make_job(arguments, world, &transport_threads);
-        launch(j, 0, eval_body);
-        if (world == 1) one = eval_loss;
-        snprintf(name, sizeof name, "evaluation on %d ranks counts every token once", world);
-        CHECK(name, eval_targets == 2999 && fabs(eval_loss / one - 1) < 1e-6,
-              "%" PRId64 " targets, loss %.9g, one rank %.9g", eval_targets, eval_loss, one);
-        end_job(j);
-    }
-    return one;
+/* The job of generate_llama3, but for its prompt: the test computes logits by itself. */
+static Job *generation_job(int argc, char **argv) {
+    Generation *g = new_array(Generation, 1);
+    g->program = generate_program;
+    program_options_parse(&g->program, &g->opt, &g->job.opt, argc, argv);
+    g->job.purpose = generate_purpose();
+    g->job.purpose.prepare = NULL;
+    g->job.purpose.dry_run = generation_dry_run;
+    g->job.purpose.cached_positions = 16;
+    return &g->job;
 }
 
 static void test_generation(void) {
     char arguments[1024], name[128];
     for (int world = 1; world <= 2; world++) {
-        Job *j = make_job("--plan", 1, &transport_threads);
-        snprintf(arguments, sizeof arguments, "%s/odd", fixture_dir);
-        j->opt.model = strdup(arguments);
-        j->config = config_load(j->opt.model);
-        table_close(&j->table);
-        table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
-        j->has_weights = model_weights_open(&j->weights, j->opt.model, &j->table, BASE_TRAINED);
-        j->purpose = generate_purpose();
-        j->purpose.dry_run = generation_dry_run;
+        snprintf(arguments, sizeof arguments, "--model %s/odd", FIXTURES);
+        Job *j = make_job(arguments, world, &transport_threads);
         j->opt.batch = 1;
         j->opt.seq = PROMPT_TOKENS;
-        j->purpose.cached_positions = 16;
-        j->mesh = mesh_of(world, 0, 1);
         launch(j, 0, generation_body);
         snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text",
                  world);
@@ -105,47 +81,7 @@ static void test_generation(void) {
     }
 }
 
-/* `loss`: of the model that is exported. */
-static void test_export(double loss) {
-    char arguments[1024], name[128];
-    static const struct {
-        int world;
-        const char *options, *name;
-    } exporters[] = {
-        {1, "", ""},
-        {2, "", ""},
-        {3, "", ""},
-        {4, " --dp-replicate 2", ", 2 replicas,"},
-        {3, " --sharding no_shard", " without sharding"},
-    };
-    for (int layout = 1; layout <= 5; layout++) {
-        char model[256], original[512];
-        int world = exporters[layout - 1].world;
-        snprintf(model, sizeof model, "%s/export%d", scratch_dir, layout);
-        snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model,
-                 exporters[layout - 1].options);
-        Job *j = make_job(arguments, world, &transport_threads);
-        export_check(model);
-        launch(j, 0, export_body);
-        end_job(j);
-        snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);
-        strcat(model, "/model.safetensors");
-        snprintf(name, sizeof name, "export from %d ranks%s writes the bytes of one", world,
-                 exporters[layout - 1].name);
-        CHECK(name, files_equal(model, original), "%s", "compared byte by byte");
-    }
-    snprintf(arguments, sizeof arguments, "--model %s/export3 --eval %s --seq 16 --batch 3", scratch_dir,
-             scratch_path("eval.tok"));
-    Job *j = make_job(arguments, 1, &transport_threads);
-    launch(j, 0, eval_body);
-    CHECK("an exported model read again has the same loss", eval_loss == loss, "%.9g and %.9g", eval_loss, loss);
-    end_job(j);
-}
-
-static void test_use(void) {
-    double loss = test_evaluation();
-    test_generation();
-    test_export(loss);
+static void test_draws(void) {
     static const float logits[4] = {1, 3, 2, -5};
     Candidate scratch[4];
     const Sampling sure = {0, 1, 0, 1}, half = {1, 0.5, 0, 1}, all = {1, 1, 0, 1}, two = {1, 1, 2, 1};
@@ -166,4 +102,16 @@ static void test_use(void) {
         CHECK("sampling: the smallest temperatures take the likeliest", first == 1 && last == 1,
               "temperature %g: tokens %d and %d, expected 1", temperature, first, last);
     }
+}
+
+static void test_cached(void) {
+    test_generation();
+    test_draws();
+}
+
+int main(int argc, char **argv) {
+    static const TestGroup groups[] = {{"cached", test_cached, BOTH_BUILDS}, {"generate", test_generate, C_BUILD}};
+    device_prepare_process(1);
+    command_line.job = generation_job;
+    return run_tests(groups, 2, argc, argv);
 }

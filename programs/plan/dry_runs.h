@@ -1,0 +1,140 @@
+/* dry_runs.h: the dry runs of a plan, on all cores, and the communication events of every rank, from which a step of
+ * all ranks is simulated. A caller may rely on: the result does not depend on the number of cores.
+ */
+#ifndef DRY_RUNS_H
+#define DRY_RUNS_H
+#include "../shared/program.h" // defines: Plan, plan_begin, plan_representative, dry_run_open, Job
+
+/* Which ranks get a dry run of their own. */
+typedef enum {
+    DRY_RUN_STAGES, // one rank of each pipeline stage: enough to compare layouts
+    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank, with Muon of each number of blocks
+    DRY_RUN_ALL     // every rank
+} DryRunKind;
+
+typedef struct { // ranks whose lists are equal share one
+    DryRunKind kind;
+    NameTable names;
+    CommEvents *lists; // (count)
+    int count;
+    int *list_of; // (world) index into lists
+} EventLists;
+
+static void event_lists_open(EventLists *l, DryRunKind kind, int world) {
+    memset(l, 0, sizeof *l);
+    l->kind = kind;
+    l->list_of = new_array(int, world);
+}
+
+static uint64_t comm_events_hash(const CommEvents *e) {
+    uint64_t h = HASH_START;
+    for (int64_t i = 0; i < e->count; i++) {
+        uint64_t words[sizeof(CommEvent) / 8];
+        memcpy(words, &e->events[i], sizeof words);
+        h = hash_words(h, words, sizeof words / 8);
+    }
+    for (int64_t i = 0; i < e->points.count; i++) {
+        uint64_t words[sizeof(StreamPoint) / 8];
+        memcpy(words, &e->points.points[i], sizeof words);
+        h = hash_words(h, words, sizeof words / 8);
+    }
+    return h;
+}
+
+/* The names of `events`, which one thread has recorded with a table of its own, become those of all ranks. */
+static void event_lists_rename(EventLists *l, CommEvents *events) {
+    int32_t *ids = new_array(int32_t, events->names->count + 1);
+    for (int i = 0; i < events->names->count; i++) ids[i] = -1;
+    for (int64_t k = 0; k < events->count; k++) {
+        CommEvent *e = &events->events[k];
+        int32_t *const named[] = {&e->name, &e->phase};
+        for (int n = 0; n < 2; n++) {
+            if (*named[n] < 0) continue;
+            int32_t *id = &ids[*named[n]];
+            if (*id < 0) *id = name_id(&l->names, events->names->text[*named[n]]);
+            *named[n] = *id;
+        }
+    }
+    events->names = &l->names;
+    free(ids);
+}
+
+/* Keeps a copy of `events` as the list of `rank`, or refers to an equal list of another rank. */
+static void event_lists_keep(EventLists *l, int rank, const CommEvents *events) {
+    uint64_t hash = comm_events_hash(events);
+    int i = 0;
+    while (i < l->count && (l->lists[i].hash != hash || l->lists[i].count != events->count)) i++;
+    l->list_of[rank] = i;
+    if (i < l->count) return;
+    l->lists = (CommEvents *)checked_realloc(l->lists, sizeof *l->lists * (size_t)(i + 1));
+    CommEvents *copy = &l->lists[l->count++];
+    *copy = *events;
+    copy->capacity = events->count;
+    copy->hash = hash;
+    copy->events = new_array(CommEvent, events->count);
+    for (int64_t k = 0; k < events->count; k++) copy->events[k] = events->events[k];
+    copy->points.capacity = events->points.count;
+    copy->points.points = new_array(StreamPoint, events->points.count);
+    for (int64_t k = 0; k < events->points.count; k++) copy->points.points[k] = events->points.points[k];
+}
+
+static void event_lists_close(EventLists *l) {
+    for (int i = 0; i < l->count; i++) {
+        free(l->lists[i].events);
+        free(l->lists[i].points.points);
+    }
+    name_table_close(&l->names);
+    free(l->lists);
+    free(l->list_of);
+    memset(l, 0, sizeof *l);
+}
+
+// ---------------------------------------------------------------------------
+// the dry runs
+
+/* The rank whose dry run stands for `rank`. */
+static int dry_run_representative(const Plan *p, DryRunKind kind, int rank) {
+    int stage = mesh_coordinate(p->mesh, rank, AXIS_PP);
+    if (kind == DRY_RUN_STAGES) return stage * mesh_stride(p->mesh, AXIS_PP);
+    return kind == DRY_RUN_ALL ? rank : plan_representative(p, rank);
+}
+
+/* Adds the dry run of `rank` to the plan, or, if `dry_run` is NULL, that of the rank that stands for it. */
+static void plan_keep(Plan *p, EventLists *lists, int rank, Trainer *dry_run, CommEvents *recorded) {
+    if (dry_run) {
+        event_lists_rename(lists, recorded);
+        event_lists_keep(lists, rank, recorded);
+        plan_add(p, p->job, rank, dry_run);
+    } else {
+        int representative = dry_run_representative(p, lists->kind, rank);
+        p->class_of[rank] = p->class_of[representative];
+        lists->list_of[rank] = lists->list_of[representative];
+    }
+}
+
+/* Threads take ranks as they come, and keep them in order, so that classes and lists have the order of ranks. */
+static void plan_dry_run(Plan *p, const Job *j, DryRunKind kind, EventLists *lists) {
+    plan_begin(p, j);
+    event_lists_open(lists, kind, j->mesh.world);
+#pragma omp parallel
+    {
+        CommEvents recorded = ZERO;
+        NameTable names = ZERO; // of this thread
+#pragma omp for ordered schedule(dynamic, 1)
+        for (int rank = 0; rank < j->mesh.world; rank++) {
+            Trainer *dry_run = NULL;
+            if (dry_run_representative(p, kind, rank) == rank) {
+                dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
+                comm_events_clear(&recorded, &names);
+                dry_run_open(dry_run, j, rank, &recorded);
+            }
+#pragma omp ordered
+            plan_keep(p, lists, rank, dry_run, &recorded);
+        }
+        name_table_close(&names);
+        free(recorded.events);
+        free(recorded.points.points);
+    }
+}
+
+#endif
