@@ -110,10 +110,8 @@ $(BUILD)/test_llama3: test_llama3.cu $(BUILD)/pages.o $(BUILD)/flags | needed
 # gcc sees that a host's name would be NULL.
 TESTS_OF_PROGRAMS := $(OTHER_PROGRAMS:%=test_%)
 $(TESTS_OF_PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: dev/test/%.cu $(BUILD)/pages.o $(BUILD)/flags | needed
-	$(CC) -x c $(FLAGS) -O1 -Wno-unused-function -Wno-format-overflow $(WRAPPED) $(depend) $< \
+	$(CC) -x c $(FLAGS) -O1 -Wno-unused-function -Wno-format-overflow $(depend) $< \
 	    -x none $(BUILD)/pages.o -o $@ $(LIBS)
-
-$(BUILD)/test_plan_llama3: private WRAPPED := $(WRAP)
 
 $(BUILD)/bench: dev/kernels/bench.cu $(BUILD)/pages.o $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $(depend) $< -x none $(BUILD)/pages.o -o $@ $(LIBS)

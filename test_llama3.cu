@@ -30,6 +30,7 @@
 #include "dev/test/test_layouts.h"
 #include "dev/test/test_mesh.h"
 #include "dev/test/test_bits.h"
+#include "dev/test/test_timeline.h"
 #include "dev/test/test_waiting.h"
 #include "dev/test/test_mpi.h"
 #include "dev/test/test_messages.h"
@@ -73,7 +74,7 @@ static const char *left_out_if_short(void) {
     if (FLOATX == DTYPE_BF16)
         return " data layouts mesh-use mesh-bits bits adapters run-page hard-places checkpoints failures pipeline "
                "mixture "
-               "outliers muon z-loss ";
+               "outliers muon z-loss timeline ";
     return " ";
 }
 
@@ -102,6 +103,7 @@ static const TestGroup groups[] = {{"kernels", test_kernels, BOTH_BUILDS},
                                    {"z-loss", test_z_loss, C_BUILD},
                                    {"logits", test_logits_of_model, BOTH_BUILDS},
                                    {"outliers", test_outliers, C_BUILD},
+                                   {"timeline", test_timeline, C_BUILD},
                                    {"adapters", test_adapters, BOTH_BUILDS},
                                    {"muon", test_muon, BOTH_BUILDS},
                                    {"run-page", test_run_page, C_BUILD},
@@ -183,6 +185,7 @@ int main(int argc, char **argv) {
         test_mpi(process, processes);
         test_layouts_mpi(process, processes);
         test_mesh_bits_mpi(process, processes);
+        test_trace(process, processes, &transport_mpi);
         test_checkpoints_mpi(process, processes);
         test_muon_mpi(process, processes);
     }

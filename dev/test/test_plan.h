@@ -1,9 +1,10 @@
 /* test_plan.h: memory, FLOPs and traffic of a plan against its ranks' own dry runs, estimated step times against
- * arithmetic done by hand, and the timelines of runs and plans.
+ * arithmetic done by hand, and the timelines of plans.
  */
 #include "../../programs/plan/alternatives.h"
 #include "../../programs/plan/report.h"
 #include "../../programs/plan/search.h"
+#include "timeline.h"
 
 /* Writes the cluster file of a machine with one rate for matmuls and attention (FLOP/s), one for memory (bytes/s), and
  * one latency and bandwidth for every collective. `more`: additional keys. */
@@ -186,196 +187,7 @@ static void test_rates(void) {
 }
 
 // ---------------------------------------------------------------------------
-// the timeline
-
-typedef struct {
-    int pid, tid;
-    int64_t start, end;
-} Slice; // ns
-
-/* If two slices start together, the longer one comes first. */
-static int by_start(const void *a, const void *b) {
-    const Slice *x = (const Slice *)a, *y = (const Slice *)b;
-    if (x->pid != y->pid) return x->pid - y->pid;
-    if (x->tid != y->tid) return x->tid - y->tid;
-    if (x->start != y->start) return x->start > y->start ? 1 : -1;
-    return (x->end < y->end) - (x->end > y->end);
-}
-
-/* Counts slices that begin within another slice of their lane and end after it; in lanes of communication, nested ones
- * count too. */
-static int count_overlaps(Slice *s, int n) {
-    int overlaps = 0, depth = 0;
-    int64_t ends[64]; // of the slices that are open
-    qsort(s, (size_t)n, sizeof *s, by_start);
-    for (int i = 0; i < n; i++) {
-        if (i == 0 || s[i].pid != s[i - 1].pid || s[i].tid != s[i - 1].tid) depth = 0;
-        while (depth && ends[depth - 1] <= s[i].start) depth--;
-        if (depth) overlaps += s[i].end > ends[depth - 1] || s[i].tid >= STREAMS;
-        if (depth < 64) ends[depth++] = s[i].end;
-    }
-    return overlaps;
-}
-
-typedef struct {
-    int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events, counters;
-    double apart;
-    double most_gathered, last_gathered; // bytes of gathered weights in use, of the last rank
-} TraceFound;                            // counts over all ranks; `ops` of rank 0; `apart`: seconds
-
-static int64_t json_ns(const cJSON *event, const char *key) {
-    return llround(1000 * cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(event, key)));
-}
-
-enum { TRACED_REPORTS = 8, TRACED_RANKS = 16 };
-
-typedef struct { // the step reports, which all ranks all-gather together
-    int64_t last_start[TRACED_REPORTS], first_end[TRACED_REPORTS]; // ns, over all ranks
-    int count[TRACED_RANKS];
-} TracedReports;
-
-/* Counts one event of the file. */
-static void count_traced(TraceFound *t, TracedReports *reports, Slice *slice, const cJSON *e, const char *kind) {
-    slice->pid = (int)json_ns(e, "pid") / 1000;
-    slice->tid = (int)json_ns(e, "tid") / 1000;
-    slice->start = json_ns(e, "ts");
-    slice->end = slice->start + json_ns(e, "dur");
-    t->valid &= slice->start >= 0 && slice->end >= slice->start;
-    t->ops += !strcmp(kind, "op") && slice->pid == 0;
-    t->phases += !strcmp(kind, "phase");
-    t->steps += !strcmp(kind, "step");
-    t->waits += !strcmp(kind, "wait");
-    if (strcmp(kind, "communication")) return;
-    int axis = (slice->tid - (int)STREAMS) % (int)AXES; // lanes of communication follow those of streams
-    t->fsdp += axis == AXIS_FSDP;
-    t->world += axis == AXIS_WORLD;
-    if (axis != AXIS_WORLD || slice->pid >= TRACED_RANKS || reports->count[slice->pid] == TRACED_REPORTS) return;
-    int report = reports->count[slice->pid]++;
-    reports->last_start[report] = max_i64(reports->last_start[report], slice->start);
-    reports->first_end[report] = min_i64(reports->first_end[report], slice->end);
-}
-
-/* Reads a counter of memory. */
-static void count_counter(TraceFound *t, const cJSON *e, const char *name) {
-    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(e, "args"), "bytes");
-    t->counters++;
-    if (strcmp(name, "memory: gathered weights in use")) return;
-    t->last_gathered = cJSON_GetNumberValue(bytes);
-    t->most_gathered = fmax(t->most_gathered, t->last_gathered);
-}
-
-static TraceFound read_trace(const char *path) {
-    TraceFound t = ZERO;
-    TracedReports reports = ZERO;
-    char *text = read_text_file(path);
-    cJSON *root = text ? cJSON_Parse(text) : NULL, *list = cJSON_GetObjectItemCaseSensitive(root, "traceEvents"), *e;
-    Slice *slices = (Slice *)checked_malloc(sizeof(Slice) * (size_t)(cJSON_GetArraySize(list) + 1));
-    t.valid = cJSON_IsArray(list);
-    for (int i = 0; i < TRACED_REPORTS; i++) reports.first_end[i] = INT64_MAX;
-    cJSON_ArrayForEach(e, list) {
-        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name"));
-        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
-        t.ranks += !strcmp(name, "process_name");
-        t.lanes += !strcmp(name, "thread_name");
-        if (!strncmp(name, "memory: ", 8)) count_counter(&t, e, name);
-        if (kind) count_traced(&t, &reports, &slices[t.events++], e, kind);
-    }
-    for (int i = 0; i < TRACED_REPORTS && reports.first_end[i] < INT64_MAX; i++)
-        t.apart = fmax(t.apart, 1e-9 * (double)(reports.last_start[i] - reports.first_end[i]));
-    t.overlaps = count_overlaps(slices, t.events);
-    free(slices);
-    cJSON_Delete(root);
-    free(text);
-    return t;
-}
-
-static int64_t traced_allocations; // of the third step
-static int64_t traced_calls[2];    // of fsdp and of world, in a step of rank 0
-static int64_t traced_ops;         // of a step of rank 0
-static int traced_memory_equal;    // ranks whose timeline has the memory of the dry run
-static int traced_room;            // events; 0: as many as are needed
-
-static void trace_body(Job *j, int rank) {
-    clock_ahead = 1000 * rank;
-    Opened *o = open_rank(j, rank);
-    Trainer *trainer = &o->trainer;
-    if (traced_room) trainer->parallel.dev.max_events = traced_room;
-    pthread_mutex_lock(&trainer->loader.lock);
-    trainer->loader.steps++; // one more below
-    pthread_mutex_unlock(&trainer->loader.lock);
-    if (rank == 0)
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
-                    0, 0);
-    train(trainer);
-    int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
-                trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
-    int64_t before = own_allocations;
-    train_step(trainer, trainer->job->opt.steps + 1);
-    __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
-    if (rank == 0) {
-        for (int op = 0; op < COLLECTIVES; op++) {
-            traced_calls[0] += o->dry_run.parallel.comm.traffic_started[AXIS_FSDP][op].calls;
-            traced_calls[1] += o->dry_run.parallel.comm.traffic_started[AXIS_WORLD][op].calls;
-        }
-        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->dry_run.parallel.dev.ops[i].calls;
-    }
-    close_rank(o);
-    clock_ahead = 0;
-}
-
-/* Trains `steps` steps with --trace; sets the counts above. */
-static TraceFound trace_run(const char *name, int process, int world, int steps, int room, const Transport *transport) {
-    char arguments[1024], path[256];
-    snprintf(path, sizeof path, "%s/%s", scratch_dir, name);
-    snprintf(arguments, sizeof arguments,
-             "--model %s/odd --data %s --seq 16 --batch 2 --accum 2 --slots 3 --steps %d --timeout 60 --trace %s",
-             FIXTURES, make_token_file("trace.tok", 6000, 64, 0), steps, path);
-    traced_allocations = 0;
-    traced_calls[0] = 0;
-    traced_calls[1] = 0;
-    traced_ops = 0;
-    traced_memory_equal = 0;
-    traced_room = room;
-    Job *j = make_job(arguments, world, transport);
-    if (process == 0) unlink(path); // of an earlier run: a timeline never replaces a file
-    launch(j, process, trace_body);
-    end_job(j);
-    return read_trace(path);
-}
-
-static void check_trace(const char *name, TraceFound t, int world, int steps, const Transport *transport) {
-    char what[160];
-    int of_threads = transport == &transport_threads ? world : 1; // whose figures this process has
-    snprintf(what, sizeof what, "%s: a timeline of %d ranks over %s has every rank, op, step and collective", name,
-             world, transport->name);
-    CHECK(what,
-          t.valid && t.ranks == world && t.lanes >= world * (world > 1 ? 3 : 1) && t.ops == steps * (int)traced_ops &&
-              t.steps == world * steps && t.phases > t.steps && t.fsdp == world * steps * (int)traced_calls[0] &&
-              t.world == world * steps * (int)traced_calls[1],
-          "%d ranks, %d lanes, %d ops of %d, %d collectives over fsdp of %d, %d over world of %d, %d waits", t.ranks,
-          t.lanes, t.ops, steps * (int)traced_ops, t.fsdp, world * steps * (int)traced_calls[0], t.world,
-          world * steps * (int)traced_calls[1], t.waits);
-    snprintf(what, sizeof what, "%s: events of a lane follow or nest, over %s", name, transport->name);
-    CHECK(what, t.events > 0 && t.overlaps == 0, "%d of %d overlap", t.overlaps, t.events);
-    snprintf(what, sizeof what, "%s: ranks whose clocks are 1000 s apart are aligned, over %s", name, transport->name);
-    CHECK(what, t.apart < 0.02,
-          "the last rank started a step's report at most %.2g s after the first had finished it, < 0.02", t.apart);
-    snprintf(what, sizeof what, "%s: the dry run predicts the timeline's memory, and no step allocates, over %s", name,
-             transport->name);
-    CHECK(what, traced_memory_equal == of_threads && traced_allocations == 0, "%d of %d ranks, %" PRId64 " allocations",
-          traced_memory_equal, of_threads, traced_allocations);
-}
-
-static void test_trace(int process, int world, const Transport *transport) {
-    TraceFound t = trace_run("timeline.json", process, world, 3, 0, transport);
-    if (process) return;
-    check_trace("--trace", t, world, 3, transport);
-    CHECK("the timeline counts gathered weights while they are in use, and none after a step",
-          t.counters > 0 && (t.most_gathered > 0) == (world > 1) && t.last_gathered == 0,
-          "%d ranks: %d values of counters; at most %.0f bytes, %.0f at the end", world, t.counters, t.most_gathered,
-          t.last_gathered);
-}
+// ranks that are alike
 
 /* With data parallelism alone, all ranks have the same memory, FLOPs and traffic. */
 static void test_ranks_alike(void) {
@@ -572,13 +384,6 @@ static void test_plan(void) {
     test_estimate();
     test_estimated_communication();
     test_rates();
-    test_trace(0, 1, &transport_threads);
-    test_trace(0, 2, &transport_threads);
-    test_trace(0, 3, &transport_threads);
-    TraceFound full = trace_run("full.json", 0, 2, 3, 400, &transport_threads);
-    CHECK("a timeline without room for more events stops, and is a valid file",
-          full.valid && full.events + full.counters == 2 * 400 && full.overlaps == 0,
-          "%d events and %d values of counters, 2 x 400 in all, %d overlap", full.events, full.counters, full.overlaps);
     char arguments[1024], path[256];
     snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
     snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s",

@@ -1,4 +1,4 @@
-/* test_plan_llama3.cu: includes plan_llama3 and checks it: plans against the dry runs and the timelines of the
+/* test_plan_llama3.cu: includes plan_llama3 and checks it: plans against the dry runs of the
  * trainer's ranks (test_plan.h), simulations of all ranks (test_simulate.h) and of failing hosts (test_goodput.h).
  *
  *   test_plan_llama3 [GROUP…]    all groups, or the named ones; list: their names; short: what `make test` runs
@@ -10,7 +10,6 @@
 #include "harness.h"
 #include "jobs.h"
 #include "models.h"
-#include "witnesses.h"
 #include "test_plan.h"
 #include "test_simulate.h"
 #include "test_goodput.h"
@@ -34,7 +33,6 @@ int main(int argc, char **argv) {
     LaunchInfo started = comm_start_process(&argc, &argv, 60, 60);
     open_scratch_of_processes(started.rank);
     test_events(started.rank, started.world, &transport_mpi);
-    test_trace(started.rank, started.world, &transport_mpi);
     int failed = started.rank == 0 ? end_tests() : checks_failed > 0;
     comm_end_process();
     return failed;
