@@ -59,8 +59,8 @@ $(CUDA_LINKED:%=$(CUDA_BUILD)/%): %: %.o
 	    $(if $(findstring test,$(@F)),,$(filter -L% -l%,$(CUDA_MPI)))
 
 $(CPU_CUDA_BUILD)/%_cuda.o: %.cu $(CPU_CUDA_BUILD)/flags | needed
-	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function $(if $(findstring test,$(@F)),-Wno-format-overflow) $(depend) -c $< \
-	    -o $@
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function $(if $(findstring test,$(@F)),-Wno-format-overflow) $(depend) \
+	    -c $< -o $@
 
 $(CUDA_LINKED:%=$(CPU_CUDA_BUILD)/%): %: %.o
 	$(link_on_cpu)
