@@ -753,16 +753,13 @@ static void fingerprints_open(Fsdp *fsdp) {
     fsdp->fingerprints = arena_array(uint64_t, fsdp->dev, MEM_HOST, "fingerprints of all ranks", units * (1 + copies));
 }
 
-/* `training` = 0 (evaluation, generation, export): weights only, no gradients and no optimizer state. */
-static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Llama3Config *config, const Sharding *how,
-                      int training) {
-    Device *dev = comm->dev;
-    int64_t largest = 0; // trained unit
+/* What FSDP is to do, and who does it; nothing is allocated yet. */
+static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Llama3Config *c, const Sharding *how) {
     memset(fsdp, 0, sizeof *fsdp);
     fsdp->comm = comm;
-    fsdp->dev = dev;
+    fsdp->dev = comm->dev;
     fsdp->table = table;
-    fsdp->config = config;
+    fsdp->config = c;
     fsdp->sharding = *how;
     fsdp->ranks = comm->groups[AXIS_FSDP].size;
     fsdp->rank = comm->groups[AXIS_FSDP].rank;
@@ -774,16 +771,22 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
     fsdp->num_partial_sums = 1; // enough for accumulation_target's stack: log2 of the micro-batches, rounded up
     while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
-    fsdp->weights_offloaded = dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
-    fsdp->gradients_offloaded = dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;
+    fsdp->weights_offloaded = fsdp->dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
+    fsdp->gradients_offloaded = fsdp->dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;
+}
+
+/* `training` = 0 (evaluation, generation, export): weights only, no gradients and no optimizer state. */
+static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Llama3Config *config, const Sharding *how,
+                      int training) {
+    int64_t largest = 0; // trained unit
+    fsdp_bind(fsdp, comm, table, config, how);
     fsdp->units = new_array(FsdpUnit, table->num_units);
     for (int i = 0; i < table->num_units; i++) unit_open(fsdp, &fsdp->units[i], &table->units[i], training);
     pools_open(fsdp, training);
-    if (!training) return;
-    for (int i = 0; i < table->num_units; i++)
+    for (int i = 0; i < table->num_units && training; i++)
         if (!table->units[i].frozen) largest = max_i64(largest, fsdp->units[i].padded);
-    for (int i = 0; i < REDUCTION_STAGES; i++) reduction_open(fsdp, (ReductionStage)i, largest);
-    fingerprints_open(fsdp);
+    for (int i = 0; i < REDUCTION_STAGES && training; i++) reduction_open(fsdp, (ReductionStage)i, largest);
+    if (training) fingerprints_open(fsdp);
 }
 
 static void fsdp_close(Fsdp *fsdp) {

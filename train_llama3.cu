@@ -521,7 +521,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
     trainer_allocate(trainer);
-    fsdp_init_weights(&p->fsdp, 0);
+    if (!job_streams_weights(j)) fsdp_init_weights(&p->fsdp, 0);
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
     memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
     dev->num_events = 0;

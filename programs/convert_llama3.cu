@@ -4,7 +4,8 @@
  *   convert_llama3 --model DIR --export FILE.gguf               for llama.cpp and ollama; --dtype q8_0: 8 bits
  *   convert_llama3 --model DIR --adapters LORA --merge --export OTHER_DIR     with LoRA adapters merged into it
  *
- * The model may be sharded over several ranks, so that none needs all of it.
+ * Weights go from file to file, in pieces of a few megabytes; several ranks share the work. Only to merge adapters, the
+ * model is loaded, sharded over the ranks.
  */
 #include "convert/convert_dtypes.h" // defines: convert_tensor
 #include "convert/export.h"         // defines: model_export, export_check, export_files, export_gguf, Conversion
@@ -97,9 +98,14 @@ static void convert_prepare(Job *j) {
     if (process_end.process == 0) export_check(c->opt.path);
 }
 
-/* What the writer of checkpoints writes here: the model, and these files next to it. */
+/* What the writer of checkpoints writes here: the model, and these files next to it. Unless adapters are merged into
+ * them, weights go from their files to the new ones, and no rank holds more of them than is being written. */
 static void convert_files(CheckpointWriter *w, const Job *j) {
     const Conversion *c = (const Conversion *)j;
+    if (job_streams_weights(j)) {
+        w->read = fill_from_files;
+        w->source = (void *)(uintptr_t)&j->weights;
+    }
     w->tokenizer = &c->files.copies;
     w->dtype_option = c->opt.dtype;
     w->put_tensor = convert_tensor;

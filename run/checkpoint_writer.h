@@ -32,6 +32,8 @@ typedef struct CheckpointWriter {
     const TokenizerCopies *tokenizer; // the files that are written next to the weights
     const char *base_model;           // of adapters: its path or name
     PutTensor put_tensor;             // NULL: fp32 in the order of the model, as in a checkpoint
+    StateSource read;                 // of the weights, which no rank holds; NULL: they are gathered from the shards
+    void *source;                     // from which it reads
     const char *dtype_option;         // --dtype of exported weights, for error messages
     const TensorTable *whole;         // all tensors of the model, in the order of the files
     TensorTable *parts;               // (pp, tp) the tables of the ranks that have different parts of the model
@@ -82,7 +84,7 @@ static void writer_open_parts(CheckpointWriter *w) {
     for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++)
         for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
             table_open(&w->parts[part.pp_rank * part.tp + part.tp_rank], w->fsdp->config, f->table->wrap, &part);
-    if (part.tp == 1 && part.pp == 1 && !part.tied_head_copy) return;
+    if (w->read || (part.tp == 1 && part.pp == 1 && !part.tied_head_copy)) return;
     for (int stage = 0; stage < part.pp; stage++) {
         const TensorTable *table = &w->parts[stage * part.tp];
         for (int u = 0; u < table->num_units; u++)
@@ -290,6 +292,10 @@ typedef struct GatheredTensor {
 static void read_elements(const CheckpointWriter *w, const GatheredTensor *g, float *out, int64_t first,
                           int64_t count) {
     const Tensor *t = &g->tables->tensors[g->number];
+    if (w->read) {
+        w->read(w->source, STATE_MASTER, out, &w->whole->tensors[t->index], first, count);
+        return;
+    }
     int64_t rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1;
     int64_t row_length = t->whole_rows * t->whole_cols / rows;
     for (int64_t done = 0, n; done < count; done += n) {
@@ -363,7 +369,7 @@ static void put_files(CheckpointWriter *w) {
             int number = 0, stage = find_stage(w, t->tensor->index, &number);
             const TensorTable *tables = &w->parts[stage * f->table->part.tp];
             const Unit *u = &tables->units[tables->tensors[number].unit];
-            if (u != unit || t->kind != kind) {
+            if (!w->read && (u != unit || t->kind != kind)) {
                 if (unit && !w->gathered) fsdp_release_state(f, state);
                 state = gather_parts(w, stage, u, t->kind);
                 unit = u;

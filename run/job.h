@@ -29,7 +29,7 @@ typedef struct {
     int plans;                     // and a step of it is only dry-run, for machines that may be elsewhere
     int world;                     // ranks of the plan; 0: as many as were started
     int measures_hosts;            // instead: nothing is computed with the model
-    int converts;                  // instead: its weights are loaded and written
+    int converts;                  // instead: its weights are read and written
     int computes_tokens;           // one after the other, with a cache of keys and values
     int cached_positions;          // in that cache
     int softmax_statistics;        // of logits are read, not only losses
@@ -80,6 +80,8 @@ typedef struct Job {
 static int job_trains(const Job *j) { return j->purpose.trains; }
 /* Does the run train, instead of planning a run? */
 static int job_runs(const Job *j) { return j->purpose.trains && !j->purpose.plans; }
+/* Do weights go from file to file, so that no rank holds the model? */
+static int job_streams_weights(const Job *j) { return j->purpose.converts && !j->purpose.merges_adapters; }
 static int job_saves(const Job *j) { return job_runs(j) && j->opt.out; }
 static int64_t stage_end_step(const Job *j) { return j->stage->first_step + j->stage->steps; }
 /* Does the run enter this stage at its first step, coming from an earlier stage? */

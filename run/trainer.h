@@ -138,7 +138,8 @@ static void trainer_allocate(Trainer *trainer) {
     Sharding sharding = sharding_of(o);
     sharding.writes_files |= j->purpose.files != NULL;
     sharding.merges_adapters = j->purpose.merges_adapters;
-    fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
+    if (job_streams_weights(j)) fsdp_bind(&p->fsdp, &p->comm, &m->table, &j->config, &sharding);
+    else fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
         optimizer_open(&trainer->optimizer, &p->fsdp, (float)o->muon_momentum);
@@ -333,7 +334,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     p->fsdp.seed = (uint64_t)o->seed;
     double start = seconds_now();
     if (before) trainer_continue(trainer, before);
-    else
+    else if (!job_streams_weights(j))
         weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
     comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
     trainer->load_seconds = seconds_now() - start;

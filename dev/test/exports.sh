@@ -156,5 +156,43 @@ works "an export in fp16" "${gguf[@]}" half --model e --dtype fp16
 works "which is read again" "$evaluate" --seq 16 --threads 1 --model half --eval elsewhere/train.tok
 [ ! -e x ] && [ ! -e x.gguf ] || fail "a refused export leaves nothing" "$(ls -d x*)"
 
+# ---------------------------------------------------------------- memory
+# 48 million parameters, 97 MB, all zero
+mkdir large
+cat >large/config.json <<'END'
+{"model_type":"llama","hidden_size":512,"num_hidden_layers":4,"num_attention_heads":8,"num_key_value_heads":8,
+"intermediate_size":2048,"max_position_embeddings":256,"vocab_size":30000,"rms_norm_eps":1e-5,
+"tie_word_embeddings":false}
+END
+cat >large.py <<'END'
+import json, resource, struct, subprocess, sys
+C, F, V = 512, 2048, 30000
+shapes = {"model.embed_tokens": (V, C), "model.norm": (C,), "lm_head": (V, C)}
+for l in range(4):
+    of = f"model.layers.{l}."
+    shapes |= {of + "self_attn." + x: (C, C) for x in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    shapes |= {of + "mlp.gate_proj": (F, C), of + "mlp.up_proj": (F, C), of + "mlp.down_proj": (C, F)}
+    shapes |= {of + "input_layernorm": (C,), of + "post_attention_layernorm": (C,)}
+header, at = {}, 0
+for name, shape in shapes.items():
+    size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+    header[name + ".weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+    at += size
+text = json.dumps(header).encode()
+with open("large/model.safetensors", "wb") as f:
+    f.write(struct.pack("<Q", len(text)) + text)
+    f.truncate(8 + len(text) + at)
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+END
+for options in "--dtype bf16" "--dtype int8 --ranks 2 --tp 2"; do
+    name="an export holds no weights, $options"
+    export=("$convert" --threads 1 --model large --export "large ${options##* }" $options)
+    if ! most=$(python3 large.py "${export[@]}" 2>.err); then
+        fail "$name" "$(tail -n 1 .err)"
+    elif [ "$most" -gt 80 ]; then fail "$name" "$most MB of memory for a file of 97 MB; expected at most 80"
+    else pass "$name" "$most MB of memory for a file of 97 MB, <= 80"; fi
+done
+
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
