@@ -27,12 +27,11 @@
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
 #include "run/trainer.h"           // defines: Trainer, trainer_allocate, trainer_open, trainer_end_stage, …
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, judge_outliers, mean_z_loss, …
-#include "run/evaluate.h"          // defines: evaluate
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
 #include "run/plan.h"              // defines: Plan, plan_add, plan_write_file
-#include "run/matmul_rate.h"       // defines: matmul_rate
+#include "run/mfu.h"               // defines: matmul_rate
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
@@ -493,6 +492,70 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     return s;
 }
 
+// ---------------------------------------------------------------------------
+// validation, and the loss of eval_llama3
+
+typedef struct {
+    double loss;          // mean over all targets
+    int64_t targets;      // tokens whose loss counts
+    double bits_per_byte; // of their text; NAN: the files do not say how many bytes it has
+} Evaluation;
+
+/* Reads a micro-batch of windows, from `first` on; those past the end of the data have no targets. Returns the number
+ * of targets. */
+static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t first) {
+    const ContextParallel *cp = &trainer->parallel.cp;
+    const Model *m = &trainer->model;
+    StepBatch *batch = &trainer->eval_batch;
+    int64_t num_targets = 0;
+    device_synchronize_event(batch->fed);
+    for (int b = 0; b < m->B; b++) {
+        int n = read_window(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
+        if (n < 0) user_error("%s", batch->error);
+        num_targets += n;
+    }
+    return num_targets;
+}
+
+/* The loss on the first `max_batches` micro-batches of every rank; 0: on all windows. Every target counts once,
+ * whatever the number of ranks. For some of the windows, bits per byte take a target's text to be as long as it is on
+ * average in the files. */
+static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches) {
+    Parallel *p = &trainer->parallel;
+    Model *m = &trainer->model;
+    int B = m->B, counts = mesh_counts_samples(&p->mesh, p->rank);
+    int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = (data->windows + round - 1) / round;
+    StepReport mine = ZERO; // only its loss and targets are used
+    ExactSum sum = ZERO;
+    if (p->dev.dry_run) batches = 1;
+    if (max_batches) batches = min_i64(batches, max_batches);
+    Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
+    device_zero(&p->dev, trainer->sums, sums_bytes(trainer));
+    for (int64_t i = 0; i < batches; i++) {
+        int64_t first = i * round + (int64_t)mesh_data_rank(&p->mesh, p->rank) * B;
+        int64_t n = p->dev.dry_run ? 0 : read_eval_batch(trainer, data, first);
+        if (counts) mine.targets += n;
+        model_forward(m, &p->pipeline, &trainer->eval_batch);
+        device_record_event(&p->dev, &trainer->eval_batch.fed);
+        if (m->table.head < 0) continue;
+        head_loss(m, NO_GRADIENTS);
+        fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
+    }
+    device_phase(&p->dev, NULL, NULL);
+    device_read(&p->dev, &sum, &trainer->sums[SUM_LOSS], sizeof sum);
+    exact_merge(&mine.loss, &sum);
+    all_gather_now(&p->comm, AXIS_WORLD, "evaluation", &mine, trainer->reports, sizeof mine);
+    comm_phase(&p->comm, before);
+    StepStats total = sum_reports(trainer);
+    double bits = total.loss * (double)total.targets / log(2.0);
+    double bytes = (double)data->target_bytes * ((double)total.targets / (double)data->targets);
+    Evaluation e = {total.loss, total.targets, bytes > 0 ? bits / bytes : NAN};
+    return e;
+}
+
+// ---------------------------------------------------------------------------
+// the dry run of a rank
+
 static void dry_run_step(Trainer *trainer) { train_step(trainer, trainer->progress.step + 1); }
 static Purpose training(void) {
     Purpose p = ZERO;
@@ -502,13 +565,10 @@ static Purpose training(void) {
     return p;
 }
 
-// ---------------------------------------------------------------------------
-// the dry run of a rank
-
 /* Runs one step (or the largest calls of a program that does not train) on a dry-run device: no
  * arithmetic, no memory. What the device and the communicators counted is the rank's memory, FLOPs and traffic; with
  * rates of ops also its time. */
-static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
+static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommRecorder *recorder) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
     trainer_bind(trainer, j, rank);
@@ -526,20 +586,19 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
     dev->num_events = 0;
     dev->rates = j->op_rates; // from here on the clock runs
-    p->comm.events = events;
-    if (events && dev->rates && dev->rates->has_streams) dev->points = &events->points;
+    p->comm.recorder = recorder;
+    if (recorder && dev->rates && dev->rates->has_streams) dev->points = &recorder->points;
     if (j->purpose.dry_run) j->purpose.dry_run(trainer);
-    if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
 }
 
-/* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry
+/* The dry run of `rank`. `recorder`: lists its communication; NULL: none. With --trace there are two dry
  * runs: the first one counts the events of a step, the second one reserves memory for the timeline of all steps, or of
  * as many as fit. */
-static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *events) {
-    dry_run_once(trainer, j, rank, 0, events);
-    if (!j->opt.trace || events) return;
+static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder *recorder) {
+    dry_run_once(trainer, j, rank, 0, recorder);
+    if (!j->opt.trace || recorder) return;
     int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, a replica check and a save
     int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
     trainer_close(trainer);

@@ -62,52 +62,6 @@ static inline void comm_poll(void *arg) {
 }
 
 // ---------------------------------------------------------------------------
-// the list of communication events, for simulations of all ranks
-
-/* The name id of what the rank is doing: "forward of model.layers.3". */
-static inline int32_t comm_events_phase(CommEvents *e, const Device *dev) {
-    char text[200];
-    if (e->phase >= 0 && e->phase_name == dev->phase_name && e->phase_of == dev->phase_of) return e->phase;
-    e->phase_name = dev->phase_name;
-    e->phase_of = dev->phase_of;
-    phase_text(dev, "the step", text, sizeof text);
-    e->phase = name_id(e->names, text);
-    return e->phase;
-}
-
-/* Adds an event to the list: the request starts, or with is_wait the rank waits for it. The event also says how long
- * the rank has computed since the previous event. */
-static inline void comm_record(Comm *comm, Request *r, int is_wait) {
-    CommEvents *e = comm->events;
-    if (!is_wait && !~e->slots_taken)
-        run_failure("%s: more than %d collectives and messages are in flight at once", rank_name(comm->rank),
-                    COMM_EVENT_SLOTS);
-    int slot = is_wait ? r->event_slot - 1 : __builtin_ctzll(~e->slots_taken);
-    CommEvent event = ZERO;
-    event.compute_before = comm->dev->clock - e->compute_total;
-    event.count = (int64_t)(r->bytes / dtype_size(r->dtype));
-    event.name = name_id(e->names, r->what);
-    event.phase = comm_events_phase(e, comm->dev);
-    event.peer = r->channel ? r->channel->peer : -1;
-    event.is_wait = (uint8_t)is_wait;
-    event.slot = (uint8_t)slot;
-    event.collective = (uint8_t)r->collective;
-    event.axis = (uint8_t)r->group->axis;
-    event.dtype = (uint8_t)r->dtype;
-    event.stream = (uint8_t)comm->dev->current_stream;
-    StreamPoints *points = comm->dev->points;
-    if (points) {
-        event.stream_compute = points->compute[event.stream];
-        points->compute[event.stream] = 0;
-        points->communication_events++;
-    }
-    e->slots_taken ^= 1ull << slot;
-    r->event_slot = is_wait ? 0 : slot + 1;
-    e->compute_total = comm->dev->clock;
-    comm_events_add(e, &event);
-}
-
-// ---------------------------------------------------------------------------
 // start
 
 /* Chooses the request's row in the timeline, among the rows of its axis (comm_lane converts it to a row of the whole
@@ -138,7 +92,7 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     r->stream = comm->dev->current_stream;
     r->line = c ? c->line : (int)g->axis; // a group's collectives have the line of its axis
     double now = device_now(comm->dev);
-    if (comm->events) comm_record(comm, r, 0);
+    if (comm->recorder) comm->recorder->record(comm, r, 0);
     if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
         // each channel has a row; collectives of an axis are in row 0, of a GPU those of STREAM_REDUCE in row 1
         r->lane = c ? c->line - AXES + 1 : stream_lane(comm->dev) == STREAM_REDUCE;
@@ -343,7 +297,7 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
  * GPU if the current stream is STREAM_COMPUTE. */
 static inline void comm_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
-    if (r->event_slot) comm_record(comm, r, 1);
+    if (r->event_slot) comm->recorder->record(comm, r, 1);
     if (!r->active && !r->enqueued) return;
     if (dev->dry_run) {
         r->active = 0;

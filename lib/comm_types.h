@@ -5,10 +5,9 @@
  */
 #ifndef COMM_TYPES_H
 #define COMM_TYPES_H
-#include "comm_events.h" // defines: Collective, Traffic, CommEvents
-#include "device.h"      // defines: Device, DeviceEvent, Span, StreamKind
-#include "mesh.h"        // defines: Axis, Mesh
-#include "culprit.h"     // defines: WorldNews, HeartbeatTable, Heartbeat, FlightRecord
+#include "device.h"  // defines: Device, DeviceEvent, Span, StreamKind
+#include "mesh.h"    // defines: Axis, Mesh, Collective, Traffic
+#include "culprit.h" // defines: WorldNews, HeartbeatTable, Heartbeat, FlightRecord
 #ifdef HAVE_MPI
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
@@ -61,7 +60,7 @@ typedef struct Request {
     char *recv;       // (size, bytes), part p is from member p; receive: (bytes)
     size_t bytes;
     Dtype dtype;
-    int event_slot; // its slot in the list of communication events + 1; 0: not in the list
+    int event_slot; // the recorder's; 0: it was not recorded
     Span span;
     int lane;       // its row in the timeline, among the rows of its axis: see free_lane in comm.h
     int line;       // the ordered sequence in which the watchdog counts it: the group's axis, or the channel's line
@@ -102,6 +101,12 @@ typedef struct Transport {
 /* What a rank waits for: communication over an axis, or a copy of its own, such as that of offloaded state. */
 enum { WAIT_OWN_COPY = AXES, WAIT_CAUSES };
 
+/* Lists what a rank starts and waits for, to simulate it. */
+typedef struct CommRecorder {
+    void (*record)(struct Comm *, Request *, int is_wait); // the request starts, or the rank waits for it
+    StreamPoints points;                                   // where streams wait for each other
+} CommRecorder;
+
 struct Comm {
     Device *dev;
     const Transport *transport; // of device memory
@@ -117,7 +122,7 @@ struct Comm {
 
     Request *in_flight[MAX_IN_FLIGHT];
     int num_in_flight;
-    CommEvents *events; // the list to which communication events are added; NULL: none
+    CommRecorder *recorder; // NULL: none
 
     HeartbeatTable *heartbeats; // of this host
     Heartbeat *heartbeat;       // this rank's record in it; NULL: a dry run

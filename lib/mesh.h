@@ -1,5 +1,5 @@
 /* mesh.h: the mesh of ranks with named axes, from inside out tp, cp, pp, dp_shard, dp_replicate (the order of the Llama
- * 3 paper, section 3.3.2), and the groups of ranks along each axis.
+ * 3 paper, section 3.3.2), the groups of ranks along each axis, and what they exchange.
  *
  * A rank's coordinates and groups follow from its number by arithmetic. The sizes of the axes multiply to the number of
  * ranks; if not, mesh_open ends the run and shows the arithmetic.
@@ -170,5 +170,19 @@ static inline Mesh mesh_open(int world, const int asked[MESH_AXES], int planned)
     if (product == world) return m;
     mesh_refuse(&m, product, planned);
 }
+
+// ---------------------------------------------------------------------------
+// what the ranks of a group exchange
+
+/* A reduce-scatter delivers the parts of all members side by side, as an all-to-all does, and the caller adds them in
+ * its own order. A send and a receive are the two ends of a message. */
+typedef enum { ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND, RECEIVE, COLLECTIVES } Collective;
+static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter", "all_to_all", "send",
+                                                          "receive"};
+
+typedef struct {
+    int64_t calls;
+    int64_t bytes; // that one rank receives from other ranks; of sends, bytes that it sends
+} Traffic;
 
 #endif

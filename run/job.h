@@ -14,7 +14,7 @@
 #include "trace.h"
 #include "logger.h"
 #include "mfu.h"
-#include "recipe_data.h"      // defines: recipe_count_used, recipe_check_epochs; includes recipe.h
+#include "recipe.h"           // defines: Recipe, recipe_count_used, recipe_check_epochs
 #include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
 

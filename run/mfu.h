@@ -3,11 +3,12 @@
  * FLOPs per token are those of torchtitan (get_dense_model_nparams_and_flops in torchtitan/models/utils.py): 6 for each
  * parameter of a matmul or norm, 2 forward and 4 backward, and 12 L NH HD T for attention, which counts all T keys,
  * also those that the causal mask hides. Nothing that is recomputed counts. Next to this the program reports
- * matmul_share (matmul_rate.h), which counts what is computed and compares it with a matmul that it measured.
+ * matmul_share, which counts what is computed and compares it with a plain matmul that it measured (matmul_rate).
  */
 #ifndef MFU_H
 #define MFU_H
-#include "../llama3.h" // defines: Llama3Config, TensorTable
+#include "../lib/ops.h" // defines: linear_forward, scratch, RATE_ROWS, RATE_COLS, RATE_COUNTS
+#include "../llama3.h"  // defines: Llama3Config, TensorTable
 
 /* Dense bf16 FLOP/s with fp32 sums, by the name that CUDA gives a GPU. A slice of a GPU (MIG) has a name of its own. */
 static const struct {
@@ -48,6 +49,43 @@ static double mfu_flops_per_token(const TensorTable *table, const Llama3Config *
     if (table->num_trained < table->num_parameters) return 0; // adapters: most weights have no gradient
     int64_t computing = table->num_parameters - (c->tied ? 0 : (int64_t)c->V * c->C);
     return 6.0 * (double)computing + 12.0 * c->L * c->NH * c->HD * T;
+}
+
+// ---------------------------------------------------------------------------
+// a plain matmul on this rank
+
+/* FLOP/s of a plain matmul y (N, C) = x (N, C) · w (C, C), the fastest of several, in the compute dtype; 0 where such a
+ * rate means nothing (CUDA emulated on a CPU). The measurement leaves no trace in the device's counts and timeline. */
+static double matmul_rate(Device *dev) {
+    const int N = RATE_ROWS, C = RATE_COLS, repetitions = 4;
+    OpStat ops[OP_COUNT];
+    double clock = dev->clock, seconds = INFINITY;
+    int64_t events = dev->num_events;
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    device_phase(dev, "measuring the matmul rate", NULL);
+    memcpy(ops, dev->ops, sizeof ops);
+    floatX *x = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * N * C);
+    floatX *w = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * C * C);
+    floatX *y = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * N * C);
+    int count = dev->dry_run ? 0 : (int)max_i64(N, C) * C;
+    floatX *numbers = new_array(floatX, count);
+    for (int i = 0; i < count; i++) numbers[i] = from_float((float)(i % 17) - 8);
+    device_write(dev, x, numbers, sizeof(floatX) * N * C);
+    device_write(dev, w, numbers, sizeof(floatX) * C * C);
+    free(numbers);
+    for (int i = 0; i < repetitions; i++) {
+        device_synchronize(dev);
+        double start = seconds_now();
+        linear_forward(dev, y, x, w, N, C, C);
+        device_synchronize(dev);
+        seconds = fmin(seconds, seconds_now() - start);
+    }
+    memcpy(dev->ops, ops, sizeof ops);
+    device_phase(dev, NULL, NULL);
+    dev->clock = clock;
+    timeline_truncate(dev, events);
+    arena_release(dev, MEM_WORKSPACE, mark);
+    return RATE_COUNTS ? 2.0 * N * C * C / seconds : 0;
 }
 
 #endif

@@ -135,7 +135,7 @@ def library_path(device_type):
 
 
 def limit_spinning():
-    """Lets waiting OpenMP threads sleep soon, as run/spinning.h does; a user's own setting is left alone. It must be
+    """Lets waiting OpenMP threads sleep soon, as run/launch.h does; a user's own setting is left alone. It must be
     called before an OpenMP library is loaded: by default, waiting threads spin on cores that other threads need."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

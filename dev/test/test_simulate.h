@@ -35,9 +35,9 @@ static void record_events_body(Job *j, int rank) {
     CommEvents run = ZERO;
     for (int step = 1; step <= 2; step++) { // the second step starts with what the first left behind
         comm_events_clear(&run, &names);
-        o->trainer.parallel.comm.events = &run;
+        o->trainer.parallel.comm.recorder = &run.recorder;
         train_step(&o->trainer, step);
-        o->trainer.parallel.comm.events = NULL;
+        o->trainer.parallel.comm.recorder = NULL;
         const CommEvents *dry_run = &dry_run_events.lists[dry_run_events.list_of[rank]];
         int64_t mine[2] = {count_differences(rank, &run, dry_run), run.count}, all[2 * 16];
         all_gather_now(&o->trainer.parallel.comm, AXIS_WORLD, "differences", mine, all, sizeof mine);
@@ -351,8 +351,9 @@ static void add_stream_step(CommEvents *list, const StreamStep *step, int *start
         point.event = step->number;
         point.stream = (uint8_t)step->stream;
         point.is_wait = step->what == 'e';
-        list->points.points[list->points.count++] = point;
-        list->points.events = (int32_t)max_i64(list->points.events, step->number);
+        StreamPoints *points = &list->recorder.points;
+        points->points[points->count++] = point;
+        points->events = (int32_t)max_i64(points->events, step->number);
         return;
     }
     CommEvent event = ZERO;
@@ -385,7 +386,7 @@ static void test_streams_by_hand(void) {
             int starts = 0;
             Simulation s;
             comm_events_clear(&list, &names);
-            list.points.points = points;
+            list.recorder.points.points = points;
             for (const StreamStep *step = stream_cases[i].steps; step->what; step++)
                 add_stream_step(&list, step, &starts);
             const CommEvents *lists[4] = {&list, &list, &list, &list};

@@ -7,7 +7,6 @@
 #define SCORE_H
 #include "../../lib/json.h"    // defines: json_add_integer, json_real, json_write_line
 #include "../../lib/output.h"  // defines: check_results
-#include "../../run/forward.h" // defines: model_forward, final_norm_forward, head_weights
 #include "evaluation.h"        // defines: Scoring, RequestScore, Requests, ScoreBatch, Trainer
 
 // ---------------------------------------------------------------------------

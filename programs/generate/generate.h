@@ -6,7 +6,6 @@
 #define GENERATE_H
 #include "../../lib/cpu/vectors.h" // defines: vexp, vmax, load_fill
 #include "../../lib/output.h"      // defines: flush_results
-#include "../../run/forward.h"     // defines: model_forward, final_norm_forward, head_weights
 #include "../shared/text_output.h" // defines: TextOutput, text_output_token
 #include "generation.h"            // defines: Generation, Prompt, is_stop_token, Trainer
 #include <float.h>                 // defines: FLT_MIN

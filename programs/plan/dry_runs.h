@@ -3,6 +3,7 @@
  */
 #ifndef DRY_RUNS_H
 #define DRY_RUNS_H
+#include "comm_events.h"       // defines: CommEvents, NameTable, comm_events_clear
 #include "../shared/program.h" // defines: Plan, plan_begin, plan_representative, dry_run_open, Job
 
 /* Which ranks get a dry run of their own. */
@@ -33,9 +34,9 @@ static uint64_t comm_events_hash(const CommEvents *e) {
         memcpy(words, &e->events[i], sizeof words);
         h = hash_words(h, words, sizeof words / 8);
     }
-    for (int64_t i = 0; i < e->points.count; i++) {
+    for (int64_t i = 0; i < e->recorder.points.count; i++) {
         uint64_t words[sizeof(StreamPoint) / 8];
-        memcpy(words, &e->points.points[i], sizeof words);
+        memcpy(words, &e->recorder.points.points[i], sizeof words);
         h = hash_words(h, words, sizeof words / 8);
     }
     return h;
@@ -73,15 +74,16 @@ static void event_lists_keep(EventLists *l, int rank, const CommEvents *events) 
     copy->hash = hash;
     copy->events = new_array(CommEvent, events->count);
     for (int64_t k = 0; k < events->count; k++) copy->events[k] = events->events[k];
-    copy->points.capacity = events->points.count;
-    copy->points.points = new_array(StreamPoint, events->points.count);
-    for (int64_t k = 0; k < events->points.count; k++) copy->points.points[k] = events->points.points[k];
+    copy->recorder.points.capacity = events->recorder.points.count;
+    copy->recorder.points.points = new_array(StreamPoint, events->recorder.points.count);
+    for (int64_t k = 0; k < events->recorder.points.count; k++)
+        copy->recorder.points.points[k] = events->recorder.points.points[k];
 }
 
 static void event_lists_close(EventLists *l) {
     for (int i = 0; i < l->count; i++) {
         free(l->lists[i].events);
-        free(l->lists[i].points.points);
+        free(l->lists[i].recorder.points.points);
     }
     name_table_close(&l->names);
     free(l->lists);
@@ -126,14 +128,15 @@ static void plan_dry_run(Plan *p, const Job *j, DryRunKind kind, EventLists *lis
             if (dry_run_representative(p, kind, rank) == rank) {
                 dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
                 comm_events_clear(&recorded, &names);
-                dry_run_open(dry_run, j, rank, &recorded);
+                dry_run_open(dry_run, j, rank, &recorded.recorder);
+                recorded.compute_after = dry_run->parallel.dev.clock - recorded.compute_total; // since the last event
             }
 #pragma omp ordered
             plan_keep(p, lists, rank, dry_run, &recorded);
         }
         name_table_close(&names);
         free(recorded.events);
-        free(recorded.points.points);
+        free(recorded.recorder.points.points);
     }
 }
 

@@ -9,7 +9,8 @@
  */
 #ifndef SIMULATE_H
 #define SIMULATE_H
-#include "../../lib/comm.h"    // defines: CommEvents, Mesh, Sentence, say
+#include "../../lib/comm.h"    // defines: Mesh, Sentence, say
+#include "comm_events.h"       // defines: CommEvents
 #include "../shared/cluster.h" // defines: CollectiveRate, collective_seconds
 
 typedef struct { // what a rank has started and not yet completed, in order: a list of slots

@@ -1,0 +1,142 @@
+/* comm_events.h: the list of one rank's communication events in a step: where each collective or message starts, and
+ * where the rank waits for it.
+ *
+ * A dry run records the list of every rank of a plan, and the simulation runs all lists against each other. A test
+ * records the same list from a real run and compares the two, event by event.
+ */
+#ifndef COMM_EVENTS_H
+#define COMM_EVENTS_H
+#include "../../lib/comm.h" // defines: Comm, CommRecorder, Request, phase_text, hash_bytes
+
+typedef struct {    // a table of strings, each stored once; its id is its index
+    char **text;    // (count, capacity size / 2)
+    int32_t *slots; // (size) hash table with open addressing: id + 1; 0: empty
+    int count, size;
+} NameTable;
+
+typedef struct {           // a collective or message starts, or the rank waits for one
+    double compute_before; // seconds of arithmetic since the previous event, by the dry run's clock
+    double stream_compute; // of them, or of earlier ones, those of this stream since its previous event or point
+    int64_t count;         // elements of one part (see request_set in comm.h)
+    int32_t name, phase;   // ids in the name table: what is communicated; what the rank is doing
+    int32_t peer;          // of a message: the member of the axis at the other end; of a collective -1
+    uint8_t is_wait;
+    uint8_t slot; // identifies the communication from its start to its wait; then the slot is reused
+    uint8_t collective, axis, dtype;
+    uint8_t stream;  // StreamKind: on which it runs, or that waits
+    uint8_t zero[6]; // no padding, so that the event can be hashed as words
+} CommEvent;
+
+typedef struct {
+    CommRecorder recorder; // first: what it calls finds the list behind it
+    CommEvent *events;     // (count, capacity)
+    int64_t count, capacity;
+    NameTable *names;
+    uint64_t slots_taken;                // bit set of the slots in use
+    double compute_total, compute_after; // seconds of arithmetic up to the last event; after it
+    const char *phase_name, *phase_of;   // the phase whose id is `phase`
+    int32_t phase;
+    uint64_t hash; // of the whole list, in a plan
+} CommEvents;
+
+enum { COMM_EVENT_SLOTS = 64 };
+
+/* The place of `text` in the hash table, or the empty place where it belongs. */
+static int32_t *name_slot(const NameTable *t, const char *text) {
+    int slot = (int)(hash_bytes(HASH_START, text, strlen(text)) % (uint64_t)t->size);
+    while (t->slots[slot] && strcmp(t->text[t->slots[slot] - 1], text)) slot = (slot + 1) % t->size;
+    return &t->slots[slot];
+}
+
+/* Doubles the table. */
+static void name_table_grow(NameTable *t) {
+    t->size = t->size ? 2 * t->size : 256;
+    t->text = (char **)checked_realloc(t->text, sizeof(char *) * (size_t)t->size / 2);
+    free(t->slots);
+    t->slots = new_array(int32_t, t->size);
+    for (int id = 0; id < t->count; id++) *name_slot(t, t->text[id]) = id + 1;
+}
+
+/* The id of `text`, which is added if it is new. */
+static int32_t name_id(NameTable *t, const char *text) {
+    if (t->count * 2 >= t->size) name_table_grow(t);
+    int32_t *slot = name_slot(t, text);
+    if (!*slot) {
+        t->text[t->count] = checked_strdup(text);
+        *slot = ++t->count;
+    }
+    return *slot - 1;
+}
+
+static void name_table_close(NameTable *t) {
+    for (int i = 0; i < t->count; i++) free(t->text[i]);
+    free(t->text);
+    free(t->slots);
+    memset(t, 0, sizeof *t);
+}
+
+static void comm_events_add(CommEvents *e, const CommEvent *event) {
+    if (e->count == e->capacity) {
+        e->capacity = e->capacity ? 2 * e->capacity : 1024;
+        e->events = (CommEvent *)checked_realloc(e->events, sizeof *event * (size_t)e->capacity);
+    }
+    e->events[e->count++] = *event;
+}
+
+/* The name id of what the rank is doing: "forward of model.layers.3". */
+static int32_t comm_events_phase(CommEvents *e, const Device *dev) {
+    char text[200];
+    if (e->phase >= 0 && e->phase_name == dev->phase_name && e->phase_of == dev->phase_of) return e->phase;
+    e->phase_name = dev->phase_name;
+    e->phase_of = dev->phase_of;
+    phase_text(dev, "the step", text, sizeof text);
+    e->phase = name_id(e->names, text);
+    return e->phase;
+}
+
+/* Adds an event to the list: the request starts, or with is_wait the rank waits for it. The event also says how long
+ * the rank has computed since the previous event. */
+static void comm_events_record(Comm *comm, Request *r, int is_wait) {
+    CommEvents *e = (CommEvents *)comm->recorder;
+    if (!is_wait && !~e->slots_taken)
+        run_failure("%s: more than %d collectives and messages are in flight at once", rank_name(comm->rank),
+                    COMM_EVENT_SLOTS);
+    int slot = is_wait ? r->event_slot - 1 : __builtin_ctzll(~e->slots_taken);
+    CommEvent event = ZERO;
+    event.compute_before = comm->dev->clock - e->compute_total;
+    event.count = (int64_t)(r->bytes / dtype_size(r->dtype));
+    event.name = name_id(e->names, r->what);
+    event.phase = comm_events_phase(e, comm->dev);
+    event.peer = r->channel ? r->channel->peer : -1;
+    event.is_wait = (uint8_t)is_wait;
+    event.slot = (uint8_t)slot;
+    event.collective = (uint8_t)r->collective;
+    event.axis = (uint8_t)r->group->axis;
+    event.dtype = (uint8_t)r->dtype;
+    event.stream = (uint8_t)comm->dev->current_stream;
+    StreamPoints *points = comm->dev->points;
+    if (points) {
+        event.stream_compute = points->compute[event.stream];
+        points->compute[event.stream] = 0;
+        points->communication_events++;
+    }
+    e->slots_taken ^= 1ull << slot;
+    r->event_slot = is_wait ? 0 : slot + 1;
+    e->compute_total = comm->dev->clock;
+    comm_events_add(e, &event);
+}
+
+/* Empties the list and keeps its memory. */
+static void comm_events_clear(CommEvents *e, NameTable *names) {
+    CommEvents empty = ZERO;
+    empty.recorder.record = comm_events_record;
+    empty.events = e->events;
+    empty.capacity = e->capacity;
+    empty.recorder.points.points = e->recorder.points.points;
+    empty.recorder.points.capacity = e->recorder.points.capacity;
+    empty.names = names;
+    empty.phase = -1;
+    *e = empty;
+}
+
+#endif
