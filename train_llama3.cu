@@ -567,7 +567,7 @@ static Purpose training(void) {
 
 /* Runs one step (or the largest calls of a program that does not train) on a dry-run device: no
  * arithmetic, no memory. What the device and the communicators counted is the rank's memory, FLOPs and traffic; with
- * rates of ops also its time. */
+ * times of ops also its own. */
 static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommRecorder *recorder) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
@@ -585,9 +585,9 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
     memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
     dev->num_events = 0;
-    dev->rates = j->op_rates; // from here on the clock runs
+    dev->times = j->op_times; // from here on the clock runs
     p->comm.recorder = recorder;
-    if (recorder && dev->rates && dev->rates->has_streams) dev->points = &recorder->points;
+    if (recorder && dev->times && dev->times->has_streams) dev->points = &recorder->points;
     if (j->purpose.dry_run) j->purpose.dry_run(trainer);
     dev->points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory

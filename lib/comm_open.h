@@ -3,6 +3,7 @@
 #ifndef COMM_OPEN_H
 #define COMM_OPEN_H
 #include "comm.h"
+#include "comm_watch_cuda.h" // defines: comm_watch, comm_finished
 #include "monitor.h"
 #include "transport_mpi.h"
 #include "transport_nccl.h"
@@ -174,42 +175,6 @@ static inline const Transport *transport_find(const char *name) {
     for (int i = 0; i < (int)(sizeof built / sizeof *built); i++)
         if (!strcmp(built[i]->name, name)) return built[i];
     return NULL;
-}
-
-/* Called while the host waits for its GPU, and with waited = 0 when it has finished waiting. As long as spans of the
- * GPU end, it makes progress; else it is stuck in a collective or a kernel. */
-static inline void comm_watch(void *arg, double waited) {
-    Comm *comm = (Comm *)arg;
-    double now = seconds_now(), limit = wait_limit(comm);
-    const OpenSpan *running = NULL;
-    int64_t settled = waited > 0 ? device_settled(comm->dev, &running) : -1;
-#ifdef HAVE_NCCL
-    nccl_check_errors(comm);
-#endif
-    if (settled != comm->gpu_progress) {
-        comm->gpu_progress = settled;
-        if (comm->news.ranks) wait_recovered(comm);
-        comm->gpu_progress_at = now;
-        rank_state(comm->heartbeat, RANK_COMPUTING, now);
-    }
-    double stuck = now - comm->gpu_progress_at;
-    if (stuck > 0.5 && comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
-    if (running && stuck > 0.5 && comm->heartbeat->state != RANK_WAITING)
-        rank_waits(comm->heartbeat, running->line, running->number, comm->gpu_progress_at);
-    if (settled < 0 || stuck < limit) return;
-    if (running) wait_expired(comm, running->line, running->number, stuck);
-    else
-        run_failure("%s waited %.1f s for its GPU, which runs no collective: a kernel does not end; --timeout "
-                    "sets the limit",
-                    rank_name(comm->rank), stuck);
-}
-
-/* The GPU has finished a collective. */
-static inline void comm_finished(void *arg, int line, int64_t number, double start, double end) {
-    FlightRecord *record = flight_of(((Comm *)arg)->heartbeat, line, number);
-    if (!record) return;
-    record->started = start;
-    record->finished = end;
 }
 
 /* Opens all groups of a rank. `hosts` carries host memory and `transport` device memory; they differ with NCCL only.

@@ -96,6 +96,8 @@ typedef struct Transport {
     void (*channel_open)(Comm *, Channel *);                     // NULL: nothing to do
     int (*ask_hosts)(Comm *);                                    // see mpi_ask_hosts; NULL: all ranks are on one host
     void (*answer_hosts)(Comm *);                                // see mpi_answer_hosts
+    /* Refuses GPUs of this host that it cannot connect; NULL: nothing to do. `hosts`: the transport of host memory. */
+    void (*check_host)(int gpu, int local_rank, int local_ranks, const struct Transport *hosts);
 } Transport;
 
 /* What a rank waits for: communication over an axis, or a copy of its own, such as that of offloaded state. */

@@ -6,7 +6,6 @@
 #ifndef CONTAINER_H
 #define CONTAINER_H
 #include "base.h" // defines: min_i64, ZERO
-#include <sys/statvfs.h>
 
 typedef struct {
     double cpus;   // CPU seconds per second; INFINITY: no limit
@@ -119,17 +118,6 @@ static inline ContainerLimits container_limits_of(const char *groups, const char
 
 static inline ContainerLimits container_limits(void) {
     return container_limits_of("/proc/self/cgroup", "/proc/self/mountinfo");
-}
-
-/* Bytes of /dev/shm that suffice for NCCL, by its user guide (Troubleshooting, Shared memory: --shm-size=1g). Docker
- * gives a container 64 MB. */
-#define NCCL_SHARED_MEMORY 1e9
-
-/* Bytes that are free in /dev/shm. A system without /dev/shm shares memory in another way: INFINITY. */
-static inline double shared_memory_free(void) {
-    struct statvfs info;
-    if (statvfs("/dev/shm", &info)) return errno == ENOENT ? INFINITY : 0;
-    return (double)info.f_bavail * (double)info.f_frsize;
 }
 
 #endif

@@ -110,7 +110,7 @@ static inline void span_end(Device *dev, Span s, double *seconds, int line, int6
 /* The timeline's lane for the current stream. On a CPU all streams are one. */
 static inline int stream_lane(const Device *dev) {
     int has_streams = CUDA_BUILD;
-    if (dev->dry_run) has_streams = dev->rates && dev->rates->has_streams;
+    if (dev->dry_run) has_streams = dev->times && dev->times->has_streams;
     return has_streams ? (int)dev->current_stream : (int)STREAM_COMPUTE;
 }
 
@@ -130,22 +130,6 @@ static inline void device_phase(Device *dev, const char *name, const char *of) {
 // ---------------------------------------------------------------------------
 // the ledger of ops
 
-/* Estimated seconds of an op: its FLOPs at the rate of the nearest measured size of that op, where distance is the
- * ratio of FLOPs and of intensity; but at least the time its bytes take. Muon's matmuls have the rates of a linear
- * layer's forward. Any other op without measurements only moves bytes. */
-static inline double op_seconds(const OpRates *r, OpKind op, double flops, double bytes) {
-    double nearest = INFINITY, rate = INFINITY;
-    OpKind rated = op == OP_MUON_MATMUL ? OP_LINEAR_FORWARD : op;
-    for (int i = 0; i < r->count; i++) {
-        if (r->ops[i].op != rated) continue;
-        double distance = hypot(log(flops / r->ops[i].flops), log(flops / bytes / r->ops[i].intensity));
-        if (distance >= nearest) continue;
-        nearest = distance;
-        rate = r->ops[i].rate;
-    }
-    return fmax(flops / rate, bytes / r->memory);
-}
-
 /* Every op starts with this: counts its FLOPs and its bytes (read + written). Returns 0 in a dry run: do not
  * compute. */
 static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
@@ -155,7 +139,7 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     stat->bytes += bytes;
     if (dev->recomputing) stat->recomputed += flops;
     if (dev->dry_run) {
-        double start = dev->clock, seconds = dev->rates ? op_seconds(dev->rates, op, flops, bytes) : 0;
+        double start = dev->clock, seconds = dev->times ? dev->times->seconds(dev->times, op, flops, bytes) : 0;
         if (stream_lane(dev) == STREAM_COMPUTE) dev->clock += seconds;
         stat->seconds += seconds;
         if (dev->points) dev->points->compute[dev->current_stream] += seconds;
@@ -180,12 +164,6 @@ static inline void op_end(Device *dev) {
         dev->activity->since = seconds_now();
     }
     if (dev->poll) dev->poll(dev->poll_arg);
-}
-
-/* "forward of model.layers.3", or `none` outside of phases. */
-static inline void phase_text(const Device *dev, const char *none, char *text, size_t size) {
-    const char *of = dev->phase_of;
-    snprintf(text, size, "%s%s%s", dev->phase_name ? dev->phase_name : none, of ? " of " : "", of ? of : "");
 }
 
 /* FLOPs of linear layers and attention, the basis of MFU: those that recompute activations, or all others. */

@@ -19,7 +19,6 @@ enum { OFFLOAD_IN_PLACE = 1 }; // ops read and write offloaded buffers directly:
 static inline void device_prepare_process(int shares_work) { (void)shares_work; }
 static inline int device_count(void) { return 1; }
 static inline int device_count_or_none(void) { return 1; }
-static inline int driver_without_overlap(void) { return 0; }
 
 /* The device of the `local`-th rank of this host. */
 static inline int device_of(int local) {

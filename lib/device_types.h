@@ -118,25 +118,15 @@ typedef struct {
     int64_t calls;
     double flops;
     double bytes;      // read and written
-    double seconds;    // measured, or estimated in a dry run with OpRates
+    double seconds;    // measured, or estimated in a dry run with OpTimes
     double recomputed; // the part of `flops` that recomputes activations
 } OpStat;
 
-/* Measured speed of an op at one size. */
-typedef struct {
-    OpKind op;
-    double flops;
-    double intensity; // FLOPs per byte
-    double rate;      // FLOPs per second
-} OpRate;
-
-/* The speed of a machine for one rank, for estimates in a dry run. */
-typedef struct {
-    const OpRate *ops; // (count)
-    int count;
-    double memory;   // bytes per second, read and written
+/* How long ops take on the planned machine, for a dry run with a clock (programs/shared/cluster.h). */
+typedef struct OpTimes {
+    double (*seconds)(const struct OpTimes *, OpKind op, double flops, double bytes);
     int has_streams; // a GPU, whose streams run side by side
-} OpRates;
+} OpTimes;
 
 /* What a rank computes at the moment, for others to read. */
 typedef struct {
@@ -248,14 +238,14 @@ typedef struct {
     Buffer buffers[MAX_BUFFERS];
     int num_buffers;
     size_t in_use[POOLS]; // bytes
-    size_t peak;        // the most bytes that all arenas together held at once, offloaded ones apart
-    char peak_when[96]; // during which phase, and which buffer was the last
+    size_t peak;          // the most bytes that all arenas together held at once, offloaded ones apart
+    char peak_when[96];   // during which phase, and which buffer was the last
 
     OpStat ops[OP_COUNT];
     OpKind op; // the running op
     Span op_span;
     int recomputing;      // ops that run now recompute activations
-    const OpRates *rates; // dry run: estimates each op's time; NULL: ops take no time
+    const OpTimes *times; // dry run: estimates each op's time; NULL: ops take no time
     double clock;         // dry run: seconds of computing since its step began; of a GPU, on its compute stream
     StreamPoints *points; // dry run of a GPU: its streams' points are listed here; NULL: they are not
 

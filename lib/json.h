@@ -69,13 +69,6 @@ static cJSON *json_read_object(const char *path, const char *expected) {
     return json;
 }
 
-/* Whether a text in `json` has an escaped zero byte, at which cJSON would end the text without an error. */
-static inline int json_has_zero_byte(const char *json) {
-    for (const char *p = strchr(json, '\\'); p && p[1]; p = strchr(p + 2, '\\'))
-        if (!strncmp(p, "\\u0000", 6)) return 1;
-    return 0;
-}
-
 /* `fallback` is the value of a key that is absent or null; NAN: the key is required. */
 static double json_number(const cJSON *json, const char *path, const char *key, double fallback, double low,
                           double high) {

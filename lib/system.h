@@ -76,10 +76,6 @@ static inline int core_set_count(const CoreSet *set) {
     return count;
 }
 
-static inline void core_set_add(CoreSet *set, const CoreSet *other) {
-    for (size_t i = 0; i < sizeof *set; i++) set->bits[i] = (uint8_t)(set->bits[i] | other->bits[i]);
-}
-
 /* Lets other threads of this machine go first. On other systems it does nothing: there, a priority is the process's. */
 static inline void lower_priority_of_thread(void) {
 #ifdef LINUX

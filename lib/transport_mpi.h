@@ -106,30 +106,9 @@ static inline Heartbeat *mpi_heartbeat_open(Comm *comm) {
 }
 
 // ---------------------------------------------------------------------------
-// point-to-point messages in MPI_COMM_WORLD: questions between hosts when a wait has timed out, and check_hosts
+// point-to-point messages in MPI_COMM_WORLD: questions between hosts when a wait has timed out
 
-enum { TAG_QUESTION = 1, TAG_ANSWER = 2, TAG_ROUND_TRIP = 3 };
-
-/* Sends `bytes` bytes of `buffer` to another rank and back; the other rank calls this too. `first`: this rank sends
- * first. Returns the seconds. */
-static inline double mpi_round_trip(Comm *comm, int peer, char *buffer, int bytes, int first) {
-    double start = seconds_now();
-    for (int i = 0; i < 2; i++) {
-        MPI_Request message;
-        int done = 0;
-        if (first == (i == 0)) MPI_Isend(buffer, bytes, MPI_BYTE, peer, TAG_ROUND_TRIP, MPI_COMM_WORLD, &message);
-        else MPI_Irecv(buffer, bytes, MPI_BYTE, peer, TAG_ROUND_TRIP, MPI_COMM_WORLD, &message);
-        while (!done) {
-            MPI_Test(&message, &done, MPI_STATUS_IGNORE);
-            if (!done && seconds_now() - start > comm->timeout)
-                run_failure("%s has sent a message to %s and got no answer within %.1f s: the network between the two "
-                            "is cut, or one of them is stopped",
-                            rank_name(comm->rank), rank_name(peer), comm->timeout);
-        }
-    }
-    comm->heartbeat->since = seconds_now();
-    return seconds_now() - start;
-}
+enum { TAG_QUESTION = 1, TAG_ANSWER = 2 };
 
 /* Answers the questions that have arrived with what this host's heartbeat table says; one rank answers for its host. */
 static inline void mpi_answer_hosts(Comm *comm) {
@@ -198,6 +177,7 @@ static const Transport transport_mpi = {
     NULL, // last_error
     NULL, // channel_open
     mpi_ask_hosts, mpi_answer_hosts,
+    NULL, // check_host
 };
 #endif
 

@@ -1,6 +1,6 @@
 /* transport_nccl.h: collectives and messages of GPU memory over NCCL; threads or MPI carry what the host holds.
  *
- * A collective is enqueued on a stream, and the host does not wait for it; comm_watch (comm_open.h) checks the timeout.
+ * A collective is enqueued on a stream, and the host does not wait for it; comm_watch_cuda.h checks the timeout.
  * Ranks that share a GPU, or groups whose members differ from the mesh, are found before the first collective. When the
  * run fails, the rank that reports it aborts its communicators, because a GPU that waits for a lost rank waits forever.
  */
@@ -8,6 +8,7 @@
 #define TRANSPORT_NCCL_H
 #include "comm.h"
 #include <signal.h>
+#include <sys/statvfs.h>
 
 /* The axes with collectives of GPU memory. A communicator takes memory, so the other axes have none. On pp each
  * link, which is a direction to or from a neighbor, has NCCL_TURNS of them. */
@@ -106,6 +107,13 @@ static inline int nccl_communicator_of(Axis axis, StreamKind stream, int reducti
     return reduces && reductions_apart ? (int)NCCL_REDUCTIONS : (int)axis;
 }
 
+/* Bytes that are free in /dev/shm. A system without /dev/shm shares memory in another way: INFINITY. */
+static inline double shared_memory_free(void) {
+    struct statvfs info;
+    if (statvfs("/dev/shm", &info)) return errno == ENOENT ? INFINITY : 0;
+    return (double)info.f_bavail * (double)info.f_frsize;
+}
+
 #ifdef HAVE_NCCL
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 27, 3)
 #error "NCCL 2.27.3 or newer is needed: install a newer one, or build with HAVE_NCCL= for one GPU"
@@ -115,6 +123,49 @@ static inline int nccl_communicator_of(Axis axis, StreamKind stream, int reducti
 static inline Axis nccl_axis(int i) {
     if (i == NCCL_REDUCTIONS) return AXIS_FSDP;
     return i < AXES ? (Axis)i : AXIS_PP;
+}
+
+// ---------------------------------------------------------------------------
+// what a host must have
+
+/* Bytes of /dev/shm that suffice for NCCL, by its user guide (Troubleshooting, Shared memory: --shm-size=1g). Docker
+ * gives a container 64 MB. */
+#define NCCL_SHARED_MEMORY 1e9
+
+/* Says what will make communication slow or impossible on this host, although the run can start. */
+static inline void nccl_note_host(int local_ranks) {
+    int driver = driver_without_overlap();
+    double shared = shared_memory_free();
+    char where[96] = "";
+    if (run_hosts.count > 1) snprintf(where, sizeof where, " of host %s", host_of_rank(process_end.process)->name);
+    if (driver)
+        fprintf(
+            stderr,
+            "note: the NVIDIA driver%s supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
+            "so that less communication overlaps with computation: update the driver\n",
+            where, driver / 1000, driver % 1000 / 10);
+    if (local_ranks > 1 && shared < NCCL_SHARED_MEMORY)
+        fprintf(
+            stderr,
+            "note: /dev/shm%s has %.2f GB free. NCCL puts the buffers of GPUs without peer-to-peer access there, and "
+            "fails if it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
+            where, shared / 1e9);
+}
+
+static inline void nccl_check_host(int gpu, int local_rank, int local_ranks, const Transport *hosts) {
+    char name[256];
+    int gpus = device_count();
+    device_model(gpu, name, sizeof name);
+    if (strstr(name, " MIG "))
+        user_error("the GPU is a MIG instance (%s), and NCCL cannot connect MIG instances: start one rank, let ranks "
+                   "share the instance with --ranks N --transport threads, or turn MIG off (nvidia-smi -mig 0)",
+                   name);
+    int may_be_hidden = gpus == 1 && strcmp(hosts->name, "threads"); // launchers can show each rank its own
+    if (local_ranks > gpus && !may_be_hidden)
+        user_error("%d ranks were started on a host with %d GPU%s, but NCCL needs one GPU per rank: start at most as "
+                   "many ranks per host as it has GPUs, or share one GPU with --ranks N --transport threads",
+                   local_ranks, gpus, gpus == 1 ? "" : "s");
+    if (local_rank == 0) nccl_note_host(local_ranks);
 }
 
 // ---------------------------------------------------------------------------
@@ -576,6 +627,7 @@ static const Transport transport_nccl = {
     nccl_channel_open, // channel_open
     NULL,              // ask_hosts: the transport of the hosts does
     NULL,              // answer_hosts
+    nccl_check_host,   // check_host
 };
 #endif
 

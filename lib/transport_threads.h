@@ -180,6 +180,7 @@ static const Transport transport_threads = {
     NULL, // channel_open
     NULL, // ask_hosts
     NULL, // answer_hosts
+    NULL, // check_host
 };
 
 #endif

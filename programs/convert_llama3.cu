@@ -63,6 +63,12 @@ static void convert_check(const Conversion *c) {
                o->base, o->base);
 }
 
+static int tokenizer_copies_have(const TokenizerCopies *all, const char *name) {
+    for (int i = 0; i < all->count; i++)
+        if (!strcmp(all->files[i].name, name)) return 1;
+    return 0;
+}
+
 /* Says when the tokenizer is only copied. */
 static void convert_note_tokenizer(const Conversion *c) {
     char what[UNSUPPORTED_BYTES];

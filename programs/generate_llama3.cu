@@ -9,6 +9,7 @@
  */
 #include "generate/chat.h"     // defines: converse, CHAT_POSITIONS, CHAT_ORDER_TOKENS
 #include "generate/generate.h" // defines: generate, Generation
+#include "shared/text_input.h" // defines: utf8_valid_length
 
 #define FIELD(f) offsetof(GenerateOptions, f)
 static const OptionRow generate_options[] = {

@@ -132,7 +132,7 @@ int main(int argc, char **argv) {
     job_open(j, &started);
     if (p.opt.cluster) {
         cluster_open(&cluster, p.opt.cluster, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
-        for (Job *s = j; s; s = s->next) s->op_rates = &cluster.rates;
+        for (Job *s = j; s; s = s->next) s->op_times = &cluster.rates.times;
     }
     plan_all(&p, p.opt.cluster ? &cluster : NULL);
     if (p.opt.cluster) cluster_close(&cluster);

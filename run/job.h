@@ -74,7 +74,7 @@ typedef struct Job {
     const Transport *host_transport;      // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;             // ranks that are threads meet here
     int ended_early;                      // a signal ended training before its last step, and everything is saved
-    const OpRates *op_rates;              // how fast ops are on the planned machines; NULL: dry runs take no time
+    const OpTimes *op_times;              // of the planned machines; NULL: dry runs take no time
 } Job;
 
 static int job_trains(const Job *j) { return j->purpose.trains; }
@@ -130,43 +130,6 @@ static void check_offload(const Job *j) {
 static int job_gpu_of_rank(const Job *j, int rank) {
     if (!uses_nccl(j)) return 0;
     return device_of(j->host_transport == &transport_threads ? rank : j->local_rank);
-}
-
-/* Says what will make communication slow or impossible on this host, although the run can start. */
-static void note_nccl_host(int local_ranks) {
-    int driver = driver_without_overlap();
-    double shared = shared_memory_free();
-    char where[96] = "";
-    if (run_hosts.count > 1) snprintf(where, sizeof where, " of host %s", host_of_rank(process_end.process)->name);
-    if (driver)
-        fprintf(
-            stderr,
-            "note: the NVIDIA driver%s supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
-            "so that less communication overlaps with computation: update the driver\n",
-            where, driver / 1000, driver % 1000 / 10);
-    if (local_ranks > 1 && shared < NCCL_SHARED_MEMORY)
-        fprintf(
-            stderr,
-            "note: /dev/shm%s has %.2f GB free. NCCL puts the buffers of GPUs without peer-to-peer access there, and "
-            "fails if it is full; in a container, raise it to 1 GB: docker run --shm-size=1g\n",
-            where, shared / 1e9);
-}
-
-static void check_gpus(const Job *j, int world, int local_ranks) {
-    char name[256];
-    if (!uses_nccl(j) || world == 1) return; // without NCCL, ranks can share a GPU
-    int gpus = device_count();
-    device_model(job_gpu_of_rank(j, 0), name, sizeof name);
-    if (strstr(name, " MIG "))
-        user_error("the GPU is a MIG instance (%s), and NCCL cannot connect MIG instances: start one rank, let ranks "
-                   "share the instance with --ranks N --transport threads, or turn MIG off (nvidia-smi -mig 0)",
-                   name);
-    int may_be_hidden = gpus == 1 && j->host_transport != &transport_threads; // launchers can show each rank its own
-    if (local_ranks > gpus && !may_be_hidden)
-        user_error("%d ranks were started on a host with %d GPU%s, but NCCL needs one GPU per rank: start at most as "
-                   "many ranks per host as it has GPUs, or share one GPU with --ranks N --transport threads",
-                   local_ranks, gpus, gpus == 1 ? "" : "s");
-    if (j->local_rank == 0) note_nccl_host(local_ranks);
 }
 
 // ---------------------------------------------------------------------------
@@ -776,7 +739,8 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     Options *o = &j->opt;
     if (!j->purpose.plans && !j->purpose.measures_hosts) check_needed_options(o);
     check_offload(j);
-    check_gpus(j, world, local_ranks);
+    if (world > 1 && j->transport && j->transport->check_host)
+        j->transport->check_host(job_gpu_of_rank(j, 0), j->local_rank, local_ranks, j->host_transport);
     job_find_checkpoint(j);
     job_model(j);
     job_mesh(j, world, local_ranks, ranks_sharing);

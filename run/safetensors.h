@@ -222,20 +222,6 @@ static inline float half_to_float(uint16_t h) { // IEEE 754 binary16
     return h & 0x8000 ? -x : x;
 }
 
-/* Rounded to nearest, ties to even. What is too large or not finite becomes infinite. */
-static inline uint16_t float_to_half(float x) {
-    const int largest_exponent = 15, least_exponent = -14, infinite = 0x7C00;
-    int exponent, sign = signbit(x) ? 0x8000 : 0;
-    float magnitude = fabsf(x);
-    if (!(magnitude < INFINITY)) return (uint16_t)(sign | infinite);
-    if (magnitude == 0) return (uint16_t)sign;
-    frexpf(magnitude, &exponent); // magnitude is in [2^(exponent-1), 2^exponent)
-    exponent = exponent - 1 < least_exponent ? least_exponent : exponent - 1;
-    long steps = lrintf(ldexpf(magnitude, 10 - exponent)); // of 2^(exponent-10): below 1024 for subnormal numbers
-    long bits = ((long)(exponent - least_exponent) << 10) + steps; // a carry into the exponent is right, too
-    return (uint16_t)(sign | (exponent > largest_exponent ? infinite : (int)bits));
-}
-
 /* Finds the scales of every int8 tensor, when all files are open. */
 static void st_find_scales(StFiles *s) {
     char name[4096];

@@ -52,12 +52,6 @@ static int tokenizer_copies_take(TokenizerCopies *all, const char *path, const c
     return 1;
 }
 
-static inline int tokenizer_copies_have(const TokenizerCopies *all, const char *name) {
-    for (int i = 0; i < all->count; i++)
-        if (!strcmp(all->files[i].name, name)) return 1;
-    return 0;
-}
-
 // ---------------------------------------------------------------------------
 // finding the tokenizer
 

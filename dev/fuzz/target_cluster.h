@@ -20,8 +20,8 @@ static void check_cluster(const Cluster *c, const Mesh *mesh) {
            "%d ranks per host, %d hosts per rack, storage %g were taken", c->ranks_per_host, c->hosts_per_rack,
            c->storage);
     for (int i = 0; i < c->rates.count; i++)
-        EXPECT(c->ops[i].rate > 0 && c->ops[i].intensity > 0 && isfinite(c->ops[i].intensity),
-               "op %d: rate %g, intensity %g", i, c->ops[i].rate, c->ops[i].intensity);
+        EXPECT(c->rates.ops[i].rate > 0 && c->rates.ops[i].intensity > 0 && isfinite(c->rates.ops[i].intensity),
+               "op %d: rate %g, intensity %g", i, c->rates.ops[i].rate, c->rates.ops[i].intensity);
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < COLLECTIVES && mesh_group_size(mesh, (Axis)a) > 1; o++)
             check_collective(&c->collectives[a][o], a, o);

@@ -5,7 +5,8 @@
  * contract in lib/ops.h, with a handle in place of the Device. A caller may rely on: tensors are used where they are,
  * and workspace is allocated as needed. A handle is for one thread at a time; a failure ends the process with a line.
  */
-#include "../../lib/ops.h" // defines: Device, floatX, the ops
+#include "../../lib/ops.h"                 // defines: Device, floatX, the ops
+#include "../../lib/cpu/attention_query.h" // computes attention of single queries
 #include <omp.h>
 
 typedef struct {

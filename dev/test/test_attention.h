@@ -1,5 +1,6 @@
 /* test_attention.h: attention forward and backward against its definition: grouped heads, documents, tiles of all
  * kinds, and the two halves of a context-parallel rank's tokens. Part of test_llama3.cu. */
+#include "../../lib/cpu/attention_query.h" // computes attention of single queries
 
 /* docs 1: of random lengths; 2: some queries' match nothing; 3: a query has its key's, boundaries at and beside tiles'
  * edges, documents of one token. spare: unused keys behind the last sequence; 8: gaps between rows that tensor cores
@@ -246,6 +247,18 @@ static void test_lse_report(KernelTest *t, const char *name, double worst, int b
     CHECK(full, worst <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows%s", worst, bad_empty, test_where(t));
 }
 
+#ifndef USE_CUDA
+/* Attention as programs compute it that do not include attention_query.h. */
+static void test_single_queries(KernelTest *t, const AttentionCase *cases, size_t count, double *worst_lse,
+                                int *bad_empty) {
+    query_attention.forward = NULL;
+    for (size_t i = 0; i < count; i++)
+        if (cases[i].Tq == 1) test_attention_cases(t, &cases[i], 1, worst_lse, bad_empty);
+    query_attention_use();
+    test_report(t, "attention of a single query follows its definition, computed as for many");
+}
+#endif
+
 static void test_attention(KernelTest *t) {
     const AttentionCase cases[] = {
         // B   Tq   Tk NH NKV  HD  offset docs spare scale
@@ -289,6 +302,9 @@ static void test_attention(KernelTest *t) {
     test_lse_report(t, "attention: log-sum-exp follows its definition, -infinity for rows that see nothing", worst_lse,
                     bad_empty);
     test_report(t, "attention forward and backward follow their definition");
+#ifndef USE_CUDA
+    test_single_queries(t, cases, sizeof cases / sizeof *cases, &worst_lse, &bad_empty);
+#endif
     // In fp32, a score of some hundreds is rounded by up to 2^-24 of itself, as are its 64 partial sums, whose order a
     // GPU's compiler chooses.
     const double fp32_bound = CUDA_BUILD ? 6e-5 : 3e-5;

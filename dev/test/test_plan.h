@@ -55,8 +55,8 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     Job *j = make_job(arguments, world, &transport_threads);
     estimated.job = j;
     cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
-    estimated.cluster.rates.has_streams = estimates_gpus && !CUDA_BUILD;
-    j->op_rates = &estimated.cluster.rates;
+    estimated.cluster.rates.times.has_streams = estimates_gpus && !CUDA_BUILD;
+    j->op_times = &estimated.cluster.rates.times;
     plan_dry_run(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
     int fits = plan_simulate(&estimated.simulation, &estimated.plan, &estimated.events, &estimated.cluster, 1, problem,
                              sizeof problem);
@@ -152,13 +152,13 @@ static void test_rates(void) {
               off_by(collective_seconds(&curve, 20000), 8) < 1e-12,
           "%g, %g, %g s", collective_seconds(&curve, 1000), collective_seconds(&curve, 10),
           collective_seconds(&curve, 20000));
-    const OpRate shapes[] = {
+    OpRate shapes[] = {
         {OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
-    const OpRates rates = {shapes, 3, 1e30, 0};
+    const OpRates rates = {{op_seconds, 0}, shapes, 3, 1e30};
     CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs per byte",
-          off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 &&
-              off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
-              off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 3e5), 2e8 / 4e9) < 1e-12,
+          off_by(op_seconds(&rates.times, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 &&
+              off_by(op_seconds(&rates.times, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
+              off_by(op_seconds(&rates.times, OP_LINEAR_FORWARD, 2e8, 3e5), 2e8 / 4e9) < 1e-12,
           "%s", "three shapes");
 
     // 16 ranks, 2 per host: an all-gather uses both links of a host; of an all-to-all, 14 of 15 parts use one's own

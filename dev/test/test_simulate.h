@@ -498,7 +498,7 @@ static Estimate estimate_by(const char *options, int world, DryRunKind kind, dou
     Job *j = make_job(arguments, world, &transport_threads);
     cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport,
                  transport_sums(&j->opt));
-    j->op_rates = &cluster.rates;
+    j->op_times = &cluster.rates.times;
     plan_dry_run(&plan, j, kind, &events);
     int fits = plan_simulate(&simulation, &plan, &events, &cluster, 0, problem, sizeof problem);
     Estimate e = estimate_of(&plan, &events, &cluster, &simulation, j);

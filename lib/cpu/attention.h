@@ -6,11 +6,10 @@
  */
 #ifndef CPU_ATTENTION_H
 #define CPU_ATTENTION_H
-#include "../device.h"       // defines: Device
-#include "../ops_common.h"   // defines: AttentionShape, keys_seen
-#include "attention_query.h" // defines: is_single_query, query_attention_layout, query_attention_forward
-#include "matmul.h"          // defines: tile_matmul
-#include "vectors.h"         // defines: vfloat, PAIR, MR, NR, load_x, store_x, vexp
+#include "../device.h"     // defines: Device
+#include "../ops_common.h" // defines: AttentionShape, keys_seen
+#include "matmul.h"        // defines: tile_matmul
+#include "vectors.h"       // defines: vfloat, PAIR, MR, NR, load_x, store_x, vexp
 #include <omp.h>
 #include <sched.h>
 
@@ -108,10 +107,21 @@ static size_t attention_layout(Attention *a, const AttentionShape *s, int thread
 
 static_assert((int)NR % (int)SCORED_KEYS == 0, "keys are padded to a multiple of NR only");
 
+/* Attention of a single query of each sequence, in a program that includes attention_query.h to generate faster. */
+static struct {
+    size_t (*scratch)(const Device *, const AttentionShape *);
+    void (*forward)(Device *, floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
+                    const AttentionShape *, void *workspace);
+} query_attention;
+
+/* Is that what computes the op? Document boundaries are left to this file. */
+static inline int is_single_query(const AttentionShape *s) {
+    return query_attention.forward && s->Tq == 1 && !s->q_doc;
+}
+
 static size_t cpu_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
     Attention a;
-    QueryAttention single;
-    if (is_single_query(s) && !backward) return query_attention_layout(&single, s, dev->threads, NULL);
+    if (is_single_query(s) && !backward) return query_attention.scratch(dev, s);
     return attention_layout(&a, s, dev->threads, backward, NULL);
 }
 
@@ -341,7 +351,7 @@ static void cpu_attention_forward(Device *dev, floatX *out, float *lse, const fl
                                   const floatX *v, const AttentionShape *s, void *workspace) {
     Attention a;
     if (is_single_query(s)) {
-        query_attention_forward(dev, out, lse, q, k, v, s, workspace);
+        query_attention.forward(dev, out, lse, q, k, v, s, workspace);
         return;
     }
     attention_layout(&a, s, dev->threads, 0, workspace);

@@ -4,13 +4,16 @@
  * K and V are read once, where they are, for all query heads that share them. The keys are cut into blocks, which the
  * threads share: each block has a softmax of its own, and the blocks of a head are combined in their order (as in
  * FlashDecoding, Dao et al. 2023). So the result has the same bits for any number of threads.
+ *
+ * A program that includes this file computes such attention with it; others compute it as they compute all attention.
+ * On GPUs the file is empty, because attention_forward has a kernel for single queries there.
  */
 #ifndef CPU_ATTENTION_QUERY_H
 #define CPU_ATTENTION_QUERY_H
-#include "../device.h"     // defines: Device
-#include "../ops_common.h" // defines: AttentionShape, keys_seen
-#include "few_rows.h"      // defines: WORTH_THREADS
-#include "vectors.h"       // defines: vfloat, load_x, store_x, vexp
+#ifndef USE_CUDA
+#include "attention.h" // defines: query_attention, Device, AttentionShape, keys_seen
+#include "few_rows.h"  // defines: WORTH_THREADS
+#include "vectors.h"   // defines: vfloat, load_x, store_x, vexp
 #include <omp.h>
 
 enum {
@@ -32,9 +35,6 @@ typedef struct {
     float *local;   // (threads, local_floats) queries (heads, width) and scores (heads, QUERY_KEYS) of each thread
     int64_t local_floats;
 } QueryAttention;
-
-/* Does this file compute the op? Document boundaries are left to attention.h. */
-static inline int is_single_query(const AttentionShape *s) { return s->Tq == 1 && !s->q_doc; }
 
 /* Lays out the work space from `base` on; with base NULL it only computes the size. Returns bytes. */
 static size_t query_attention_layout(QueryAttention *a, const AttentionShape *s, int threads, float *base) {
@@ -166,5 +166,16 @@ static void query_attention_forward(Device *dev, floatX *out, float *lse, const 
         for (int64_t i = 0; i < a.groups * a.G; i++) query_combine(&a, out, lse, i / a.G, (int)(i % a.G));
     }
 }
+
+static size_t query_attention_scratch(const Device *dev, const AttentionShape *s) {
+    QueryAttention a;
+    return query_attention_layout(&a, s, dev->threads, NULL);
+}
+
+__attribute__((constructor)) static void query_attention_use(void) { // before main
+    query_attention.scratch = query_attention_scratch;
+    query_attention.forward = query_attention_forward;
+}
+#endif
 
 #endif

@@ -18,6 +18,20 @@ typedef struct {
     char q8_0[(int)PUT_ELEMENTS / (int)Q8_0_BLOCK * (int)Q8_0_BLOCK_BYTES];
 } PutBuffers;
 
+/* x as an IEEE 754 binary16: rounded to nearest, ties to even. What is too large or not finite becomes infinite. */
+static uint16_t float_to_half(float x) {
+    const int largest_exponent = 15, least_exponent = -14, infinite = 0x7C00;
+    int exponent, sign = signbit(x) ? 0x8000 : 0;
+    float magnitude = fabsf(x);
+    if (!(magnitude < INFINITY)) return (uint16_t)(sign | infinite);
+    if (magnitude == 0) return (uint16_t)sign;
+    frexpf(magnitude, &exponent); // magnitude is in [2^(exponent-1), 2^exponent)
+    exponent = exponent - 1 < least_exponent ? least_exponent : exponent - 1;
+    long steps = lrintf(ldexpf(magnitude, 10 - exponent)); // of 2^(exponent-10): below 1024 for subnormal numbers
+    long bits = ((long)(exponent - least_exponent) << 10) + steps; // a carry into the exponent is right, too
+    return (uint16_t)(sign | (exponent > largest_exponent ? infinite : (int)bits));
+}
+
 __attribute__((noreturn)) static void refuse_values(const CheckpointWriter *w, const OutputTensor *t, const char *what,
                                                     const char *instead) {
     user_error("--dtype %s: tensor %s has values that are %s, which this dtype cannot represent: %s", w->dtype_option,

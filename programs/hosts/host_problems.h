@@ -9,6 +9,7 @@
 #include "../../run/agreement.h" // defines: RankStart, gather_starts, say_other_start, gather_views_of_out
 #include "../shared/median.h"    // defines: median_of
 #include "../shared/program.h"   // defines: Program, Job
+#include "network_test.h"        // defines: HostNetwork, NetworkState, try_networks
 #include "host_rates.h"          // defines: measure_hosts, measure_links, measure_axes, RankRates, LinkRate, AxisRate
 
 /* Factors to the median host beyond which a host counts as slow, or as short of memory. */
@@ -138,6 +139,10 @@ __attribute__((format(printf, 2, 3))) static void problem(HostCheck *h, const ch
 
 static const HostFacts *facts_of_host(const HostCheck *h, int host) {
     return &h->facts[run_hosts.hosts[host].first_rank];
+}
+
+static void core_set_add(CoreSet *set, const CoreSet *other) {
+    for (size_t i = 0; i < sizeof *set; i++) set->bits[i] = (uint8_t)(set->bits[i] | other->bits[i]);
 }
 
 /* Fills in h->hosts. */

@@ -5,7 +5,7 @@
  */
 #ifndef HOST_RATES_H
 #define HOST_RATES_H
-#include "../../lib/comm_open.h" // defines: Comm, all_gather_start, comm_progress, mpi_round_trip
+#include "../../lib/comm_open.h" // defines: Comm, all_gather_start, comm_progress
 #include "../../lib/ops.h"       // defines: linear_forward, attention_forward, tree_sum, …
 #include "../../llama3.h"        // defines: Llama3Config
 #include "../shared/cluster.h"   // defines: rated_ops, RATED_OPS
@@ -208,6 +208,28 @@ typedef struct {
 } LinkRate;
 
 #ifdef HAVE_MPI
+/* Sends `bytes` bytes of `buffer` to another rank and back; the other rank calls this too. `first`: this rank sends
+ * first. Returns the seconds. */
+static double mpi_round_trip(Comm *comm, int peer, char *buffer, int bytes, int first) {
+    enum { TAG_ROUND_TRIP = TAG_ANSWER + 1 };
+    double start = seconds_now();
+    for (int i = 0; i < 2; i++) {
+        MPI_Request message;
+        int done = 0;
+        if (first == (i == 0)) MPI_Isend(buffer, bytes, MPI_BYTE, peer, TAG_ROUND_TRIP, MPI_COMM_WORLD, &message);
+        else MPI_Irecv(buffer, bytes, MPI_BYTE, peer, TAG_ROUND_TRIP, MPI_COMM_WORLD, &message);
+        while (!done) {
+            MPI_Test(&message, &done, MPI_STATUS_IGNORE);
+            if (!done && seconds_now() - start > comm->timeout)
+                run_failure("%s has sent a message to %s and got no answer within %.1f s: the network between the two "
+                            "is cut, or one of them is stopped",
+                            rank_name(comm->rank), rank_name(peer), comm->timeout);
+        }
+    }
+    comm->heartbeat->since = seconds_now();
+    return seconds_now() - start;
+}
+
 /* Sends messages to another rank and back, which calls this too. `first` sends first. */
 static LinkRate measure_link(Comm *comm, int peer, int first) {
     enum { SMALL = 64, LARGE = 1 << 20 };

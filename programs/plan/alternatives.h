@@ -57,17 +57,18 @@ static int layout_try(Layout *c, const Job *base) {
     j.mesh = mesh_of_options(&c->opt, base->mesh.world);
     if (j.config.lora_rank) j.config.base = base_kind(j.opt.base);
     if (!job_layout_fits(&j, problem, sizeof problem)) return 0;
-    j.op_rates = NULL;
+    j.op_times = NULL;
     if (!c->cluster) {
         layout_simulate(c, &j, NULL);
         return 1;
     }
     cluster_open(&cluster, c->cluster, &j.mesh, j.opt.threads, j.opt.transport, transport_sums(&j.opt));
     for (int i = 0; i < cluster.rates.count; i++) {
-        int is_attention = cluster.ops[i].op == OP_ATTENTION_FORWARD || cluster.ops[i].op == OP_ATTENTION_BACKWARD;
-        if (!is_attention) cluster.ops[i].rate *= c->matmul_speed;
+        int is_attention =
+            cluster.rates.ops[i].op == OP_ATTENTION_FORWARD || cluster.rates.ops[i].op == OP_ATTENTION_BACKWARD;
+        if (!is_attention) cluster.rates.ops[i].rate *= c->matmul_speed;
     }
-    j.op_rates = &cluster.rates;
+    j.op_times = &cluster.rates.times;
     layout_simulate(c, &j, &cluster);
     cluster_close(&cluster);
     return 1;

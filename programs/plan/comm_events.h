@@ -6,7 +6,7 @@
  */
 #ifndef COMM_EVENTS_H
 #define COMM_EVENTS_H
-#include "../../lib/comm.h" // defines: Comm, CommRecorder, Request, phase_text, hash_bytes
+#include "../../lib/comm.h" // defines: Comm, CommRecorder, Request, hash_bytes
 
 typedef struct {    // a table of strings, each stored once; its id is its index
     char **text;    // (count, capacity size / 2)
@@ -85,11 +85,13 @@ static void comm_events_add(CommEvents *e, const CommEvent *event) {
 
 /* The name id of what the rank is doing: "forward of model.layers.3". */
 static int32_t comm_events_phase(CommEvents *e, const Device *dev) {
+    const char *of = dev->phase_of;
     char text[200];
     if (e->phase >= 0 && e->phase_name == dev->phase_name && e->phase_of == dev->phase_of) return e->phase;
     e->phase_name = dev->phase_name;
     e->phase_of = dev->phase_of;
-    phase_text(dev, "the step", text, sizeof text);
+    snprintf(text, sizeof text, "%s%s%s", dev->phase_name ? dev->phase_name : "the step", of ? " of " : "",
+             of ? of : "");
     e->phase = name_id(e->names, text);
     return e->phase;
 }

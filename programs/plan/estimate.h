@@ -58,7 +58,7 @@ static int plan_simulate(Simulation *s, const Plan *p, const EventLists *events,
         r->times = (EventTime *)checked_malloc(sizeof(EventTime) * (size_t)r->list->count);
     }
     if (!simulation_run(s)) return 0;
-    return c && c->rates.has_streams ? simulate_streams(s, p->reductions_apart) : 1;
+    return c && c->rates.times.has_streams ? simulate_streams(s, p->reductions_apart) : 1;
 }
 
 /* Adds seconds of communication of each axis: of what a rank receives. Ranks that share a list are counted at once. */
@@ -122,7 +122,9 @@ static double exposed_seconds(const Estimate *e) {
 }
 
 /* Do the planned ranks have GPUs, which communicate over NCCL? `c` NULL: no cluster is known. */
-static int plans_nccl(const Job *j, const Cluster *c) { return asks_nccl(&j->opt) || (c && c->rates.has_streams); }
+static int plans_nccl(const Job *j, const Cluster *c) {
+    return asks_nccl(&j->opt) || (c && c->rates.times.has_streams);
+}
 
 /* Bytes that NCCL allocates on the rank that needs the most memory. */
 static double plan_nccl_memory(const Plan *p, const Cluster *c) {

@@ -83,7 +83,7 @@ static TryResult search_try_one(Search *s, Layout *c) {
     if (c->opt.pp > 1 && first_stage_memory(j) > memory) return TRY_MORE_RECOMPUTATION;
     layout_simulate(c, j, &s->cluster);
     for (int r = 0; r < s->cluster.rates.count && !s->dry_runs; r++)
-        s->fastest_op = fmax(s->fastest_op, s->cluster.ops[r].rate);
+        s->fastest_op = fmax(s->fastest_op, s->cluster.rates.ops[r].rate);
     s->dry_runs++;
     s->least_compute = c->estimate.flops / s->fastest_op;
     if (c->memory > s->cluster.memory) return TRY_MORE_RECOMPUTATION;
@@ -158,7 +158,7 @@ static void search_mesh(Search *s, const Job *given, Options *o) {
     if (!mesh_is_wanted(s, given, o)) return;
     s->job.mesh = mesh_of_options(o, given->mesh.world);
     cluster_open(&s->cluster, s->path, &s->job.mesh, o->threads, o->transport, transport_sums(o));
-    s->job.op_rates = &s->cluster.rates;
+    s->job.op_times = &s->cluster.rates.times;
     search_schedules(s, *o);
     cluster_close(&s->cluster);
 }

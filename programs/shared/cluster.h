@@ -18,17 +18,49 @@ typedef struct {               // how long a collective of one group takes
     char source[160]; // which transport, ranks and hosts it was measured with, for people
 } CollectiveRate;
 
+/* Measured speed of an op at one size. */
+typedef struct {
+    OpKind op;
+    double flops;
+    double intensity; // FLOPs per byte
+    double rate;      // FLOPs per second
+} OpRate;
+
+/* The speed of a machine for one rank. */
+typedef struct {
+    OpTimes times; // first: op_seconds finds the OpRates behind it
+    OpRate *ops;   // (count)
+    int count;
+    double memory; // bytes per second, read and written
+} OpRates;
+
 typedef struct {
     const char *path; // of its file
     char name[128];
     OpRates rates;                      // of one rank
-    OpRate *ops;                        // (rates.count) owned; rates.ops points here
     double peak;                        // FLOP/s of a rank's fastest matmul
     double memory;                      // bytes of a rank; 0: the file does not say
     int ranks_per_host, hosts_per_rack; // hosts_per_rack 0: the file does not say
     double storage;                     // bytes per second that all hosts together write to files; 0: unknown
     CollectiveRate collectives[AXES][COLLECTIVES];
 } Cluster;
+
+/* Estimated seconds of an op: its FLOPs at the rate of the nearest measured size of that op, where distance is the
+ * ratio of FLOPs and of intensity; but at least the time its bytes take. Muon's matmuls have the rates of a linear
+ * layer's forward. Any other op without measurements only moves bytes. */
+static double op_seconds(const OpTimes *times, OpKind op, double flops, double bytes) {
+    const OpRates *r = (const OpRates *)times;
+    double nearest = INFINITY, rate = INFINITY;
+    OpKind rated = op == OP_MUON_MATMUL ? OP_LINEAR_FORWARD : op;
+    for (int i = 0; i < r->count; i++) {
+        if (r->ops[i].op != rated) continue;
+        double distance = hypot(log(flops / r->ops[i].flops), log(flops / bytes / r->ops[i].intensity));
+        if (distance >= nearest) continue;
+        nearest = distance;
+        rate = r->ops[i].rate;
+    }
+    return fmax(flops / rate, bytes / r->memory);
+}
 
 /* Seconds in which a rank receives `bytes`: measured points are interpolated in logarithms of bytes and seconds; above
  * the last one, the bandwidth stays that of the last. */
@@ -139,13 +171,12 @@ static int cluster_op(OpRate *o, const cJSON *row, const char *where, int is_att
 static void cluster_ops(Cluster *c, const cJSON *root, const char *path, double share) {
     int rows = 0;
     for (int l = 0; l < 2; l++) rows += cJSON_GetArraySize(cluster_list(root, path, rate_lists[l]));
-    c->ops = (OpRate *)checked_malloc(sizeof(OpRate) * (size_t)rows);
-    c->rates.ops = c->ops;
+    c->rates.ops = (OpRate *)checked_malloc(sizeof(OpRate) * (size_t)rows);
     for (int l = 0; l < 2; l++) {
         const cJSON *row;
         int i = 0;
         cJSON_ArrayForEach(row, cluster_list(root, path, rate_lists[l])) {
-            OpRate *o = &c->ops[c->rates.count];
+            OpRate *o = &c->rates.ops[c->rates.count];
             char where[1024];
             snprintf(where, sizeof where, "%s: row %d of \"%s\"", path, ++i, rate_lists[l]);
             if (!cluster_op(o, row, where, l == 1, share)) continue;
@@ -155,7 +186,7 @@ static void cluster_ops(Cluster *c, const cJSON *root, const char *path, double 
     }
     for (int k = 0; k < RATED_OPS; k++) {
         int found = 0;
-        for (int i = 0; i < c->rates.count; i++) found += c->ops[i].op == rated_ops[k];
+        for (int i = 0; i < c->rates.count; i++) found += c->rates.ops[i].op == rated_ops[k];
         if (!found)
             user_error("%s: \"%s\" has no row of %s in %s, the precision of this build: add one, or build the other "
                        "precision",
@@ -276,7 +307,8 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
                                    : json_integer(root, path, "ranks_per_host", cores, 1, 1 << 20);
     c->ranks_per_host = (int)min_i64(ranks_per_host, mesh->world);
     double share = of_device ? 1 : fmin(threads ? (double)threads / cores : 1, 1.0 / c->ranks_per_host);
-    c->rates.has_streams = of_device && !CUDA_BUILD; // a dry run of the CUDA build lists no points of streams
+    c->rates.times.seconds = op_seconds;
+    c->rates.times.has_streams = of_device && !CUDA_BUILD; // a dry run of the CUDA build lists no points of streams
     c->rates.memory = share * cluster_number(root, path, "memory_bytes_per_s", 1, 1e30);
     c->memory =
         json_number(root, path, "memory_bytes_per_host", 0, 0, 1e30) / (of_device ? ranks_per_host : c->ranks_per_host);
@@ -302,8 +334,8 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
 }
 
 static void cluster_close(Cluster *c) {
-    free(c->ops);
-    c->ops = NULL;
+    free(c->rates.ops);
+    c->rates.ops = NULL;
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include "../shared/chat_template.h" // defines: Chat, chat_template_find, chat_begin, chat_message
 #include "pack.h"                    // defines: Packer, packer_add; includes corpus.h
 #include "tokens_options.h"          // defines: TokensOptions
+#include "../shared/text_input.h"    // defines: utf8_valid_length, json_has_zero_byte
 
 // ---------------------------------------------------------------------------
 // a line of JSON

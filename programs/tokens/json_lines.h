@@ -5,8 +5,9 @@
  */
 #ifndef JSON_LINES_H
 #define JSON_LINES_H
-#include "../../lib/json.h" // defines: cJSON_ParseWithOpts, json_has_zero_byte
-#include "stream.h"         // defines: InputStream, stream_open, stream_read
+#include "../../lib/json.h"       // defines: cJSON_ParseWithOpts
+#include "stream.h"               // defines: InputStream, stream_open, stream_read
+#include "../shared/text_input.h" // defines: utf8_valid_length, json_has_zero_byte
 
 typedef struct {
     InputStream stream;

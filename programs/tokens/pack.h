@@ -8,7 +8,8 @@
  */
 #ifndef PACK_H
 #define PACK_H
-#include "corpus.h" // defines: TokenWriter
+#include "corpus.h"               // defines: TokenWriter
+#include "../shared/text_input.h" // defines: with_room_for_one
 
 enum { PACK_TOKENS = 1 << 20, PACK_WINDOWS = 64 }; // a batch has so many tokens, or windows if those are more
 enum { NO_INDEX = -1 };

@@ -8,7 +8,8 @@
 #ifndef TRAIN_TOKENIZER_H
 #define TRAIN_TOKENIZER_H
 #include "corpus.h"
-#include "tokens_options.h" // defines: TokensOptions
+#include "tokens_options.h"       // defines: TokensOptions
+#include "../shared/text_input.h" // defines: utf8_valid_length
 
 enum {
     MAX_PIECE = 4096,  // bytes; longer pieces are not language (base64, minified code) and are ignored
