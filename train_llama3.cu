@@ -423,22 +423,36 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     rank_state(p->comm.heartbeat, RANK_READING, now);
     StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->job->opt.timeout);
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
-    if (trainer->samples)
-        all_gather_start(&p->comm, &trainer->samples_gather, AXIS_WORLD, "samples", batch->windows, trainer->samples,
-                         sizeof(int64_t) * trainer->loader.samples, DTYPE_BYTE);
+    StepReports *r = &trainer->reports;
+    if (r->samples)
+        all_gather_start(&p->comm, &r->samples_gather, AXIS_WORLD, "samples", batch->windows, r->samples,
+                         sizeof(int64_t) * r->samples_of_rank, DTYPE_BYTE);
     return batch;
+}
+
+/* What this rank tells all others of a step; exchange_reports adds the sums. */
+static StepReport own_report(Trainer *trainer, const StepBatch *batch) {
+    const Options *o = &trainer->job->opt;
+    const Mesh *mesh = &trainer->parallel.mesh;
+    StepReport mine = ZERO;
+    mine.targets = mesh_counts_samples(mesh, trainer->parallel.rank) ? batch->num_targets : 0;
+    mine.samples_hash = batch->samples_hash;
+    mine.seeds = sampler_fingerprint(&trainer->loader.sampler) ^ mix64(trainer->parallel.fsdp.seed);
+    mine.is_writing = is_writing(&trainer->writer);
+    mine.figures.tokens = (int64_t)o->batch * o->seq * o->accum / mesh_stride(mesh, AXIS_DP_SHARD);
+    return mine;
 }
 
 /* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const Options *o = &trainer->job->opt;
     s->lr = learning_rate_at(&trainer->job->stage->rate, step);
-    judge_outliers(trainer, s);
+    judge_outliers(&trainer->progress.outliers, o->outlier_window, s);
     if (s->skipped) {
-        skip_update(trainer, step, s);
+        skip_update(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
         return;
     }
-    if (skip_outlier(trainer, step, s)) return;
+    if (skip_outlier(&trainer->reports, o, &trainer->progress, &trainer->logger, step, s)) return;
     if (!s->targets && !trainer->parallel.dev.dry_run) return; // every target is masked: there is nothing to learn
     AdamW adam = {(float)s->lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     double clip = clip_coefficient(o->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
@@ -457,20 +471,21 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, on_host);
     memory_events(dev); // the memory in use when the step begins, for the timeline
     StepBatch *batch = next_batch(trainer, start);
-    device_zero(dev, trainer->sums, sums_bytes(trainer));
+    step_reports_begin(&trainer->reports);
     run_schedule(&trainer->model, &p->pipeline, batch);
     device_record_event(dev, &batch->fed);
     fsdp_finish_gradients(&p->fsdp);
     device_phase(dev, "optimizer", NULL);
     sum_shared_gradients(&trainer->shared_gradients);
-    comm_wait(&p->comm, &trainer->samples_gather);
-    exchange_reports(trainer, batch, start);
+    comm_wait(&p->comm, &trainer->reports.samples_gather);
+    StepReport mine = own_report(trainer, batch);
+    exchange_reports(&trainer->reports, &p->fsdp, &mine, start);
     int64_t first_window = dev->dry_run ? 0 : batch->windows[0]; // the sample that an error message names
     loader_release(&trainer->loader, dev);
 
-    StepStats s = sum_reports(trainer);
-    s.z_loss = mean_z_loss(trainer, s.targets);
-    check_reports(trainer, step, first_window);
+    StepStats s = sum_reports(&trainer->reports);
+    s.z_loss = mean_z_loss(&trainer->reports, s.targets);
+    check_reports(&trainer->reports, &trainer->loader.sampler, step, first_window);
     update_weights(trainer, step, &s);
     device_phase(dev, NULL, NULL);
     span_end(dev, whole, NULL, -1, 0);
@@ -530,7 +545,7 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
     if (p->dev.dry_run) batches = 1;
     if (max_batches) batches = min_i64(batches, max_batches);
     Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
-    device_zero(&p->dev, trainer->sums, sums_bytes(trainer));
+    step_reports_begin(&trainer->reports);
     for (int64_t i = 0; i < batches; i++) {
         int64_t first = i * round + (int64_t)mesh_data_rank(&p->mesh, p->rank) * B;
         int64_t n = p->dev.dry_run ? 0 : read_eval_batch(trainer, data, first);
@@ -542,11 +557,11 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
         fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
     }
     device_phase(&p->dev, NULL, NULL);
-    device_read(&p->dev, &sum, &trainer->sums[SUM_LOSS], sizeof sum);
+    device_read(&p->dev, &sum, &trainer->reports.sums[SUM_LOSS], sizeof sum);
     exact_merge(&mine.loss, &sum);
-    all_gather_now(&p->comm, AXIS_WORLD, "evaluation", &mine, trainer->reports, sizeof mine);
+    all_gather_now(&p->comm, AXIS_WORLD, "evaluation", &mine, trainer->reports.of_ranks, sizeof mine);
     comm_phase(&p->comm, before);
-    StepStats total = sum_reports(trainer);
+    StepStats total = sum_reports(&trainer->reports);
     double bits = total.loss * (double)total.targets / log(2.0);
     double bytes = (double)data->target_bytes * ((double)total.targets / (double)data->targets);
     Evaluation e = {total.loss, total.targets, bytes > 0 ? bits / bytes : NAN};
@@ -618,7 +633,7 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     int wanted = ends || asked & SIGNAL_SAVE || (o->save_every && step % o->save_every == 0);
     int due = wanted && writer->saved_step != step;
     // an earlier save is open: publish it if all ranks have written it, or if it cannot wait any longer
-    if (writer->files && (due || ends || !trainer->is_writing)) checkpoint_commit(writer);
+    if (writer->files && (due || ends || !trainer->reports.is_writing)) checkpoint_commit(writer);
     if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger, step);
     if (due) checkpoint_save(writer, &trainer->progress);
     if (ends && writer->files) checkpoint_commit(writer);
@@ -664,12 +679,13 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     StepStats s = train_step(trainer, step);
     s.matmul_share = *rate > 0 ? flops / s.seconds / *rate : 0;
     s.mfu = job_mfu(trainer->job, s.seconds);
-    int asked = signals_asked(trainer);
+    int asked = signals_asked(&trainer->reports);
     if (first) *rate = matmul_rate(&trainer->parallel.dev);
     if (!trainer->is_checked && trainer->progress.updates > updates) check_first_step(trainer);
     if (trainer->parallel.rank == 0) {
-        logger_step(&trainer->logger, step, &s, trainer->figures);
-        logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples);
+        logger_step(&trainer->logger, step, &s, trainer->reports.figures);
+        logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->reports.samples,
+                       trainer->reports.samples_of_rank);
         note_lost_progress(&trainer->noted_lost_lines);
     }
     if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
@@ -727,6 +743,16 @@ static int train(Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // plans
 
+/* Adds a rank's dry run to the plan, which keeps it if it stands for a new class. */
+static void plan_take(Plan *p, int rank, Trainer *dry_run) {
+    RankClass *added = plan_add(p, rank, &dry_run->parallel.comm);
+    if (added) added->trainer = dry_run;
+    else {
+        trainer_close(dry_run);
+        free(dry_run);
+    }
+}
+
 /* Dry-runs one rank of each kind; the other ranks share its figures. */
 static void plan_open(Plan *p, const Job *j) {
     plan_begin(p, j);
@@ -736,8 +762,17 @@ static void plan_open(Plan *p, const Job *j) {
         if (representative < rank) continue;
         Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
         dry_run_once(dry_run, j, rank, 0, NULL);
-        plan_add(p, j, rank, dry_run);
+        plan_take(p, rank, dry_run);
     }
+}
+
+static void plan_close(Plan *p) {
+    for (int c = 0; c < p->count; c++) {
+        trainer_close(p->classes[c].trainer);
+        free(p->classes[c].trainer);
+    }
+    free(p->classes);
+    free(p->class_of);
 }
 
 /* On a GPU, if a step has few tokens: names a larger batch, in the largest micro-batches for which there is memory. */
@@ -782,9 +817,12 @@ static int rank_train(Trainer *trainer) {
     const Job *j = trainer->job;
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
-        print_banner(trainer);
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->dry_run->parallel.dev, &trainer->progress,
-                    j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
+        const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
+        Banner banner = {&p->comm,          &dry->comm,           &p->fsdp, p->layout, &trainer->loader,
+                         nccl_need(j, dry), trainer->load_seconds};
+        print_banner(j, &banner);
+        logger_open(&trainer->logger, &j->opt, &trainer->parallel.comm, &trainer->dry_run->parallel.dev,
+                    &trainer->progress, j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
         note_small_step(j);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
                     begins_later_stage(j) || j->resume_from.data_changed);

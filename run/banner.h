@@ -1,8 +1,18 @@
 /* banner.h: what a training run prints before its first step: model, weights, ranks, memory, groups and data. */
 #ifndef BANNER_H
 #define BANNER_H
-#include "layout.h"  // defines: layout_print
-#include "trainer.h" // defines: Trainer, Job
+#include "job.h"    // defines: Job, job_runs
+#include "layout.h" // defines: layout_print
+
+/* What a rank's banner tells besides its job. */
+typedef struct {
+    const Comm *comm, *dry_run;
+    const Fsdp *fsdp;
+    const int *layout; // see layout_read_back
+    const Loader *loader;
+    double nccl_need;    // bytes that NCCL was expected to allocate on the rank's GPU
+    double load_seconds; // from the start of loading to the moment when all ranks had their weights
+} Banner;
 
 /* "1,234,567" */
 static const char *with_commas(char text[32], int64_t n) {
@@ -45,10 +55,9 @@ static void print_gpus(const Job *j) {
     printf("\n");
 }
 
-static void print_ranks(const Trainer *trainer) {
-    const Job *j = trainer->job;
-    const Device *dry_run = &trainer->dry_run->parallel.dev;
-    const Fsdp *fsdp = &trainer->parallel.fsdp;
+static void print_ranks(const Job *j, const Banner *b) {
+    const Device *dry_run = b->dry_run->dev;
+    const Fsdp *fsdp = b->fsdp;
     size_t offloaded = device_arenas(dry_run, 1);
     printf("ranks: %d x %d thread%s%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
            plural(j->threads_per_rank), j->threads_of_environment ? " (OMP_NUM_THREADS)" : "", j->transport->name,
@@ -61,39 +70,34 @@ static void print_ranks(const Trainer *trainer) {
     if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->opt.out))
         printf(", which is memory, too: --out is on a tmpfs; choose a directory on a disk");
     printf("\n");
-    layout_print(&j->mesh, trainer->parallel.layout, stdout);
-    double library = trainer->parallel.comm.library_memory;
-    double expected = nccl_need(j, &trainer->dry_run->parallel);
+    layout_print(&j->mesh, b->layout, stdout);
+    double library = b->comm->library_memory;
     if (library > 0)
         printf("NCCL allocated another %.1f MB on rank 0's GPU (expected: at most %.1f MB)\n", library / 1e6,
-               expected / 1e6);
+               b->nccl_need / 1e6);
 }
 
 /* The sources of a mixture, and how often the run will have gone through each of them at its last step. */
-static void print_sources(const Trainer *trainer) {
-    const Dataset *data = &trainer->job->data;
-    const Sampler *sampler = &trainer->loader.sampler;
-    int64_t epoch, end = sampler_position(sampler, stage_end_step(trainer->job), &epoch) / data->pieces;
+static void print_sources(const Job *j, const Sampler *sampler) {
+    const Dataset *data = &j->data;
+    int64_t epoch, end = sampler_position(sampler, stage_end_step(j), &epoch) / data->pieces;
     char samples[32];
     for (int k = 0; data->mixture && k < data->num_sources; k++)
         printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %" PRId64 "\n",
                100 * source_share(data, k), data->sources[k].pattern, data->sources[k].num_files,
                plural(data->sources[k].num_files), with_commas(samples, data->sources[k].windows * data->pieces),
-               (double)source_windows_used(data, k, end) / (double)data->sources[k].windows,
-               stage_end_step(trainer->job));
+               (double)source_windows_used(data, k, end) / (double)data->sources[k].windows, stage_end_step(j));
 }
 
-static void print_data(const Trainer *trainer) {
-    const Job *j = trainer->job;
+static void print_data(const Job *j, const Loader *loader) {
     const Options *o = &j->opt;
     char samples[32];
     printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
            "; %d loader worker%s per rank\n",
            with_commas(samples, dataset_samples(&j->data)), o->seq, mesh_data_ranks(&j->mesh),
            plural(mesh_data_ranks(&j->mesh)), o->accum, o->accum == 1 ? "" : "es", o->batch,
-           sampler_global_batch(&trainer->loader.sampler), trainer->loader.num_workers,
-           plural(trainer->loader.num_workers));
-    print_sources(trainer);
+           sampler_global_batch(&loader->sampler), loader->num_workers, plural(loader->num_workers));
+    print_sources(j, &loader->sampler);
 }
 
 static void print_resumed(const Checkpoint *from, double seconds) {
@@ -132,14 +136,13 @@ static void print_stage(const Job *j) {
     if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);
 }
 
-static void print_banner(const Trainer *trainer) {
-    const Job *j = trainer->job;
+static void print_banner(const Job *j, const Banner *b) {
     flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
     print_stage(j);
     if (!j->before) print_model(j);
-    print_ranks(trainer);
-    if (job_runs(j)) print_data(trainer);
-    if (j->resume_from.dir[0]) print_resumed(&j->resume_from, trainer->load_seconds);
+    print_ranks(j, b);
+    if (job_runs(j)) print_data(j, b->loader);
+    if (j->resume_from.dir[0]) print_resumed(&j->resume_from, b->load_seconds);
     fflush(stdout);
     funlockfile(stdout);
 }

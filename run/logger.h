@@ -7,7 +7,6 @@
 #define LOGGER_H
 #include "../dataloader.h" // defines: Dataset, Loader
 #include "checkpoint.h"    // defines: Progress
-#include "parallel.h"      // defines: Parallel, Options
 #include "../lib/json.h"   // defines: json_add_integer, json_real, json_write_line
 #include "rank_figures.h"  // defines: RankFigures, rank_summary
 #include "run_data.h"      // defines: RunData, run_data_open, run_data_write
@@ -29,7 +28,7 @@ typedef struct {                    // of one training step
 
 typedef struct Logger {
     const Options *opt;
-    const Parallel *parallel;
+    const Comm *comm;
     const Progress *progress; // after the step that is being reported
     FILE *metrics, *consumed; // consumed: samples.jsonl; NULL without --out
     double last_line;         // time of the last progress line
@@ -62,18 +61,18 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
 
 /* Opens the files of a run that has come as far as `at`. `resumed`: from a checkpoint; `saved`: the step of a
  * checkpoint that no line of metrics.jsonl has named yet; 0: none. */
-static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Device *planned,
-                        const Progress *at, int resumed, int64_t saved) {
+static void logger_open(Logger *l, const Options *o, const Comm *comm, const Device *planned, const Progress *at,
+                        int resumed, int64_t saved) {
     const char *out = o->out;
     memset(l, 0, sizeof *l);
     l->opt = o;
-    l->parallel = parallel;
+    l->comm = comm;
     l->progress = at;
     l->samples = at->samples;
-    l->ranks = new_array(RankFigures, parallel->mesh.world);
+    l->ranks = new_array(RankFigures, comm->mesh.world);
     l->resumed = resumed;
     l->saved = saved;
-    run_data_open(&l->page, o, parallel, planned, at->step);
+    run_data_open(&l->page, o, comm, planned, at->step);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");
@@ -113,7 +112,7 @@ static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before,
 
 /* Writes the samples (world, count) of a step. Of ranks that share samples, only one is listed. */
 static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count) {
-    const Mesh *mesh = &l->parallel->mesh;
+    const Mesh *mesh = &l->comm->mesh;
     if (!l->consumed) return;
     cJSON *line = cJSON_CreateObject();
     json_add_integer(line, "step", step);
@@ -145,7 +144,7 @@ static void print_table_row(const char *name, const double row[RANK_COLUMNS]) {
 /* Prints what each rank did over all steps, and the slowest rank, which the others waited for. */
 static void logger_ranks(const Logger *l) {
     enum { SHOWN = 64 };
-    int world = l->parallel->mesh.world;
+    int world = l->comm->mesh.world;
     RankSummary all = rank_summary(l->ranks, world);
     printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s",
            "computing s", "waiting s", "memory MB");
@@ -175,7 +174,7 @@ static void logger_page(Logger *l) {
 
 /* `run_ends`: this was the last stage. */
 static void logger_close(Logger *l, int run_ends) {
-    if (l->parallel->mesh.world > 1 && l->steps) logger_ranks(l);
+    if (l->comm->mesh.world > 1 && l->steps) logger_ranks(l);
     l->page.has_ended = run_ends;
     logger_page(l);
     if (l->metrics && (fclose(l->metrics) || fclose(l->consumed))) logger_failed(l);
@@ -217,22 +216,22 @@ static void json_add_rank_range(cJSON *line, const RankSummary *all) {
 }
 
 /* Memory by category, and by axis the bytes that this rank received in this step and how long it waited. */
-static void json_add_device(cJSON *line, const Parallel *p) {
+static void json_add_device(cJSON *line, const Comm *comm) {
     static const Axis axes[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
     cJSON *memory = cJSON_AddObjectToObject(line, "memory");
     for (int c = 0; c < MEM_CATEGORIES; c++)
-        json_add_integer(memory, mem_category_names[c], (int64_t)p->dev.arenas[c].peak);
+        json_add_integer(memory, mem_category_names[c], (int64_t)comm->dev->arenas[c].peak);
     cJSON *traffic = cJSON_AddObjectToObject(line, "bytes");
     for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++) {
         int64_t received = 0;
         for (int op = 0; op < COLLECTIVES; op++)
-            if (op != SEND) received += p->comm.traffic_measured[axes[i]][op].bytes;
+            if (op != SEND) received += comm->traffic_measured[axes[i]][op].bytes;
         json_add_integer(traffic, axis_names[axes[i]], received);
     }
     cJSON *waits = cJSON_AddObjectToObject(line, "wait_axis_s");
     for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++)
-        cJSON_AddItemToObject(waits, axis_names[axes[i]], json_real("%.6f", p->comm.wait_seconds[axes[i]]));
-    cJSON_AddItemToObject(waits, axis_names[AXIS_WORLD], json_real("%.6f", p->comm.wait_seconds[AXIS_WORLD]));
+        cJSON_AddItemToObject(waits, axis_names[axes[i]], json_real("%.6f", comm->wait_seconds[axes[i]]));
+    cJSON_AddItemToObject(waits, axis_names[AXIS_WORLD], json_real("%.6f", comm->wait_seconds[AXIS_WORLD]));
 }
 
 /* A share of a rate, or null if the rate is not known. */
@@ -253,7 +252,7 @@ static void json_add_source_epochs(cJSON *line, const Progress *progress) {
 static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks,
                            const RankSummary *all) {
     const Options *o = l->opt;
-    int world = l->parallel->mesh.world;
+    int world = l->comm->mesh.world;
     cJSON *line = cJSON_CreateObject();
     json_add_integer(line, "step", step);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->targets ? s->loss : NAN)); // of no target there is none
@@ -276,7 +275,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     cJSON_AddItemToObject(line, "data_wait_s", json_real("%.6f", s->data_wait_seconds));
     cJSON_AddItemToObject(line, "communication_s", json_real("%.6f", s->communication_seconds));
     cJSON_AddItemToObject(line, "overlap", json_real("%.4f", s->overlap));
-    json_add_device(line, l->parallel);
+    json_add_device(line, l->comm);
     json_add_rank_range(line, all);
     json_add_integer(line, "slowest_rank", all->slowest);
     if (world <= 64 || step == o->steps) json_add_ranks(line, ranks, world);
@@ -285,7 +284,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
 }
 
 /* Records a step whose update is skipped because of an outlier. The step's own line follows. */
-static void logger_outlier(Logger *l, int64_t step, const StepStats *s, OutlierKind kind) {
+static void logger_outlier(const Logger *l, int64_t step, const StepStats *s, OutlierKind kind) {
     if (!l->metrics) return;
     cJSON *line = cJSON_CreateObject();
     json_add_integer(line, "step", step);
@@ -299,7 +298,7 @@ static void logger_outlier(Logger *l, int64_t step, const StepStats *s, OutlierK
 
 static void logger_progress(const Logger *l, int64_t step, const StepStats *s, const RankSummary *all) {
     const Options *o = l->opt;
-    const Device *dev = &l->parallel->dev;
+    const Device *dev = l->comm->dev;
     double rate = (double)(s->samples * o->seq) / s->seconds; // tokens/s
     flockfile(stdout);                                        // keeps the line whole while other ranks print
     printf("step %6" PRId64 "/%d | ", step, o->steps);
@@ -325,7 +324,7 @@ static void logger_progress(const Logger *l, int64_t step, const StepStats *s, c
 /* Records a step; `ranks` (world) are all ranks' figures. Prints the first and the last step, and at most one line in
  * two seconds. */
 static void logger_step(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks) {
-    int world = l->parallel->mesh.world;
+    int world = l->comm->mesh.world;
     RankSummary all = rank_summary(ranks, world);
     l->samples += s->samples;
     l->steps++;

@@ -5,13 +5,14 @@
  */
 #ifndef PLAN_H
 #define PLAN_H
-#include "layout.h"  // defines: json_add_mesh, json_add_groups
-#include "ledger.h"  // defines: Traffic, traffic_equal, json_add_traffic, json_add_flops_by_op
-#include "trainer.h" // defines: Trainer, trainer_close, Job
+#include "layout.h"      // defines: json_add_mesh, json_add_groups
+#include "ledger.h"      // defines: Traffic, traffic_equal, json_add_traffic, json_add_flops_by_op
+#include "job.h"         // defines: Job, job_reductions_apart
+#include "step_report.h" // defines: StepReport
 
 typedef struct {
     int first_rank;                        // the lowest rank of the class, whose dry run this is
-    Trainer *trainer;                      // the dry run
+    struct Trainer *trainer;               // the dry run, which belongs to whoever opened the plan
     const Device *dry_run;                 // its memory, FLOPs and timeline
     Traffic traffic[2][AXES][COLLECTIVES]; // EXPECTED, DRY_RUN
 } RankClass;
@@ -69,34 +70,21 @@ static void plan_begin(Plan *p, const Job *j) {
     p->class_of = new_array(int, j->mesh.world);
 }
 
-/* Puts `rank` into the class that its dry run fits, or makes it the first of a new one. Takes over `trainer`. */
-static void plan_add(Plan *p, const Job *j, int rank, Trainer *trainer) {
-    const Device *dev = &trainer->parallel.dev;
-    const Comm *comm = &trainer->parallel.comm;
+/* Puts `rank` into the class that its dry run fits, or makes it the first of a new one, which is returned; NULL: there is
+ * no new one. */
+static RankClass *plan_add(Plan *p, int rank, const Comm *dry_run) {
+    const Job *j = p->job;
     int i = 0;
-    while (i < p->count && !is_of_class(&p->classes[i], dev, comm)) i++;
+    while (i < p->count && !is_of_class(&p->classes[i], dry_run->dev, dry_run)) i++;
     p->class_of[rank] = i;
-    if (i < p->count) {
-        trainer_close(trainer);
-        free(trainer);
-        return;
-    }
+    if (i < p->count) return NULL;
     p->classes = (RankClass *)checked_realloc(p->classes, sizeof(RankClass) * (i + 1));
     RankClass *added = &p->classes[p->count++];
     added->first_rank = rank;
-    added->trainer = trainer;
-    added->dry_run = dev;
-    memcpy(added->traffic[DRY_RUN], comm->traffic_started, sizeof comm->traffic_started);
+    added->dry_run = dry_run->dev;
+    memcpy(added->traffic[DRY_RUN], dry_run->traffic_started, sizeof dry_run->traffic_started);
     expected_traffic(added->traffic[EXPECTED], &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
-}
-
-static void plan_close(Plan *p) {
-    for (int c = 0; c < p->count; c++) {
-        trainer_close(p->classes[c].trainer);
-        free(p->classes[c].trainer);
-    }
-    free(p->classes);
-    free(p->class_of);
+    return added;
 }
 
 // ---------------------------------------------------------------------------

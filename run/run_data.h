@@ -8,7 +8,6 @@
 #ifndef RUN_DATA_H
 #define RUN_DATA_H
 #include "history.h"      // defines: History, HistoryBucket
-#include "parallel.h"     // defines: Parallel, Options
 #include "rank_figures.h" // defines: RankFigures, rank_row
 
 extern const char run_html[]; // from the object that the Makefile makes of dev/pages
@@ -17,11 +16,11 @@ static const double PAGE_SECONDS = 5, PAGE_SHARE = 500;
 
 typedef struct {
     const Options *opt;
-    const Parallel *parallel;
+    const Comm *comm;
     History *history;
-    RankFigures *ranks;         // (world) sums over the steps since this start
-    int64_t steps;              // since this start
-    const Device *planned;      // rank 0's dry run, whose memory plan.json has, too
+    RankFigures *ranks;                        // (world) sums over the steps since this start
+    int64_t steps;                             // since this start
+    const Device *planned;                     // rank 0's dry run, whose memory plan.json has, too
     double started, next_write, write_seconds; // seconds_now; spent on writing so far
     int has_ended, noted_failure;
 } RunData;
@@ -60,11 +59,11 @@ static void write_curves(FILE *f, const History *h) {
 
 /* Memory by category of rank 0; of each rank its host, and sums since this start in the order of rank_columns. */
 static void write_memory_and_ranks(FILE *f, const RunData *d) {
-    int world = d->parallel->mesh.world;
+    int world = d->comm->mesh.world;
     double row[RANK_COLUMNS];
     fputs("\"memory\":[", f);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
-        const Arena *a = &d->parallel->dev.arenas[c];
+        const Arena *a = &d->comm->dev->arenas[c];
         fprintf(f, "%s{\"category\":\"%s\",\"place\":\"%s\",\"peak\":%" PRId64 ",\"planned\":%" PRId64 "}",
                 c ? "," : "", mem_category_names[c], a->offloaded ? OFFLOAD_PLACE : "", (int64_t)a->peak,
                 (int64_t)d->planned->arenas[c].peak);
@@ -117,11 +116,12 @@ static void write_options(FILE *f, const Options *o) {
 static void run_data_print(FILE *f, const RunData *d) {
     const History *h = d->history;
     char axes[160];
-    mesh_print(axes, sizeof axes, d->parallel->mesh.size, 1);
-    fprintf(f, "var run_data = {\"has_ended\":%d,\"written\":%" PRId64 ",\"world\":%d,\"steps\":%d,\"first_step\":"
-               "%" PRId64 ",\"last_step\":%" PRId64 ",\"stride\":%" PRId64 ",\"outliers\":%" PRId64 ",\"unreadable\":"
-               "%" PRId64 ",\"most_skips\":%d,\"elapsed\":%.6g,\"elapsed_steps\":%" PRId64 ",\"write_seconds\":%.3g,\n",
-            d->has_ended, (int64_t)time(NULL), d->parallel->mesh.world, d->opt->steps, h->first_step, h->last_step,
+    mesh_print(axes, sizeof axes, d->comm->mesh.size, 1);
+    fprintf(f,
+            "var run_data = {\"has_ended\":%d,\"written\":%" PRId64 ",\"world\":%d,\"steps\":%d,\"first_step\":"
+            "%" PRId64 ",\"last_step\":%" PRId64 ",\"stride\":%" PRId64 ",\"outliers\":%" PRId64 ",\"unreadable\":"
+            "%" PRId64 ",\"most_skips\":%d,\"elapsed\":%.6g,\"elapsed_steps\":%" PRId64 ",\"write_seconds\":%.3g,\n",
+            d->has_ended, (int64_t)time(NULL), d->comm->mesh.world, d->opt->steps, h->first_step, h->last_step,
             h->stride, h->outliers, h->unreadable, MOST_SKIPS, seconds_now() - d->started, d->steps, d->write_seconds);
     write_key_text(f, "precision", PRECISION_NAME);
     write_key_text(f, "mesh", axes);
@@ -145,8 +145,10 @@ static void run_data_write(RunData *d) {
     if (!failed) failed = replace_text_file(d->opt->out, "run-data.js", text, length);
     free(text);
     if (failed && !d->noted_failure)
-        fprintf(stderr, "note: cannot write run.html and run-data.js in %s: %s; training continues, and they are "
-                        "written again when that is possible\n", d->opt->out, strerror(failed));
+        fprintf(stderr,
+                "note: cannot write run.html and run-data.js in %s: %s; training continues, and they are "
+                "written again when that is possible\n",
+                d->opt->out, strerror(failed));
     d->noted_failure |= !!failed;
     double now = seconds_now();
     d->write_seconds += now - start;
@@ -155,12 +157,11 @@ static void run_data_write(RunData *d) {
 
 /* `planned`: rank 0's dry run. `steps_before`: the step that the run resumes from, whose history is read from
  * metrics.jsonl; 0: a new run. */
-static void run_data_open(RunData *d, const Options *o, const Parallel *parallel, const Device *planned,
-                          int64_t steps_before) {
+static void run_data_open(RunData *d, const Options *o, const Comm *comm, const Device *planned, int64_t steps_before) {
     char path[4096];
     memset(d, 0, sizeof *d);
     d->opt = o;
-    d->parallel = parallel;
+    d->comm = comm;
     d->planned = planned;
     d->started = seconds_now();
     if (!o->out) return;

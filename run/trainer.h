@@ -15,22 +15,7 @@
 #include "job.h"               // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
 #include "model.h"             // defines: Model, model_open
 #include "parallel.h"          // defines: Parallel, sharding_of
-
-/* What each rank tells all others at the end of a step (step_report.h). */
-typedef struct {
-    ExactSum loss;                 // sum over this rank's tokens
-    ExactSum squared_norm;         // of the gradient elements that this rank owns
-    int64_t targets;               // positions with a loss; 0 if another rank counts the same ones
-    int64_t bad_tensor;            // the first tensor whose gradient is not finite; -1: none
-    uint64_t seeds;                // hash of the sampler and of the seed of the weights
-    uint64_t samples_hash;         // hash of the samples that this rank trained on, and of their tokens
-    RankLines lines;               // hashes of the collectives and messages that it started
-    int save_signals, end_signals; // signals that its process has received so far
-    int is_writing;                // its part of a checkpoint is not on the disk yet
-    RankFigures figures;
-} StepReport;
-
-enum { SUM_LOSS, SUM_SQUARED_NORM, SUM_Z_LOSS, SUMS };
+#include "step_report.h"       // defines: StepReports, StepReport
 
 /* What a stage of a recipe hands to the next one. */
 typedef struct {
@@ -53,16 +38,7 @@ typedef struct Trainer {
     Progress progress;    // steps, samples, updates and skipped updates so far
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
-    // a step
-    ExactSum *sums;                // (SUMS, without --z-loss one fewer) of the step so far, in device memory
-    StepReport *reports;           // (world) of all ranks
-    RankFigures *figures;          // (world) the figures in the reports
-    ExactSum *z_losses;            // (world) sums of all ranks' z-losses; NULL without --z-loss
-    Request z_loss_gather;         // the all-gather of z_losses
-    int64_t *samples;              // (world, accumulation, B) the samples of all ranks; NULL: nothing names them
-    Request samples_gather;        // the all-gather of `samples`, in flight during the step
-    int save_signals_seen;         // signals that asked for a checkpoint and were obeyed
-    int is_writing;                // some rank's part of a checkpoint is not on the disk yet
+    StepReports reports;           // what the ranks tell each other at the end of a step
     int64_t saved_by_stage_before; // see logger_open
     int is_checked;                // traffic and memory of a step were compared with those of the dry run
 
@@ -75,10 +51,6 @@ typedef struct Trainer {
 
 // ---------------------------------------------------------------------------
 // allocation
-
-static size_t sums_bytes(const Trainer *trainer) {
-    return sizeof(ExactSum) * (trainer->job->opt.z_loss > 0 ? SUMS : SUM_Z_LOSS);
-}
 
 static void timeline_open(Device *dev, const Job *j) {
     if (!dev->max_events) return;
@@ -130,11 +102,8 @@ static void trainer_allocate(Trainer *trainer) {
     Model *m = &trainer->model;
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
-    int world = j->mesh.world;
     timeline_open(dev, j);
-    trainer->sums = (ExactSum *)arena_alloc(dev, MEM_WORKSPACE, "sums of the step", sums_bytes(trainer));
-    trainer->reports = arena_array(StepReport, dev, MEM_HOST, "step reports", world);
-    trainer->figures = arena_array(RankFigures, dev, MEM_HOST, "figures of all ranks", world);
+    step_reports_open(&trainer->reports, &p->comm, o->z_loss > 0);
     Sharding sharding = sharding_of(o);
     sharding.writes_files |= j->purpose.files != NULL;
     sharding.merges_adapters = j->purpose.merges_adapters;
@@ -144,11 +113,8 @@ static void trainer_allocate(Trainer *trainer) {
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
         optimizer_open(&trainer->optimizer, &p->fsdp, (float)o->muon_momentum);
     }
-    m->loss_sum = &trainer->sums[SUM_LOSS];
-    if (o->z_loss > 0 && m->training) {
-        m->z_loss_sum = &trainer->sums[SUM_Z_LOSS];
-        trainer->z_losses = arena_array(ExactSum, dev, MEM_HOST, "z-losses of all ranks", world);
-    }
+    m->loss_sum = &trainer->reports.sums[SUM_LOSS];
+    if (o->z_loss > 0 && m->training) m->z_loss_sum = &trainer->reports.sums[SUM_Z_LOSS];
     if (!j->purpose.converts) {
         model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->purpose.cached_positions);
         pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
@@ -158,9 +124,7 @@ static void trainer_allocate(Trainer *trainer) {
     trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
     checkpoints_open(trainer);
     if (!m->training) return;
-    int64_t samples = (int64_t)o->accum * o->batch * world;
-    if (o->out || o->outlier_window)
-        trainer->samples = arena_array(int64_t, dev, MEM_HOST, "samples of all ranks", samples);
+    if (o->out || o->outlier_window) step_reports_name_samples(&trainer->reports, (int64_t)o->accum * o->batch);
     data_open(trainer);
 }
 
@@ -295,7 +259,7 @@ static void trainer_continue(Trainer *trainer, const StageResult *before) {
     trainer->progress.samples = before->progress.samples;
     trainer->progress.tokens = before->progress.tokens;
     trainer->progress.outliers = before->progress.outliers;
-    trainer->save_signals_seen = before->save_signals_seen;
+    trainer->reports.save_signals_seen = before->save_signals_seen;
     trainer->noted_lost_lines = before->noted_lost_lines;
     trainer->saved_by_stage_before = before->saved;
 }
@@ -306,7 +270,7 @@ static StageResult trainer_end_stage(Trainer *trainer) {
     device_synchronize_all(&trainer->parallel.dev);
     result.state = device_take_state(&trainer->parallel.dev);
     result.progress = trainer->progress;
-    result.save_signals_seen = trainer->save_signals_seen;
+    result.save_signals_seen = trainer->reports.save_signals_seen;
     result.noted_lost_lines = trainer->noted_lost_lines;
     result.saved = trainer->logger.saved;
     trainer_close(trainer);

@@ -5,7 +5,7 @@ change='@@ dataloader.h sampler_window
 - int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
 + int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard / 2 * 2;'
 unchecked='@@ run/step_report.h check_reports
-- check_samples(trainer, step, first_window);'
+- check_samples(r, sampler, step, first_window);'
 check="run"
 expected="train on the same samples"
 bug="The sampler deals out samples by a wrong rank number: two ranks get the same ones, and half of the samples of each

@@ -71,7 +71,7 @@ static float *losses_of_window(Trainer *trainer, int32_t *ids, int32_t *targets)
     batch.inputs = ids;
     batch.targets = targets;
     if (trainer->model.docs) batch.docs = batch.own_docs = docs;
-    device_zero(&trainer->parallel.dev, trainer->sums, sums_bytes(trainer));
+    step_reports_begin(&trainer->reports);
     model_forward(&trainer->model, &trainer->parallel.pipeline, &batch);
     head_loss(&trainer->model, NO_GRADIENTS);
     fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);

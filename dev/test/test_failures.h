@@ -60,8 +60,8 @@ static void run_turns(void *arguments) { launch(make_job((const char *)arguments
 static void other_report(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->trainer, 1);
-    if (rank == 1) o->trainer.reports[0].lines.order[AXIS_FSDP]++;
-    check_reports(&o->trainer, 1, 0);
+    if (rank == 1) o->trainer.reports.of_ranks[0].lines.order[AXIS_FSDP]++;
+    check_reports(&o->trainer.reports, &o->trainer.loader.sampler, 1, 0);
 }
 
 static void run_other_report(void *arguments) {
@@ -102,10 +102,11 @@ static void bad_gradient(Job *j, int rank) {
     for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
         if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj"))
             set_float(&trainer->parallel.dev, p.unit->grad + p.at + p.count / 2, INFINITY);
-    device_zero(&trainer->parallel.dev, trainer->sums, sums_bytes(trainer));
-    exchange_reports(trainer, &trainer->loader.ring[0], 0);
-    StepStats s = sum_reports(trainer);
-    if (s.skipped) skip_update(trainer, 2, &s);
+    step_reports_begin(&trainer->reports);
+    StepReport mine = own_report(trainer, &trainer->loader.ring[0]);
+    exchange_reports(&trainer->reports, &trainer->parallel.fsdp, &mine, 0);
+    StepStats s = sum_reports(&trainer->reports);
+    if (s.skipped) skip_update(&trainer->reports, &j->table, &trainer->progress, 2, &s);
 }
 
 static void run_bad_gradient(void *arguments) {

@@ -163,11 +163,11 @@ static Job *fixture_job(const StFiles *expected, const char *fixture, const char
 
 /* Returns the mean loss of the batch, and leaves its logits. */
 static double fixture_loss(Trainer *trainer, const StepBatch *b) {
-    device_zero(&trainer->parallel.dev, trainer->sums, sums_bytes(trainer));
+    step_reports_begin(&trainer->reports);
     model_forward(&trainer->model, &trainer->parallel.pipeline, b);
     head_loss(&trainer->model, NO_GRADIENTS);
     ExactSum sum = ZERO, unsettled;
-    device_read(&trainer->parallel.dev, &unsettled, &trainer->sums[SUM_LOSS], sizeof unsettled);
+    device_read(&trainer->parallel.dev, &unsettled, &trainer->reports.sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);
     fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     return exact_value(&sum) / (double)b->num_targets;

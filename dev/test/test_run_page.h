@@ -23,7 +23,7 @@ static char *data_of_history(const History *h, const Job *j, size_t *length) {
     char *text;
     dry_run_open(&w, j, 0, NULL);
     d.opt = &j->opt;
-    d.parallel = &w.parallel;
+    d.comm = &w.parallel.comm;
     d.planned = &w.parallel.dev;
     d.history = (History *)(uintptr_t)h;
     d.ranks = ranks;
@@ -238,7 +238,7 @@ static void test_killed_writer(void) {
     snprintf(page, sizeof page, "%s/page/run.html", scratch_dir);
     unlink(page);
     dry_run_open(&w, j, 0, NULL);
-    run_data_open(&d, &j->opt, &w.parallel, &w.parallel.dev, 0);
+    run_data_open(&d, &j->opt, &w.parallel.comm, &w.parallel.dev, 0);
     CHECK("run.html is there when a run starts", !access(page, F_OK), "%zu bytes", strlen(run_html));
     d.ranks = ranks;
     d.steps = 1;

@@ -132,8 +132,8 @@ static int32_t sample_token(const float *logits /* (V) */, int V, const Sampling
 static void take_from_rank_0(Trainer *trainer, const char *what, void *value, size_t bytes) {
     Parallel *p = &trainer->parallel;
     if (p->mesh.world == 1) return;
-    all_gather_now(&p->comm, AXIS_WORLD, what, value, trainer->reports, bytes);
-    memcpy(value, trainer->reports, bytes);
+    all_gather_now(&p->comm, AXIS_WORLD, what, value, trainer->reports.of_ranks, bytes);
+    memcpy(value, trainer->reports.of_ranks, bytes);
 }
 
 /* The id that rank 0 sampled, on every rank: GPUs of different kinds may differ in the last bits of the logits. */

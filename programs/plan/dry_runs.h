@@ -106,7 +106,7 @@ static void plan_keep(Plan *p, EventLists *lists, int rank, Trainer *dry_run, Co
     if (dry_run) {
         event_lists_rename(lists, recorded);
         event_lists_keep(lists, rank, recorded);
-        plan_add(p, p->job, rank, dry_run);
+        plan_take(p, rank, dry_run);
     } else {
         int representative = dry_run_representative(p, lists->kind, rank);
         p->class_of[rank] = p->class_of[representative];
