@@ -22,10 +22,9 @@
 #include "dataloader.h"            // defines: Dataset, Loader, StepBatch, loader_next, read_window
 #include "run/options.h"           // defines: Options, options_parse, options_write
 #include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
-#include "run/model.h"             // defines: Model, BlockActivations: what forward and backward compute in
-#include "run/weights.h"           // defines: BlockWeights, block_weights, head_weights, blocks_prefetch
-#include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
-#include "run/trainer.h"           // defines: Trainer, trainer_allocate, trainer_open, trainer_end_stage, …
+#include "run/agreement.h"         // defines: check_agreement, check_shared_out
+#include "run/ledger.h"            // defines: Ledger, ledger_check, expected_traffic
+#include "run/memory_check.h"      // defines: check_memory, need_of_device, nccl_need
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, judge_outliers, mean_z_loss, …
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
@@ -36,6 +35,282 @@
 #include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
 #include "run/launch.h"            // defines: process_begin, help_or_version, process_connect, launch
+
+// ---------------------------------------------------------------------------
+// the part of the model that this rank computes
+
+/* What a block keeps from forward to backward: the residual stream it read (--recompute full); also the outputs of its
+ * matmuls and of attention (selective); or everything (none). Backward recomputes the rest (activation checkpointing,
+ * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
+typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
+
+/* One block's activations. A micro-batch has N = B·T tokens on this context-parallel rank. Activations between matmuls
+ * are of all N and of this tensor-parallel rank's heads and part of F; QKV = (NH + 2·NKV)·HD is the width of a token's
+ * queries, keys and values. The residual stream and the norms are of n tokens: N, or this tensor-parallel rank's share
+ * of them. The middle column says from which Keep on each is kept. */
+typedef struct {
+    Keep keep;
+    floatX *x;               // (n, C)       KEEP_INPUT    residual stream before the block
+    floatX *attn_norm;       // (n, C)       KEEP_ALL      normalized input of attention
+    float *attn_rstd;        // (n)          KEEP_ALL      1 / rms of x
+    floatX *qkv;             // (N, QKV)     KEEP_MATMULS  queries, keys, values; rotated in place
+    floatX *attn;            // (N, NH·HD)   KEEP_MATMULS  output of attention
+    float *lse;              // (B, NH, T)   KEEP_MATMULS  log of the softmax's denominator
+    floatX *after_attention; // (n, C)       KEEP_MATMULS  residual stream after attention
+    floatX *mlp_norm;        // (n, C)       KEEP_ALL      normalized input of the MLP
+    float *mlp_rstd;         // (n)          KEEP_ALL      1 / rms of after_attention
+    floatX *gate_up;         // (N, 2F)      KEEP_MATMULS
+    floatX *swiglu;          // (N, F)       KEEP_ALL      silu(gate) · up
+} BlockActivations;
+
+typedef struct {
+    const Options *opt;
+    const Llama3Config *whole_config;
+    Llama3Config config;    // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
+    TensorTable table;      // this rank's tensors
+    int training;           // activations are kept for backward
+    int softmax_statistics; // of logits are read
+    Device *dev;
+    Fsdp *fsdp;
+    TensorParallel *tp;
+    ContextParallel *cp;
+
+    // what is computed now
+    int B, T;                    // sequences of the micro-batch; this rank's tokens of each
+    int past;                    // generation: tokens before these, whose keys and values are in the cache
+    int32_t *ids, *targets;      // (N)
+    int32_t *docs;               // (B, T·cp) each token's document; NULL without --doc-mask
+    int32_t *own_docs;           // (N) the same of this rank's tokens: `docs` itself if cp = 1
+    const Stage *stage;          // the virtual stage that is computed
+    BlockActivations *blocks;    // (num_activations) of the stage's blocks, for the current micro-batch
+    int num_activations;         // when training one for each block of the stage, else 1, which each block overwrites
+    BlockActivations *sets;      // the activations of all virtual stages and micro-batches in flight
+    int first_set[MAX_STAGES];   // where those of each virtual stage begin in `sets`
+    BlockActivations recomputed; // buffers for what blocks do not keep, shared by all of them
+
+    // forward
+    floatX *sublayer_out; // (n, C) output of the last sublayer; the next RMSNorm adds it to the residual stream
+    floatX *final_x;      // (n, C) residual stream after the last block
+    floatX *final_norm;   // (n, C) its final norm
+    float *final_rstd;    // (n)
+    void *logits;         // of a chunk: (logit_rows, stride) floatX in training, else (fp32_rows, V) fp32
+    int logit_rows;       // tokens in a chunk that goes backward; its gradients overwrite the logits
+    int fp32_rows;        // tokens in a chunk of fp32 logits, in the same memory
+    float *losses;        // (n·tp)
+    ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
+    ZLoss z_loss;         // its losses: (n·tp), NULL without --z-loss
+    ExactSum *z_loss_sum; // as loss_sum; NULL without --z-loss
+    Lora lora;            // buffers of the adapters
+    float *cos_sin;       // (num_positions, 2, HD/2) rotary embedding
+    int32_t *positions;   // (T; with a cache num_positions) of this rank's tokens in the sequence
+    int num_positions;    // of a whole sequence
+    floatX *kv_cache;     // generation: (L, num_positions, 2·NKV·HD) keys and values; else NULL
+    float *next_logits;   // generation: (V) in host memory
+
+    // backward: gradients of
+    floatX *d_x;      // (n, C) the residual stream
+    floatX *d_norm;   // (n, C) a norm's output
+    floatX *d_qkv;    // (N, QKV) queries, keys, values
+    floatX *d_attn;   // (N, NH·HD) attention's output
+    floatX *d_swiglu; // (N, F)
+} Model;
+
+static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
+
+/* The logits of a chunk: floatX of m->logit_rows tokens if it goes backward, otherwise fp32 of m->fp32_rows tokens. */
+static inline Logits model_logits(const Model *m, int goes_backward) {
+    int V = m->config.V;
+    return goes_backward ? logits_x((floatX *)m->logits, V) : logits_fp32((float *)m->logits, V);
+}
+
+static inline FsdpUnit *fsdp_unit(const Model *m, int unit) { return &m->fsdp->units[unit]; }
+
+// ---------------------------------------------------------------------------
+// the weights of a block and of the head by name
+//
+// An FSDP unit is one flat buffer with the tensors of a block (or several). Its offsets become pointers with names:
+// block_weights waits until the block is unsharded and returns where each matrix lies, with its adapters and, for
+// backward, with the places of their gradients. Pointers to weights are valid until the unit is resharded, pointers to
+// gradients until fsdp_reduce_gradients.
+
+/* Shapes are those of this rank: with tensor parallelism NH, NKV, F and V are its share. Gradients are fp32, NULL for a
+ * frozen weight and in forward. */
+typedef struct {
+    const floatX *attn_norm; // (C)
+    Linear qkv;              // (QKV, C) queries, keys and values, fused into one matmul
+    Linear o;                // (C, NH·HD)
+    const floatX *mlp_norm;  // (C)
+    Linear gate_up;          // (2F, C) gate and up, fused
+    Linear down;             // (C, F)
+    float *d_attn_norm;      // (C) backward adds to it
+    float *d_mlp_norm;       // (C) backward adds to it
+} BlockWeights;
+
+typedef struct {
+    const floatX *norm; // (C)
+    const floatX *head; // (V, C) the embedding itself if they are tied
+    float *d_norm;      // (C) backward adds to it
+    float *d_head;      // (V, C) backward overwrites it, or adds to it
+    int accumulates;    // backward adds to d_head: it holds the sum of earlier micro-batches
+} HeadWeights;
+
+enum { NO_GRADIENTS = -1 }; // in place of a micro-batch: forward only
+
+/* The tensors of one block within an unsharded unit. */
+typedef struct {
+    const floatX *weights;  // from the block's first element on
+    float *gradients;       // the same of the full-size gradient; NULL: frozen, or forward
+    const int64_t *offsets; // (W_KINDS) of each kind of tensor
+    int accumulates;        // the gradients are sums of earlier micro-batches, and backward adds to them
+} UnitTensors;
+
+/* Waits until the unit is unsharded. `block`: the block's number within the unit. */
+static UnitTensors unit_tensors(Model *m, int unit, int block, int micro_batch) {
+    FsdpUnit *u = fsdp_unit(m, unit);
+    int64_t first = block * u->table_unit->block_stride;
+    UnitTensors t = {fsdp_unshard(m->fsdp, u) + first, NULL, u->table_unit->offsets, 0};
+    if (micro_batch != NO_GRADIENTS && !u->table_unit->frozen) {
+        t.gradients = fsdp_gradients(m->fsdp, u, micro_batch) + first;
+        t.accumulates = u->gradient_accumulates;
+    }
+    return t;
+}
+static const floatX *weight_of(const UnitTensors *t, WeightKind kind) { return t->weights + t->offsets[kind]; }
+static float *gradient_of(const UnitTensors *t, WeightKind kind) {
+    return t->gradients ? t->gradients + t->offsets[kind] : NULL;
+}
+
+/* A matrix and those that are fused to it, as one layer with their adapters. */
+static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, const UnitTensors *adapters,
+                           WeightKind first) {
+    Linear layer = ZERO;
+    layer.w = weight_of(block, first);
+    layer.d_w = gradient_of(block, first);
+    layer.accumulates = block->accumulates || adapters->accumulates; // only one of the two is trained
+    layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
+    for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) {
+        WeightKind kind = (WeightKind)k;
+        int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
+        if (is_adapted(c, kind)) {
+            Adapter *adapter = &layer.adapters[layer.num_adapters++];
+            adapter->a = weight_of(adapters, lora_a(kind));
+            adapter->b = weight_of(adapters, lora_b(kind));
+            adapter->d_a = gradient_of(adapters, lora_a(kind));
+            adapter->d_b = gradient_of(adapters, lora_b(kind));
+            adapter->column = layer.OC;
+            adapter->target = lora_target(kind);
+            adapter->outputs = outputs;
+        }
+        layer.OC += outputs;
+    }
+    return layer;
+}
+
+/* The weights of block l, with gradients for `micro_batch` unless it is NO_GRADIENTS. */
+static BlockWeights block_weights(Model *m, int l, int micro_batch) {
+    const TensorTable *table = &m->table;
+    const Llama3Config *c = &m->config;
+    int in_unit = table_block_in_unit(table, l);
+    UnitTensors block = unit_tensors(m, table_block_unit(table, l), in_unit, micro_batch), adapters = ZERO;
+    if (c->lora_rank) adapters = unit_tensors(m, table_block_adapters(table, l), in_unit, micro_batch);
+    BlockWeights w = ZERO;
+    w.attn_norm = weight_of(&block, W_ATTN_NORM);
+    w.qkv = linear_layer(c, &block, &adapters, W_Q);
+    w.o = linear_layer(c, &block, &adapters, W_O);
+    w.mlp_norm = weight_of(&block, W_MLP_NORM);
+    w.gate_up = linear_layer(c, &block, &adapters, W_GATE);
+    w.down = linear_layer(c, &block, &adapters, W_DOWN);
+    w.d_attn_norm = gradient_of(&block, W_ATTN_NORM);
+    w.d_mlp_norm = gradient_of(&block, W_MLP_NORM);
+    return w;
+}
+
+static HeadWeights head_weights(Model *m, int micro_batch) {
+    UnitTensors t = unit_tensors(m, m->table.head, 0, micro_batch);
+    WeightKind head = table_is_tied(&m->table) ? W_EMBED : W_HEAD;
+    HeadWeights w = {weight_of(&t, W_FINAL_NORM), weight_of(&t, head), gradient_of(&t, W_FINAL_NORM),
+                     gradient_of(&t, head), t.accumulates};
+    return w;
+}
+
+// ---------------------------------------------------------------------------
+// the current virtual stage
+
+/* How many BlockActivations a micro-batch takes on a stage: one for each block; on a stage without blocks (embedding or
+ * head alone) one, for the residual stream. */
+static inline int activations_of_stage(const Stage *stage) { return stage->num_blocks ? stage->num_blocks : 1; }
+
+/* From now on virtual stage v is computed. `set`: which of its sets of activations, one for each micro-batch in flight,
+ * is used. */
+static void model_enter_stage(Model *m, int v, int set) {
+    m->stage = &m->table.stages[v];
+    m->num_activations = m->training ? activations_of_stage(m->stage) : 1;
+    m->blocks = m->sets + m->first_set[v] + (m->training ? set * m->num_activations : 0);
+}
+
+static inline BlockActivations *block_activations(const Model *m, int l) {
+    return &m->blocks[(l - m->stage->first_block) % m->num_activations];
+}
+
+/* Does the current stage embed the tokens? Does it compute the loss? */
+static int stage_embeds(const Model *m) { return m->table.embed >= 0 && m->stage == m->table.stages; }
+static int stage_has_loss(const Model *m) {
+    return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
+}
+
+/* Does anything read the gradient of block l's input? A frozen embedding does not. */
+static int input_gradient_is_read(const Model *m, int l) {
+    return l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
+}
+
+/* From now on micro-batches have B sequences, of which this rank computes T tokens each, after `past` cached ones. */
+static void model_set_tokens(Model *m, int B, int T, int past) {
+    m->B = B;
+    m->T = T;
+    m->past = past;
+    tp_set_tokens(m->tp, B * T);
+    cp_set_tokens(m->cp, B, T);
+}
+
+// ---------------------------------------------------------------------------
+// what attention reads
+
+/* Causal self-attention of this rank's queries to `kv`. --doc-mask keeps it within a document, but positions count on
+ * through documents (Llama 3 paper, section 3.2). */
+static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
+    const Llama3Config *c = &m->config;
+    AttentionShape s = ZERO;
+    s.B = m->B;
+    s.Tq = m->T;
+    s.Tk = kv->tokens;
+    s.NH = c->NH;
+    s.NKV = c->NKV;
+    s.HD = c->HD;
+    s.q_stride = qkv_width(c);
+    s.k_stride = s.v_stride = kv->stride;
+    s.o_stride = c->NH * c->HD;
+    s.q_doc = m->own_docs;
+    s.k_doc = m->docs;
+    s.q_offset = m->past;
+    if (m->cp->size > 1) { // this rank's queries are two halves, the second of which continues after a gap
+        s.q_offset = cp_position(m->cp, 0, m->T);
+        s.q_split = m->T / 2;
+        s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
+    }
+    return s;
+}
+
+/* Generation only: appends the new tokens' keys and values to block l's cache and returns those of all tokens so far.
+ */
+static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
+    const Llama3Config *c = &m->config;
+    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
+    size_t row = sizeof(floatX) * 2 * KV, qkv_row = sizeof(floatX) * (Q + 2 * KV);
+    floatX *cache = m->kv_cache + (int64_t)l * m->num_positions * 2 * KV;
+    device_copy_rows(m->dev, cache + m->past * 2 * KV, row, qkv + Q, qkv_row, row, m->T);
+    KeyValue kv = {cache, cache + KV, 2 * KV, m->past + m->T};
+    return kv;
+}
 
 // ---------------------------------------------------------------------------
 // a block, forward
@@ -264,6 +539,27 @@ void head_loss(Model *m, int micro_batch) {
 }
 
 // ---------------------------------------------------------------------------
+// units of blocks, with their adapters
+
+/* The adapters of a unit of blocks; NULL: there are none. */
+static FsdpUnit *adapters_of(Model *m, int unit) {
+    int block = m->table.units[unit].first_block;
+    return m->config.lora_rank ? fsdp_unit(m, table_block_adapters(&m->table, block)) : NULL;
+}
+
+/* Starts to unshard a unit of blocks and its adapters. */
+static void blocks_prefetch(Model *m, int unit) {
+    FsdpUnit *adapters = adapters_of(m, unit);
+    fsdp_prefetch(m->fsdp, fsdp_unit(m, unit));
+    if (adapters) fsdp_prefetch(m->fsdp, adapters);
+}
+static void blocks_reshard(Model *m, int unit, ReshardPoint now) {
+    FsdpUnit *adapters = adapters_of(m, unit);
+    fsdp_reshard(m->fsdp, fsdp_unit(m, unit), now);
+    if (adapters) fsdp_reshard(m->fsdp, adapters, now);
+}
+
+// ---------------------------------------------------------------------------
 // the blocks of a pipeline stage with FSDP: each is unsharded before it computes and resharded after it
 
 /* The unit after the stage's blocks. */
@@ -334,6 +630,21 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
         FsdpUnit *adapters = adapters_of(m, unit), *trained = adapters ? adapters : fsdp_unit(m, unit);
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
+}
+
+// ---------------------------------------------------------------------------
+// a micro-batch
+
+/* Copies to the device what the current stage needs of a micro-batch of `batch`, which is in host memory. Generation
+ * has no targets. */
+static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) {
+    int64_t N = (int64_t)m->B * m->T, at = micro_batch * N;
+    size_t bytes = sizeof(int32_t) * N;
+    if (stage_embeds(m)) device_feed(m->dev, m->ids, batch->inputs + at, bytes);
+    if (batch->targets && stage_has_loss(m)) device_feed(m->dev, m->targets, batch->targets + at, bytes);
+    if (!batch->docs) return;
+    device_feed(m->dev, m->docs, batch->docs + at * m->cp->size, bytes * (size_t)m->cp->size);
+    if (m->own_docs != m->docs) device_feed(m->dev, m->own_docs, batch->own_docs + at, bytes);
 }
 
 // ---------------------------------------------------------------------------
@@ -412,6 +723,213 @@ void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
         stage_forward(m, pipeline, &step, batch, AFTER_LAST_USE);
     }
 }
+
+// ---------------------------------------------------------------------------
+// the memory of the model
+
+static floatX *activation(Model *m, const char *name, int64_t elements) {
+    return arena_array(floatX, m->dev, MEM_ACTIVATIONS, name, elements);
+}
+static float *activation_fp32(Model *m, const char *name, int64_t elements) {
+    return arena_array(float, m->dev, MEM_ACTIVATIONS, name, elements);
+}
+static int32_t *activation_int32(Model *m, const char *name, int64_t elements) {
+    return arena_array(int32_t, m->dev, MEM_ACTIVATIONS, name, elements);
+}
+
+static Keep block_keeps(const Model *m, int l) {
+    const char *recompute = m->opt->recompute;
+    if (!m->training || !strcmp(recompute, "none")) return KEEP_ALL;
+    if (!strcmp(recompute, "selective")) return KEEP_MATMULS;
+    if (!strcmp(recompute, "full")) return KEEP_INPUT;
+    return l % number_after_colon(recompute, "every") ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
+}
+
+/* Allocates the buffers whose level is in [first, last]; the others are taken from `shared`. */
+static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
+                                   const BlockActivations *shared) {
+    const Llama3Config *c = &m->config;
+    int64_t n = m->tp->tokens, N = (int64_t)m->B * m->T;
+    *a = *shared;
+    a->keep = last;
+    if (first == KEEP_INPUT) a->x = activation(m, "residual stream", n * c->C);
+    if (first <= KEEP_MATMULS && last >= KEEP_MATMULS) {
+        a->qkv = activation(m, "queries, keys, values", N * qkv_width(c));
+        a->attn = activation(m, "attention output", N * c->NH * c->HD);
+        a->lse = activation_fp32(m, "softmax denominators", N * c->NH);
+        a->after_attention = activation(m, "residual stream", n * c->C);
+        a->gate_up = activation(m, "gate and up", 2 * N * c->F);
+    }
+    if (last < KEEP_ALL) return;
+    a->attn_norm = activation(m, "attention norm", n * c->C);
+    a->attn_rstd = activation_fp32(m, "1/rms", n);
+    a->mlp_norm = activation(m, "MLP norm", n * c->C);
+    a->mlp_rstd = activation_fp32(m, "1/rms", n);
+    a->swiglu = activation(m, "SwiGLU output", N * c->F);
+}
+
+/* All sets of block activations: for training one for each block and micro-batch in flight, else a single one. */
+static void blocks_open(Model *m, const Schedule *schedule) {
+    const BlockActivations nothing = ZERO;
+    int stages = m->table.part.virtual_stages, count = m->training ? 0 : 1;
+    Keep least = KEEP_ALL;
+    for (int v = 0; v < stages && m->training; v++) {
+        const Stage *stage = &m->table.stages[v];
+        m->first_set[v] = count;
+        count += schedule->activation_sets[v] * activations_of_stage(stage);
+        for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
+            least = (Keep)min_i64(least, block_keeps(m, l));
+    }
+    m->sets = new_array(BlockActivations, count);
+    if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
+    if (!m->training) block_activations_open(m, m->sets, KEEP_INPUT, KEEP_ALL, &nothing);
+    for (int v = 0; v < stages && m->training; v++) {
+        const Stage *stage = &m->table.stages[v];
+        for (int i = 0; i < schedule->activation_sets[v] * activations_of_stage(stage); i++) {
+            Keep keep = stage->num_blocks ? block_keeps(m, stage->first_block + i % stage->num_blocks) : KEEP_INPUT;
+            block_activations_open(m, &m->sets[m->first_set[v] + i], KEEP_INPUT, keep, &m->recomputed);
+        }
+    }
+    model_enter_stage(m, 0, 0);
+}
+
+/* Tokens whose logits exist at the same time; every tp rank has the same numbers, whatever its part of the vocabulary.
+ * In a bf16 build that trains, the memory of floatX logits has room for half as many in fp32. */
+static void logits_open(Model *m) {
+    int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
+    int64_t rows = m->opt->logit_rows;
+    if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
+    m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
+    int64_t bytes = 0;
+    if (m->training) {
+        m->fp32_rows = (int)max_i64(1, m->logit_rows * (int64_t)sizeof(floatX) / (int64_t)sizeof(float));
+        bytes = m->logit_rows * logits_stride(m->config.V) * (int64_t)sizeof(floatX);
+    }
+    bytes = max_i64(bytes, m->fp32_rows * (int64_t)m->config.V * (int64_t)sizeof(float));
+    m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
+}
+
+static void head_open(Model *m) {
+    const Llama3Config *c = &m->config;
+    int64_t n = m->tp->tokens, all = n * m->tp->size;
+    m->final_x = activation(m, "residual stream", n * c->C);
+    m->final_norm = activation(m, "final norm", n * c->C);
+    m->final_rstd = activation_fp32(m, "1/rms", n);
+    m->losses = activation_fp32(m, "losses", all);
+    m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
+    logits_open(m);
+    device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
+    if (m->training && m->opt->z_loss > 0) {
+        m->z_loss.weight = (float)m->opt->z_loss;
+        m->z_loss.losses = activation_fp32(m, "z-losses", all);
+        device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
+    }
+    tp_open_loss(m->tp, m->logit_rows, m->softmax_statistics);
+}
+
+/* The rotation of every position, and the positions of this rank's tokens. */
+static void positions_open(Model *m, int count) {
+    const Llama3Config *c = &m->config;
+    m->cos_sin = activation_fp32(m, "rotation table", (int64_t)m->num_positions * c->HD);
+    m->positions = activation_int32(m, "positions", count);
+    if (m->dev->dry_run) return;
+    size_t table = sizeof(float) * m->num_positions * c->HD;
+    float *cos_sin = (float *)checked_malloc(table);
+    int32_t *positions = new_array(int32_t, count);
+    rope_table(cos_sin, c, m->num_positions);
+    for (int t = 0; t < count; t++) positions[t] = cp_position(m->cp, t, m->T);
+    device_write(m->dev, m->cos_sin, cos_sin, table);
+    device_write(m->dev, m->positions, positions, sizeof(int32_t) * count);
+    free(cos_sin);
+    free(positions);
+}
+
+/* Buffers for micro-batches of B sequences, of which this rank has T tokens each. cached > 0: generation, with a cache
+ * for the keys and values of that many positions. */
+static void model_open(Model *m, const Schedule *schedule, int B, int T, int cached) {
+    const Llama3Config *c = &m->config;
+    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
+    int first_token_id = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
+    tp_open(m->tp, m->fsdp->comm, (int)N, c->C, first_token_id, m->training);
+    cp_open(m->cp, m->fsdp->comm, B, T, Q, KV, m->training);
+    model_set_tokens(m, B, T, 0);
+    int64_t n = m->tp->tokens;
+    blocks_open(m, schedule);
+    m->sublayer_out = activation(m, "sublayer output", n * c->C);
+    if (m->table.embed >= 0) m->ids = activation_int32(m, "token ids", N);
+    if (m->opt->doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
+    m->own_docs = m->docs;
+    if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
+    if (m->table.head >= 0) head_open(m);
+    if (m->training) {
+        m->d_x = activation(m, "d residual stream", n * c->C);
+        m->d_norm = activation(m, "d norm", n * c->C);
+        m->d_qkv = activation(m, "d queries, keys, values", N * qkv_width(c));
+        m->d_attn = activation(m, "d attention output", N * Q);
+        m->d_swiglu = activation(m, "d SwiGLU output", N * c->F);
+    }
+    lora_open(&m->lora, m->dev, c, N, m->training);
+    m->num_positions = cached ? cached : T * m->cp->size;
+    positions_open(m, cached ? cached : T);
+    if (!cached) return;
+    m->kv_cache = activation(m, "cached keys and values", (int64_t)c->L * cached * 2 * KV);
+    m->next_logits = arena_array(float, m->dev, MEM_HOST, "next token's logits", c->V);
+}
+
+static void model_close(Model *m) {
+    free(m->sets);
+    table_close(&m->table);
+}
+
+// ---------------------------------------------------------------------------
+// a rank: its place in the mesh, its device and communicators, its shards and everything that it trains with
+//
+// A Trainer is bound to its rank (trainer_bind), then allocated on a dry-run device or on a real one by the same code
+// (trainer_allocate).
+
+typedef struct {
+    Mesh mesh;
+    int rank;
+    Device dev;
+    Comm comm;
+    Fsdp fsdp;
+    TensorParallel tp;
+    ContextParallel cp;
+    Pipeline pipeline;
+    int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
+} Parallel;
+
+/* What a stage of a recipe hands to the next one. */
+typedef struct {
+    StateArenas state; // weights and moments
+    Progress progress;
+    int save_signals_seen, noted_lost_lines;
+    int64_t saved; // see logger_open
+} StageResult;
+
+typedef struct Trainer {
+    const Job *job;                // options, configuration and data, which all ranks of a process share
+    const struct Trainer *dry_run; // this rank's dry run; NULL: this is the dry run
+    Model model;
+    Parallel parallel;
+    SharedGradients shared_gradients;
+    Optimizer optimizer;
+    Loader loader;
+    CheckpointWriter writer;
+    Logger logger;        // writes on rank 0 only
+    Progress progress;    // steps, samples, updates and skipped updates so far
+    int noted_lost_lines; // rank 0 has said that standard output cannot be written
+
+    StepReports reports;           // what the ranks tell each other at the end of a step
+    int64_t saved_by_stage_before; // see logger_open
+    int is_checked;                // traffic and memory of a step were compared with those of the dry run
+
+    // evaluation
+    StepBatch eval_batch; // one micro-batch
+    char *eval_raw;       // (window_bytes) scratch space for reading a window
+
+    double load_seconds; // from the start of loading to the moment when all ranks had their weights
+} Trainer;
 
 // ---------------------------------------------------------------------------
 // one training step
@@ -566,6 +1084,214 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
     double bytes = (double)data->target_bytes * ((double)total.targets / (double)data->targets);
     Evaluation e = {total.loss, total.targets, bytes > 0 ? bits / bytes : NAN};
     return e;
+}
+
+// ---------------------------------------------------------------------------
+// opening and closing a rank
+
+static void timeline_open(Device *dev, const Job *j) {
+    if (!dev->max_events) return;
+    if (j->purpose.plans) { // not part of the planned memory
+        dev->events = new_array(Event, dev->max_events);
+        return;
+    }
+    Event *events = arena_array(Event, dev, MEM_HOST, "timeline", dev->max_events);
+    if (!dev->dry_run) dev->events = events;
+}
+
+static void checkpoints_open(Trainer *trainer) {
+    const Job *j = trainer->job;
+    CheckpointWriter *w = &trainer->writer;
+    checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->table, &j->opt);
+    w->recipe = &j->recipe;
+    w->tokenizer = &j->tokenizer_files;
+    w->base_model = j->base_model;
+    w->base_fingerprint = j->base_fingerprint;
+    if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
+    if (j->purpose.files) j->purpose.files(w, j);
+    checkpoint_writer_allocate(w);
+}
+
+/* The data loader begins where the stage begins, or where the checkpoint ended. */
+static void data_open(Trainer *trainer) {
+    const Job *j = trainer->job;
+    const Options *o = &j->opt;
+    const Mesh *mesh = &trainer->parallel.mesh;
+    Sampler s = job_sampler(j, trainer->parallel.rank);
+    LoaderOptions options = ZERO;
+    trainer->progress = j->start;
+    outliers_continue(&trainer->progress.outliers, o->outlier_window);
+    options.T = o->seq;
+    options.document_ids = o->doc_mask;
+    options.cp = mesh->size[AXIS_CP];
+    options.cp_rank = mesh_coordinate(mesh, trainer->parallel.rank, AXIS_CP);
+    options.first_step = j->start.step;
+    options.end_step = stage_end_step(j);
+    options.workers = o->workers;
+    options.cores = j->cores_per_rank;
+    loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
+}
+
+/* Allocates everything that this rank needs, on a dry-run device or a real one. */
+static void trainer_allocate(Trainer *trainer) {
+    const Job *j = trainer->job;
+    const Options *o = &j->opt;
+    Model *m = &trainer->model;
+    Parallel *p = &trainer->parallel;
+    Device *dev = &p->dev;
+    timeline_open(dev, j);
+    step_reports_open(&trainer->reports, &p->comm, o->z_loss > 0);
+    Sharding sharding = sharding_of(o);
+    sharding.writes_files |= j->purpose.files != NULL;
+    sharding.merges_adapters = j->purpose.merges_adapters;
+    if (job_streams_weights(j)) fsdp_bind(&p->fsdp, &p->comm, &m->table, &j->config, &sharding);
+    else fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
+    if (m->training) {
+        shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
+        optimizer_open(&trainer->optimizer, &p->fsdp, (float)o->muon_momentum);
+    }
+    m->loss_sum = &trainer->reports.sums[SUM_LOSS];
+    if (o->z_loss > 0 && m->training) m->z_loss_sum = &trainer->reports.sums[SUM_Z_LOSS];
+    if (!j->purpose.converts) {
+        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->purpose.cached_positions);
+        pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
+    }
+    int cp = j->mesh.size[AXIS_CP];
+    step_batch_open(&trainer->eval_batch, dev, o->batch, o->seq, cp, o->doc_mask);
+    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
+    checkpoints_open(trainer);
+    if (!m->training) return;
+    if (o->out || o->outlier_window) step_reports_name_samples(&trainer->reports, (int64_t)o->accum * o->batch);
+    data_open(trainer);
+}
+
+static void trainer_close(Trainer *trainer) {
+    Parallel *p = &trainer->parallel;
+    logger_free(&trainer->logger);
+    if (trainer->model.training) loader_close(&trainer->loader, &p->dev);
+    device_destroy_event(trainer->eval_batch.fed);
+    checkpoint_writer_close(&trainer->writer);
+    if (!p->dev.dry_run) ops_close(&p->dev);
+    if (p->dev.dry_run) free(p->dev.events);
+    free(p->layout);
+    pipeline_close(&p->pipeline);
+    tp_close(&p->tp);
+    cp_close(&p->cp);
+    model_close(&trainer->model);
+    shared_gradients_close(&trainer->shared_gradients);
+    optimizer_close(&trainer->optimizer);
+    fsdp_close(&p->fsdp);
+    comm_close(&p->comm);
+    device_close(&p->dev);
+}
+
+/* The schedule, tensors and configuration of `rank`; nothing is allocated on its device yet. */
+static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
+    const Options *o = &j->opt;
+    Parallel *p = &trainer->parallel;
+    Model *m = &trainer->model;
+    memset(trainer, 0, sizeof *trainer);
+    trainer->job = j;
+    p->mesh = j->mesh;
+    p->rank = rank;
+    ModelPart part = {j->mesh.size[AXIS_TP],
+                      mesh_coordinate(&j->mesh, rank, AXIS_TP),
+                      j->mesh.size[AXIS_PP],
+                      mesh_coordinate(&j->mesh, rank, AXIS_PP),
+                      o->pp_chunks,
+                      o->pp_light_ends,
+                      j->config.tied && (j->mesh.size[AXIS_PP] > 1 || o->deterministic)};
+    schedule_open(&p->pipeline.schedule, part.pp, part.pp_rank, part.virtual_stages, o->accum);
+    table_open(&m->table, &j->config, number_after_colon(o->wrap, "size"), &part);
+    table_freeze(&m->table, &j->recipe, j->stage);
+    m->config = config_of_part(&j->config, &part);
+    m->whole_config = &j->config;
+    m->opt = o;
+    m->training = job_trains(j);
+    m->softmax_statistics = j->purpose.softmax_statistics;
+    m->dev = &p->dev;
+    m->fsdp = &p->fsdp;
+    m->tp = &p->tp;
+    m->cp = &p->cp;
+}
+
+/* Takes over what the stage before has left. */
+static void trainer_continue(Trainer *trainer, const StageResult *before) {
+    fsdp_refresh_copies(&trainer->parallel.fsdp);
+    trainer->progress.updates = before->progress.updates;
+    trainer->progress.skips = before->progress.skips;
+    trainer->progress.samples = before->progress.samples;
+    trainer->progress.tokens = before->progress.tokens;
+    trainer->progress.outliers = before->progress.outliers;
+    trainer->reports.save_signals_seen = before->save_signals_seen;
+    trainer->noted_lost_lines = before->noted_lost_lines;
+    trainer->saved_by_stage_before = before->saved;
+}
+
+/* Ends a stage, but for what the next one continues with. */
+static StageResult trainer_end_stage(Trainer *trainer) {
+    StageResult result = ZERO;
+    device_synchronize_all(&trainer->parallel.dev);
+    result.state = device_take_state(&trainer->parallel.dev);
+    result.progress = trainer->progress;
+    result.save_signals_seen = trainer->reports.save_signals_seen;
+    result.noted_lost_lines = trainer->noted_lost_lines;
+    result.saved = trainer->logger.saved;
+    trainer_close(trainer);
+    return result;
+}
+
+/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. `before`: the stage
+ * whose weights and moments it continues with; NULL: none. */
+static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank, const StageResult *before) {
+    const Options *o = &j->opt;
+    Parallel *p = &trainer->parallel;
+    trainer_bind(trainer, j, rank);
+    trainer->dry_run = dry_run;
+    if (OFFLOAD_IN_PLACE && offloaded(o)) make_directories(o->out); // by each rank: hosts may not share the directory
+    device_open_with_state(&p->dev, &dry_run->parallel.dev, o->out, rank, before ? &before->state : NULL);
+    ops_open(&p->dev, rank == 0);
+    comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
+    comm_connect(&p->comm, &dry_run->parallel.comm, transport_sums(o));
+    if (o->out) comm_set_flight_directory(&p->comm, o->out);
+    check_agreement(&p->comm, j);
+    check_shared_out(&p->comm, o->out);
+    p->layout = layout_read_back(&p->comm);
+    __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
+    trainer_allocate(trainer);
+    p->fsdp.seed = (uint64_t)o->seed;
+    double start = seconds_now();
+    if (before) trainer_continue(trainer, before);
+    else if (!job_streams_weights(j))
+        weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
+    comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
+    trainer->load_seconds = seconds_now() - start;
+    comm_phase(&p->comm, PHASE_STEP);
+}
+
+// ---------------------------------------------------------------------------
+// the check after the first step
+
+/* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step that has
+ * updated the weights: the update of Muon communicates, too. */
+static void check_first_step(Trainer *trainer) {
+    const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
+    const Options *o = &trainer->job->opt;
+    Ledger l = ZERO;
+    expected_traffic(l.traffic[EXPECTED], &trainer->job->config, p->mesh.world, p->rank, o, sizeof(StepReport));
+    memcpy(l.traffic[DRY_RUN], dry->comm.traffic_started, sizeof l.traffic[DRY_RUN]);
+    memcpy(l.traffic[MEASURED], p->comm.traffic_measured, sizeof l.traffic[MEASURED]);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        l.dry_run_memory[c] = dry->dev.arenas[c].peak;
+        l.measured_memory[c] = p->dev.arenas[c].peak;
+    }
+    if (p->rank == 0 && o->out) {
+        FILE *f = logger_create(o->out, "ledger.json");
+        ledger_write(&l, &dry->dev, f);
+        fclose(f);
+    }
+    ledger_check(&l, p->rank);
+    trainer->is_checked = 1;
 }
 
 // ---------------------------------------------------------------------------
@@ -788,7 +1514,7 @@ static void note_small_step(const Job *j) {
         larger->opt.batch = (int)batch;
         larger->opt.accum = (int)(samples / batch);
         dry_run_open(dry_run, larger, 0, NULL);
-        need = need_of_device(j, &dry_run->parallel);
+        need = need_of_device(j, &dry_run->parallel.comm);
         trainer_close(dry_run);
     }
     if (need <= j->available_memory) print_larger_step(j, &larger->opt, need);
@@ -818,8 +1544,13 @@ static int rank_train(Trainer *trainer) {
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
         const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
-        Banner banner = {&p->comm,          &dry->comm,           &p->fsdp, p->layout, &trainer->loader,
-                         nccl_need(j, dry), trainer->load_seconds};
+        Banner banner = {&p->comm,
+                         &dry->comm,
+                         &p->fsdp,
+                         p->layout,
+                         &trainer->loader,
+                         nccl_need(j, &dry->comm),
+                         trainer->load_seconds};
         print_banner(j, &banner);
         logger_open(&trainer->logger, &j->opt, &trainer->parallel.comm, &trainer->dry_run->parallel.dev,
                     &trainer->progress, j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
@@ -857,7 +1588,7 @@ static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
 static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
     for (; j; j = j->next) {
         dry_run_open(dry_run, j, rank, NULL);
-        check_memory(j, &dry_run->parallel);
+        check_memory(j, &dry_run->parallel.comm);
         trainer_close(dry_run);
     }
 }
@@ -870,7 +1601,7 @@ static void rank_open(Trainer *trainer, Trainer *dry_run, Job *j, int rank) {
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
     // processes, only rank 0 checks its host, but with NCCL each rank checks its own GPU.
-    if (checks) check_memory(j, &dry_run->parallel);
+    if (checks) check_memory(j, &dry_run->parallel.comm);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank, NULL);
 }

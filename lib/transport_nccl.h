@@ -15,7 +15,8 @@
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
-/* The communicators of a rank's links to its neighbors in a pipeline; two ranks are each other's next and previous. */
+/* How many communicators a rank has for messages to its pipeline neighbors. With pp 2 both neighbors are the same rank,
+ * so that there are only two links. */
 static inline int nccl_link_communicators(const Mesh *m) {
     int pp = m->size[AXIS_PP], links = pp > 2 ? (int)LINKS : 2;
     return pp > 1 ? (int)NCCL_TURNS * links : 0;
@@ -29,12 +30,13 @@ static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
     return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
 }
 
-/* The most multiprocessors that a communicator may occupy; NCCL_UNLIMITED: as many as NCCL chooses, since nothing
- * computes meanwhile. Within a host 16 carry what NVLink can (Transformer Engine's tensor-parallel overlap takes 16:
- * initialize_ub in its pytorch/module/base.py); 20 suffice for NVLink and InfiniBand together (DeepSeek-V3, arXiv
- * 2412.19437, section 3.2.2). So with tp, whose collectives are the urgent ones, fsdp's and the replicas' get 4 each;
- * without it 8 each. A pipeline's messages are short, and a receive spins until its message comes. Not measured on
- * GPUs. NCCL_MAX_CTAS in the environment overrides these limits. */
+/* The most multiprocessors that a communicator may occupy; NCCL_UNLIMITED, for cp: as many as NCCL chooses, since
+ * nothing computes while cp's collectives run. Within a host 16 carry what NVLink can (Transformer Engine's
+ * tensor-parallel overlap takes 16: initialize_ub in its pytorch/module/base.py); 20 suffice for NVLink and InfiniBand
+ * together (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). So with tp, whose collectives are the urgent ones, fsdp's
+ * and the replicas' get 4 each; without it 8 each. A pipeline link gets 2: its messages are short, and a receive
+ * occupies its multiprocessors until the message comes. Not measured on GPUs. NCCL_MAX_CTAS in the environment
+ * overrides these limits. */
 enum { NCCL_UNLIMITED = 0 };
 static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
     int has_tp = m->size[AXIS_TP] > 1;
@@ -54,10 +56,11 @@ static inline int nccl_members_on_host(const Mesh *m, Axis axis) {
 }
 
 /* Bytes that one communicator allocates, with `local` of its `size` members on a rank's own host. NCCL has one NCCL
- * channel for each multiprocessor that the communicator may occupy, and 24 for NCCL_UNLIMITED. An NCCL channel takes 8
- * MiB when the communicator opens, and for its ring 12 MiB, or 20 MiB between hosts. In all-to-alls, whose number of
- * NCCL channels is rounded up to a power of two, it takes 12 MiB for each peer on the host, and 4 MiB that all other
- * peers share. Derived from NCCL 2.26 to 2.30 (channel.cc, transport/p2p.cc, transport/net.cc) for hosts with NVSwitch.
+ * channel for each multiprocessor that the communicator may occupy, and 24 for NCCL_UNLIMITED. A communicator takes 6
+ * MiB, and an NCCL channel 8 MiB when the communicator opens, and for its ring 12 MiB, or 20 MiB between hosts. In
+ * all-to-alls, whose number of NCCL channels is rounded up to a power of two, it takes 12 MiB for each peer on the
+ * host, and 4 MiB that all other peers share. Derived from NCCL 2.26 to 2.30 (channel.cc, transport/p2p.cc,
+ * transport/net.cc) for hosts with NVSwitch.
  */
 static inline double nccl_communicator_memory(int multiprocessors, int size, int local, int has_rings, int has_pairs) {
     int channels = multiprocessors == NCCL_UNLIMITED ? 24 : multiprocessors, pair_channels = 1, spans = local < size;
@@ -90,8 +93,8 @@ static inline double nccl_memory(const Mesh *m, const Traffic traffic[AXES][COLL
 }
 
 /* How many multiprocessors NCCL occupies while the matmuls of forward compute, or those of backward: forward prefetches
- * weights and exchanges messages with other stages, backward also reduces gradients and hides tp's collectives. At most
- * a quarter of all. */
+ * weights, and sends and receives pipeline messages; backward also reduces gradients and overlaps tensor-parallel
+ * collectives. At most a quarter of all. */
 static inline int nccl_beside_matmuls(const Mesh *m, int reductions_apart, int backward, int multiprocessors) {
     int count = 0, reduces = backward && mesh_group_size(m, AXIS_DP_REPLICATE) * mesh_group_size(m, AXIS_FSDP) > 1;
     if (m->size[AXIS_PP] > 1) count += 2 * nccl_multiprocessors(m, NCCL_LINKS); // a receive from each neighbor

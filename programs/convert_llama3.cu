@@ -24,7 +24,7 @@ static const OptionRow convert_options[] = {
 static const Program convert_program = {
     "convert_llama3", options_of_convert, convert_options, sizeof convert_options / sizeof *convert_options, {0}};
 
-/* Refuses what would write something else than the user expects. */
+/* Refuses combinations of options whose output would not be what the user asked for. */
 static void convert_check(const Conversion *c) {
     const Job *j = &c->job;
     const Options *o = &j->opt;
@@ -69,7 +69,7 @@ static int tokenizer_copies_have(const TokenizerCopies *all, const char *name) {
     return 0;
 }
 
-/* Says when the tokenizer is only copied. */
+/* Notes that the tokenizer is copied unchanged, because this program cannot convert it. */
 static void convert_note_tokenizer(const Conversion *c) {
     char what[UNSUPPORTED_BYTES];
     const ModelTokenizer *m = &c->text;
@@ -104,8 +104,8 @@ static void convert_prepare(Job *j) {
     if (process_end.process == 0) export_check(c->opt.path);
 }
 
-/* What the writer of checkpoints writes here: the model, and these files next to it. Unless adapters are merged into
- * them, weights go from their files to the new ones, and no rank holds more of them than is being written. */
+/* Tells the checkpoint writer what to write: the model and the tokenizer's files. Without --merge, the writer reads
+ * weights straight from the model's files, so that no rank holds more than the chunks that it writes. */
 static void convert_files(CheckpointWriter *w, const Job *j) {
     const Conversion *c = (const Conversion *)j;
     if (job_streams_weights(j)) {

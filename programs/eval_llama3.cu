@@ -25,8 +25,8 @@ static const Program eval_program = {
 // ---------------------------------------------------------------------------
 // token files
 
-/* The files must carry the fingerprint of the tokenizer, or of the same vocabulary in another format, unless they do
- * not say with which one they were made. */
+/* Refuses token files that were made with another tokenizer than e->text, or one of another vocabulary. Files without a
+ * fingerprint are accepted, with a note. */
 static void eval_check_tokenizer(Evaluations *e) {
     uint8_t known[MOST_FINGERPRINTS][32];
     ModelTokenizer *m = &e->text;
@@ -52,8 +52,8 @@ static void eval_check_tokenizer(Evaluations *e) {
     }
 }
 
-/* --doc-mask: how files of version 1, which do not say it themselves, end their documents. Conversations that end with
- * the token that also ends each message cannot be told apart: the answer would not see its question. */
+/* --doc-mask: takes the end-of-document token from the tokenizer for token files of version 1, which do not record it.
+ * Refuses conversations whose template ends every message with that token: an answer would not see its question. */
 static void eval_document_ends(Evaluations *e) {
     Dataset *d = &e->job.val;
     const TokenFile *first = NULL, *masked = NULL;
@@ -166,11 +166,11 @@ static void eval_prepare(Job *j) {
 
 static void eval_check_options(const Evaluations *e) {
     const EvalOptions *o = &e->opt;
-    int tasks = !!o->eval + !!o->score + !!o->choices;
-    if (tasks != 1)
+    int modes = !!o->eval + !!o->score + !!o->choices;
+    if (modes != 1)
         user_error("expected one of --eval, --score and --choices, found %d of them: eval_llama3 --help tells what "
                    "each does",
-                   tasks);
+                   modes);
     if (e->job.opt.doc_mask && !o->eval)
         user_error("--doc-mask has no effect with --%s, where each text is a single document: remove --doc-mask",
                    o->score ? "score" : "choices");

@@ -34,14 +34,15 @@ static const Program generate_program = {
 // ---------------------------------------------------------------------------
 // what is asked for
 
-/* Where generated text ends, apart from the tokenizer's ends; `form`: and where an answer in a chat does. */
+/* Sets the model's stop tokens, which apply in addition to the tokenizer's. `form`: the chat template, whose
+ * end-of-message token is one too; NULL: no chat. */
 static void generate_stop_tokens(Generation *g, const ChatTemplate *form) {
     const char *model = g->job.opt.model;
     g->stop_tokens = model_ids_read(preset_find(model) ? NULL : model).eos;
     if (form) stop_token_add(&g->stop_tokens, tokenizer_special(g->text.tokenizer, form->end));
 }
 
-/* How answers are sampled, unless a request says it. */
+/* Sets the sampling options; a request may override them. */
 static void generate_sampling(Generation *g) {
     const GenerateOptions *o = &g->opt;
     const Sampling s = {o->temperature, o->top_p, 0, (uint64_t)g->job.opt.seed};
@@ -54,12 +55,13 @@ static void generate_sampling(Generation *g) {
 static void generate_check_lengths(const Generation *g) {
     for (int i = 0; i < g->prompts.count; i++) {
         const Prompt *p = &g->prompts.list[i];
+        const char *limit = p->is_request ? "\"max_tokens\"" : "--max-tokens";
         char line[32] = "";
-        if (p->line) snprintf(line, sizeof line, " (line %d)", p->line);
+        if (p->line) snprintf(line, sizeof line, " of line %d", p->line);
         if ((int64_t)p->length + p->max_tokens > g->job.config.max_positions)
-            user_error("the prompt's%s %zu tokens and --max-tokens %d exceed the model's %d positions: shorten the "
-                       "prompt, or use a smaller --max-tokens",
-                       line, p->length, p->max_tokens, g->job.config.max_positions);
+            user_error("the prompt%s has %zu tokens and %s is %d, together more than the model's %d positions: shorten "
+                       "the prompt, or use a smaller %s",
+                       line, p->length, limit, p->max_tokens, g->job.config.max_positions, limit);
     }
 }
 
@@ -116,10 +118,10 @@ static void generate_check_options(const Generation *g) {
     const GenerateOptions *o = &g->opt;
     int writes = o->prompt || o->prompts;
     if (writes == o->chat)
-        user_error("expected %s, found %s: generate_llama3 --help tells what they do",
-                   "--prompt or --prompts, or --chat", writes ? "both" : "none of them");
+        user_error("expected --prompt or --prompts, or --chat, found %s: generate_llama3 --help explains them",
+                   writes ? "both" : "none of them");
     if (option_given(&g->job.opt, "seq") && !o->chat)
-        user_error("--seq %d has no effect without --chat, of whose conversation it is the longest: remove it",
+        user_error("--seq %d has no effect without --chat, where it limits the length of a conversation: remove it",
                    g->job.opt.seq);
 }
 

@@ -1,4 +1,5 @@
-/* tokens_llama3.cu: token files of texts and of conversations, tokenizers, and what a run has made of its token files.
+/* tokens_llama3.cu: makes token files from texts and conversations, trains tokenizers, and audits which samples a run
+ * consumed.
  *
  *   tokens_llama3 --tokenizer F --out-train A.tok --out-val B.tok TEXT|JSONL|FOLDER|-...        texts
  *   tokens_llama3 --conversations --tokenizer F --out-train A.tok [--pack SEQ] JSONL|-...       for instruction tuning
@@ -17,9 +18,9 @@
 #include "tokens/train_tokenizer.h" // defines: train_tokenizer
 #include "tokens/upgrade.h"         // defines: upgrade_file
 
-/* A task, the options that it needs, each between commas, and others that it takes. */
+/* One task of the program, and the options that it needs and accepts: names between commas. */
 typedef struct {
-    const char *option; // that asks for it; NULL: none does, it is what is done without the others
+    const char *option; // the option that selects the task; NULL: tokenizing texts, the task without such an option
     const char *needs, *takes;
     int has_files;
 } TokensTask;

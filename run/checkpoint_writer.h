@@ -19,7 +19,7 @@
 struct GatheredTensor;
 struct CheckpointWriter;
 
-/* Produces bytes [begin, end) of a tensor at `out` in another form than that of a checkpoint. */
+/* Produces bytes [begin, end) of a tensor at `out` in another dtype or row order than a checkpoint has. */
 typedef void (*PutTensor)(const struct CheckpointWriter *, const OutputTensor *, const struct GatheredTensor *,
                           char *out, int64_t begin, int64_t end);
 
@@ -250,8 +250,9 @@ static void wait_for_thread(CheckpointWriter *w, int64_t count) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* One kind of state of a unit, gathered by its stage. If tensor or pipeline parallelism splits the model: the parts
- * (tp, padded) of all ranks that have some of the unit, which are passed on from stage to stage until all have them. */
+/* Returns one kind of state of a unit, all-gathered over the fsdp ranks of its pipeline stage. With tensor or pipeline
+ * parallelism it is (tp, padded): also all-gathered over the tensor-parallel ranks, and then sent from stage to stage
+ * until every stage has it. */
 static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, StateKind kind) {
     Fsdp *f = w->fsdp;
     const ModelPart *part = &f->table->part;
@@ -263,7 +264,7 @@ static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, 
         all_gather_now(f->comm, AXIS_TP, u->name, state, w->gathered, bytes);
         fsdp_release_state(f, state);
     }
-    int distance = (part->pp_rank - stage + part->pp) % part->pp; // stages that have it before this one
+    int distance = (part->pp_rank - stage + part->pp) % part->pp; // how many stages receive the unit before this one
     int next = (part->pp_rank + 1) % part->pp, previous = (part->pp_rank + part->pp - 1) % part->pp;
     if (distance > 0) {
         receive_start(f->comm, &w->relay, AXIS_PP, previous, "a unit to be written", w->gathered,
@@ -313,9 +314,10 @@ static void read_elements(const CheckpointWriter *w, const GatheredTensor *g, fl
     }
 }
 
-/* Produces bytes [begin, end) of a tensor at `out`: whole fp32 elements. */
-static void put_tensor(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, char *out,
-                       int64_t begin, int64_t end) {
+/* Produces bytes [begin, end) of a tensor at `out`. Without w->put_tensor they are fp32 elements, and `begin` and `end`
+ * lie between elements. */
+static void put_tensor_bytes(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, char *out,
+                             int64_t begin, int64_t end) {
     const int64_t size = sizeof(float);
     if (w->put_tensor) w->put_tensor(w, t, g, out, begin, end);
     else read_elements(w, g, (float *)(void *)out, begin / size, (end - begin) / size);
@@ -333,7 +335,7 @@ static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from,
         // A new chunk takes over the buffer of chunk `filled - num_buffers`: wait until that one is written.
         if (first >= from) wait_for_thread(w, w->filled - w->num_buffers + 1);
         char *buffer = chunk_buffer(w, w->filled), *out = buffer + (from + begin - first);
-        if (t) put_tensor(w, t, g, out, begin, end);
+        if (t) put_tensor_bytes(w, t, g, out, begin, end);
         else memcpy(out, given + begin, (size_t)(end - begin));
         if (from + end < first + length) continue;
         if (!writes_in_background(w)) w->sums[w->filled] = crc32_of(buffer, length);
@@ -429,7 +431,8 @@ static void write_finish(CheckpointWriter *w) {
     comm_barrier(w->fsdp->comm, "saving: chunks written");
 }
 
-/* Rank 0 has given the directory its name. */
+/* Releases the lock by which other runs see that this one still writes into w->dir. Called after the directory is
+ * renamed or removed. */
 static void unlock_directory(CheckpointWriter *w) {
     if (w->dir_lock >= 0) close(w->dir_lock);
     w->dir_lock = -1;
@@ -566,9 +569,9 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
 // ---------------------------------------------------------------------------
 // the end of the run
 
-/* At the end of the run: waits for the last commands of --after-save, or until a signal asks rank 0 for the end once
- * more. All ranks wait, since a launcher ends the others when one of them exits with 75, and meet ten times a second,
- * so that none counts as lost. */
+/* At the end of the run: waits for the last commands of --after-save, or until rank 0 receives another signal to end.
+ * All ranks wait, because a launcher kills the others when one exits with 75 (EXIT_ENDED_EARLY). They all-gather ten
+ * times a second, so that the watchdog does not report them as lost. */
 static void wait_for_commands(CheckpointWriter *w) {
     Comm *comm = w->fsdp->comm;
     AfterSave *a = &w->after_save;

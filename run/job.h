@@ -24,19 +24,19 @@ struct CheckpointWriter;
 
 /* What a program opens the model for. */
 typedef struct {
-    const char *program;           // its name
-    int trains;                    // gradients, the optimizer and data
-    int plans;                     // and a step of it is only dry-run, for machines that may be elsewhere
-    int world;                     // ranks of the plan; 0: as many as were started
-    int measures_hosts;            // instead: nothing is computed with the model
-    int converts;                  // instead: its weights are read and written
-    int computes_tokens;           // one after the other, with a cache of keys and values
-    int cached_positions;          // in that cache
-    int softmax_statistics;        // of logits are read, not only losses
-    int merges_adapters;           // into the weights that are written
-    uint64_t input_hash;           // of a file that the program reads, which must be the same on all hosts
-    const char *input_option;      // that names the file
-    void (*prepare)(struct Job *); // reads what the program works on, and may set --seq, --batch and what is above
+    const char *program;           // its name, for messages
+    int trains;                    // the job has gradients, an optimizer and data
+    int plans;                     // training steps are only dry-run; the planned machines may be elsewhere
+    int world;                     // number of planned ranks; 0: as many as were started
+    int measures_hosts;            // check_hosts: the model is never computed
+    int converts;                  // convert_llama3: weights are read and written, the model is never computed
+    int computes_tokens;           // generate_llama3: tokens are computed one by one, with a key/value cache
+    int cached_positions;          // positions of the key/value cache
+    int softmax_statistics;        // eval_llama3 reads softmax statistics of the logits, not only losses
+    int merges_adapters;           // the written weights include the adapters' update
+    uint64_t input_hash;           // of the input file, which must be the same on all hosts; 0: there is none
+    const char *input_option;      // the option that names the input file
+    void (*prepare)(struct Job *); // reads the program's input, and may set --seq, --batch and the fields above
     void (*files)(struct CheckpointWriter *, const struct Job *); // lays out the files that it writes; NULL: none
     void (*dry_run)(struct Trainer *);                            // what the dry run of a rank computes; NULL: nothing
 } Purpose;
@@ -93,6 +93,36 @@ static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
 /* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator. */
 static int job_reductions_apart(const Job *j) {
     return job_trains(j) && strategy_find(j->opt.sharding)->reshard == AFTER_FORWARD;
+}
+
+// ---------------------------------------------------------------------------
+// what options mean for FSDP and for memory
+
+static int asks_nccl(const Options *o) { return o->transport && !strcmp(o->transport, "nccl"); }
+
+/* Does the transport sum gradients while it reduces them? NCCL does, in an order of its own. */
+static int transport_sums(const Options *o) { return asks_nccl(o) && !o->deterministic; }
+
+/* How the options shard the model. */
+static Sharding sharding_of(const Options *o) {
+    Sharding s = ZERO;
+    s.strategy = strategy_find(o->sharding);
+    s.slots = o->slots;
+    s.micro_batches = o->accum;
+    s.accumulate_locally = !strcmp(o->accumulate, "local");
+    s.deterministic = o->deterministic;
+    s.check_replicas = 1;
+    s.writes_files = o->out != NULL;
+    s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
+    s.transport_sums = transport_sums(o);
+    return s;
+}
+
+/* The categories of memory that are offloaded, as bits by MemCategory. */
+static unsigned offloaded(const Options *o) {
+    unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
+    if (!strcmp(o->offload, "all")) return all;
+    return !strcmp(o->offload, "optimizer") ? optimizer : 0;
 }
 
 // ---------------------------------------------------------------------------

@@ -70,8 +70,8 @@ static void plan_begin(Plan *p, const Job *j) {
     p->class_of = new_array(int, j->mesh.world);
 }
 
-/* Puts `rank` into the class that its dry run fits, or makes it the first of a new one, which is returned; NULL: there is
- * no new one. */
+/* Puts `rank` into the class that its dry run fits, or makes it the first of a new class, which is returned; NULL:
+ * there is no new one. */
 static RankClass *plan_add(Plan *p, int rank, const Comm *dry_run) {
     const Job *j = p->job;
     int i = 0;

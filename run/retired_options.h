@@ -78,7 +78,7 @@ static const RetiredOption *retired_find(const char *word) {
     return NULL;
 }
 
-/* Does `program` take the option of train_llama3 that `word` names, if it takes those in `takes`? */
+/* Is the option that `word` ("--name" or "--name=value") names in the list `takes`? NULL: every option is. */
 static int takes_option(const char *takes, const char *word) {
     char name[64], listed[66];
     option_name(name, sizeof name, word);

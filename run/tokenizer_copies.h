@@ -147,8 +147,8 @@ static void tokenizer_copies_take_found(TokenizerCopies *all, FoundTokenizer *f)
     tokenizer_copies_take_template(all, f->path);
 }
 
-/* The ids of special tokens: those of the model's directory, `model` (NULL: a preset), and those that the tokenizer's
- * directory adds. */
+/* Collects the ids of special tokens from the model's directory (`model`; NULL: a preset) and the tokenizer's
+ * directory. Adds generation_config.json with these ids, from the first of the two directories that has one. */
 static void tokenizer_copies_find_ids(TokenizerCopies *all, const char *model, const FoundTokenizer *f) {
     char directory[4096] = ".", path[4096 + 32];
     const char *slash = strrchr(f->path, '/');

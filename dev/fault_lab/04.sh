@@ -1,7 +1,7 @@
 area="context parallelism"
 layout="--ranks 4 --cp 2 --batch 8"
 title="a rank numbers its tokens as if they followed each other"
-change='@@ run/model.h positions_open
+change='@@ train_llama3.cu positions_open
 - positions[t] = cp_position(m->cp, t, m->T);
 + positions[t] = m->cp->rank * m->T + t;'
 check="test mesh-faults"

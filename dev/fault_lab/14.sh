@@ -4,7 +4,7 @@ title="the next step's head is gathered before AdamW has updated it"
 change='@@ train_llama3.cu train_step
 + if (trainer->model.table.head >= 0) fsdp_unshard(&p->fsdp, &p->fsdp.units[trainer->model.table.head]);
   update_weights(trainer, step, &s);'
-unchecked='@@ run/trainer.h check_first_step
+unchecked='@@ train_llama3.cu check_first_step
 - ledger_check(&l, p->rank);'
 check="run"
 expected="figures of the first step differ"

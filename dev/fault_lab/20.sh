@@ -1,7 +1,7 @@
 area="context parallelism"
 layout="--ranks 4 --cp 2 --batch 8"
 title="the mask of a rank's second half stands one half too early"
-change='@@ run/model.h attention_shape
+change='@@ train_llama3.cu attention_shape
 - s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
 + s.q_gap = (int)max_i64(0, cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset - m->T / 2);'
 check="test mesh-faults"

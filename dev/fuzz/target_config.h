@@ -89,7 +89,7 @@ static void check_plan(Job *j, int rank) {
         char problem[1024];
         EventLists events;
         Simulation simulation;
-        plan_dry_run(&plan, j, DRY_RUN_PARTS, &events);
+        plan_dry_run(&plan, j, DRY_RUN_SHARDS, &events);
         int fits = plan_simulate(&simulation, &plan, &events, NULL, 0, problem, sizeof problem);
         EXPECT(fits, "the ranks do not fit together: %s", problem);
         simulation_close(&simulation);

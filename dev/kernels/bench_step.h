@@ -147,7 +147,7 @@ static void train_answers(int argc, char **argv) {
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     dry_run_open(dry_run, j, 0, NULL);
-    check_memory(j, &dry_run->parallel);
+    check_memory(j, &dry_run->parallel.comm);
     double free_before = device_memory(0), planned = (double)device_need(&dry_run->parallel.dev), rate = 0,
            flops = device_flops(&dry_run->parallel.dev, 0);
     trainer_open(trainer, dry_run, j, 0, NULL);

@@ -109,14 +109,14 @@ static int child_says(void (*body)(void *), void *arg, char *said, size_t size) 
     return WIFEXITED(status) && !is_cut ? WEXITSTATUS(status) : -1;
 }
 
-/* The sentence it ended with, without what was said before. */
-static const char *sentence(char *said) {
+/* The first line of `said` that begins with "error: " or "failure: ", or "". Changes `said`. */
+static const char *error_line(char *said) {
     for (char *line = strtok(said, "\n"); line; line = strtok(NULL, "\n"))
         if (!strncmp(line, "error: ", 7) || !strncmp(line, "failure: ", 9)) return line;
     return "";
 }
 
-/* How a run ended that was started with `run`: its exit code, its last sentence, and how long it took. */
+/* How a child process ended: its exit code, its error line and how long it took. */
 typedef struct {
     int code;
     double seconds;
@@ -128,7 +128,7 @@ static void end_run(Ending *e, void (*run)(void *), const void *argument) {
     double start = seconds_now();
     e->code = child_says(run, (void *)argument, e->output, sizeof e->output);
     e->seconds = seconds_now() - start;
-    e->said = sentence(e->output);
+    e->said = error_line(e->output);
 }
 
 /* Runs fn(arg) in a child: it must exit with code 1 after one line `error: ...` that contains `part`. */
@@ -145,7 +145,7 @@ static void expect_user_error(const char *name, void (*fn)(void *), const void *
 // ---------------------------------------------------------------------------
 // groups of tests
 
-enum { IF_NAMED, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // where a group runs unless groups are named
+enum { IF_NAMED = 0, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // builds in which a group runs by default
 typedef struct {
     const char *name;
     void (*run)(void);

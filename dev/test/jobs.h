@@ -38,9 +38,9 @@ static void document_ids(int32_t *docs, const int32_t *inputs, int T, int32_t do
     }
 }
 
-/* Makes a file of version 2 of one of version 1 without a mask or with one, whose documents end with token `end` and
- * whose tokens before it have one byte each, by the tokenizer with this SHA-256. */
-static void upgrade_file(const char *path, const uint8_t sha256[32], int32_t end, int64_t count) {
+/* Rewrites a token file of version 1, with or without a loss mask, as version 2. Documents end with token `end`, and
+ * every smaller token has one byte. `sha256`: the tokenizer's fingerprint. */
+static void rewrite_as_version_2(const char *path, const uint8_t sha256[32], int32_t end, int64_t count) {
     size_t length;
     char *text = read_file(path, &length);
     TokenFileHeader h = ZERO;
@@ -63,13 +63,15 @@ static void upgrade_file(const char *path, const uint8_t sha256[32], int32_t end
     free(text);
 }
 
-/* The same in a directory with a tokenizer, by which token 2 ends a document. */
+/* Makes a token file of version 2 in a directory with its tokenizer, whose token 2 ends a document. The parameters are
+ * those of make_token_file. */
 static const char *make_document_file(const char *name, int64_t count, int vocab, int masked) {
     char inside[128], part[330], tokenizer[300];
     uint8_t print[32];
     mkdir(scratch_path("documents"), 0777);
     snprintf(tokenizer, sizeof tokenizer, "%s", scratch_path("documents/tokenizer.model"));
-    snprintf(part, sizeof part, "%s.%d", tokenizer, (int)getpid()); // as above
+    snprintf(part, sizeof part, "%s.%d", tokenizer,
+             (int)getpid()); // renamed when complete: other ranks may be reading it
     FILE *f = fopen(part, "w");
     fprintf(
         f,
@@ -79,7 +81,7 @@ static const char *make_document_file(const char *name, int64_t count, int vocab
     snprintf(inside, sizeof inside, "documents/%s.%d", name, (int)getpid());
     snprintf(part, sizeof part, "%s", make_token_file(inside, count, vocab, masked));
     sha256_of_file(tokenizer, print);
-    upgrade_file(part, print, 2, count);
+    rewrite_as_version_2(part, print, 2, count);
     snprintf(inside, sizeof inside, "documents/%s", name);
     const char *path = scratch_path(inside);
     rename(part, path);
@@ -191,10 +193,11 @@ static void whole_run(void *arg) {
     Job *j = make_job(w->arguments, w->world, &transport_threads);
     launch(j, 0, command_line.rank);
     end_job(j);
-    fflush(stdout); // who reads what it said may look for a result
+    fflush(stdout); // the test reads the printed result
 }
 
-/* The program's whole path, in a process of its own. Returns its exit code; what it said is in `said` (4096). */
+/* Runs the command line on `world` ranks in a child process. `said` (SAID) receives what it prints. Returns its exit
+ * code. */
 static int run_whole(char *said, int world, const char *format, ...) {
     char arguments[2048];
     va_list args;
@@ -244,7 +247,7 @@ static const char *saved_run(int tied, const char *name, const char *model, cons
                          "--accum 8 --save-every 2 --out %s",
                          model, data, out[tied]);
     CHECK(tied ? "tied: a run saves as it goes" : "untied: a run saves as it goes", code == 0, "code %d %s", code,
-          code ? sentence(said) : "");
+          code ? error_line(said) : "");
     return out[tied];
 }
 

@@ -268,7 +268,7 @@ static void test_adapters_files(void) {
         snprintf(name, sizeof name, "adapters: %s %d ranks%s, the files of one rank's run",
                  goes_on ? "2 steps, and 2 more on" : "read and saved again by", layouts[l].world, layouts[l].options);
         CHECK(name, !code && !failed && !differ && files >= 4, "%d of %d files differ; %s", differ, files,
-              failed ? sentence(said) : "");
+              failed ? error_line(said) : "");
         snprintf(theirs, sizeof theirs, "rm -rf %s", out);
         if (system(theirs)) printf("could not remove %s\n", out);
     }

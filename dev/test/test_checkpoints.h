@@ -25,7 +25,7 @@ static void goes_on(int tied, const SavingLayout *l, const char *model, const ch
     snprintf(name, sizeof name, "%s: 2 steps, and 2 more on %d ranks%s, are 4 steps", tied ? "tied" : "untied",
              l->world, l->options);
     CHECK(name, code == 0 && !differ && files >= 4, "%d of %d files differ; code %d %s", differ, files, code,
-          code ? sentence(said) : "");
+          code ? error_line(said) : "");
     remove_directory(theirs);
     char command[400];
     snprintf(command, sizeof command, "rm -rf %s", out);
@@ -47,7 +47,7 @@ static void saves_again(int tied, const SavingLayout *l, const char *model, cons
     snprintf(name, sizeof name, "%s: a checkpoint that %d ranks%s read and save again has the same bytes",
              tied ? "tied" : "untied", l->world, l->options);
     CHECK(name, code == 0 && !differ && files >= 4, "%d of %d files differ; code %d %s", differ, files, code,
-          code ? sentence(said) : "");
+          code ? error_line(said) : "");
     snprintf(command, sizeof command, "rm -rf %s", out);
     if (system(command)) printf("could not remove %s\n", out);
 }
@@ -118,7 +118,7 @@ static void audit_run(int pad) {
                       small_model(0), data, runs[i].until, runs[i].accum, pad ? "pad" : "drop", out, runs[i].options);
     snprintf(name, sizeof name, "six runs on 1, 2, 4, 3, 6 and 12 ranks, each from the last one's checkpoint, tail %s",
              pad ? "padded" : "dropped");
-    CHECK(name, code == 0, "code %d %s", code, code ? sentence(said) : "");
+    CHECK(name, code == 0, "code %d %s", code, code ? error_line(said) : "");
     code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
     int64_t epochs = figure_in(said, "\"whole_epochs\""), dropped = figure_in(said, "\"dropped\""),
             samples = figure_in(said, "\"samples\"");
@@ -139,14 +139,14 @@ static void audit_run(int pad) {
     code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
     snprintf(name, sizeof name, "--audit: a window that is consumed twice, or never, is found, tail %s",
              pad ? "padded" : "dropped");
-    CHECK(name, code == 1, "code %d: %s", code, sentence(said));
+    CHECK(name, code == 1, "code %d: %s", code, error_line(said));
     f = fopen(path, "w"); // a step is lost
     fwrite(text, 1, (size_t)(line - text) - 1, f);
     line = strchr(line, '\n') + 1;
     fwrite(line, 1, length - (size_t)(line - text), f);
     fclose(f);
     code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
-    CHECK("--audit: a step that is not told is found", code == 1, "code %d: %s", code, sentence(said));
+    CHECK("--audit: a step that is not told is found", code == 1, "code %d: %s", code, error_line(said));
     free(text);
 }
 
@@ -252,7 +252,7 @@ static void test_memory_of_saving(void) {
     CHECK("memory while a checkpoint is read: the state, a unit and what is read at a time",
           code == 0 && seen && resident->loaded <= resident->expected + spare,
           "%.1f MB, <= %.1f + %.0f MB, for %.1f MB of state%s%s", resident->loaded / 1e6, resident->expected / 1e6,
-          spare / 1e6, resident->state / 1e6, code ? "; " : "", code ? sentence(said) : "");
+          spare / 1e6, resident->state / 1e6, code ? "; " : "", code ? error_line(said) : "");
     CHECK("memory while a checkpoint is saved: a unit and the planned chunks more than before",
           code == 0 && resident->saved <= resident->more + spare,
           "%.1f MB more, <= %.1f + %.0f MB, for %.1f MB of state", resident->saved / 1e6, resident->more / 1e6,

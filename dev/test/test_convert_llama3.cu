@@ -99,7 +99,7 @@ static void compare_mesh_exports(int tied, int count, const char *reference, con
         snprintf(name, sizeof name, "%s: an export from %d ranks%s writes the bytes of one", tied ? "tied" : "untied",
                  exporters[i].world, exporters[i].options);
         CHECK(name, code == 0 && !differ && files >= 2, "%d of %d files differ; code %d %s", differ, files, code,
-              code ? sentence(said) : "");
+              code ? error_line(said) : "");
     }
 }
 

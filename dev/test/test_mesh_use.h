@@ -44,7 +44,7 @@ static void compare_pipeline_saving(int tied, const char *model, const char *dat
     snprintf(name, sizeof name, "%s: a pipeline of 2 x dp-shard 2 saves the checkpoints of one rank",
              tied ? "tied" : "untied");
     CHECK(name, code == 0 && !differ[0] && !differ[1] && files[0] >= 4, "%d and %d of %d files differ; code %d %s",
-          differ[0], differ[1], files[0], code, code ? sentence(said) : "");
+          differ[0], differ[1], files[0], code, code ? error_line(said) : "");
     goes_on(tied, &other, model, data, out);
 }
 
@@ -115,7 +115,7 @@ static void audit_meshes(void) {
                          "--timeout 60 --batch 1 --accum %d --out %s --resume auto --keep 1%s",
                          mesh_model(0), data, runs[i].until, runs[i].accum, out, runs[i].options);
     CHECK("four runs on 2, 4, 12 and 8 ranks, of other meshes, each from the last one's checkpoint", code == 0,
-          "code %d %s", code, code ? sentence(said) : "");
+          "code %d %s", code, code ? error_line(said) : "");
     code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
     int64_t epochs = figure_in(said, "\"whole_epochs\""), dropped = figure_in(said, "\"dropped\""),
             samples = figure_in(said, "\"samples\"");

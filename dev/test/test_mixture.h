@@ -84,7 +84,7 @@ static void test_lists_refused(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char said[SAID], name[160];
         int code = child_says(open_dataset, (void *)(uintptr_t)in_scratch(cases[i].list), said, sizeof said);
-        const char *error = sentence(said);
+        const char *error = error_line(said);
         snprintf(name, sizeof name, "--data %s is refused", cases[i].list);
         CHECK(name, code == 1 && strstr(error, cases[i].message), "code %d: %s", code, error);
     }
@@ -258,14 +258,14 @@ static void test_other_weights(const char *mixture) {
         int tells = strstr(said, "shares of --data 0.6, 0.4, was 0.7, 0.3") != NULL;
         CHECK(allow ? "resuming with other weights and --allow-changes says what changed"
                     : "resuming with other weights is refused",
-              code == !allow && tells, "code %d: %.300s", code, allow ? strstr(said, "resumed") : sentence(said));
+              code == !allow && tells, "code %d: %.300s", code, allow ? strstr(said, "resumed") : error_line(said));
     }
     int code = run_whole(said, 1, "--model %s --data %s --seq 16 --tail pad", small_model(0), mixture);
     CHECK("--tail with a mixture is refused", code == 1 && strstr(said, "--tail pad has no effect on a mixture"),
-          "code %d: %s", code, sentence(said));
+          "code %d: %s", code, error_line(said));
     code = run_whole(said, 1, "--model %s --data %s --seq 16 --val %s", small_model(0), mixture, mixture);
     CHECK("--val with weights is refused", code == 1 && strstr(said, "--val and --eval use every token once"),
-          "code %d: %s", code, sentence(said));
+          "code %d: %s", code, error_line(said));
 }
 
 /* Writes samples.jsonl, whose text is `text`, with `count` windows below 20 of a step, which the first source gave,
@@ -290,7 +290,7 @@ static const char *audit_of_changed(const char *out, const char *text, int step,
     test_write(path, changed, length);
     free(changed);
     *code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
-    return sentence(said);
+    return error_line(said);
 }
 
 static void check_audit_of_faults(const char *out, const char *path) {
@@ -313,7 +313,7 @@ static void check_audit_of_faults(const char *out, const char *path) {
     char said[SAID];
     test_write(path, late, sizeof late - 1);
     code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
-    error = sentence(said);
+    error = error_line(said);
     CHECK("--audit: a window that comes after its epoch has ended is found",
           code == 1 && strstr(error, "its window 2 was not consumed"), "code %d: %s", code, error);
 }
@@ -336,7 +336,7 @@ static void test_mixture_audit(const char *mixture) {
                          "--timeout 60 --batch 1 --accum %d --out %s --resume auto --keep 1%s",
                          small_model(0), mixture, runs[i].until, runs[i].accum, out, runs[i].options);
     CHECK("four runs of a mixture on 1, 4, 6 and 4 ranks, each from the last one's checkpoint", code == 0, "code %d %s",
-          code, code ? sentence(said) : "");
+          code, code ? error_line(said) : "");
     CHECK("the banner tells shares and epochs of the sources",
           strstr(said, "70 % from ") && strstr(said, "code.tok: 1 file, 5 samples; 8.60 epochs by step 12"), "%.600s",
           strstr(said, "data: "));

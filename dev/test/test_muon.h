@@ -399,7 +399,7 @@ static void test_muon_resume(void) {
                          "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --deterministic --batch 1 "
                          "--accum 8 --resume %s/step-00000002 --allow-changes --out %s",
                          small_model(0), data, reference, scratch_path("muon-refused"));
-    const char *last = sentence(said);
+    const char *last = error_line(said);
     CHECK("a run of AdamW does not resume from a checkpoint of Muon",
           code == 1 && strstr(last, "--optimizer adamw, was muon"), "code %d: %s", code, last);
 }

@@ -265,7 +265,7 @@ static void test_outlier_resume(void) {
         snprintf(name, sizeof name, "a run that is resumed on %d ranks%s finds the outlier and has the same bytes",
                  ranks, layouts[i].more);
         CHECK(name, code == 0 && strstr(said, "(outlier 1)") && !differ && files >= 4,
-              "code %d, %d of %d files differ %s", code, differ, files, code ? sentence(said) : "");
+              "code %d, %d of %d files differ %s", code, differ, files, code ? error_line(said) : "");
     }
     // an async save is published later: it must hold the windows of its own step
     int files = 0;
@@ -311,19 +311,19 @@ static void test_old_checkpoints(void) {
     int removed = make_trainer_old(checkpoint);
     int plain = run_whole(said, 1, "%s --resume %s --out %s-1", arguments, checkpoint, out);
     CHECK("a checkpoint without these settings and windows is resumed", code == 0 && removed == 3 && plain == 0,
-          "codes %d and %d, %d settings removed: %s", code, plain, removed, plain ? sentence(said) : "");
+          "codes %d and %d, %d settings removed: %s", code, plain, removed, plain ? error_line(said) : "");
     int with = run_whole(said, 1, "%s --resume %s --out %s-2 --outlier-window 5", arguments, checkpoint, out);
-    const char *error = sentence(said);
+    const char *error = error_line(said);
     CHECK("--outlier-window is a setting of checkpoints", with == 1 && strstr(error, "--outlier-window 5, was 0"),
           "code %d: %s", with, error);
     with = run_whole(said, 1, "%s --resume %s --out %s-3 --z-loss 0.001", arguments, checkpoint, out);
-    error = sentence(said);
+    error = error_line(said);
     CHECK("--z-loss is a setting of checkpoints", with == 1 && strstr(error, "--z-loss 0.001, was 0"), "code %d: %s",
           with, error);
     with =
         run_whole(said, 1, "%s --resume %s --out %s-4 --outlier-window 5 --allow-changes", arguments, checkpoint, out);
     CHECK("--allow-changes turns the filter on in the middle of a run", with == 0, "code %d: %s", with,
-          with ? sentence(said) : "");
+          with ? error_line(said) : "");
 }
 
 static void test_outliers(void) {

@@ -259,7 +259,7 @@ static int differs_from_every_rank(Job *j, Plan *plan, int ranks) {
     Plan every;
     EventLists of_parts, of_all;
     int differ = 0;
-    plan_dry_run(plan, j, DRY_RUN_PARTS, &of_parts);
+    plan_dry_run(plan, j, DRY_RUN_SHARDS, &of_parts);
     plan_dry_run(&every, j, DRY_RUN_ALL, &of_all);
     for (int a = 0; a < ranks; a++)
         for (int b = 0; b < a; b++)

@@ -458,7 +458,7 @@ static void test_simulation_405b(void) {
     Job *j = make_job("--plan --model llama3.1-405b --tp 8 --cp 16 --pp 16 --dp-shard 8 --seq 131072 --batch 1 --accum "
                       "16 --pp-light-ends",
                       16384, &transport_threads);
-    plan_dry_run(&plan, j, DRY_RUN_PARTS,
+    plan_dry_run(&plan, j, DRY_RUN_SHARDS,
                  &events); // other ranks of the same part have the same events: test_rank_classes
     for (int f = 0; f < 5; f++) {
         char problem[4096] = "", name[200];
@@ -527,7 +527,7 @@ static void test_exposed(void) {
     for (int i = 0; i < 3; i++) {
         double memory;
         char name[300];
-        Estimate e = estimate_by(layouts[i].options, layouts[i].world, DRY_RUN_PARTS, &memory);
+        Estimate e = estimate_by(layouts[i].options, layouts[i].world, DRY_RUN_SHARDS, &memory);
         snprintf(name, sizeof name, "%s, on %d H100s: at most half as much waiting as before", layouts[i].options,
                  layouts[i].world);
         CHECK(name, exposed_seconds(&e) <= 0.5 * layouts[i].before, "%.4g s, of %.4g s of communication; before %.4g s",
@@ -550,7 +550,7 @@ static void test_simulation_of_few(void) {
         char name[300];
         for (int k = 0; k < 3; k++) e[k] = estimate_by(layouts[i], 32, (DryRunKind)k, &memory[k]);
         double off = fmax(off_by(e[DRY_RUN_STAGES].step_seconds, e[DRY_RUN_ALL].step_seconds),
-                          off_by(e[DRY_RUN_PARTS].step_seconds, e[DRY_RUN_ALL].step_seconds)),
+                          off_by(e[DRY_RUN_SHARDS].step_seconds, e[DRY_RUN_ALL].step_seconds)),
                waits = 0;
         for (int a = 0; a < AXES; a++)
             waits =

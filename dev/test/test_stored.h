@@ -29,7 +29,7 @@ static void test_adapters_merged(const char *model, const char *adapters, const 
         if (i == 0) snprintf(theirs, sizeof theirs, "%s", again);
         snprintf(name, sizeof name, "adapters: --merge by %s", mergers[i]);
         CHECK(name, !code && !same && files == 2, "%d of %d files differ from one rank's; %s", same, files,
-              code ? sentence(said) : "");
+              code ? error_line(said) : "");
     }
     code = run_whole(said, 2, "--model %s --eval %s --seq 32 --batch 4", theirs, data);
     alone = code ? NAN : loss_said(said);
@@ -85,7 +85,7 @@ static void test_stored_files(StoredModel *m, int code) {
         snprintf(name, sizeof name, "%s, --export --dtype %s by %d ranks%s: one rank's files", m->name, m->dtype,
                  layout->world, layout->options);
         CHECK(name, !code && !differ && (m->odd ? files == 2 : files > 4), "%d of %d files differ; %s", differ, files,
-              code ? sentence(said) : "");
+              code ? error_line(said) : "");
     }
     file_bytes = 5000000000ll;
 }
@@ -166,7 +166,7 @@ static void test_stored_losses(StoredModel *m) {
         snprintf(name, sizeof name, "%s, %s: evaluated by %d ranks%s as the model that they are made of", m->name,
                  m->dtype, layout->world, layout->options);
         CHECK(name, !code && !strcmp(of_model, m->loss), "loss %s, of the model %s; %s", m->loss, of_model,
-              code ? sentence(said) : "");
+              code ? error_line(said) : "");
     }
 }
 
@@ -184,14 +184,14 @@ static void test_stored_use(const StoredModel *m) {
     }
     for (int stored = 0; stored < 2; stored++) strcat(out[stored], "/latest/adapter_model.safetensors");
     snprintf(name, sizeof name, "%s, %s: adapters train on the files as on the model", m->name, m->dtype);
-    CHECK(name, !code && files_equal(out[0], out[1]), "%s", code ? sentence(said) : "compared byte by byte");
+    CHECK(name, !code && files_equal(out[0], out[1]), "%s", code ? error_line(said) : "compared byte by byte");
     snprintf(path, sizeof path, "%s-dequantized-%d", m->model, m->all);
     code = run_whole(said, 2, "--model %s --export %s", m->stored, path) ||
            run_whole(said, 1, "--model %s --eval %s --seq 32 --batch 4", path, m->data);
     double error = code ? 1 : fabs(loss_said(said) / atof(m->loss) - 1);
     snprintf(name, sizeof name, "%s, %s: dequantized, they are a model of the same loss", m->name, m->dtype);
     CHECK(name, !code && error < (FLOATX == DTYPE_F32 ? 1e-6 : 1e-3), "off by %.2g; %s", error,
-          code ? sentence(said) : "");
+          code ? error_line(said) : "");
 }
 
 static void test_stored_int8(void) {
@@ -230,7 +230,7 @@ static void test_merged(void) {
                       "--threads 1 --batch 1 --accum 8 --out %s",
                       model, data, scratch_path("adapted-run"));
     CHECK("a model and adapters beside it have been trained", code == 0, "code %d %s", code,
-          code ? sentence(said) : "");
+          code ? error_line(said) : "");
     test_adapters_merged(model, adapters, data);
 }
 

@@ -604,7 +604,7 @@ static void test_lost_gpus(void) {
         double start = seconds_now();
         int code = child_says(lost_gpus[i].run, arguments, said, sizeof said);
         double took = seconds_now() - start;
-        const char *line = sentence(said);
+        const char *line = error_line(said);
         CHECK(lost_gpus[i].name,
               code == lost_gpus[i].code && strstr(line, lost_gpus[i].says[0]) && strstr(line, lost_gpus[i].says[1]) &&
                   took < 12,

@@ -17,8 +17,8 @@ static void trace_body(Job *j, int rank) {
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
     if (rank == 0)
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel.comm, &trainer->dry_run->parallel.dev, &trainer->progress,
-                    0, 0);
+        logger_open(&trainer->logger, &j->opt, &trainer->parallel.comm, &trainer->dry_run->parallel.dev,
+                    &trainer->progress, 0, 0);
     train(trainer);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;

@@ -5,7 +5,7 @@
  * threads share: each block has a softmax of its own, and the blocks of a head are combined in their order (as in
  * FlashDecoding, Dao et al. 2023). So the result has the same bits for any number of threads.
  *
- * A program that includes this file computes such attention with it; others compute it as they compute all attention.
+ * In a program that includes this file, attention_forward uses it for single queries; in others the general kernel.
  * On GPUs the file is empty, because attention_forward has a kernel for single queries there.
  */
 #ifndef CPU_ATTENTION_QUERY_H
@@ -24,8 +24,8 @@ enum {
 /* The layout of one call's work space. */
 typedef struct {
     const AttentionShape *s;
-    int G;          // query heads that share a key/value head
-    int heads;      // G, rounded up to QUERY_HEADS unless it is 1; the additional ones are zero
+    int G;     // query heads that share a key/value head
+    int heads; // G rounded up to a multiple of QUERY_HEADS, with zero queries for the additional heads; 1 if G is 1
     int64_t groups; // B * NKV
     int64_t keys;   // visible to the query
     int64_t blocks; // of keys
@@ -36,8 +36,8 @@ typedef struct {
     int64_t local_floats;
 } QueryAttention;
 
-/* Lays out the work space from `base` on; with base NULL it only computes the size. Returns bytes. */
-static size_t query_attention_layout(QueryAttention *a, const AttentionShape *s, int threads, float *base) {
+/* Lays out the work space from `workspace` on; NULL: only computes the size. Returns bytes. */
+static size_t query_attention_layout(QueryAttention *a, const AttentionShape *s, int threads, float *workspace) {
     a->s = s;
     a->G = s->NH / s->NKV;
     a->heads = a->G == 1 ? 1 : (int)round_up(a->G, QUERY_HEADS);
@@ -48,8 +48,8 @@ static size_t query_attention_layout(QueryAttention *a, const AttentionShape *s,
     a->part = a->width + VL;
     a->local_floats = a->heads * (a->width + QUERY_KEYS);
     int64_t parts = a->groups * a->blocks * a->heads * a->part;
-    a->parts = base;
-    a->local = base ? base + parts : NULL;
+    a->parts = workspace;
+    a->local = workspace ? workspace + parts : NULL;
     return (size_t)(parts + threads * a->local_floats) * sizeof(float);
 }
 
@@ -68,10 +68,11 @@ static inline __attribute__((always_inline)) void score_key(float *scores, const
     for (int h = 0; h < heads; h++) scores[h * QUERY_KEYS] = vsum(sum[h]);
 }
 
-/* part (heads, width) = weights (heads, QUERY_KEYS) times `count` values, which are `stride` elements apart. */
-static inline __attribute__((always_inline)) void add_values(float *part, int64_t row, const float *weights,
-                                                             const floatX *v, int64_t stride, int64_t count, int HD,
-                                                             const int heads) {
+/* out[h * row + d] = the sum over `count` values of weights (heads, QUERY_KEYS) times v (HD), for QUERY_HEADS heads or
+ * a single one. Values are `stride` elements apart. */
+static inline __attribute__((always_inline)) void weighted_values(float *out, int64_t row, const float *weights,
+                                                                  const floatX *v, int64_t stride, int64_t count,
+                                                                  int HD, const int heads) {
     for (int64_t d = 0; d < HD; d += VL) {
         vfloat sum[QUERY_HEADS];
 #pragma GCC unroll 4
@@ -82,12 +83,12 @@ static inline __attribute__((always_inline)) void add_values(float *part, int64_
             for (int h = 0; h < heads; h++) sum[h] = vfma(vsplat(weights[h * QUERY_KEYS + j]), value, sum[h]);
         }
 #pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) vstore(part + h * row + d, sum[h]);
+        for (int h = 0; h < heads; h++) vstore(out + h * row + d, sum[h]);
     }
 }
 
 /* The softmax's numerators of one head over a block of `count` keys, in place of the scores; the rest of the last
- * vector becomes 0. Notes the largest score and the sum behind the head's outputs. */
+ * vector becomes 0. Stores the largest score and the sum in max_and_sum. */
 static void block_softmax(float *scores, int64_t count, float scale, float *max_and_sum) {
     vfloat largest = vsplat(-INFINITY), total = vsplat(0);
     for (int64_t j = 0; j < count; j += VL) {
@@ -96,9 +97,9 @@ static void block_softmax(float *scores, int64_t count, float scale, float *max_
         largest = vmax(largest, x);
     }
     float max = vmax_lane(largest);
-    float base = max == -INFINITY ? 0.0f : max; // every score overflowed: exp(-inf - 0) = 0
+    float offset = max == -INFINITY ? 0.0f : max; // every score overflowed: exp(-inf - 0) = 0
     for (int64_t j = 0; j < count; j += VL) {
-        vfloat e = vexp(vload(scores + j) - base);
+        vfloat e = vexp(vload(scores + j) - offset);
         vstore(scores + j, e);
         total += e;
     }
@@ -127,9 +128,10 @@ static void query_block(const QueryAttention *a, const floatX *q, const floatX *
     }
     for (int h = 0; h < a->heads; h++)
         block_softmax(scores + h * QUERY_KEYS, count, 1.0f / sqrtf((float)s->HD), part + h * a->part + a->width);
-    if (a->heads == 1) add_values(part, a->part, scores, vs, s->v_stride, count, s->HD, 1);
+    if (a->heads == 1) weighted_values(part, a->part, scores, vs, s->v_stride, count, s->HD, 1);
     for (int h = 0; h < a->heads && a->heads > 1; h += QUERY_HEADS)
-        add_values(part + h * a->part, a->part, scores + h * QUERY_KEYS, vs, s->v_stride, count, s->HD, QUERY_HEADS);
+        weighted_values(part + h * a->part, a->part, scores + h * QUERY_KEYS, vs, s->v_stride, count, s->HD,
+                        QUERY_HEADS);
 }
 
 /* Adds up the blocks of one head, each relative to the largest score of all. */
@@ -140,14 +142,14 @@ static void query_combine(const QueryAttention *a, floatX *out, float *lse, int6
     floatX *o = out + group / s->NKV * s->o_stride + head * s->HD;
     float max = -INFINITY, sum = 0;
     for (int64_t b = 0; b < a->blocks; b++) max = fmaxf(max, parts[b * step + a->width]);
-    float base = max == -INFINITY ? 0.0f : max;
+    float offset = max == -INFINITY ? 0.0f : max;
     for (int64_t b = 0; b < a->blocks; b++)
-        sum = fmaf(parts[b * step + a->width + 1], exp_float(parts[b * step + a->width] - base), sum);
+        sum = fmaf(parts[b * step + a->width + 1], exp_float(parts[b * step + a->width] - offset), sum);
     float inverse = sum > 0 ? 1.0f / sum : sum; // no key seen: 0; NaN stays NaN
     for (int64_t d = 0; d < s->HD; d += VL) {
         vfloat total = vsplat(0);
         for (int64_t b = 0; b < a->blocks; b++)
-            total = vfma(vload(parts + b * step + d), vsplat(exp_float(parts[b * step + a->width] - base)), total);
+            total = vfma(vload(parts + b * step + d), vsplat(exp_float(parts[b * step + a->width] - offset)), total);
         store_x(o + d, total * inverse, s->HD - d);
     }
     lse[group * a->G + h] = sum == 0 ? -INFINITY : max + logf(sum);

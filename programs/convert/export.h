@@ -8,8 +8,8 @@
 #include "../../run/checkpoint_writer.h" // defines: CheckpointWriter, write_start, write_finish
 #include "conversion.h"                  // defines: Conversion, ConvertOptions, is_gguf, gguf_layout, modelfile_text
 
-/* Which weights --dtype stores in int8. The others are in export_dtype: with int8, the dtype in which this build
- * computes. */
+/* Which weights --dtype stores in int8. export_dtype returns the dtype of all others; with --dtype int8 that is this
+ * build's precision. */
 static BaseKind export_base(const ConvertOptions *o) {
     if (!strcmp(o->dtype, "int8")) return BASE_INT8;
     if (!strcmp(o->dtype, "int8:all")) return BASE_INT8_ALL;
@@ -68,8 +68,8 @@ static int is_part_of(const char *name, const char *base) {
     return strspn(random, "0123456789abcdef") == 16 && !random[16];
 }
 
-/* Removes what interrupted exports of `path` have left: directories without configuration, which is written last, that
- * no running export has locked. */
+/* Removes the directories of interrupted exports to `path`: those that no running export has locked and that lack the
+ * configuration file, which is written last. */
 static void remove_unfinished_exports(const char *path, const char *parent) {
     static const char *const last[] = {"config.json", "adapter_config.json", "Modelfile"};
     const char *base = export_name(path);
@@ -99,8 +99,8 @@ static void export_check_gguf(const char *path) {
                 "another name");
 }
 
-/* Refuses an unusable path before the weights are read. It may hold the same model already, which model_export finds
- * out. */
+/* Refuses an unusable path before the weights are read. A model that is there already is not refused here: model_export
+ * compares it with the new one. */
 static void export_check(const char *dir) {
     char path[4096], parent[4096];
     struct stat info, above;
@@ -202,8 +202,8 @@ static void export_publish_gguf(CheckpointWriter *w, const Conversion *c, const 
     printf("wrote %s%s%s\n", path, failed ? "" : " and ", failed ? "" : to);
 }
 
-/* Writes the weights, and what belongs to them, into a new directory. When all of it is on disk, it gets the name of
- * --export, or the GGUF file in it does. */
+/* Writes the weights and the files next to them into a new directory. When everything is on disk, renames the
+ * directory, or the GGUF file in it, to the path of --export. */
 static void model_export(CheckpointWriter *w, const Conversion *c) {
     Comm *comm = w->fsdp->comm;
     const char *dir = c->opt.path;

@@ -1,4 +1,5 @@
-/* evaluation.h: what eval_llama3 was asked to do, which all ranks of a process share, and what a rank scores with. */
+/* evaluation.h: the options and requests of eval_llama3, which all ranks of a process share, and each rank's buffers
+ * for scores. */
 #ifndef EVALUATION_H
 #define EVALUATION_H
 #include "../shared/model_tokenizer.h" // defines: ModelTokenizer, Program, Job, Trainer
@@ -18,10 +19,10 @@ typedef struct {
 
 static const Evaluations *evaluations_of(const Trainer *trainer) { return (const Evaluations *)trainer->job; }
 
-/* What is known of a request. */
+/* The score of one request. */
 typedef struct {
-    double logprob;    // sum over its continuation's tokens
-    int64_t surprises; // of these, how many are not the most probable ones
+    double logprob;    // log-probability of its continuation
+    int64_t surprises; // tokens of the continuation that are not the most probable ones
 } RequestScore;
 
 typedef struct {

@@ -45,8 +45,8 @@ static void read_score_batch(Trainer *trainer, const Requests *r, const ScoreBat
     free(targets);
 }
 
-/* Adds to `scores` (rows of the batch) what the tokens of this rank contribute, of which the chunk has `count` from
- * token `first` on. */
+/* Adds to `scores` (rows of the batch) the log-probabilities of this rank's tokens [first, first + count), whose
+ * softmax statistics are in s->host_statistics. */
 static void add_scores(const Scoring *s, RequestScore *scores, int first, int count) {
     const Trainer *trainer = s->trainer;
     const Model *m = &trainer->model;
@@ -60,7 +60,8 @@ static void add_scores(const Scoring *s, RequestScore *scores, int first, int co
     }
 }
 
-/* The head of train_llama3.cu without losses: reads the softmax statistics of each token. */
+/* Like head_loss in train_llama3.cu, but reads each token's softmax statistics instead of its loss, and adds them to
+ * `scores`. */
 static void score_head(Scoring *s, RequestScore *scores) {
     Model *m = &s->trainer->model;
     int N = m->B * m->T, C = m->config.C, V = m->config.V;
@@ -82,13 +83,13 @@ static void score_head(Scoring *s, RequestScore *scores) {
 // ---------------------------------------------------------------------------
 // all batches
 
-/* Computes batch `index` and gathers what all ranks computed at the same time. There may be none of this number; the
- * rank still takes part in the collectives. */
+/* Computes the scores of batch `index` and all-gathers those of all ranks. If there is no such batch, the rank computes
+ * an empty one, because the others wait for its collectives. */
 static void score_batch(Scoring *s, int64_t index) {
     Trainer *trainer = s->trainer;
     const Requests *r = s->requests;
-    const ScoreBatch nothing = {0, 0, r->batches[r->num_batches - 1].T};
-    const ScoreBatch *batch = index < r->num_batches ? &r->batches[index] : &nothing;
+    const ScoreBatch empty = {0, 0, r->batches[r->num_batches - 1].T};
+    const ScoreBatch *batch = index < r->num_batches ? &r->batches[index] : &empty;
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
     RequestScore *mine = s->batch_scores;

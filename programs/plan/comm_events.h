@@ -8,15 +8,15 @@
 #define COMM_EVENTS_H
 #include "../../lib/comm.h" // defines: Comm, CommRecorder, Request, hash_bytes
 
-typedef struct {    // a table of strings, each stored once; its id is its index
-    char **text;    // (count, capacity size / 2)
-    int32_t *slots; // (size) hash table with open addressing: id + 1; 0: empty
+typedef struct {      // a table of strings, each stored once; its id is its index
+    char **text;      // (count, capacity size / 2)
+    int32_t *buckets; // (size) hash table with open addressing: id + 1; 0: empty
     int count, size;
 } NameTable;
 
 typedef struct {           // a collective or message starts, or the rank waits for one
-    double compute_before; // seconds of arithmetic since the previous event, by the dry run's clock
-    double stream_compute; // of them, or of earlier ones, those of this stream since its previous event or point
+    double compute_before; // seconds of arithmetic on the compute stream since the rank's previous event
+    double stream_compute; // seconds of arithmetic on `stream` since its previous event or StreamPoint
     int64_t count;         // elements of one part (see request_set in comm.h)
     int32_t name, phase;   // ids in the name table: what is communicated; what the rank is doing
     int32_t peer;          // of a message: the member of the axis at the other end; of a collective -1
@@ -41,26 +41,26 @@ typedef struct {
 
 enum { COMM_EVENT_SLOTS = 64 };
 
-/* The place of `text` in the hash table, or the empty place where it belongs. */
-static int32_t *name_slot(const NameTable *t, const char *text) {
+/* The bucket of `text`, or the empty bucket where it belongs. */
+static int32_t *name_bucket(const NameTable *t, const char *text) {
     int slot = (int)(hash_bytes(HASH_START, text, strlen(text)) % (uint64_t)t->size);
-    while (t->slots[slot] && strcmp(t->text[t->slots[slot] - 1], text)) slot = (slot + 1) % t->size;
-    return &t->slots[slot];
+    while (t->buckets[slot] && strcmp(t->text[t->buckets[slot] - 1], text)) slot = (slot + 1) % t->size;
+    return &t->buckets[slot];
 }
 
 /* Doubles the table. */
 static void name_table_grow(NameTable *t) {
     t->size = t->size ? 2 * t->size : 256;
     t->text = (char **)checked_realloc(t->text, sizeof(char *) * (size_t)t->size / 2);
-    free(t->slots);
-    t->slots = new_array(int32_t, t->size);
-    for (int id = 0; id < t->count; id++) *name_slot(t, t->text[id]) = id + 1;
+    free(t->buckets);
+    t->buckets = new_array(int32_t, t->size);
+    for (int id = 0; id < t->count; id++) *name_bucket(t, t->text[id]) = id + 1;
 }
 
 /* The id of `text`, which is added if it is new. */
 static int32_t name_id(NameTable *t, const char *text) {
     if (t->count * 2 >= t->size) name_table_grow(t);
-    int32_t *slot = name_slot(t, text);
+    int32_t *slot = name_bucket(t, text);
     if (!*slot) {
         t->text[t->count] = checked_strdup(text);
         *slot = ++t->count;
@@ -71,7 +71,7 @@ static int32_t name_id(NameTable *t, const char *text) {
 static void name_table_close(NameTable *t) {
     for (int i = 0; i < t->count; i++) free(t->text[i]);
     free(t->text);
-    free(t->slots);
+    free(t->buckets);
     memset(t, 0, sizeof *t);
 }
 

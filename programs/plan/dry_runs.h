@@ -9,7 +9,7 @@
 /* Which ranks get a dry run of their own. */
 typedef enum {
     DRY_RUN_STAGES, // one rank of each pipeline stage: enough to compare layouts
-    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank, with Muon of each number of blocks
+    DRY_RUN_SHARDS, // one of each pipeline stage and tensor-parallel rank; with Muon also of each number of blocks
     DRY_RUN_ALL     // every rank
 } DryRunKind;
 
@@ -42,7 +42,7 @@ static uint64_t comm_events_hash(const CommEvents *e) {
     return h;
 }
 
-/* The names of `events`, which one thread has recorded with a table of its own, become those of all ranks. */
+/* Replaces name ids of the recording thread's own table by ids of the table that all lists share. */
 static void event_lists_rename(EventLists *l, CommEvents *events) {
     int32_t *ids = new_array(int32_t, events->names->count + 1);
     for (int i = 0; i < events->names->count; i++) ids[i] = -1;
@@ -73,11 +73,11 @@ static void event_lists_keep(EventLists *l, int rank, const CommEvents *events) 
     copy->capacity = events->count;
     copy->hash = hash;
     copy->events = new_array(CommEvent, events->count);
-    for (int64_t k = 0; k < events->count; k++) copy->events[k] = events->events[k];
+    memcpy(copy->events, events->events, sizeof(CommEvent) * (size_t)events->count);
     copy->recorder.points.capacity = events->recorder.points.count;
     copy->recorder.points.points = new_array(StreamPoint, events->recorder.points.count);
-    for (int64_t k = 0; k < events->recorder.points.count; k++)
-        copy->recorder.points.points[k] = events->recorder.points.points[k];
+    memcpy(copy->recorder.points.points, events->recorder.points.points,
+           sizeof(StreamPoint) * (size_t)events->recorder.points.count);
 }
 
 static void event_lists_close(EventLists *l) {
@@ -101,7 +101,7 @@ static int dry_run_representative(const Plan *p, DryRunKind kind, int rank) {
     return kind == DRY_RUN_ALL ? rank : plan_representative(p, rank);
 }
 
-/* Adds the dry run of `rank` to the plan, or, if `dry_run` is NULL, that of the rank that stands for it. */
+/* Adds the dry run of `rank` to the plan. `dry_run` NULL: `rank` uses the result of its representative. */
 static void plan_keep(Plan *p, EventLists *lists, int rank, Trainer *dry_run, CommEvents *recorded) {
     if (dry_run) {
         event_lists_rename(lists, recorded);
@@ -114,7 +114,8 @@ static void plan_keep(Plan *p, EventLists *lists, int rank, Trainer *dry_run, Co
     }
 }
 
-/* Threads take ranks as they come, and keep them in order, so that classes and lists have the order of ranks. */
+/* Dry-runs the representatives of all ranks in parallel. Results are added in the order of ranks, so that they do not
+ * depend on the number of threads. */
 static void plan_dry_run(Plan *p, const Job *j, DryRunKind kind, EventLists *lists) {
     plan_begin(p, j);
     event_lists_open(lists, kind, j->mesh.world);

@@ -33,14 +33,14 @@ typedef struct {
 /* With fewer dry runs than ranks, one rank of each part of the model is simulated: others with the same part do the
  * same at the same time, so that its collectives take as long. */
 static Mesh simulated_mesh(const Plan *p, DryRunKind kind) {
-    int tp = kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1, pp = p->mesh->size[AXIS_PP];
+    int tp = kind == DRY_RUN_SHARDS ? p->mesh->size[AXIS_TP] : 1, pp = p->mesh->size[AXIS_PP];
     Mesh parts = {tp * pp, {tp, 1, pp, 1, 1}};
     return kind == DRY_RUN_ALL ? *p->mesh : parts;
 }
 
 /* The rank of the plan that is simulated as rank `i`. */
 static int simulated_rank(const Plan *p, DryRunKind kind, int i) {
-    int tp = kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1;
+    int tp = kind == DRY_RUN_SHARDS ? p->mesh->size[AXIS_TP] : 1;
     return kind == DRY_RUN_ALL ? i : i / tp * mesh_stride(p->mesh, AXIS_PP) + i % tp;
 }
 
