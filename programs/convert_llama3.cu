@@ -18,7 +18,7 @@ static const OptionRow convert_options[] = {
     TEXT("dtype", dtype, "fp32|fp16|bf16|int8|int8:all|q8_0", "fp32",
          "dtype of the weights; int8: the matrices of blocks in int8, to be loaded as a frozen --base; int8:all: all "
          "tensors; q8_0: the matrices of a GGUF file in 8 bits"),
-    FLAG("merge", merge, "add the adapters to the model's weights"),
+    FLAG("merge", merge, "add the adapters of --adapters DIR to the weights of --model"),
 };
 #undef FIELD
 static const Program convert_program = {

@@ -168,9 +168,8 @@ static void eval_check_options(const Evaluations *e) {
     const EvalOptions *o = &e->opt;
     int modes = !!o->eval + !!o->score + !!o->choices;
     if (modes != 1)
-        user_error("expected one of --eval, --score and --choices, found %d of them: eval_llama3 --help tells what "
-                   "each does",
-                   modes);
+        user_error("expected one of --eval, --score and --choices, found %s: eval_llama3 --help explains them",
+                   modes ? "several" : "none");
     if (e->job.opt.doc_mask && !o->eval)
         user_error("--doc-mask has no effect with --%s, where each text is a single document: remove --doc-mask",
                    o->score ? "score" : "choices");

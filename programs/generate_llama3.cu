@@ -20,7 +20,7 @@ static const OptionRow generate_options[] = {
          "answered with a line of JSON"),
     FLAG("chat", chat,
          "talk with an instruction-tuned model in the terminal, with its chat template; /reset, /system TEXT and /save "
-         "FILE are commands, Ctrl-C stops an answer, Ctrl-D leaves; --seq is the longest conversation"),
+         "FILE are commands, Ctrl-C stops an answer, Ctrl-D leaves; --seq N limits the conversation to N tokens"),
     INT("max-tokens", max_tokens, 1, 1 << 20, "N", "100",
         "how many tokens to generate; with --chat: the longest answer"),
     REAL("temperature", temperature, 0, 100, "X", "0.8", "sampling temperature; 0: always take the most likely token"),

@@ -117,6 +117,15 @@ static void plan_all(Planning *p, const Cluster *cluster) {
 }
 
 #ifndef TESTING_PROGRAM
+/* Says what the plan of GPUs takes to be as on this machine, unless it is asked for. */
+static void note_gpus(const Options *o, const Cluster *c) {
+    int in_fp32 = FLOATX == DTYPE_F32;
+    if (!c->rates.times.has_streams || (asks_nccl(o) && !in_fp32)) return;
+    fprintf(stderr, "note: %s describes GPUs%s%s\n", c->path,
+            asks_nccl(o) ? "" : "; --transport nccl plans memory and communication as NCCL needs them",
+            in_fp32 ? "; this build plans in fp32, and one of make PRECISION=bf16 in bf16" : "");
+}
+
 int main(int argc, char **argv) {
     static Planning p; // large for a small stack
     Cluster cluster;
@@ -133,6 +142,7 @@ int main(int argc, char **argv) {
     if (p.opt.cluster) {
         cluster_open(&cluster, p.opt.cluster, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
         for (Job *s = j; s; s = s->next) s->op_times = &cluster.rates.times;
+        note_gpus(&j->opt, &cluster);
     }
     plan_all(&p, p.opt.cluster ? &cluster : NULL);
     if (p.opt.cluster) cluster_close(&cluster);

@@ -567,9 +567,9 @@ requests() {
         --score good.jsonl
     works "--score of a text" "$evaluator" --model trained --score good.jsonl
     everywhere "--score without weights" "tiny has no weights: eval_llama3 needs" --model tiny --score good.jsonl
-    bad "--score and --eval" "expected one of --eval, --score and --choices, found 2 of them" --model trained --score \
+    bad "--score and --eval" "expected one of --eval, --score and --choices, found several" --model trained --score \
         good.jsonl --eval good/val.tok
-    by=$evaluator bad "nothing to evaluate" "expected one of --eval, --score and --choices, found 0 of them" --model \
+    by=$evaluator bad "nothing to evaluate" "expected one of --eval, --score and --choices, found none" --model \
         trained
     bad "--score with --doc-mask" "--doc-mask has no effect with --score" --model trained --score good.jsonl --doc-mask
     task "one ending" "a list of at least two texts" '{"context":"the","endings":["man"],"label":0}'

@@ -208,7 +208,7 @@ refused "--chat with --doc-mask" "unknown option --doc-mask: generate_llama3 --h
 refused "--chat without weights" "has no weights" --model model --chat
 refused "--max-tokens in an evaluation" "unknown option --max-tokens: eval_llama3 --help lists all options" \
     --model trained --max-tokens 3 --eval text/val.tok
-refused "--score with --eval" "expected one of --eval, --score and --choices, found 2 of them" --model trained \
+refused "--score with --eval" "expected one of --eval, --score and --choices, found several" --model trained \
     --score requests.jsonl --eval text/val.tok
 echo '{"eos_token_id": "end"}' >trained/generation_config.json
 refused "an eos_token_id that is a word" '"eos_token_id" has "end"; expected' --model trained --prompt hello

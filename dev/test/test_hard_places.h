@@ -1,4 +1,5 @@
-/* test_hard_places.h: the limits of containers, and a heartbeat file that another program has put there. */
+/* test_hard_places.h: the limits of containers, a heartbeat file that another program has put there, and the stack on
+ * which signals are handled. */
 
 /* Writes a file of a fake hierarchy of control groups under the scratch directory. */
 static void group_write(const char *group, const char *name, const char *text) {
@@ -89,8 +90,43 @@ static void test_heartbeat_file(void) {
 }
 #endif
 
+/* Prints + for each signal whose handler takes another stack, and for each thread that is ready for that; else -. */
+static void install_signals(void *unused) {
+    static const int signals[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP};
+    (void)unused;
+    signals_install(0);
+    for (int i = 0; i < 5; i++) {
+        struct sigaction now;
+        sigaction(signals[i], NULL, &now);
+        printf("%c", now.sa_handler == SIG_IGN || now.sa_flags & SA_ONSTACK ? '+' : '-');
+    }
+#ifndef USE_CUDA
+    int ready = 0;
+    keep_signals_off_stack(2);
+#pragma omp parallel num_threads(2) reduction(+ : ready)
+    {
+        stack_t stack;
+        sigset_t blocked;
+        sigaltstack(NULL, &stack);
+        pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+        ready += !(stack.ss_flags & SS_DISABLE) || sigismember(&blocked, SIGUSR1);
+    }
+    printf(" %d", ready);
+#endif
+    fflush(stdout);
+}
+
+/* oneDNN's matmuls let the stack pointer point into the heap for a while, where no handler of a signal may write. */
+static void test_signal_stacks(void) {
+    char said[SAID] = "";
+    int code = child_says(install_signals, NULL, said, sizeof said);
+    CHECK("handlers of signals never run on the stack of a thread that computes",
+          !code && !strcmp(said, CUDA_BUILD ? "+++++" : "+++++ 2"), "code %d: %s", code, said);
+}
+
 static void test_hard_places(void) {
     test_container_limits();
+    test_signal_stacks();
 #ifdef HAVE_MPI
     test_heartbeat_file();
 #endif

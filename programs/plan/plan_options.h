@@ -27,9 +27,10 @@ static const OptionRow plan_options[] = {
          "but prints no alternative options and ignores that tensor-parallel ranks differ by a row where --tp does not "
          "divide a size"),
     FLAG("search", search,
-         "with --cluster: list the fastest layouts that fit in memory and train as many sequences per step; options of "
+         "with --cluster: list the fastest layouts that fit in memory and train as many sequences per step as these "
+         "options; options of "
          "the mesh, pipeline, sharding and recomputation that are given stay fixed"),
-    FLAG("plan", plan, "accepted: a plan is all that this program makes"),
+    FLAG("plan", plan, "accepted in commands of earlier versions; has no effect"),
     GROUP("failures of hosts"),
     REAL("mtbf", mtbf, 1e-6, 1e12, "HOURS", NULL,
          "simulate failures over the run of --steps steps: mean time between failures of one host; prints the best "
