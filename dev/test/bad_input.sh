@@ -596,7 +596,7 @@ tasks() {
     bad "--prompt without a tokenizer" "--prompt needs a tokenizer" --model "$fixture" --prompt hello
     bad "--prompt with a tokenizer that is too large" "has 600 tokens, but the model.s vocabulary has 256" --model \
         "$fixture" --prompt hello --tokenizer good/tokenizer.model
-    bad "--prompt beyond the model's positions" "--max-tokens 300 exceed the model.s 256 positions" --model trained \
+    bad "--prompt beyond the model's positions" "--max-tokens is 300, together more than the model.s 256 positions" --model trained \
         --prompt hello --max-tokens 300
     bad "--prompt and --chat" "expected --prompt or --prompts, or --chat, found both" --model trained --prompt hello \
         --chat
