@@ -69,7 +69,9 @@ include dev/ops.mk
 
 OTHER_PROGRAMS := generate_llama3 eval_llama3 convert_llama3 tokens_llama3 plan_llama3 check_hosts
 
-all: train_llama3 $(OTHER_PROGRAMS) $(if $(CUDA),train_llama3_cuda)
+all:
+	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(JOBS)) every-program
+every-program: $(if $(CUDA),train_llama3_cuda) train_llama3 $(OTHER_PROGRAMS) # the longest first
 
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@
@@ -194,6 +196,6 @@ fuzz: deps
 clean:
 	rm -rf build train_llama3 $(OTHER_PROGRAMS) train_llama3_cuda
 
-.PHONY: all always programs demo finetune test test-all test-hosts measure bench fuzz clean
+.PHONY: all every-program always programs demo finetune test test-all test-hosts measure bench fuzz clean
 .PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16 test-fp32-programs test-bf16-programs test-all-fp32-programs \
         test-all-bf16-programs

@@ -596,8 +596,8 @@ tasks() {
     bad "--prompt without a tokenizer" "--prompt needs a tokenizer" --model "$fixture" --prompt hello
     bad "--prompt with a tokenizer that is too large" "has 600 tokens, but the model.s vocabulary has 256" --model \
         "$fixture" --prompt hello --tokenizer good/tokenizer.model
-    bad "--prompt beyond the model's positions" "--max-tokens is 300, together more than the model.s 256 positions" --model trained \
-        --prompt hello --max-tokens 300
+    bad "--prompt beyond the model's positions" "--max-tokens is 300, together more than the model.s 256 positions" \
+        --model trained --prompt hello --max-tokens 300
     bad "--prompt and --chat" "expected --prompt or --prompts, or --chat, found both" --model trained --prompt hello \
         --chat
     by=$generator bad "nothing to generate" "expected --prompt or --prompts, or --chat, found none" --model trained

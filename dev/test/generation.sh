@@ -194,8 +194,9 @@ else fail "--score of ids needs no tokenizer" "$answer"; fi
 refused "--prompts without a file" "nowhere.txt cannot be opened" --model trained --prompts nowhere.txt
 : >empty.txt
 refused "--prompts of an empty file" "has no prompt" --model trained --prompts empty.txt
-refused "--prompts with a long prompt" "the prompt of line [14] has [0-9]+ tokens and --max-tokens is 39998, together more than" \
-    --model trained --prompts prompts.txt --max-tokens 39998
+refused "--prompts with a long prompt" \
+    "the prompt of line [14] has [0-9]+ tokens and --max-tokens is 39998, together more than" --model trained \
+    --prompts prompts.txt --max-tokens 39998
 refused "--chat with --prompt" "expected --prompt or --prompts, or --chat, found both" --model trained --chat \
     --prompt hello
 bad "neither --chat nor a prompt" "expected --prompt or --prompts, or --chat, found none of them" "$generate" \
