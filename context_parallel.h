@@ -7,8 +7,8 @@
  */
 #ifndef CONTEXT_PARALLEL_H
 #define CONTEXT_PARALLEL_H
-#include "lib/comm.h" // defines: Comm, Device, Request, all_gather_start, comm_wait
-#include "lib/ops.h"  // defines: sum_pieces
+#include "lib/comm/comm.h" // defines: Comm, Device, Request, all_gather_start, comm_wait
+#include "lib/ops/ops.h"   // defines: sum_pieces
 
 /* Keys and values as attention reads them: of `tokens` tokens of each sequence, `stride` elements apart. */
 typedef struct {

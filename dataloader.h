@@ -9,8 +9,8 @@
 #ifndef DATALOADER_H
 #define DATALOADER_H
 #include "context_parallel.h" // defines: cp_select_halves
-#include "lib/device.h"
-#include "lib/token_files.h" // defines: Dataset, DataSource, dataset_sample
+#include "lib/device/device.h"
+#include "lib/io/token_files.h" // defines: Dataset, DataSource, dataset_sample
 
 // ---------------------------------------------------------------------------
 // the sampler. Like PyTorch's DistributedSampler it shuffles each epoch and deals the samples out to the ranks. But

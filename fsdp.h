@@ -9,9 +9,9 @@
  */
 #ifndef FSDP_H
 #define FSDP_H
-#include "lib/comm.h"
-#include "lib/int8.h"
-#include "lib/ops.h"
+#include "lib/comm/comm.h"
+#include "lib/ops/int8.h"
+#include "lib/ops/ops.h"
 #include "llama3.h"
 
 // ---------------------------------------------------------------------------
@@ -115,9 +115,9 @@ static void *state_of(const FsdpUnit *u, StateKind kind) {
 }
 
 typedef struct {
-    UnitKind kind; // a buffer serves units of one kind
-    void *memory;  // (largest padded unit of that kind)
-    size_t taken;  // bytes; 0: the buffer is free
+    UnitKind kind;     // a buffer serves units of one kind
+    void *memory;      // (largest padded unit of that kind)
+    size_t taken;      // bytes; 0: the buffer is free
     DeviceEvent freed; // GPU: the previous user's work on the buffer has ended
 } PoolBuffer;
 

@@ -7,8 +7,8 @@
  */
 #ifndef LLAMA3_H
 #define LLAMA3_H
-#include "lib/device.h"
-#include "lib/int8.h"
+#include "lib/device/device.h"
+#include "lib/ops/int8.h"
 
 // ---------------------------------------------------------------------------
 // configuration
@@ -196,7 +196,7 @@ static int is_adapted(const Llama3Config *c, WeightKind kind) {
 }
 static float adapter_scale(const Llama3Config *c) { return (float)(c->lora_alpha / c->lora_rank); }
 
-/* Is a tensor stored in int8 (lib/int8.h)? */
+/* Is a tensor stored in int8 (lib/ops/int8.h)? */
 static int is_quantized(BaseKind base, const TensorRow *row) {
     if (row->unit == UNIT_ADAPTERS) return 0;
     return base == BASE_INT8_ALL || (base == BASE_INT8 && row->unit == UNIT_BLOCK && row->rows != DIM_ONE);
@@ -216,7 +216,7 @@ typedef struct {
     int tp, tp_rank;
     int pp, pp_rank, virtual_stages;
     int light_ends;     // the first and the last stage have one block less, to balance embedding and head
-    int tied_head_copy; // tied: the head is a unit of its own with a copy of the embedding (run/shared_gradients.h)
+    int tied_head_copy; // tied: the head is a unit of its own with a copy of the embedding (shared_gradients.h)
 } ModelPart;
 
 static const ModelPart WHOLE_MODEL = {1, 0, 1, 0, 1, 0, 0};

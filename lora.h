@@ -7,8 +7,8 @@
  */
 #ifndef LORA_H
 #define LORA_H
-#include "lib/ops.h" // defines: linear_forward, linear_forward_add, linear_backward_weight, …
-#include "llama3.h"  // defines: Llama3Config, adapter_scale
+#include "lib/ops/ops.h" // defines: linear_forward, linear_forward_add, linear_backward_weight, …
+#include "llama3.h"      // defines: Llama3Config, adapter_scale
 
 typedef struct {
     const floatX *a;     // (rank, IC)

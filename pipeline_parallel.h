@@ -1,6 +1,6 @@
 /* pipeline_parallel.h: the messages between pipeline stages: activations forward, their gradients backward.
  *
- * lib/pipeline_schedule.h says which micro-batch a rank computes when. A message is a micro-batch's residual stream,
+ * pipeline_schedule.h says which micro-batch a rank computes when. A message is a micro-batch's residual stream,
  * (n, C), n = tokens of this rank. On GPUs each direction between two neighbours has two streams, and over NCCL two
  * communicators, that messages use in turn. One queue for all messages would be correct, but a late message would delay
  * the others: in a simulation of Llama 3 405B on 8,192 GPUs a step takes 14 % longer. With one for each direction, a
@@ -9,8 +9,8 @@
  */
 #ifndef PIPELINE_PARALLEL_H
 #define PIPELINE_PARALLEL_H
-#include "lib/comm.h"
-#include "lib/pipeline_schedule.h"
+#include "lib/comm/comm.h"
+#include "pipeline_schedule.h"
 
 typedef struct {
     floatX *data; // (n, C)

@@ -11,8 +11,8 @@
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
-#include "lib/comm.h" // defines: all_gather_start, reduce_scatter_start, comm_wait
-#include "lib/ops.h"  // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
+#include "lib/comm/comm.h" // defines: all_gather_start, reduce_scatter_start, comm_wait
+#include "lib/ops/ops.h"   // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
 
 /* What tokens are gathered for. Each has a buffer, so that backward can gather one while it reads the others. */
 typedef enum {
@@ -149,8 +149,8 @@ static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = 
 // ---------------------------------------------------------------------------
 // the loss over a vocabulary that is split among ranks
 
-/* What the loss needs to know of each row of logits: the LossParts (lib/ops_common.h) of all slices of the vocabulary,
- * in the order of ranks. */
+/* What the loss needs to know of each row of logits: the LossParts (lib/ops/ops_common.h) of all slices of the
+ * vocabulary, in the order of ranks. */
 static const float *tp_softmax_statistics(TensorParallel *tp, Logits logits /* (rows,V) */,
                                           const int32_t *targets /* (rows) */, int rows, int V) {
     float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
@@ -161,7 +161,7 @@ static const float *tp_softmax_statistics(TensorParallel *tp, Logits logits /* (
     return all;
 }
 
-/* As cross_entropy (lib/ops.h), but this rank has only the logits of its slice of the vocabulary: V token ids from
+/* As cross_entropy (lib/ops/ops.h), but this rank has only the logits of its slice of the vocabulary: V token ids from
  * first_token_id on. For each row the ranks all-gather three numbers, the largest logit, the sum of exponentials and
  * the target's logit, and so compute the same loss and the same z-loss. */
 static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, Logits logits /* (rows,V) */,

@@ -9,8 +9,8 @@
  */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
-#include "lib/base.h" // defines: hash_bytes, user_error, run_failure, new_array, min_i64
-#include "lib/sha256.h"
+#include "lib/device/base.h" // defines: hash_bytes, user_error, run_failure, new_array, min_i64
+#include "lib/io/sha256.h"
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h> // defines: pcre2_compile, pcre2_jit_compile, pcre2_match
 

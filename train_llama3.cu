@@ -2,39 +2,39 @@
  *
  * Read it from top to bottom: one block forward and backward, embedding and head, a pipeline stage under FSDP, the
  * training step, the dry run, the training loop, plans, one rank, main. The programs that generate, evaluate and
- * convert include this file (programs/). Every piece of arithmetic is an op (lib/ops.h),
- * every communication a collective or a message (lib/comm.h), every buffer of the step comes from an arena
- * (lib/device.h). So the same code also runs as a dry run, without arithmetic or memory, which predicts the memory,
- * FLOPs and traffic of any rank.
+ * convert include this file (programs/). Every piece of arithmetic is an op (lib/ops/ops.h), every communication a
+ * collective or a message (lib/comm/comm.h), every buffer of the step comes from an arena (lib/device/device.h). So the
+ * same code also runs as a dry run, without arithmetic or memory, which predicts the memory, FLOPs and traffic of any
+ * rank.
  */
-#include "lib/output.h"            // defines: finish_results, flush_results, note_lost_progress
-#include "lib/device.h"            // defines: arena_alloc, device_phase, device_copy, device_open_dry_run
-#include "lib/comm_open.h"         // defines: LaunchInfo, comm_start_process, comm_open
-#include "lib/ops.h"               // defines: rmsnorm_forward, rope_forward, attention_forward, …
-#include "llama3.h"                // defines: Llama3Config, TensorTable
-#include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
-#include "run/shared_gradients.h"  // defines: sum_shared_gradients
-#include "optimizer.h"             // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
-#include "tensor_parallel.h"       // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
-#include "context_parallel.h"      // defines: cp_all_gather_kv, cp_reduce_scatter_kv
-#include "pipeline_parallel.h"     // defines: Pipeline, pipeline_receive, pipeline_send
-#include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward_input, lora_linear_backward_…
-#include "dataloader.h"            // defines: Dataset, Loader, StepBatch, loader_next, read_window
-#include "run/options.h"           // defines: Options, options_parse, options_write
-#include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
-#include "run/agreement.h"         // defines: check_agreement, check_shared_out
-#include "run/ledger.h"            // defines: Ledger, ledger_check, expected_traffic
-#include "run/memory_check.h"      // defines: check_memory, need_of_device, nccl_need
-#include "run/step_report.h"       // defines: exchange_reports, sum_reports, judge_outliers, mean_z_loss, …
-#include "run/checkpoint.h"        // defines: Checkpoint, weights_load
-#include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
-#include "run/signals.h"           // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
-#include "run/plan.h"              // defines: Plan, plan_add, plan_write_file
-#include "run/mfu.h"               // defines: matmul_rate
-#include "run/logger.h"            // defines: Logger, StepStats, logger_step
-#include "run/banner.h"            // defines: print_banner, print_stage; includes run/layout.h
-#include "run/trace.h"             // defines: trace_write, trace_as_one_event
-#include "run/launch.h"            // defines: process_begin, help_or_version, process_connect, launch
+#include "lib/io/output.h"       // defines: finish_results, flush_results, note_lost_progress
+#include "lib/device/device.h"   // defines: arena_alloc, device_phase, device_copy, device_open_dry_run
+#include "lib/comm/comm_open.h"  // defines: LaunchInfo, comm_start_process, comm_open
+#include "lib/ops/ops.h"         // defines: rmsnorm_forward, rope_forward, attention_forward, …
+#include "llama3.h"              // defines: Llama3Config, TensorTable
+#include "fsdp.h"                // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
+#include "shared_gradients.h"    // defines: sum_shared_gradients
+#include "optimizer.h"           // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
+#include "tensor_parallel.h"     // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
+#include "context_parallel.h"    // defines: cp_all_gather_kv, cp_reduce_scatter_kv
+#include "pipeline_parallel.h"   // defines: Pipeline, pipeline_receive, pipeline_send
+#include "lora.h"                // defines: lora_linear_forward, lora_linear_backward_input, lora_linear_backward_…
+#include "dataloader.h"          // defines: Dataset, Loader, StepBatch, loader_next, read_window
+#include "run/setup/options.h"   // defines: Options, options_parse, options_write
+#include "run/setup/job.h"       // defines: Job, job_open: everything that is checked before ranks start
+#include "run/setup/agreement.h" // defines: check_agreement, check_shared_out
+#include "run/checks/ledger.h"   // defines: Ledger, ledger_check, expected_traffic
+#include "run/checks/memory_check.h"   // defines: check_memory, need_of_device, nccl_need
+#include "run/checks/step_report.h"    // defines: exchange_reports, sum_reports, judge_outliers, mean_z_loss, …
+#include "run/checkpoint/checkpoint.h" // defines: Checkpoint, weights_load
+#include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
+#include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
+#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
+#include "run/checks/mfu.h"                   // defines: matmul_rate
+#include "run/watch/logger.h"                 // defines: Logger, StepStats, logger_step
+#include "run/watch/banner.h"                 // defines: print_banner, print_stage; includes run/checks/layout.h
+#include "run/watch/trace.h"                  // defines: trace_write, trace_as_one_event
+#include "run/setup/launch.h"                 // defines: process_begin, help_or_version, process_connect, launch
 
 // ---------------------------------------------------------------------------
 // the part of the model that this rank computes

@@ -1,4 +1,4 @@
-# ops.mk: the ops of lib/ops.h as a shared library for PyTorch (dev/pytorch/llama3_ops.py). The Makefile includes it.
+# ops.mk: the ops of lib/ops/ops.h as a shared library for PyTorch (dev/pytorch/llama3_ops.py). Part of the Makefile.
 # build/libllama3_ops.so has both precisions; build/libllama3_ops_cuda.so, if nvcc is installed, has them for GPUs.
 OPS_FLAGS := -fPIC -fvisibility=hidden -Wno-unused-function
 OPS_IN     = $(foreach p,fp32 bf16,build/$(1)-$(p)/ops_library.o)
@@ -93,7 +93,7 @@ $(MINE_BUILD)/$(KERNEL)-library.cu: $(MINE_FILE)
 	@mkdir -p $(@D)
 	@{ echo '#define MINE_LIBRARY'; echo '#include "../../$(MINE_FILE)"'; \
 	    sed -nE 's/^static void my_([a-z0-9_]+)\(Device \*dev, .*/\1/p' $< | while read -r op; do \
-	        if grep -q "^static void $$op(Device" lib/ops.h; then echo "#define $$op my_$$op"; fi; done; \
+	        if grep -q "^static void $$op(Device" lib/ops/ops.h; then echo "#define $$op my_$$op"; fi; done; \
 	    echo '#include "../../dev/pytorch/ops_library.cu"'; } > $@
 
 $(MINE_BUILD)/$(KERNEL)-$(PRECISION).o: $(MINE_BUILD)/$(KERNEL)-library.cu $(MINE_FILE) dev/pytorch/ops_library.cu \
@@ -125,7 +125,7 @@ mine-pytorch: mine-file $(if $(MINE_GPU),ops,ops-cpu)
 	@$(MAKE) --no-print-directory -s $(MINE_TARGET)
 	@ops=$$(sed -n 's/^#define \([a-z0-9_]*\) my_.*/\1/p' $(MINE_BUILD)/$(KERNEL)-library.cu); \
 	    [ -n "$$ops" ] || { echo "error: $(MINE_FILE) defines no 'static void my_OP(Device *dev, ' for an op OP" \
-	        "of lib/ops.h, so there is nothing to check" >&2; exit 1; }; \
+	        "of lib/ops/ops.h, so there is nothing to check" >&2; exit 1; }; \
 	    for op in $(or $(OP),$$ops); do \
 	        $(OPS_PYTHON) dev/pytorch/llama3_ops.py check $$op $(MINE_TARGET) || exit 1; done
 

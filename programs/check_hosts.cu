@@ -8,7 +8,7 @@
  * plan_llama3 --cluster estimates step times on these hosts.
  */
 #include "hosts/host_problems.h" // defines: HostCheck, gather_facts, check_starts, …
-#include "../lib/json.h"         // defines: json_real, json_add_integer
+#include "../lib/io/json.h"      // defines: json_real, json_add_integer
 
 typedef struct {
     Job job; // first: a rank finds the HostsJob behind its job

@@ -9,7 +9,7 @@
  *   tokens_llama3 --decode FILE --tokenizer F         the text of token ids
  *   tokens_llama3 --audit --out DIR                   did a run consume every sample once per epoch?
  */
-#include "../run/version.h"         // defines: print_version
+#include "../run/setup/version.h"   // defines: print_version
 #include "tokens/audit.h"           // defines: audit
 #include "tokens/conversations.h"   // defines: tokenize_conversations
 #include "tokens/encode.h"          // defines: encode_or_decode

@@ -2,7 +2,7 @@ area="sharded data parallelism"
 layout="--ranks 4 --batch 4"
 one_rank="--batch 4 --accum 4"
 title="each rank clips by the norm of its own shard"
-change='@@ run/step_report.h sum_reports
+change='@@ run/checks/step_report.h sum_reports
 + if (i == r->comm->rank)
   exact_merge(&squared_norm, &report->squared_norm);'
 check="one-rank"

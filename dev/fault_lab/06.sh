@@ -1,7 +1,7 @@
 area="tensor parallelism"
 layout="--ranks 4 --tp 2 --batch 8"
 title="the gradients of the norms are not summed over tp"
-change='@@ run/shared_gradients.h sum_tp_replicated
+change='@@ shared_gradients.h sum_tp_replicated
 - tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);'
 check="test mesh-faults"
 expected="tp 2 .*worst gradient"

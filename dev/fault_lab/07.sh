@@ -4,7 +4,7 @@ title="ranks 0 and 1 train on the same samples, and so do ranks 2 and 3"
 change='@@ dataloader.h sampler_window
 - int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
 + int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard / 2 * 2;'
-unchecked='@@ run/step_report.h check_reports
+unchecked='@@ run/checks/step_report.h check_reports
 - check_samples(r, sampler, step, first_window);'
 check="run"
 expected="train on the same samples"

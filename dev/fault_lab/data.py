@@ -22,7 +22,7 @@ TEXTS = ["README.md", "CONTRIBUTING.md", "docs/guide/*.md", "*.h", "lib/*.h", "r
 
 
 def write_tokens(path, tokens, mask=None):
-    """The format is described in lib/token_files.h."""
+    """The format is described in lib/io/token_files.h."""
     header = b"LLM3TOK1" + struct.pack("<IIIIQ", 1, 2, 256, 1 if mask else 0, len(tokens)) + bytes(32)
     with open(path, "wb") as f:
         f.write(header + struct.pack(f"<{len(tokens)}H", *tokens) + (mask or b""))

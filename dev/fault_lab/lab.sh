@@ -47,7 +47,7 @@ list() {
 # hash_of FILE…: of the names and contents
 hash_of() { sha256sum "$@" | sha256sum | cut -c1-16; }
 
-hash_of_source() { hash_of ./*.h ./*.cu lib/*.h lib/cpu/*.h run/*.h programs/*.cu programs/*/*.h dev/test/*.h; }
+hash_of_source() { hash_of ./*.h ./*.cu lib/*/*.h lib/ops/cpu/*.h run/*/*.h programs/*.cu programs/*/*.h dev/test/*.h; }
 
 # changes: all faults, numbered as here, and then those changes that leave out a check, as dev/test/plant.py reads them
 changes() (

@@ -5,7 +5,7 @@
  *   build/fuzz/TARGET FILE…      these inputs again, such as one that was a finding
  */
 #include "harness.h" // defines: give, finding, EXPECT, held, said_out
-#include "run/config_json.h"
+#include "run/setup/config_json.h"
 
 /* A dry run takes as long as the model has blocks, and a deep model has only more of the same: a few have to do. */
 static Llama3Config config_shallow(const char *model) {

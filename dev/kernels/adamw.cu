@@ -8,7 +8,7 @@
 #include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
                   // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
                   // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
-                  // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
+                  // version. From lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
 
 static const float LR = 3e-4f, BETA1 = 0.9f, BETA2 = 0.95f, EPS = 1e-8f, WEIGHT_DECAY = 0.1f;
 static const float GRAD_SCALE = 0.37f; // clipping, and one over the number of tokens

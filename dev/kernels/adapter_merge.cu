@@ -6,7 +6,7 @@
  */
 #include "page.h" // reads(), updates(): declare a tensor; the last argument scales its random values. F(name): its data
                   // in float. D(name), R(name): the definition's inputs and results in double. c->slots: arithmetic
-                  // instructions × lanes of an ideal version. From lib/cpu/vectors.h: VL, vfloat, vfma, vsplat,
+                  // instructions × lanes of an ideal version. From lib/ops/cpu/vectors.h: VL, vfloat, vfma, vsplat,
                   // load_float, store_float
 
 static const float MERGE_BY = 1.6f;

@@ -12,7 +12,7 @@
 #include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
                   // X(name), F(name): its data in floatX or float. D(name), R(name): the definition's inputs and
                   // results in double. c->slots: arithmetic instructions × lanes of an ideal version. From
-                  // lib/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
+                  // lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
 
 static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
     const int64_t *n = c->size;

@@ -7,7 +7,7 @@
 #include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
                   // X(name), F(name): its data in floatX or float. D(name), R(name): the definition's inputs and
                   // results in double. c->slots: arithmetic instructions × lanes of an ideal version. From
-                  // lib/cpu/vectors.h: vfloat, VL, load_float, …
+                  // lib/ops/cpu/vectors.h: vfloat, VL, load_float, …
 
 static void cast_case(Case *c) { // size: count, significant bits of PyTorch's figures (8: bf16, 24: fp32)
     int64_t count = c->size[0];  // one element per row: each must meet the bound
@@ -90,7 +90,7 @@ static const Version op_versions[] = {
      "the rest. The compiler vectorizes this.",
      cast_scalar},
     {"3 vectors",
-     "The same integer arithmetic on the vectors of lib/cpu/vectors.h, with a mask for NaN: no faster where the "
+     "The same integer arithmetic on the vectors of lib/ops/cpu/vectors.h, with a mask for NaN: no faster where the "
      "compiler vectorized the loop, but not left to it.",
      cast_integers},
     {"4 the instruction",

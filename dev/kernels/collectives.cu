@@ -45,9 +45,9 @@
  * say where a figure comes from. Each matmul and attention op needs a row in the build's dtype; an op takes the rate of
  * the row that is nearest in FLOPs and in FLOPs per byte. All other ops take bytes / memory_bytes_per_s.
  */
-#include "../../lib/comm_open.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
-#include "../../lib/ops.h"       // defines: tree_sum, linear_forward, attention_forward, …
-#include "../../lib/json.h"      // defines: cJSON
+#include "../../lib/comm/comm_open.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
+#include "../../lib/ops/ops.h"       // defines: tree_sum, linear_forward, attention_forward, …
+#include "../../lib/io/json.h"      // defines: cJSON
 #include "../../llama3.h"        // defines: llama3_presets
 #include <sys/resource.h>
 

@@ -15,7 +15,7 @@
 #include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
                   // its random values. F(name), I(name): its data in float or int32_t. D(name), R(name): the
                   // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
-                  // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vexp, …
+                  // version. From lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vexp, …
 
 static const float Z_WEIGHT = 1.0f / 128; // of the z-loss; a bf16 number
 

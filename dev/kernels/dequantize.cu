@@ -59,7 +59,7 @@ static const Version op_versions[] = {
      dequantize_by_block},
     {"3 vectors",
      "A whole block is converted to fp32 by a loop of constant length, then scaled and rounded with the vectors of "
-     "lib/cpu/vectors.h: in bf16 by the hardware's instruction, where there is one.",
+     "lib/ops/cpu/vectors.h: in bf16 by the hardware's instruction, where there is one.",
      dequantize_vectors},
     {"in use: threads", "Blocks divided over threads.", dequantize_in_use},
     END_OF_VERSIONS};

@@ -8,7 +8,7 @@
 #include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
                   // its random values. X(name), F(name), I(name): its data in floatX, float, int32_t. D(name), R(name):
                   // the definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an
-                  // ideal version. From lib/cpu/vectors.h: VL, load_x, load_float, …
+                  // ideal version. From lib/ops/cpu/vectors.h: VL, load_x, load_float, …
 
 /* The token's row of the table; -1 if this slice does not have it. */
 static int64_t row_of(const Case *c, int32_t id) { return slice_row(id, (int)c->size[5], (int)c->size[2]); }

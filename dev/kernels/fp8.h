@@ -6,7 +6,7 @@
  */
 #ifndef FP8_H
 #define FP8_H
-#include "../../lib/base.h" // defines: BOTH
+#include "../../lib/device/base.h" // defines: BOTH
 #include <math.h>
 #include <string.h>
 

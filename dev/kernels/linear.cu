@@ -9,7 +9,7 @@
 #include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
                   // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
                   // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
-                  // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
+                  // version. From lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
 
 typedef struct {
     Matmul p;

@@ -25,7 +25,7 @@ static size_t page_memory(MemCategory category) {
 #endif
 
 // ---------------------------------------------------------------------------
-// what kernels share; lib/cuda/vectors.cuh has load<W>, store<W>, warp_sum and the choice of W
+// what kernels share; lib/ops/cuda/vectors.cuh has load<W>, store<W>, warp_sum and the choice of W
 
 static __device__ __forceinline__ int64_t thread_number(void) { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 static unsigned blocks_for(int64_t threads, int block) {

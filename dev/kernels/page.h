@@ -11,8 +11,8 @@
  */
 #ifndef PAGE_H
 #define PAGE_H
-#include "../../lib/cpu/vectors.h" // defines: vfloat, load_x, store_x, vexp
-#include "../../lib/ops.h"         // defines: Device, floatX, the ops in use
+#include "../../lib/ops/cpu/vectors.h" // defines: vfloat, load_x, store_x, vexp
+#include "../../lib/ops/ops.h"         // defines: Device, floatX, the ops in use
 #include <omp.h>
 #include <sys/resource.h>
 #pragma GCC diagnostic ignored "-Wunused-function" // a page need not use all of this

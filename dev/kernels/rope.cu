@@ -6,8 +6,8 @@
  */
 #include "page.h" // reads(), updates(): declare a tensor; the last argument scales its random values. X(name), F(name),
                   // I(name): its data in floatX, float, int32_t. D(name), R(name): the definition's inputs and results
-                  // in double. c->slots: arithmetic instructions × lanes of an ideal version. From lib/cpu/vectors.h:
-                  // vfloat, VL, vfma, load_x, …
+                  // in double. c->slots: arithmetic instructions × lanes of an ideal version. From
+                  // lib/ops/cpu/vectors.h: vfloat, VL, vfma, load_x, …
 
 static const double THETA = 500000; // Llama 3's
 

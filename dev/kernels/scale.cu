@@ -5,7 +5,7 @@
  */
 #include "page.h" // updates(): declares a tensor; the last argument scales its random values. X(name): its data in
                   // floatX. D(name), R(name): the definition's inputs and results in double. c->slots: arithmetic
-                  // instructions × lanes of an ideal version. From lib/cpu/vectors.h: VL, load_x, store_x
+                  // instructions × lanes of an ideal version. From lib/ops/cpu/vectors.h: VL, load_x, store_x
 
 static const float SCALE_BY = 1.6f; // alpha 16, rank 10: no power of two, so that elements are rounded
 
@@ -42,7 +42,7 @@ static const Version op_versions[] = {
     {"1 by element", "An element is converted to fp32, multiplied and rounded. The compiler vectorizes the loop.",
      scale_by_element},
     {"2 vectors",
-     "The vectors of lib/cpu/vectors.h, which round to bf16 by the hardware's instruction, where there is one.",
+     "The vectors of lib/ops/cpu/vectors.h, which round to bf16 by the hardware's instruction, where there is one.",
      scale_vectors},
     {"in use: threads", "Vectors divided over threads.", scale_in_use},
     END_OF_VERSIONS};

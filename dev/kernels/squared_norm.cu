@@ -7,8 +7,8 @@
  */
 #include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
                   // F(name): its data in float. D(name), R(name): the definition's inputs and results in double.
-                  // c->slots: arithmetic instructions × lanes of an ideal version. From lib/cpu/vectors.h: vfloat, VL,
-                  // vsplat, vfma, …
+                  // c->slots: arithmetic instructions × lanes of an ideal version. From lib/ops/cpu/vectors.h: vfloat,
+                  // VL, vsplat, vfma, …
 
 static void norm_case(Case *c) { // size: count
     reads(c, "x", IN_FLOAT, c->size[0], 1, 1);

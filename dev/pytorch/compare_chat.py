@@ -22,7 +22,7 @@ import make_tokenizer_fixture as fixture
 
 TOP = Path(__file__).resolve().parent.parent.parent
 TOKENS = TOP / "build" / "cpu-fp32" / "tokens_llama3"
-HEADER, IS_TARGET, ENDS_DOCUMENT = 192, 1, 2  # of a token file of version 2 (lib/token_files.h)
+HEADER, IS_TARGET, ENDS_DOCUMENT = 192, 1, 2  # of a token file of version 2 (lib/io/token_files.h)
 ROLES = ["system", "user", "assistant"]
 BLANKS = ["", "", "", " ", "\n", "\n\n", "\t ", "\r\n", "\u00a0", "\u3000", "\x1c", "\u200b", " \u2028"]
 # What the assistant says is between {% generation %} marks, by which transformers finds its tokens.

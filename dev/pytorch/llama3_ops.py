@@ -1,18 +1,18 @@
 """llama3_ops.py: the program's ops as PyTorch ops: torch.ops.llama3.rmsnorm(x, weight, eps) and so on.
 
     make ops                                            # builds build/libllama3_ops.so
-    python dev/pytorch/llama3_ops.py list               # every op with its contract, from lib/ops.h
+    python dev/pytorch/llama3_ops.py list               # every op with its contract, from lib/ops/ops.h
     python dev/pytorch/llama3_ops.py check rmsnorm      # our kernel against a definition in float64
     python dev/pytorch/llama3_ops.py check rmsnorm my.py:my_rmsnorm     # your function against both
     python dev/pytorch/llama3_ops.py check rmsnorm_forward my.so        # a library that has your C or CUDA function
 
 In Python: `import llama3_ops`, with dev/pytorch in the path, then torch.ops.llama3.NAME and llama3_ops.check.
 
-Names are those of lib/ops.h without `_forward`, except that rmsnorm_forward, rmsnorm_add_forward and attention_forward
-are there, too: they also return what their backward needs (rstd, lse). An op that changes its arguments in the program
-does so here: adamw, scale, linear_add, …; if there are both forms, the one that changes an argument ends in `_`, as in
-PyTorch. linear, embedding, rmsnorm, residual_add, rope, attention, swiglu, cross_entropy and cast_to_bf16 have autograd
-formulas, which call the program's backward ops.
+Names are those of lib/ops/ops.h without `_forward`, except that rmsnorm_forward, rmsnorm_add_forward and
+attention_forward are there, too: they also return what their backward needs (rstd, lse). An op that changes its
+arguments in the program does so here: adamw, scale, linear_add, …; if there are both forms, the one that changes an
+argument ends in `_`, as in PyTorch. linear, embedding, rmsnorm, residual_add, rope, attention, swiglu, cross_entropy
+and cast_to_bf16 have autograd formulas, which call the program's backward ops.
 
 Tensors are used where they are. A tensor's dtype, float32 or bfloat16, chooses the precision of the library, its device
 the CPU's or the GPU's. Every op has a fake implementation: it is the same function, which then stops before the call.
@@ -207,13 +207,13 @@ def count(shape):
 # ---------------------------------------------------------------- registration
 
 OPS = {}  # name: the op's OpOverload
-CALLS = {}  # name: the contract of lib/ops.h that it calls
+CALLS = {}  # name: the contract of lib/ops/ops.h that it calls
 composites = torch.library.Library("llama3", "FRAGMENT")
 
 
 def op(contract, changes=()):
-    """Registers a function as torch.ops.llama3.NAME. It calls the op `contract` of lib/ops.h and changes the arguments
-    named in `changes`. The same function is the fake implementation."""
+    """Registers a function as torch.ops.llama3.NAME. It calls the op `contract` of lib/ops/ops.h and changes the
+    arguments named in `changes`. The same function is the fake implementation."""
 
     def register(function):
         @wraps(function)
@@ -254,7 +254,7 @@ def logits_of(logits, stride):
     """The struct that calls receive."""
     if getattr(state, "fake", False):
         return None
-    is_bf16 = int(logits.dtype == torch.bfloat16)  # Dtype in lib/base.h
+    is_bf16 = int(logits.dtype == torch.bfloat16)  # Dtype in lib/device/base.h
     return op_contracts.Logits(logits.data_ptr(), stride, is_bf16)
 
 
@@ -819,7 +819,7 @@ def tree_sum_into(op_name, out, pieces, accumulate):
     if out is None:
         out = pieces.new_empty(pieces.shape[1:], dtype=FLOAT32)
     a.tensor("out", out, pieces.shape[1:], FLOAT32)
-    is_bf16 = int(pieces.dtype == torch.bfloat16)  # Dtype in lib/base.h
+    is_bf16 = int(pieces.dtype == torch.bfloat16)  # Dtype in lib/device/base.h
     call("tree_sum", out, pieces.dtype, out, pieces, is_bf16, n, elements, accumulate)
     return out
 
@@ -843,7 +843,7 @@ def sum_pieces(pieces: Tensor) -> Tensor:
 
 
 def exact_value(total):
-    """The value, in float64, of an ExactSum (lib/base.h): int64 (11), of which ten are digits."""
+    """The value, in float64, of an ExactSum (lib/device/base.h): int64 (11), of which ten are digits."""
     digits = torch.arange(op_contracts.EXACT_WORDS - 1, dtype=torch.float64, device=total.device)
     value = (total[:-1].double() * torch.exp2(32 * digits - 149)).sum()
     return torch.where(total[-1] > 0, torch.nan, value)

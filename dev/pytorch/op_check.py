@@ -15,7 +15,7 @@ definition in the op's own dtypes). For each result:
 A contestant agrees if the three are within bounds, which follow from the rounding of the op's dtype and are those of
 dev/kernels. Times are medians; the contestants take turns. The roofline is the time that the op needs at least: its
 bytes at the rate of a copy of as many bytes, so that small tensors are compared with the caches, or its FLOPs at the
-rate of the fastest matmul of this dtype, whichever is longer. Bytes and FLOPs are those that lib/ops.h counts; both
+rate of the fastest matmul of this dtype, whichever is longer. Bytes and FLOPs are those that lib/ops/ops.h counts; both
 rates are the fastest that were measured on this device in the same run. On a GPU, times are the GPU's own (events), and
 operands may be in its L2 cache.
 """

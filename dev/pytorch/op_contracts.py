@@ -1,4 +1,4 @@
-"""op_contracts.py: the contracts of the ops, parsed from lib/ops.h, and the shared libraries that `make ops` builds.
+"""op_contracts.py: the contracts of the ops, parsed from lib/ops/ops.h, and the shared libraries of `make ops`.
 
 Everything that other files know about the C functions comes from here: names, parameters, and the comment that says
 what is computed. So it cannot differ from what the program calls. Only Python's standard library is needed.
@@ -19,10 +19,10 @@ HANDLE_FUNCTIONS = ("open", "close", "use_stream", "cost", "struct_bytes")
 
 
 class LibraryError(RuntimeError):
-    """A shared library is missing or was built from another lib/ops.h; the message says what to do."""
+    """A shared library is missing or was built from another lib/ops/ops.h; the message says what to do."""
 
 
-class AttentionShape(ctypes.Structure):  # lib/ops_common.h
+class AttentionShape(ctypes.Structure):  # lib/ops/ops_common.h
     _fields_ = (
         [(name, ctypes.c_int) for name in "B Tq Tk NH NKV HD q_offset q_split q_gap".split()]
         + [(name, ctypes.c_void_p) for name in ("q_doc", "k_doc")]
@@ -30,17 +30,17 @@ class AttentionShape(ctypes.Structure):  # lib/ops_common.h
     )
 
 
-class ZLoss(ctypes.Structure):  # lib/ops_common.h
+class ZLoss(ctypes.Structure):  # lib/ops/ops_common.h
     _fields_ = [("weight", ctypes.c_float), ("losses", ctypes.c_void_p)]
 
 
-class Logits(ctypes.Structure):  # lib/ops_common.h
+class Logits(ctypes.Structure):  # lib/ops/ops_common.h
     _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("dtype", ctypes.c_int)]
 
 
-EXACT_WORDS = 11  # an ExactSum (lib/base.h): ten digits and the number of values that were not finite
+EXACT_WORDS = 11  # an ExactSum (lib/device/base.h): ten digits and the number of values that were not finite
 SPINS = "2000"  # of a waiting OpenMP thread, before it sleeps
-INT8_BLOCK = 64  # elements of an int8 tensor that share a scale (lib/base.h)
+INT8_BLOCK = 64  # elements of an int8 tensor that share a scale (lib/device/base.h)
 C_TYPES = {
     "int": ctypes.c_int,
     "int64_t": ctypes.c_int64,
@@ -66,7 +66,7 @@ class Parameter:
 @dataclass(frozen=True)
 class Contract:
     name: str
-    section: str  # the heading in lib/ops.h under which the op is
+    section: str  # the heading in lib/ops/ops.h under which the op is
     comment: str  # what it computes, with shapes and sources
     parameters: tuple  # of Parameter, without the device
     declaration: str
@@ -90,8 +90,8 @@ def plain_comment(text):
 
 
 def read_contracts(path=HEADER):
-    """All ops of lib/ops.h by name: functions `static void NAME(Device *dev, …)`, except those that open and close, and
-    linear_matmul, which the linear layers share."""
+    """All ops of lib/ops/ops.h by name: functions `static void NAME(Device *dev, …)`, except those that open and close,
+    and linear_matmul, which the linear layers share."""
     heading = r"^// -{20,}\n// (?P<section>[^\n]*)\n"
     comment = r"(?:^/\* (?P<comment>(?:(?!\*/).)*?) ?\*/\n)?"
     function = r"^static void (?P<name>\w+)\(Device \*dev, (?P<parameters>[^)]*)\) \{"
@@ -135,8 +135,8 @@ def library_path(device_type):
 
 
 def limit_spinning():
-    """Lets waiting OpenMP threads sleep soon, as run/launch.h does; a user's own setting is left alone. It must be
-    called before an OpenMP library is loaded: by default, waiting threads spin on cores that other threads need."""
+    """Lets waiting OpenMP threads sleep soon, as run/setup/launch.h does; a user's own setting is left alone. It must
+    be called before an OpenMP library is loaded: by default, waiting threads spin on cores that other threads need."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
@@ -180,7 +180,7 @@ class Library:
         self.functions["use_stream"](self.handle, ctypes.c_void_p(stream))
 
     def cost(self):
-        """FLOPs and bytes of the last call, as lib/ops.h counts them."""
+        """FLOPs and bytes of the last call, as lib/ops/ops.h counts them."""
         flops, size = ctypes.c_double(), ctypes.c_double()
         self.functions["cost"](self.handle, ctypes.byref(flops), ctypes.byref(size))
         return flops.value, size.value

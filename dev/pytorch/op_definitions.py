@@ -400,7 +400,7 @@ def cast_to_bf16(x):
 
 
 def mix64(x):
-    """Random bits from 64-bit words (lib/base.h). int64 tensors: shifts are of unsigned words, multiplications wrap."""
+    """Random bits from 64-bit words (lib/device/base.h). int64 tensors: shifts are of unsigned words, products wrap."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * (factor - (1 << 64))
     return x ^ (x >> 31 & (1 << 33) - 1)

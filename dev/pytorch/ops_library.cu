@@ -1,12 +1,13 @@
-/* ops_library.cu: the ops of lib/ops.h as plain C functions in a shared library, for llama3_ops.py.
+/* ops_library.cu: the ops of lib/ops/ops.h as plain C functions in a shared library, for llama3_ops.py.
  *
  * `make ops` compiles this file once in each precision and links both into build/libllama3_ops.so, so that a process
  * has both: llama3_fp32_rmsnorm_forward and llama3_bf16_rmsnorm_forward. Each function has the parameters of its op's
- * contract in lib/ops.h, with a handle in place of the Device. A caller may rely on: tensors are used where they are,
- * and workspace is allocated as needed. A handle is for one thread at a time; a failure ends the process with a line.
+ * contract in lib/ops/ops.h, with a handle in place of the Device. A caller may rely on: tensors are used where they
+ * are, and workspace is allocated as needed. A handle is for one thread at a time; a failure ends the process with a
+ * line.
  */
-#include "../../lib/ops.h"                 // defines: Device, floatX, the ops
-#include "../../lib/cpu/attention_query.h" // computes attention of single queries
+#include "../../lib/ops/ops.h"                 // defines: Device, floatX, the ops
+#include "../../lib/ops/cpu/attention_query.h" // computes attention of single queries
 #include <omp.h>
 
 typedef struct {
@@ -145,7 +146,7 @@ static void library_called(Library *l) {
     } while (0)
 
 // ---------------------------------------------------------------------------
-// the ops, in the order of lib/ops.h, which has their contracts: formula, shapes and dtypes
+// the ops, in the order of lib/ops/ops.h, which has their contracts: formula, shapes and dtypes
 
 EXPORT(linear_forward)(Library *l, floatX *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
     CALL(l, linear_forward, y, x, w, N, IC, OC);

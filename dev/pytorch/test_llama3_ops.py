@@ -71,7 +71,9 @@ def test_contracts():
     called = set(llama3_ops.CALLS.values())
     missing = set(op_contracts.CONTRACTS) - called
     check(
-        not missing, "every contract of lib/ops.h has an op", f"{len(called)} contracts, missing: {missing or 'none'}"
+        not missing,
+        "every contract of lib/ops/ops.h has an op",
+        f"{len(called)} contracts, missing: {missing or 'none'}",
     )
     undefined = set(llama3_ops.OPS) ^ set(op_definitions.DEFINITIONS)
     check(not undefined, "every op has a definition", f"{len(llama3_ops.OPS)} ops, differences: {undefined or 'none'}")

@@ -5,7 +5,7 @@
 static int most_skips = 10, replica_check_steps = 100;
 #define MOST_SKIPS most_skips
 #define REPLICA_CHECK_STEPS replica_check_steps
-#include "../../lib/system.h"
+#include "../../lib/device/system.h"
 static __thread double
     clock_ahead; // seconds: hosts' monotonic clocks have nothing in common, and neither have ranks' here
 static int clock_of_rank(clockid_t id, struct timespec *t) {

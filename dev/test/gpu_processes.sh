@@ -53,7 +53,7 @@ same_bits() {
 }
 
 old="$(cat build/cuda-on-mpi-fp32/flags) -DCUDA_ON_CPU_NCCL_HEADER=22606 -fmax-errors=1 -fsyntax-only"
-if ! $old lib/transport_nccl.h >"$work/said" 2>&1 && grep -q "NCCL 2.27.3 or newer is needed" "$work/said"; then
+if ! $old lib/comm/transport_nccl.h >"$work/said" 2>&1 && grep -q "NCCL 2.27.3 or newer is needed" "$work/said"; then
     pass "the header of an NCCL that is too old is refused" "$(grep -m1 -o '"NCCL.*' "$work/said")"
 else fail "the header of an NCCL that is too old is refused" "$(head -n 2 "$work/said")"; fi
 

@@ -133,7 +133,7 @@ else fail "a README.md's list of files" "$(<README.md)"; fi
 mkdir dev/test
 cp "$top"/dev/test/{style.sh,style.c,phrases.txt} dev/test
 dev/test/style.sh >said 2>&1
-for missing in "there is no llama3.h" "there is no lib/device\*" "the exception comma:.* is not needed"; do
+for missing in "there is no llama3.h" "there is no lib/device/\*" "the exception comma:.* is not needed"; do
     if grep -qE "^FAIL dev/test/style.sh:1: named: $missing" said; then pass "style.sh, what it names" "$missing"
     else fail "style.sh, what it names" "expected '$missing': $(cat said)"; fi
 done

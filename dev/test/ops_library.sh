@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ops_library.sh [all]: the shared library of `make ops` without PyTorch, through Python's ctypes: it exports exactly
-# the ops of lib/ops.h, with their parameters, in both precisions; and calls compute what they should in the precision
-# that their name says. With `all` also the library of the CUDA ops, in the emulator, next to the CPU's.
+# the ops of lib/ops/ops.h, with their parameters, in both precisions; and calls compute what they should in the
+# precision that their name says. With `all` also the library of the CUDA ops, in the emulator, next to the CPU's.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . dev/test/checks.sh
@@ -19,10 +19,10 @@ make -s ops-cpu >/dev/null 2>"$said" || {
 python3 dev/pytorch/op_contracts.py names >build/ops_library.expected
 nm -D --defined-only build/libllama3_ops.so | sed -n 's/.* T //p' | sort >build/ops_library.exported
 if cmp -s build/ops_library.expected build/ops_library.exported; then
-    pass "the library exports the ops of lib/ops.h in both precisions, and nothing else" \
+    pass "the library exports the ops of lib/ops/ops.h in both precisions, and nothing else" \
         "$(wc -l <build/ops_library.exported) functions"
 else
-    fail "the library exports the ops of lib/ops.h in both precisions, and nothing else" \
+    fail "the library exports the ops of lib/ops/ops.h in both precisions, and nothing else" \
         "$(diff build/ops_library.expected build/ops_library.exported | tr '\n' ' ')"
 fi
 
@@ -44,7 +44,7 @@ for name, parameters, arguments in exports:
     names = [a.strip() for a in arguments.split(",")]
     if given != oc.CONTRACTS[name].parameters or names != [name] + [p.name for p in given]:
         wrong.append(name)
-report(not wrong and len(exports) == len(oc.CONTRACTS), "parameters are those of lib/ops.h, in order",
+report(not wrong and len(exports) == len(oc.CONTRACTS), "parameters are those of lib/ops/ops.h, in order",
        f"{len(exports)} of {len(oc.CONTRACTS)} ops, different: {', '.join(wrong) or 'none'}")
 
 class Values:

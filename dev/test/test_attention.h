@@ -1,6 +1,6 @@
 /* test_attention.h: attention forward and backward against its definition: grouped heads, documents, tiles of all
  * kinds, and the two halves of a context-parallel rank's tokens. Part of test_llama3.cu. */
-#include "../../lib/cpu/attention_query.h" // computes attention of single queries
+#include "../../lib/ops/cpu/attention_query.h" // computes attention of single queries
 
 /* docs 1: of random lengths; 2: some queries' match nothing; 3: a query has its key's, boundaries at and beside tiles'
  * edges, documents of one token. spare: unused keys behind the last sequence; 8: gaps between rows that tensor cores

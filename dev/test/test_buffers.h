@@ -1,7 +1,7 @@
 /* test_buffers.h: what the tests of ops share: buffers with guards around them, random numbers, and the comparison of
  * results with a reference in double precision and between numbers of threads. Part of test_llama3.cu. */
-#include "../../lib/cpu/vectors.h" // defines: VL, exp_float
-#include "../../lib/ops.h"
+#include "../../lib/ops/cpu/vectors.h" // defines: VL, exp_float
+#include "../../lib/ops/ops.h"
 
 enum { GUARD = 256, MAX_TEST_BUFFERS = 512, TEST_THREADS = 3 };
 static const double ROUNDING = sizeof(floatX) == 2 ? 3e-3 : 2e-6; // allowed |error| / |reference| of a floatX output

@@ -98,7 +98,7 @@ static int layout_samples(const int *v) { // of a step
     return layout_data_ranks(v) * layout_number(v, LAYOUT_ACCUM) * layout_number(v, LAYOUT_BATCH);
 }
 
-/* What this test computes in reasonable time, and what run/job.h demands of a pipeline. */
+/* What this test computes in reasonable time, and what run/setup/job.h demands of a pipeline. */
 static int layout_allowed(const int *v) {
     int most_ranks = is_short ? 8 : 16, most_samples = 32;
     int pp = layout_number(v, LAYOUT_PP), accum = layout_number(v, LAYOUT_ACCUM);

@@ -154,7 +154,7 @@ static void test_linear(KernelTest *t) {
     }
 }
 
-/* A linear layer of few rows reads each weight once for all of them, by code of its own (lib/cpu/few_rows.h). */
+/* A linear layer of few rows reads each weight once for all of them, by code of its own (lib/ops/cpu/few_rows.h). */
 static void test_few_rows(KernelTest *t) {
     test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1},   {2, 5},    {15, 4},    {31, 6},   {32, 7},    {33, 9},

@@ -1,6 +1,6 @@
 /* test_messages.h: messages between ranks without a model, all of them on one pipeline: they arrive whole and in order,
  * are counted, and end the run where they do not meet. Part of test_llama3.cu. */
-#include "../../lib/comm_open.h"
+#include "../../lib/comm/comm_open.h"
 
 enum { NAMED_MESSAGES = 24 };
 static const char *const message_names[NAMED_MESSAGES] = {"m0",  "m1",  "m2",  "m3",  "m4",  "m5",  "m6",  "m7",

@@ -1,6 +1,6 @@
 /* test_mfu.h: model FLOPs utilization as torchtitan counts it, against figures worked out by hand. Part of
  * test_llama3.cu. */
-#include "../../run/mfu.h"
+#include "../../run/checks/mfu.h"
 
 /* FLOPs per token of `c` on sequences of 8,192 tokens. */
 static double counted_flops(const Llama3Config *c) {

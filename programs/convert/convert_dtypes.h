@@ -5,8 +5,8 @@
  */
 #ifndef CONVERT_DTYPES_H
 #define CONVERT_DTYPES_H
-#include "../../run/checkpoint_writer.h" // defines: CheckpointWriter, OutputTensor, GatheredTensor, read_elements
-#include <float.h>                       // defines: FLT_MIN
+#include "../../run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, OutputTensor, read_elements
+#include <float.h>                                  // defines: FLT_MIN
 
 enum { PUT_ELEMENTS = 1 << 14 }; // how many elements are converted at a time: whole int8 blocks
 

@@ -5,8 +5,8 @@
  */
 #ifndef EXPORT_H
 #define EXPORT_H
-#include "../../run/checkpoint_writer.h" // defines: CheckpointWriter, write_start, write_finish
-#include "conversion.h"                  // defines: Conversion, ConvertOptions, is_gguf, gguf_layout, modelfile_text
+#include "../../run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, write_start, write_finish
+#include "conversion.h" // defines: Conversion, ConvertOptions, is_gguf, gguf_layout, modelfile_text
 
 /* Which weights --dtype stores in int8. export_dtype returns the dtype of all others; with --dtype int8 that is this
  * build's precision. */

@@ -7,8 +7,8 @@
  */
 #ifndef GGUF_H
 #define GGUF_H
-#include "../../run/safetensors.h"     // defines: OutputFiles, OutputTensor, chunks_of
-#include "../shared/tokenizer_files.h" // defines: tokenizer_merges, write_token_text, TokenizerFiles
+#include "../../run/checkpoint/safetensors.h" // defines: OutputFiles, OutputTensor, chunks_of
+#include "../shared/tokenizer_files.h"        // defines: tokenizer_merges, write_token_text, TokenizerFiles
 
 /* GGUF's numbers of the types of metadata, of those that this file writes. */
 typedef enum { GGUF_U32 = 4, GGUF_I32 = 5, GGUF_F32 = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9 } GgufValue;

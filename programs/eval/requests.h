@@ -9,7 +9,7 @@
  */
 #ifndef REQUESTS_H
 #define REQUESTS_H
-#include "../../lib/input.h"         // defines: refuse_endless
+#include "../../lib/io/input.h"      // defines: refuse_endless
 #include "../../tokenizer.h"         // defines: Tokenizer, tokenizer_encode
 #include "../shared/request_lines.h" // defines: request_text, request_name, json_ids
 #include "../shared/text_input.h"    // defines: utf8_valid_length, json_has_zero_byte, with_room_for_one

@@ -5,9 +5,9 @@
  */
 #ifndef SCORE_H
 #define SCORE_H
-#include "../../lib/json.h"   // defines: json_add_integer, json_real, json_write_line
-#include "../../lib/output.h" // defines: check_results
-#include "evaluation.h"       // defines: Scoring, RequestScore, Requests, ScoreBatch, Trainer
+#include "../../lib/io/json.h"   // defines: json_add_integer, json_real, json_write_line
+#include "../../lib/io/output.h" // defines: check_results
+#include "evaluation.h"          // defines: Scoring, RequestScore, Requests, ScoreBatch, Trainer
 
 // ---------------------------------------------------------------------------
 // one batch

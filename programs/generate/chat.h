@@ -7,7 +7,7 @@
  */
 #ifndef CHAT_H
 #define CHAT_H
-#include "../../lib/json.h"          // defines: json_write_line
+#include "../../lib/io/json.h"       // defines: json_write_line
 #include "../shared/chat_template.h" // defines: Chat, chat_begin, chat_message, chat_generation_prompt
 #include "generate.h"                // defines: Generator, next_token, TextOutput, Generation
 #include "../shared/text_input.h"    // defines: with_room_for_one

@@ -4,12 +4,12 @@
  */
 #ifndef GENERATE_H
 #define GENERATE_H
-#include "../../lib/cpu/attention_query.h" // computes attention of single queries
-#include "../../lib/cpu/vectors.h"         // defines: vexp, vmax, load_fill
-#include "../../lib/output.h"              // defines: flush_results
-#include "../shared/text_output.h"         // defines: TextOutput, text_output_token
-#include "generation.h"                    // defines: Generation, Prompt, is_stop_token, Trainer
-#include <float.h>                         // defines: FLT_MIN
+#include "../../lib/ops/cpu/attention_query.h" // computes attention of single queries
+#include "../../lib/ops/cpu/vectors.h"         // defines: vexp, vmax, load_fill
+#include "../../lib/io/output.h"               // defines: flush_results
+#include "../shared/text_output.h"             // defines: TextOutput, text_output_token
+#include "generation.h"                        // defines: Generation, Prompt, is_stop_token, Trainer
+#include <float.h>                             // defines: FLT_MIN
 
 typedef struct {
     float p; // probability, up to a common factor

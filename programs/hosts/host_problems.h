@@ -6,11 +6,11 @@
  */
 #ifndef HOST_PROBLEMS_H
 #define HOST_PROBLEMS_H
-#include "../../run/agreement.h" // defines: RankStart, gather_starts, say_other_start, gather_views_of_out
-#include "../shared/median.h"    // defines: median_of
-#include "../shared/program.h"   // defines: Program, Job
-#include "network_test.h"        // defines: HostNetwork, NetworkState, try_networks
-#include "host_rates.h"          // defines: measure_hosts, measure_links, measure_axes, RankRates, LinkRate, AxisRate
+#include "../../run/setup/agreement.h" // defines: RankStart, gather_starts, say_other_start, gather_views_of_out
+#include "../shared/median.h"          // defines: median_of
+#include "../shared/program.h"         // defines: Program, Job
+#include "network_test.h"              // defines: HostNetwork, NetworkState, try_networks
+#include "host_rates.h" // defines: measure_hosts, measure_links, measure_axes, RankRates, LinkRate, AxisRate
 
 /* Factors to the median host beyond which a host counts as slow, or as short of memory. */
 static const double SLOW_LINK = 2.5, SLOW_COMPUTE = 1.5, LITTLE_MEMORY = 2;

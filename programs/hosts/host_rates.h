@@ -5,10 +5,10 @@
  */
 #ifndef HOST_RATES_H
 #define HOST_RATES_H
-#include "../../lib/comm_open.h" // defines: Comm, all_gather_start, comm_progress
-#include "../../lib/ops.h"       // defines: linear_forward, attention_forward, tree_sum, …
-#include "../../llama3.h"        // defines: Llama3Config
-#include "../shared/cluster.h"   // defines: rated_ops, RATED_OPS
+#include "../../lib/comm/comm_open.h" // defines: Comm, all_gather_start, comm_progress
+#include "../../lib/ops/ops.h"        // defines: linear_forward, attention_forward, tree_sum, …
+#include "../../llama3.h"             // defines: Llama3Config
+#include "../shared/cluster.h"        // defines: rated_ops, RATED_OPS
 
 /* All-gathers `send` (bytes) of all ranks into `recv` (world, bytes), and sleeps while it waits. After --timeout it
  * waits without sleeping, as long as start-up may take, and then names who is to blame. */

@@ -5,7 +5,7 @@
  */
 #ifndef NETWORK_TEST_H
 #define NETWORK_TEST_H
-#include "../../lib/network.h" // defines: Interface, MAX_INTERFACES
+#include "../../lib/comm/network.h" // defines: Interface, MAX_INTERFACES
 #include <poll.h>
 #include <pthread.h>
 

@@ -6,7 +6,7 @@
  */
 #ifndef COMM_EVENTS_H
 #define COMM_EVENTS_H
-#include "../../lib/comm.h" // defines: Comm, CommRecorder, Request, hash_bytes
+#include "../../lib/comm/comm.h" // defines: Comm, CommRecorder, Request, hash_bytes
 
 typedef struct {      // a table of strings, each stored once; its id is its index
     char **text;      // (count, capacity size / 2)

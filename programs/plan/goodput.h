@@ -8,7 +8,7 @@
  */
 #ifndef GOODPUT_H
 #define GOODPUT_H
-#include "../../lib/base.h" // defines: mix64, checked_malloc
+#include "../../lib/device/base.h" // defines: mix64, checked_malloc
 #include <math.h>
 
 typedef struct {

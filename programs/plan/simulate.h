@@ -9,9 +9,9 @@
  */
 #ifndef SIMULATE_H
 #define SIMULATE_H
-#include "../../lib/comm.h"    // defines: Mesh, Sentence, say
-#include "comm_events.h"       // defines: CommEvents
-#include "../shared/cluster.h" // defines: CollectiveRate, collective_seconds
+#include "../../lib/comm/comm.h" // defines: Mesh, Sentence, say
+#include "comm_events.h"         // defines: CommEvents
+#include "../shared/cluster.h"   // defines: CollectiveRate, collective_seconds
 
 typedef struct { // what a rank has started and not yet completed, in order: a list of slots
     int first, last, count;
@@ -217,7 +217,7 @@ static int queue_of(SimRank *r, const CommEvent *e) {
     while (q <= r->num_channels && r->channel_peer[q] != peer) q++;
     if (q == SIM_QUEUES)
         run_failure("a rank has more than %d channels; each rank it sends to takes one, and each rank it receives "
-                    "from: raise CHANNELS in lib/watchdog.h",
+                    "from: raise CHANNELS in lib/comm/watchdog.h",
                     CHANNELS);
     if (q > r->num_channels) {
         r->num_channels = q;

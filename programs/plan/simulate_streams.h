@@ -11,7 +11,7 @@
  */
 #ifndef SIMULATE_STREAMS_H
 #define SIMULATE_STREAMS_H
-#include "../../lib/transport_nccl.h" // defines: nccl_communicator_of
+#include "../../lib/comm/transport_nccl.h" // defines: nccl_communicator_of
 #include "simulate.h"
 
 typedef enum { DOES_START, DOES_WAIT, DOES_RECORD, DOES_WAIT_EVENT } StreamAction;

@@ -234,7 +234,7 @@ typedef struct {
     const Tokenizer *t;
     const ChatTemplate *form;
     int32_t *ids;  // (count) tokens
-    uint8_t *mask; // (count) bits of TokenByte (lib/token_files.h)
+    uint8_t *mask; // (count) bits of TokenByte (lib/io/token_files.h)
     size_t count, ids_room, mask_room;
     int turns;  // rendered so far
     char *text; // (text_room) what is encoded at once

@@ -3,7 +3,7 @@
  */
 #ifndef REQUEST_LINES_H
 #define REQUEST_LINES_H
-#include "../../lib/json.h" // defines: json_parse_object, json_member_text
+#include "../../lib/io/json.h" // defines: json_parse_object, json_member_text
 
 /* A text of a line; NULL: it is absent. */
 static const char *request_text(const cJSON *json, const char *where, const char *key) {

@@ -1,7 +1,7 @@
 /* text_input.h: checks of texts that a user gives, and lists that grow while they are read. */
 #ifndef TEXT_INPUT_H
 #define TEXT_INPUT_H
-#include "../../lib/base.h" // defines: utf8_character_length, checked_realloc
+#include "../../lib/device/base.h" // defines: utf8_character_length, checked_realloc
 
 /* The number of leading bytes of `text` that are complete, valid UTF-8. */
 static inline size_t utf8_valid_length(const char *text, size_t len) {

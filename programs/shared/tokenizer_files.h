@@ -7,8 +7,8 @@
  */
 #ifndef TOKENIZER_FILES_H
 #define TOKENIZER_FILES_H
-#include "../../run/tokenizer_copies.h" // defines: TokenizerCopies, ModelIds, generation_config_text
-#include "chat_template.h"              // defines: ChatTemplate, chat_template_beside, Tokenizer
+#include "../../run/setup/tokenizer_copies.h" // defines: TokenizerCopies, ModelIds, generation_config_text
+#include "chat_template.h"                    // defines: ChatTemplate, chat_template_beside, Tokenizer
 
 // ---------------------------------------------------------------------------
 // tokenizer.json of a tokenizer that was read from a tokenizer.model

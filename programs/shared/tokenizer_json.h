@@ -7,9 +7,9 @@
  */
 #ifndef TOKENIZER_JSON_H
 #define TOKENIZER_JSON_H
-#include "../../lib/json.h"  // defines: json_parse_object, json_refuse_duplicates, json_read_object
-#include "tokenizer_model.h" // defines: tokenizer_from_model, tokenizer_read_file, tokenizer_allocate
-#include "text_input.h"      // defines: json_has_zero_byte
+#include "../../lib/io/json.h" // defines: json_parse_object, json_refuse_duplicates, json_read_object
+#include "tokenizer_model.h"   // defines: tokenizer_from_model, tokenizer_read_file, tokenizer_allocate
+#include "text_input.h"        // defines: json_has_zero_byte
 
 // ---------------------------------------------------------------------------
 // GPT-2's way of writing bytes as text: a printable byte is its own character, the others are numbered from U+0100 on

@@ -7,9 +7,9 @@
  */
 #ifndef AUDIT_H
 #define AUDIT_H
-#include "../../lib/device.h"
-#include "../../lib/json.h"    // defines: cJSON_ParseWithOpts, cJSON_GetObjectItemCaseSensitive, …
-#include "../../lib/mixture.h" // defines: MOST_SOURCES, SHARE_UNITS
+#include "../../lib/device/device.h"
+#include "../../lib/io/json.h"    // defines: cJSON_ParseWithOpts, cJSON_GetObjectItemCaseSensitive, …
+#include "../../lib/io/mixture.h" // defines: MOST_SOURCES, SHARE_UNITS
 
 /* A source of a mixture. Its windows follow those of the sources before it. */
 typedef struct {

@@ -10,9 +10,9 @@
  */
 #ifndef CORPUS_H
 #define CORPUS_H
-#include "../../lib/input.h"           // defines: input_open
-#include "../../lib/output.h"          // defines: output_prepare, finish_results
-#include "../../lib/token_files.h"     // defines: TokenFileHeader
+#include "../../lib/io/input.h"        // defines: input_open
+#include "../../lib/io/output.h"       // defines: output_prepare, finish_results
+#include "../../lib/io/token_files.h"  // defines: TokenFileHeader
 #include "../shared/tokenizer_files.h" // defines: Tokenizer, TokenizerFiles, tokenizer_fingerprints
 #include "json_lines.h"           // defines: JsonLines, lines_next; InputStream, stream_open, stream_read, ends_with
 #include "../shared/text_input.h" // defines: utf8_valid_length, with_room_for_one

@@ -1,8 +1,8 @@
 /* encode.h: --encode FILE prints the token ids of a text, one per line; --decode FILE prints the text of such ids. */
 #ifndef ENCODE_H
 #define ENCODE_H
-#include "../../lib/input.h"          // defines: refuse_endless
-#include "../../lib/output.h"         // defines: check_results
+#include "../../lib/io/input.h"       // defines: refuse_endless
+#include "../../lib/io/output.h"      // defines: check_results
 #include "../shared/tokenizer_json.h" // defines: tokenizer_open, tokenizer_encode, print_token
 
 /* Prints the text of ids written as decimal numbers. All ids are checked before the first is printed. */

@@ -5,7 +5,7 @@
  */
 #ifndef JSON_LINES_H
 #define JSON_LINES_H
-#include "../../lib/json.h"       // defines: cJSON_ParseWithOpts
+#include "../../lib/io/json.h"    // defines: cJSON_ParseWithOpts
 #include "stream.h"               // defines: InputStream, stream_open, stream_read
 #include "../shared/text_input.h" // defines: utf8_valid_length, json_has_zero_byte
 

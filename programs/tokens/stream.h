@@ -5,7 +5,7 @@
  */
 #ifndef STREAM_H
 #define STREAM_H
-#include "../../lib/input.h" // defines: input_open
+#include "../../lib/io/input.h" // defines: input_open
 #include <zlib.h>
 #ifdef HAVE_ZSTD
 #include <zstd.h>

@@ -1,8 +1,8 @@
 /* tokens_options.h: the command line of tokens_llama3. */
 #ifndef TOKENS_OPTIONS_H
 #define TOKENS_OPTIONS_H
-#include "../../lib/token_files.h"  // defines: TOKEN_FILE_WINDOW_MAX
-#include "../../run/option_table.h" // defines: OptionRow, option_read, options_set_defaults
+#include "../../lib/io/token_files.h"     // defines: TOKEN_FILE_WINDOW_MAX
+#include "../../run/setup/option_table.h" // defines: OptionRow, option_read, options_set_defaults
 
 typedef struct {
     const char *encode, *decode, *tokenizer, *out, *out_train, *out_val, *field;

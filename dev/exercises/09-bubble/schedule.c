@@ -1,6 +1,6 @@
 /* schedule.c PP V MICRO_BATCHES: simulates a pipeline schedule, where a forward takes 1, a backward 2 and a message 0,
  * and prints when the last step of rank 0 ends, and for how long rank 0 computes. */
-#include "lib/pipeline_schedule.h"
+#include "pipeline_schedule.h"
 
 int main(int argc, char **argv) {
     Schedule s;

@@ -1,9 +1,9 @@
 /* mine.h: a kernel of your own, checked against the definition of a page of this folder's parent and timed next to the
  * op in use. my_rmsnorm.cu shows how: include this file, include a page, write the op, name it in MY_KERNEL.
  *
- * The function my_OP has the parameters of OP in lib/ops.h. It calls op_begin, which counts FLOPs and bytes and returns
- * 0 in a dry run, and op_end. `make mine` then builds a program that checks and times it, and a shared library in which
- * it replaces OP, for PyTorch.
+ * The function my_OP has the parameters of OP in lib/ops/ops.h. It calls op_begin, which counts FLOPs and bytes and
+ * returns 0 in a dry run, and op_end. `make mine` then builds a program that checks and times it, and a shared library
+ * in which it replaces OP, for PyTorch.
  */
 #ifndef MINE_H
 #define MINE_H

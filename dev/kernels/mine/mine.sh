@@ -5,7 +5,7 @@
 # failed`.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-2000} # as the program (run/launch.h): other programs may use the cores
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-2000} # as the program (run/setup/launch.h): other programs may use the cores
 passed=0 failed=0
 build=build/mine
 out=$(mktemp)

@@ -1,6 +1,6 @@
 /* my_rmsnorm.cu: a naive RMSNorm to be replaced by your own; `make mine KERNEL=my_rmsnorm` checks and times it.
  *
- * my_rmsnorm_forward has the contract of rmsnorm_forward in lib/ops.h:
+ * my_rmsnorm_forward has the contract of rmsnorm_forward in lib/ops/ops.h:
  *   out (N, C) = w (C) * v / sqrt(mean(v^2) + eps), with v = x (N, C), or v = x + delta (N, C) if delta is given.
  *   rstd (N)    = 1 / sqrt(mean(v^2) + eps) of each row
  *   sum  (N, C) = v, rounded to floatX, if delta is given
@@ -48,7 +48,7 @@ static void my_rmsnorm(Device *dev, floatX *out, float *rstd, floatX *sum, const
 #endif
 }
 
-/* The op, as rmsnorm_forward in lib/ops.h: it counts FLOPs and bytes, and calls the function above. */
+/* The op, as rmsnorm_forward in lib/ops/ops.h: it counts FLOPs and bytes, and calls the function above. */
 static void my_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
                                const floatX *w, float eps, int N, int C) {
     double bytes = (double)N * C * X_BYTES * (delta ? 4 : 2) + N * F_BYTES + C * X_BYTES;

@@ -1,0 +1,443 @@
+/* comm.h: collectives and messages between ranks: start one, compute, wait for it.
+ *
+ * Each has a name for error messages and the timeline, and is counted in the traffic ledger. A wait beyond the limit of
+ * the run's phase (`phases` in watchdog.h, 1 or 4 times --timeout) ends the run and names the rank that is to blame.
+ * All members of a group start its collectives in the same order, or the run ends. After the wait the buffers may be
+ * reused. In a dry run a collective is counted and recorded, and no bytes move. On a GPU, a collective of device memory
+ * runs on the stream that was current at its start, and the stream that is current at comm_wait waits for it; for a
+ * collective of host memory the host waits. comm_open.h opens a Comm.
+ */
+#ifndef COMM_H
+#define COMM_H
+#include "comm_types.h" // defines: Comm, Group, Request, Transport
+#include <sched.h>
+
+// ---------------------------------------------------------------------------
+// progress: a collective in flight moves forward only while its ranks call the transport
+
+static inline void comm_poll(void *arg);
+
+static inline const Transport *transport_of(const Comm *comm, const Request *r) {
+    return r->on_device ? comm->transport : comm->hosts;
+}
+
+/* Called when the transport has nothing left to do for the request. Device memory of a GPU: all its work is enqueued,
+ * maybe not yet executed. Otherwise: the bytes have been sent or have arrived. */
+static inline void request_end(Comm *comm, Request *r) {
+    int is_timed_by_gpu = r->span.begun != NULL;
+    r->active = 0;
+    if (!is_timed_by_gpu) r->record->finished = seconds_now();
+    span_end(comm->dev, r->span, is_timed_by_gpu ? &comm->comm_seconds : NULL, r->line, r->number);
+    if (!r->on_device) return;
+    device_record_event(comm->dev, &r->arrived);
+    r->enqueued = 1;
+}
+
+/* Tests everything in flight. On each stream of a GPU, collectives keep the order in which they were started. */
+static inline void comm_progress(Comm *comm) {
+    int kept = 0, is_busy[STREAMS] = ZERO;
+    for (int i = 0; i < comm->num_in_flight; i++) {
+        Request *r = comm->in_flight[i];
+        if (!r->active || (CUDA_BUILD && r->on_device && is_busy[r->stream])) continue;
+        StreamKind before = device_set_stream(comm->dev, r->stream);
+        const Transport *t = transport_of(comm, r);
+        if (!t->test || t->test(comm, r)) request_end(comm, r);
+        else is_busy[r->stream] = 1;
+        device_set_stream(comm->dev, before);
+    }
+    for (int i = 0; i < comm->num_in_flight; i++)
+        if (comm->in_flight[i]->active) comm->in_flight[kept++] = comm->in_flight[i];
+    if (comm->num_in_flight && !kept && !CUDA_BUILD) comm->comm_seconds += seconds_now() - comm->in_flight_since;
+    comm->num_in_flight = kept;
+    comm->dev->poll = kept || run_hosts.count > 1 ? comm_poll : NULL;
+}
+
+/* Called between ops while something is in flight, and if other hosts may ask what this one is doing. */
+static inline void comm_poll(void *arg) {
+    Comm *comm = (Comm *)arg;
+    double start = seconds_now();
+    comm_progress(comm);
+    if (comm->hosts->answer_hosts && start - comm->answered_at > 0.25) comm->hosts->answer_hosts(comm);
+    if (!CUDA_BUILD) comm->poll_seconds += seconds_now() - start; // a GPU computes meanwhile
+}
+
+// ---------------------------------------------------------------------------
+// start
+
+/* Chooses the request's row in the timeline, among the rows of its axis (comm_lane converts it to a row of the whole
+ * timeline), so that requests that overlap are drawn in different rows. GPU memory: the row follows from the stream, 0
+ * to 7 for the streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
+ * that no request in flight on this axis has. */
+static inline int free_lane(const Comm *comm, const Request *r) {
+    if (CUDA_BUILD && r->on_device)
+        return r->stream >= STREAM_SEND_NEXT ? (int)r->stream - STREAM_SEND_NEXT : r->stream == STREAM_REDUCE;
+    for (int lane = 0;; lane++) {
+        int taken = 0;
+        for (int i = 0; i < comm->num_in_flight; i++)
+            taken |= comm->in_flight[i]->group == r->group && comm->in_flight[i]->lane == lane;
+        if (!taken) return lane;
+    }
+}
+
+/* Counts a request whose buffers are known, and starts it unless this is a dry run. `c`: of a message; else NULL. */
+static inline void request_start(Comm *comm, Request *r, Collective collective, Group *g, Channel *c) {
+    r->collective = collective;
+    r->group = g;
+    r->channel = c;
+    traffic_count(comm->traffic_started, r, g->size);
+    if (comm->num_in_flight == MAX_IN_FLIGHT)
+        run_failure("%s: more than %d collectives and messages are in flight at once", rank_name(comm->rank),
+                    MAX_IN_FLIGHT);
+    r->active = 1;
+    r->stream = comm->dev->current_stream;
+    r->line = c ? c->line : (int)g->axis; // a group's collectives have the line of its axis
+    double now = device_now(comm->dev);
+    if (comm->recorder) comm->recorder->record(comm, r, 0);
+    if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
+        // each channel has a row; collectives of an axis are in row 0, of a GPU those of STREAM_REDUCE in row 1
+        r->lane = c ? c->line - AXES + 1 : stream_lane(comm->dev) == STREAM_REDUCE;
+        event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
+                  (double)request_traffic(r, g->size));
+        return;
+    }
+    r->lane = free_lane(comm, r);
+    if (!comm->num_in_flight) comm->in_flight_since = now;
+    r->record =
+        flight_start(comm->heartbeats, comm->heartbeat, r->line, collective, r->what, (int64_t)r->bytes, r->dtype);
+    r->number = r->record->number;
+    r->span.begun = NULL;
+    r->span.event = -1;
+    transport_of(comm, r)->start(comm, r);
+    comm->in_flight[comm->num_in_flight++] = r;
+    comm->dev->poll = comm_poll;
+    // NCCL has enqueued the collective: this records r->arrived in the stream before anything later is enqueued there
+    if (CUDA_BUILD && r->on_device) comm_progress(comm);
+}
+
+/* Prepares a request. `count`: elements of one part: of what a member sends in an all-gather, or to each member in an
+ * all-to-all, of the sum that it gets from a reduce-scatter, or of a message. */
+static inline void request_set(Comm *comm, Request *r, const char *what, const void *send, void *recv, size_t count,
+                               Dtype dtype) {
+    if (r->active)
+        run_failure("%s: '%s' is started while its request is in flight for '%s'", rank_name(comm->rank), what,
+                    r->what);
+    r->what = what;
+    r->send = (const char *)send;
+    r->recv = (char *)recv;
+    r->bytes = count * dtype_size(dtype);
+    r->dtype = dtype;
+    r->on_device = is_of_device(comm->dev, send);
+}
+
+/* A request that completes when the current stream has done everything that it was given so far. */
+static inline void request_follow_stream(Comm *comm, Request *r, const char *what) {
+    r->what = what;
+    r->on_device = !comm->dev->dry_run;
+    r->enqueued = !comm->dev->dry_run;
+    device_record_event(comm->dev, &r->arrived);
+}
+
+static inline void collective_start(Comm *comm, Request *r, Collective collective, Axis axis) {
+    Group *g = &comm->groups[axis];
+    if (g->size > 1) {
+        request_start(comm, r, collective, g, NULL);
+        return;
+    }
+    request_copy(comm, r, r->recv, r->send); // what a group of one sends is what it receives
+    if (r->on_device) request_follow_stream(comm, r, r->what);
+}
+
+/* Starts an all-gather over this rank's group of an axis: each member's send (count) arrives in recv (size, count). */
+static inline void all_gather_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send, void *recv,
+                                    size_t count, Dtype dtype) {
+    request_set(comm, r, what, send, recv, count, dtype);
+    collective_start(comm, r, ALL_GATHER, axis);
+}
+
+/* Starts a reduce-scatter of send (size, count). The transport does its all-to-all: part p of recv (size, count) is
+ * member p's contribution to this rank's part of the sum, and the caller adds the parts. Only NCCL with r->summed adds
+ * them itself, into recv (count); other transports ignore r->summed. */
+static inline void reduce_scatter_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send,
+                                        void *recv, size_t count, Dtype dtype) {
+    request_set(comm, r, what, send, recv, count, dtype);
+    collective_start(comm, r, REDUCE_SCATTER, axis);
+}
+
+/* Starts an all-to-all: part p of send (size, count) goes to member p, and part p of recv (size, count) comes from it.
+ */
+static inline void all_to_all_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send, void *recv,
+                                    size_t count, Dtype dtype) {
+    request_set(comm, r, what, send, recv, count, dtype);
+    collective_start(comm, r, ALL_TO_ALL, axis);
+}
+
+/* This rank's end of the messages to or from a member of `axis`. */
+static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
+    int i = 0;
+    for (; i < comm->num_channels; i++) {
+        const Channel *c = &comm->channels[i];
+        if (c->axis == (int)axis && c->peer == peer && c->receives == receives) return &comm->channels[i];
+    }
+    if (i == CHANNELS)
+        run_failure("%s: more than %d channels; every axis, other rank and direction that it uses needs one: "
+                    "raise CHANNELS in lib/comm/watchdog.h",
+                    rank_name(comm->rank), CHANNELS);
+    Channel *c = &comm->channels[i];
+    comm->num_channels++;
+    c->axis = (int)axis;
+    c->peer = peer;
+    c->receives = receives;
+    c->line = AXES + i;
+    c->peer_rank = mesh_member(&comm->mesh, comm->rank, axis, peer);
+    if (!comm->heartbeat) return c; // a dry run
+    if (comm->transport->channel_open) comm->transport->channel_open(comm, c);
+    RankLines *lines = &comm->heartbeat->lines;
+    ChannelEnd end = {c->axis, receives, c->peer_rank};
+    snprintf(comm->heartbeat->peer_names[i], sizeof comm->heartbeat->peer_names[i], "%s", rank_name(c->peer_rank));
+    lines->channels[i] = end;
+    __atomic_store_n(&lines->num_channels, comm->num_channels, __ATOMIC_SEQ_CST);
+    return c;
+}
+
+static inline void message_start(Comm *comm, Request *r, Collective collective, Axis axis, int peer) {
+    Group *g = &comm->groups[axis];
+    if (peer < 0 || peer >= g->size || peer == g->rank || !r->bytes)
+        run_failure("%s: %s of '%s', %zu bytes, with member %d of its %s group: expected at least 1 byte, and a "
+                    "member from 0 to %d other than this rank, which is member %d",
+                    rank_name(comm->rank), collective_names[collective], r->what, r->bytes, peer, axis_names[axis],
+                    g->size - 1, g->rank);
+    request_start(comm, r, collective, g, channel_of(comm, axis, peer, collective == RECEIVE));
+}
+
+/* Starts to send buffer (count) to member `peer` of this rank's group of `axis`. The n-th send matches the peer's n-th
+ * receive from this rank, whatever else either communicates. Both must use the same name, or the run ends, so the name
+ * says what is sent and for which micro-batch; the string must outlive the timeline. Wait before writing to the buffer
+ * again. NCCL sends only between neighboring stages, on AXIS_PP. */
+static inline void send_start(Comm *comm, Request *r, Axis axis, int peer, const char *what, void *buffer, size_t count,
+                              Dtype dtype) {
+    request_set(comm, r, what, buffer, buffer, count, dtype);
+    message_start(comm, r, SEND, axis, peer);
+}
+
+/* Starts to receive buffer (count) from member `peer`; see send_start. */
+static inline void receive_start(Comm *comm, Request *r, Axis axis, int peer, const char *what, void *buffer,
+                                 size_t count, Dtype dtype) {
+    request_set(comm, r, what, buffer, buffer, count, dtype);
+    message_start(comm, r, RECEIVE, axis, peer);
+}
+
+// ---------------------------------------------------------------------------
+// wait
+
+/* The seconds beyond its limit after which a rank reports. They give the monitor of the culprit's host, and then hosts
+ * with lower numbers, time to report first: a monitor takes up to 0.5 s, and the launcher about 1 s to end the run. */
+static inline double patience(const Comm *comm, int hosts_heard) {
+    if (run_hosts.count < 2) return 0;
+    if (!hosts_heard) return 1.8 + (double)ASKING_HOSTS;
+    return (hosts_heard == run_hosts.count ? 0.6 : 1.8) + (double)(host_of_rank(comm->rank) - run_hosts.hosts);
+}
+
+/* Called repeatedly once a wait has exceeded its limit: ends the run and names who is to blame, unless other hosts may
+ * know more. */
+static inline void wait_expired(Comm *comm, int line, int64_t number, double waited) {
+    char culprits[2048], name[160];
+    Sentence blame = {culprits, sizeof culprits, 0}, collective = {name, sizeof name, 0};
+    int phase = comm->heartbeat->phase, times = phases[phase].limit, heard = 1;
+    double limit = wait_limit(comm);
+    if (!comm->news.ranks) comm->news.ranks = new_array(RankNews, comm->mesh.world);
+    comm->news.mesh = &comm->mesh;
+    comm->news.table = comm->heartbeats;
+    comm->news.limit = limit;
+    news_of_host(&comm->news);
+    if (comm->hosts->ask_hosts) heard = comm->hosts->ask_hosts(comm);
+    int is_patient = waited < limit + patience(comm, heard);
+    if (is_patient && !lost_on_host_of(&comm->news, comm->rank)) return;
+    comm->news.asked = heard > 0 && !is_patient;
+    say_culprits(&blame, &comm->news, comm->rank, line, number);
+    if (comm->news.asked && heard == 1 && run_hosts.count > 2)
+        say(&blame, "; no other host answers: the network of host %s itself may be cut", comm->heartbeats->host);
+    if (times > 1) say(&blame, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
+    const char *library = comm->transport->last_error ? comm->transport->last_error() : "";
+    say_collective(&collective, comm->heartbeat, line, number);
+    if (!is_channel(line)) say(&collective, " (%d ranks)", comm->groups[line].size);
+    run_failure("%s waited %.1f s for %s; %s. Look there first; --timeout sets the limit%s%s", rank_name(comm->rank),
+                waited, name, culprits, *library ? ". NCCL's last message, which may be older: " : "", library);
+}
+
+/* A wait that had exceeded its limit has ended after all: what was found out about the other ranks is forgotten. */
+static inline void wait_recovered(Comm *comm) {
+    int own = comm->rank + 1;
+    free(comm->news.ranks);
+    comm->news.ranks = NULL;
+    __atomic_compare_exchange_n(&comm->heartbeats->asker, &own, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+/* The host polls until the transport is done with this request. */
+static inline void request_poll_until_done(Comm *comm, Request *r) {
+    double start = seconds_now(), limit = wait_limit(comm);
+    rank_waits(comm->heartbeat, r->line, r->number, start);
+    for (int spins = 0;; spins++) {
+        comm_progress(comm);
+        if (!r->active) break;
+        sched_yield();
+        int sleeps = spins > 2000;
+        if (sleeps) usleep(20);
+        else if (spins % 64) continue; // reading the clock takes longer than a spin
+        double waited = seconds_now() - start;
+        if (waited > 0.5 && comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
+        if (waited > limit) wait_expired(comm, r->line, r->number, waited);
+    }
+    if (comm->news.ranks) wait_recovered(comm);
+    rank_state(comm->heartbeat, RANK_COMPUTING, seconds_now());
+}
+
+/* Waits for a request; one that was not started since its last wait returns at once. For device memory the current
+ * stream waits, and the host only until all of the request is in its stream. The time counts as waiting (communication
+ * that is not overlapped): on a CPU always, since a stream is only a label there and the rank's one thread waits; on a
+ * GPU if the current stream is STREAM_COMPUTE. */
+static inline void comm_wait(Comm *comm, Request *r) {
+    Device *dev = comm->dev;
+    if (r->event_slot) comm->recorder->record(comm, r, 1);
+    if (!r->active && !r->enqueued) return;
+    if (dev->dry_run) {
+        r->active = 0;
+        event_add(dev, EVENT_WAIT, stream_lane(dev), "wait", r->what, dev->clock, dev->clock, 0);
+        return;
+    }
+    int counts = CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active;
+    Span span = ZERO;
+    if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, 0, !r->on_device);
+    if (r->active) request_poll_until_done(comm, r);
+    if (r->on_device) device_wait_event(dev, r->arrived);
+    r->enqueued = 0;
+    int cause = r->group ? (int)r->group->axis : WAIT_OWN_COPY; // without a group: request_follow_stream
+    if (counts) span_end(dev, span, &comm->wait_seconds[cause], -1, 0);
+}
+
+/* The current stream waits for an event of another stream. `what` says in the timeline what the event stands for. The
+ * compute stream's time counts as waiting for `cause`, an axis or WAIT_OWN_COPY. */
+static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *what, int cause) {
+    Device *dev = comm->dev;
+    int counts = CUDA_BUILD && (event || dev->dry_run) && dev->current_stream == STREAM_COMPUTE;
+    Span span = ZERO;
+    if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", what, 0, 0);
+    device_wait_event(dev, event);
+    if (counts) span_end(dev, span, &comm->wait_seconds[cause], -1, 0);
+}
+
+/* All waits since comm_clear_ledger. */
+static inline double comm_wait_seconds(const Comm *comm) {
+    double sum = 0;
+    for (int cause = 0; cause < WAIT_CAUSES; cause++) sum += comm->wait_seconds[cause];
+    return sum;
+}
+
+/* Frees what a request holds; it is not in flight. */
+static inline void request_close(Request *r) { device_destroy_event(r->arrived); }
+
+// ---------------------------------------------------------------------------
+// collectives that are started and waited for at once: host memory is complete on return, device memory once the
+// current stream gets there
+
+/* All-gathers send (bytes) of every member into recv (size, bytes). */
+static inline void all_gather_now(Comm *comm, Axis axis, const char *what, const void *send, void *recv, size_t bytes) {
+    Request r = ZERO;
+    all_gather_start(comm, &r, axis, what, send, recv, bytes, DTYPE_BYTE);
+    comm_wait(comm, &r);
+    request_close(&r);
+}
+
+/* Returns when all ranks have called it. */
+static inline void comm_barrier(Comm *comm, const char *what) {
+    int *ranks = new_array(int, comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, what, &comm->rank, ranks, sizeof(int));
+    free(ranks);
+}
+
+/* A random number of rank 0 that all ranks receive. It names files that no other run may have. */
+static inline uint64_t comm_random_name(Comm *comm, const char *what) {
+    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9));
+    uint64_t *names = new_array(uint64_t, comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, what, &name, names, sizeof name);
+    name = names[0];
+    free(names);
+    return name;
+}
+
+/* This rank's clock minus rank 0's, in seconds, and the largest error of that. The difference is bounded from both
+ * sides, as in NTP: this rank's receive time minus rank 0's send time is an upper bound, this rank's send time minus
+ * rank 0's receive time a lower one. Each round also carries the receive time of the round before. The best bounds of
+ * 16 rounds count. */
+static inline double comm_clock_offset(Comm *comm, double *error) {
+    typedef struct {
+        double sent, received; // by this member's clock: of this round, of the previous one
+    } Times;
+    Times mine = ZERO, *all = new_array(Times, comm->mesh.world);
+    double low = -INFINITY, high = INFINITY;
+    for (int round = 0; round < 16; round++) {
+        double before = mine.sent;
+        mine.sent = seconds_now();
+        all_gather_now(comm, AXIS_WORLD, "clocks", &mine, all, sizeof mine);
+        mine.received = seconds_now();
+        if (round) low = fmax(low, before - all[0].received);
+        high = fmin(high, mine.received - all[0].sent);
+    }
+    free(all);
+    *error = comm->rank ? (high - low) / 2 : 0;
+    return comm->rank ? (low + high) / 2 : 0;
+}
+
+// ---------------------------------------------------------------------------
+// what the watchdog and the reports of a step need
+
+/* Gives a sign of life during long work outside of ops. The monitor's limit starts again with each call. */
+static inline void comm_alive(Comm *comm) {
+    if (comm->heartbeat) comm->heartbeat->since = seconds_now();
+}
+
+/* Sets the phase of the run, and with it the limit of its waits. Returns the previous phase. */
+static inline Phase comm_phase(Comm *comm, Phase phase) {
+    if (!comm->heartbeat) return PHASE_START; // a dry run
+    Phase before = (Phase)comm->heartbeat->phase;
+    comm_alive(comm); // before the phase: the monitor may look in between
+    __atomic_store_n(&comm->heartbeat->phase, (int)phase, __ATOMIC_RELEASE);
+    return before;
+}
+
+/* If the run fails, the last collectives of each rank are written below `out`. All ranks call it; the first one in each
+ * host's heartbeat table stores the path there. */
+static inline void comm_set_flight_directory(Comm *comm, const char *out) {
+    HeartbeatTable *table = comm->heartbeats;
+    if (comm->heartbeat == heartbeat_at(table, 0)) snprintf(table->out, sizeof table->out, "%s", out);
+}
+
+/* The traffic and the times of communication count from here on. */
+static inline void comm_clear_ledger(Comm *comm) {
+    comm->comm_seconds = comm->poll_seconds = 0;
+    memset(comm->wait_seconds, 0, sizeof comm->wait_seconds);
+    memset(comm->traffic_started, 0, sizeof comm->traffic_started);
+    memset(comm->traffic_measured, 0, sizeof comm->traffic_measured);
+}
+
+// ---------------------------------------------------------------------------
+// opening, as far as it needs no transport
+
+/* Fills in the sizes of the groups and this rank's place in them. In a dry run that is all: such a Comm counts its
+ * traffic and moves no bytes. comm_open calls it for real runs too, and then opens the transport. */
+static inline void comm_open_dry_run(Comm *comm, Device *dev, const Mesh *mesh, int rank) {
+    memset(comm, 0, sizeof *comm);
+    comm->dev = dev;
+    comm->mesh = *mesh;
+    comm->rank = rank;
+    for (int a = 0; a < AXES; a++) {
+        int colour;
+        Group *g = &comm->groups[a];
+        g->axis = (Axis)a;
+        g->size = mesh_group_size(mesh, (Axis)a);
+        mesh_group(mesh, rank, (Axis)a, &colour, &g->rank);
+    }
+    if (dev->by_nccl && mesh->world > 1) // in a dry run too, so that the predicted memory includes it
+        comm->members = (int *)arena_alloc(dev, MEM_COMM, "members of a group", sizeof(int) * (size_t)mesh->world);
+}
+
+#endif

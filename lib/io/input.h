@@ -1,0 +1,42 @@
+/* input.h: opening files that the user names. A named pipe, a device or a socket is refused by name, because reading it
+ * may never end. A stream that is open already, as in `<(command)` or /dev/stdin, is read to its end.
+ */
+#ifndef INPUT_H
+#define INPUT_H
+#include "../device/base.h" // defines: user_error, file_kind
+#include <fcntl.h>
+#include <sys/stat.h>
+
+static inline int is_open_stream(const char *path) {
+    return !strcmp(path, "/dev/stdin") || !strncmp(path, "/dev/fd/", 8) || !strncmp(path, "/proc/self/fd/", 14);
+}
+
+/* The kind of file, if reading it may never end; otherwise NULL. */
+static inline const char *endless_kind(const char *path, const struct stat *info) {
+    struct stat null;
+    if (S_ISCHR(info->st_mode) && !stat("/dev/null", &null) && null.st_rdev == info->st_rdev) return NULL;
+    int is_terminal = !strcmp(path, "/dev/stdin") && isatty(STDIN_FILENO);
+    int is_endless = S_ISSOCK(info->st_mode) || S_ISBLK(info->st_mode) || (S_ISCHR(info->st_mode) && !is_terminal) ||
+                     (S_ISFIFO(info->st_mode) && !is_open_stream(path));
+    return is_endless ? file_kind(info->st_mode) : NULL;
+}
+
+/* Refuses such a path. `expected` says what it should be. */
+static inline void refuse_endless(const char *path, const struct stat *info, const char *expected) {
+    const char *kind = endless_kind(path, info);
+    if (kind) user_error("%s is %s, expected %s: write the contents to a file first", path, kind, expected);
+}
+
+/* Opens a file, or a stream that is open already, to be read. NULL: errno says why it cannot be opened. */
+static inline FILE *input_open(const char *path, const char *expected) {
+    struct stat info;
+    if (!stat(path, &info)) refuse_endless(path, &info, expected); // a socket cannot be opened at all
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);        // a named pipe would wait for someone who writes
+    if (fd < 0) return NULL;
+    if (!fstat(fd, &info)) refuse_endless(path, &info, expected); // it may have been replaced since
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    refuse_lfs_pointer(fd, path);
+    return fdopen(fd, "rb");
+}
+
+#endif

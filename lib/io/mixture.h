@@ -1,0 +1,206 @@
+/* mixture.h: what --data 'web-*.tok:0.7,code-*.tok:0.3' means: which source each sample of a mixture comes from.
+ *
+ * A list of entries without weights is one data set. With weights it is a mixture, an endless sequence of samples whose
+ * sources follow a schedule that repeats. Weights are shares of samples, which are equally long, and so of tokens.
+ * A caller may rely on this: of the first n samples of a mixture, every source gives its share of n, rounded up or
+ * down; and which source gives sample n depends on n and the shares only.
+ */
+#ifndef MIXTURE_H
+#define MIXTURE_H
+#include "../device/base.h" // defines: user_error, new_array, checked_strdup
+#include <glob.h>
+
+// ---------------------------------------------------------------------------
+// the list of --data, --val and --eval
+
+enum { MOST_SOURCES = 64 };
+#define LARGEST_WEIGHT 1e15
+
+typedef struct {
+    char *pattern; // a path or a glob
+    double weight; // 0: none was given
+} DataEntry;
+
+typedef struct {
+    DataEntry entries[MOST_SOURCES];
+    int count;
+    int has_weights; // all entries have one; 0: none has
+} DataList;
+
+/* Does `pattern`, a path or a glob, match a file? A path that exists is that file, whatever characters it has. */
+static int pattern_matches(const char *pattern) {
+    struct stat info;
+    glob_t found;
+    if (!lstat(pattern, &info)) return 1;
+    if (glob(pattern, GLOB_NOSORT, NULL, &found)) return 0;
+    globfree(&found);
+    return 1;
+}
+
+/* Parses a weight. `entry`: the entry that contains it, for errors. */
+static double weight_parse(const char *text, const char *entry) {
+    char *end;
+    double weight = strtod(text, &end);
+    int has_other_letters = text[strspn(text, "+-.0123456789eE")] != 0; // strtod also reads inf, nan and 0x10
+    if (has_other_letters || end == text || *end || !(weight > 0 && weight <= LARGEST_WEIGHT))
+        user_error("%s: the weight after the last colon is '%s', expected a number above 0 and at most %g: give one "
+                   "such as 0.7, or leave the entry out",
+                   entry, text, LARGEST_WEIGHT);
+    return weight;
+}
+
+/* Splits an entry PATTERN:WEIGHT. The text after the last colon is the weight, unless the entry as a whole matches
+ * files or that text contains a slash: then the colon belongs to the pattern. */
+static DataEntry entry_parse(const char *text) {
+    DataEntry entry = {checked_strdup(text), 0};
+    char *colon = strrchr(entry.pattern, ':');
+    if (!colon || strchr(colon, '/') || pattern_matches(text)) return entry;
+    entry.weight = weight_parse(colon + 1, text);
+    *colon = 0;
+    if (!entry.pattern[0]) user_error("%s: a weight without files: expected FILE:WEIGHT or 'GLOB:WEIGHT'", text);
+    return entry;
+}
+
+static void data_list_add(DataList *list, const char *text, const char *whole) {
+    if (!text[0])
+        user_error("%s: found an empty entry, expected FILE or 'GLOB', or FILE:WEIGHT, separated by single commas",
+                   whole);
+    if (list->count == MOST_SOURCES)
+        user_error("%s: found more than %d entries: let a glob match several files", whole, MOST_SOURCES);
+    list->entries[list->count++] = entry_parse(text);
+}
+
+/* Splits PATTERN[:WEIGHT][,PATTERN[:WEIGHT]]…. A value that matches files as a whole is one pattern, even if it has
+ * commas or colons. */
+static void data_list_parse(DataList *list, const char *text) {
+    memset(list, 0, sizeof *list);
+    if (!strpbrk(text, ",:") || pattern_matches(text)) {
+        list->entries[list->count++].pattern = checked_strdup(text);
+        return;
+    }
+    char *copy = checked_strdup(text), *rest = copy;
+    while (rest) data_list_add(list, strsep(&rest, ","), text);
+    free(copy);
+    int weighted = 0;
+    for (int i = 0; i < list->count; i++) weighted += list->entries[i].weight > 0;
+    if (weighted && weighted < list->count)
+        user_error("%s: %d of %d entries have a weight: give all of them one, or none to use every file in full", text,
+                   weighted, list->count);
+    list->has_weights = weighted > 0;
+}
+
+static void data_list_close(DataList *list) {
+    for (int i = 0; i < list->count; i++) free(list->entries[i].pattern);
+}
+
+// ---------------------------------------------------------------------------
+// shares: weights need not add up to 1; a share is a whole number of millionths
+
+enum { SHARE_UNITS = 1000000 };
+
+/* units (count): each weight's share of SHARE_UNITS, which they add up to. Shares are rounded down, and the units that
+ * are left go to those with the largest remainders. */
+static void shares_of_weights(const DataList *list, int *units) {
+    double sum = 0, remainders[MOST_SOURCES];
+    int left = SHARE_UNITS;
+    for (int i = 0; i < list->count; i++) sum += list->entries[i].weight;
+    for (int i = 0; i < list->count; i++) {
+        double exact = list->entries[i].weight / sum * (double)SHARE_UNITS;
+        units[i] = (int)exact;
+        remainders[i] = exact - units[i];
+        left -= units[i];
+    }
+    for (; left > 0; left--) {
+        int most = 0;
+        for (int i = 1; i < list->count; i++)
+            if (remainders[i] > remainders[most]) most = i;
+        units[most]++;
+        remainders[most]--;
+    }
+    for (int i = 0; i < list->count; i++)
+        if (units[i] <= 0)
+            user_error("%s:%g: its share is less than one sample in %d: give it a larger weight, or leave it out",
+                       list->entries[i].pattern, list->entries[i].weight, SHARE_UNITS);
+}
+
+// ---------------------------------------------------------------------------
+// the schedule of a mixture: which source gives each sample
+
+typedef struct {
+    int num_sources;
+    int period;              // samples after which the schedule repeats
+    int quota[MOST_SOURCES]; // samples of each source in a period
+    uint8_t *source;         // (period) of each sample
+    int32_t *before;         // (period) how many earlier samples of the period come from the same source
+} Mixture;
+
+/* A sample of a mixture: number `index`, from 0, of those that come from `source`. */
+typedef struct {
+    int source;
+    int64_t index;
+} MixtureSample;
+
+/* Sample i of source k must come before this sample of the schedule. */
+static int64_t sample_deadline(const Mixture *m, int k, int64_t i) {
+    return blocks_of((i + 1) * m->period, m->quota[k]);
+}
+
+/* Sample i of a source with quota q must not come before the schedule's sample floor(i·period / q), and must come
+ * before ceil((i + 1)·period / q). Among the sources whose next sample may come, the one with the earliest deadline
+ * gives it. This meets all deadlines, so that after n samples a source has given n·q / period, rounded up or down
+ * (Baruah et al. 1996, P-fair scheduling). */
+static void mixture_fill(Mixture *m) {
+    int64_t taken[MOST_SOURCES] = {0}, release[MOST_SOURCES] = {0}, deadline[MOST_SOURCES];
+    for (int k = 0; k < m->num_sources; k++) deadline[k] = sample_deadline(m, k, 0);
+    for (int n = 0; n < m->period; n++) {
+        int next = -1;
+        for (int k = 0; k < m->num_sources; k++)
+            if (release[k] <= n && (next < 0 || deadline[k] < deadline[next])) next = k;
+        m->source[n] = (uint8_t)next;
+        m->before[n] = (int32_t)taken[next]++;
+        release[next] = taken[next] * m->period / m->quota[next];
+        deadline[next] = sample_deadline(m, next, taken[next]);
+    }
+}
+
+/* `units` (num_sources): the shares, in whole numbers; they may have a common divisor. */
+static void mixture_open(Mixture *m, const int *units, int num_sources) {
+    int divisor = 0;
+    memset(m, 0, sizeof *m);
+    m->num_sources = num_sources;
+    for (int k = 0; k < num_sources; k++)
+        for (int rest = units[k]; rest;) { // Euclid's algorithm
+            int remainder = divisor % rest;
+            divisor = rest;
+            rest = remainder;
+        }
+    for (int k = 0; k < num_sources; k++) {
+        m->quota[k] = units[k] / divisor;
+        m->period += m->quota[k];
+    }
+    m->source = new_array(uint8_t, m->period);
+    m->before = new_array(int32_t, m->period);
+    mixture_fill(m);
+}
+
+static void mixture_close(Mixture *m) {
+    free(m->source);
+    free(m->before);
+}
+
+static MixtureSample mixture_sample(const Mixture *m, int64_t n) {
+    int64_t at = n % m->period;
+    int source = m->source[at];
+    MixtureSample sample = {source, n / m->period * m->quota[source] + m->before[at]};
+    return sample;
+}
+
+/* How many of the first n samples come from `source`. */
+static int64_t mixture_count(const Mixture *m, int source, int64_t n) {
+    int64_t whole = n / m->period * m->quota[source];
+    for (int64_t at = n % m->period - 1; at >= 0; at--)
+        if (m->source[at] == source) return whole + m->before[at] + 1;
+    return whole;
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* output.h: results on standard output. Whoever prints a result calls finish_results before exit code 0, so that a full
+ * disk or a closed stream never looks like success. Progress lines of a training run are not results: when they cannot
+ * be written, note_lost_progress says so once, and training continues.
+ */
+#ifndef OUTPUT_H
+#define OUTPUT_H
+#include "../device/base.h" // defines: user_error
+#include <fcntl.h>
+#include <signal.h>
+
+/* Called first in main. A file that exceeds the size limit becomes an error like any other. Standard streams that were
+ * closed when the program started are occupied: the next file it opens would take their number, and what is printed
+ * would end up in that file. Writing to them still fails. */
+static inline void output_prepare(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        int is_open = fcntl(fd, F_GETFD) >= 0;
+        if (!is_open) (void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY); // takes the lowest number
+    }
+}
+
+/* `error`: errno of the write that failed; 0: an earlier one failed, and errno has changed since. */
+__attribute__((noreturn)) static inline void results_lost(int error) {
+    const char *reason = error ? strerror(error) : "an earlier write failed";
+    if (error == EBADF) reason = "it is closed";
+    user_error("standard output cannot be written: %s; what was printed is incomplete: free space there, or send the "
+               "output elsewhere",
+               reason);
+}
+
+/* Ends the run if the last write to standard output failed. Called directly after it, while errno has the reason. */
+static inline void check_results(void) {
+    if (ferror(stdout)) results_lost(errno);
+}
+
+/* Writes out what has been printed so far, or ends the run. */
+static inline void flush_results(void) {
+    int error = fflush(stdout) ? errno : 0;
+    if (error || ferror(stdout)) results_lost(error);
+}
+
+/* The same before exit code 0. Some file systems, such as NFS, report a full disk only when a file is closed. */
+static inline void finish_results(void) {
+    flush_results();
+    int copy = dup(STDOUT_FILENO);
+    if (copy >= 0 && close(copy)) results_lost(errno);
+}
+
+/* Says once that progress lines could not be written. *noted: 1 when it has been said. */
+static inline void note_lost_progress(int *noted) {
+    int failed = fflush(stdout);
+    if (!failed && !ferror(stdout)) return;
+    if (!*noted)
+        fprintf(stderr, "note: standard output is full or closed: progress lines are lost, and training continues\n");
+    *noted = 1;
+    clearerr(stdout);
+}
+
+#endif

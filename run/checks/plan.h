@@ -1,0 +1,139 @@
+/* plan.h: what a training step costs on every kind of rank, found by dry runs, and plan.json.
+ *
+ * Ranks with the same memory, FLOPs and traffic form a class, and one dry run stands for all of them. train_llama3
+ * writes plan.json; plan_llama3 also prints the classes and simulates the step of all ranks together.
+ */
+#ifndef PLAN_H
+#define PLAN_H
+#include "layout.h"       // defines: json_add_mesh, json_add_groups
+#include "ledger.h"       // defines: Traffic, traffic_equal, json_add_traffic, json_add_flops_by_op
+#include "../setup/job.h" // defines: Job, job_reductions_apart
+#include "step_report.h"  // defines: StepReport
+
+typedef struct {
+    int first_rank;                        // the lowest rank of the class, whose dry run this is
+    struct Trainer *trainer;               // the dry run, which belongs to whoever opened the plan
+    const Device *dry_run;                 // its memory, FLOPs and timeline
+    Traffic traffic[2][AXES][COLLECTIVES]; // EXPECTED, DRY_RUN
+} RankClass;
+
+typedef struct {
+    const Job *job;
+    const Mesh *mesh;
+    int reductions_apart; // over NCCL: see job_reductions_apart
+    RankClass *classes;   // (count), ordered by their first ranks
+    int count;
+    int *class_of; // (world) index into classes
+} Plan;
+
+static UnitSizes unit_sizes_of_rank(const Plan *p, int rank) {
+    RankLayout layout = rank_layout(&p->job->config, p->mesh->world, rank, &p->job->opt);
+    return unit_sizes(&layout);
+}
+
+/* Muon: a rank that makes as many blocks orthogonal as `rank`, of the fsdp group that `first` begins. The units are
+ * dealt out in turn, so the ranks from units % n on have one unit less. */
+static int muon_representative(const Plan *p, int first, int rank) {
+    int own = rank % mesh_stride(p->mesh, AXIS_DP_REPLICATE);
+    UnitSizes mine = unit_sizes_of_rank(p, own);
+    const int tried[] = {0, (int)(mine.block_units % mesh_group_size(p->mesh, AXIS_FSDP))};
+    for (int i = 0; i < 2; i++) {
+        int candidate = mesh_group_member(p->mesh, first, AXIS_FSDP, tried[i]);
+        if (candidate <= own && unit_sizes_of_rank(p, candidate).muon_blocks == mine.muon_blocks) return candidate;
+    }
+    return own;
+}
+
+/* The rank whose dry run stands for `rank`. Coordinates on other axes than pp and tp change only who a rank's peers
+ * are. Tensor-parallel ranks differ where a size does not divide, by one row; with Muon the ranks of an fsdp group
+ * differ if they do not own equally many blocks. */
+static int plan_representative(const Plan *p, int rank) {
+    const Mesh *m = p->mesh;
+    int first = rank - mesh_coordinate(m, rank, AXIS_CP) * mesh_stride(m, AXIS_CP);
+    first %= mesh_stride(m, AXIS_DP_SHARD);
+    return uses_muon(&p->job->opt) ? muon_representative(p, first, rank) : first;
+}
+
+static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) {
+    int equal = !memcmp(comm->traffic_started, c->traffic[DRY_RUN], sizeof comm->traffic_started);
+    for (int recomputed = 0; recomputed < 2; recomputed++)
+        equal &= device_flops(dev, recomputed) == device_flops(c->dry_run, recomputed);
+    for (int m = 0; m < MEM_CATEGORIES; m++) equal &= dev->arenas[m].peak == c->dry_run->arenas[m].peak;
+    return equal;
+}
+
+static void plan_begin(Plan *p, const Job *j) {
+    memset(p, 0, sizeof *p);
+    p->job = j;
+    p->mesh = &j->mesh;
+    p->reductions_apart = job_reductions_apart(j);
+    p->class_of = new_array(int, j->mesh.world);
+}
+
+/* Puts `rank` into the class that its dry run fits, or makes it the first of a new class, which is returned; NULL:
+ * there is no new one. */
+static RankClass *plan_add(Plan *p, int rank, const Comm *dry_run) {
+    const Job *j = p->job;
+    int i = 0;
+    while (i < p->count && !is_of_class(&p->classes[i], dry_run->dev, dry_run)) i++;
+    p->class_of[rank] = i;
+    if (i < p->count) return NULL;
+    p->classes = (RankClass *)checked_realloc(p->classes, sizeof(RankClass) * (i + 1));
+    RankClass *added = &p->classes[p->count++];
+    added->first_rank = rank;
+    added->dry_run = dry_run->dev;
+    memcpy(added->traffic[DRY_RUN], dry_run->traffic_started, sizeof dry_run->traffic_started);
+    expected_traffic(added->traffic[EXPECTED], &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
+    return added;
+}
+
+// ---------------------------------------------------------------------------
+// plan.json
+
+static cJSON *class_json(const Plan *p, int class_index) {
+    const RankClass *c = &p->classes[class_index];
+    cJSON *json = cJSON_CreateObject(), *ranks = cJSON_AddArrayToObject(json, "ranks");
+    for (int r = 0; r < p->mesh->world; r++)
+        if (p->class_of[r] == class_index) cJSON_AddItemToArray(ranks, cJSON_CreateNumber(r));
+    cJSON_AddStringToObject(json, "peak_when", c->dry_run->peak_when);
+    json_add_integer(json, "in_files", (int64_t)device_arenas(c->dry_run, 1));
+    cJSON *memory = cJSON_AddObjectToObject(json, "memory");
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        json_add_integer(memory, mem_category_names[i], (int64_t)c->dry_run->arenas[i].peak);
+    json_add_integer(json, "peak", (int64_t)device_peak(c->dry_run));
+    json_add_flops_by_op(json, c->dry_run);
+    json_add_bytes_by_op(json, c->dry_run);
+    json_add_traffic(json, c->traffic, 2);
+    return json;
+}
+
+/* `estimate`, `goodput`: what plan_llama3 simulated, `stages`: an array of the stages of a recipe. This function takes
+ * them over; NULL: null, or left out. */
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
+                       cJSON *stages) {
+    const Mesh *m = p->mesh;
+    int *leaders = new_array(int, AXES * m->world), key;
+    cJSON *root = cJSON_CreateObject();
+    json_add_mesh(root, m);
+    json_add_integer(root, "tokens_per_step", tokens_per_step);
+    cJSON *classes = cJSON_AddArrayToObject(root, "rank_classes");
+    for (int c = 0; c < p->count; c++) cJSON_AddItemToArray(classes, class_json(p, c));
+    for (int r = 0; r < m->world; r++)
+        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &leaders[r * AXES + a], &key);
+    json_add_groups(root, m, leaders);
+    cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
+    if (goodput) cJSON_AddItemToObject(root, "goodput", goodput);
+    if (stages) cJSON_AddItemToObject(root, "stages", stages);
+    json_write_line(f, root);
+    free(leaders);
+}
+
+/* Writes plan.json into --out. */
+static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
+                            cJSON *stages) {
+    FILE *f = logger_create(out, "plan.json");
+    plan_write(f, p, tokens_per_step, estimate, goodput, stages);
+    if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
+}
+
+#endif

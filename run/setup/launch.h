@@ -1,0 +1,139 @@
+/* launch.h: begins a program that runs ranks, and runs those of this process: a single one under mpirun, or all of them
+ * as threads. */
+#ifndef LAUNCH_H
+#define LAUNCH_H
+#include "job.h"              // defines: Job, Transport, LaunchInfo
+#include "../watch/signals.h" // defines: signals_install_for_start
+#include "version.h"          // defines: print_version
+#include <limits.h>
+#include <omp.h>
+
+// ---------------------------------------------------------------------------
+// how long OpenMP's threads spin at a barrier before they sleep
+//
+// By default, a waiting thread spins for some milliseconds, which is the fastest way to wait as long as every thread
+// has a core of its own. When another program needs one of the cores, spinning threads occupy the core that the thread
+// they wait for needs, and a step takes three times as long. The limits below were chosen by the measurements in
+// dev/results/busy-cpu.md.
+
+#define GNU_SPINS "2000"      // spins of GNU's library, of a few dozen cycles each
+#define LLVM_MILLISECONDS "0" // how long a thread of LLVM's library spins
+
+/* limit_spinning is called first in main. A setting that the user has made is left alone, and the program's own is
+ * removed from the environment afterwards: the programs that this one starts must not inherit it. */
+
+#ifdef __clang__
+static void limit_spinning(char **argv) {
+    (void)argv;
+    if (getenv("OMP_WAIT_POLICY") || getenv("KMP_BLOCKTIME")) return;
+    setenv("KMP_BLOCKTIME", LLVM_MILLISECONDS, 1);
+    omp_get_max_threads(); // LLVM's library reads its settings when it is first called
+    unsetenv("KMP_BLOCKTIME");
+}
+#elif defined(LINUX)
+#include <elf.h>
+#include <link.h>
+
+extern const ElfW(Ehdr) __ehdr_start; // the linker's name for the header of this program in memory
+
+/* Is this the file that the program was loaded from? When the user starts the dynamic loader with this program
+ * as its argument, /proc/self/exe is the loader. */
+static int is_file_of_this_program(const char *path) {
+    ElfW(Ehdr) header;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    int same = read(fd, &header, sizeof header) == sizeof header && !memcmp(&header, &__ehdr_start, sizeof header);
+    close(fd);
+    return same;
+}
+
+/* GNU's library reads its settings while it is loaded, so the program sets them and then starts itself again with
+ * execv, which keeps the process ID. Where that fails, threads spin for the library's time. */
+static void limit_spinning(char **argv) {
+    static const char started_again[] = "LLAMA3_STARTED_AGAIN";
+    char program[PATH_MAX];
+    if (!getenv(started_again)) {
+        if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+        ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+        if (length <= 0) return;
+        program[length] = 0;
+        if (!is_file_of_this_program(program)) return;
+        setenv("GOMP_SPINCOUNT", GNU_SPINS, 1);
+        setenv(started_again, "1", 1);
+        execv(program, argv);
+    }
+    unsetenv(started_again);
+    unsetenv("GOMP_SPINCOUNT");
+}
+#else
+static void limit_spinning(char **argv) { (void)argv; }
+#endif
+
+// ---------------------------------------------------------------------------
+// the start of a program
+
+/* Before the command line is read. Returns the number of this process among those that the launcher started. */
+static int process_begin(char **argv) {
+    if (!CUDA_BUILD) limit_spinning(argv);
+    output_prepare();
+    process_end.process = rank_of_launcher();
+    process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
+    return process_end.process;
+}
+
+/* Prints what --help or --version asks for, and returns whether one was given. `prints`: this process is the one that
+ * prints. */
+static int help_or_version(const Options *o, int prints) {
+    if (prints && o->help) options_print_help(stdout, option_rows, OPTION_ROWS, NULL);
+    else if (prints && o->version) print_version(stdout, "train_llama3");
+    if (prints && (o->help || o->version)) finish_results();
+    return o->help || o->version;
+}
+
+/* How long ranks on several hosts may take to connect, before they read anything: as long as other parts of the
+ * start-up, but at most two minutes. */
+static double seconds_to_connect(const Options *o) { return fmin(120, 4 * o->timeout); }
+
+/* After the command line is read: connects the processes. `saves`: signals ask for a checkpoint. */
+static LaunchInfo process_connect(const Options *o, int saves, double to_connect, int *argc, char ***argv) {
+    device_prepare_process(launched_by_mpi() || o->ranks > 1);
+    signals_install_for_start(saves, under_mpirun(), launched_by_mpi(), process_end.process == 0);
+    return comm_start_process(argc, argv, o->timeout, to_connect);
+}
+
+typedef struct {
+    Job *job;
+    int rank;
+    void (*body)(Job *, int);
+} RankThread;
+
+static void *rank_thread(void *arg) {
+    RankThread *t = (RankThread *)arg;
+    t->body(t->job, t->rank);
+    return NULL;
+}
+
+/* Calls body(job, rank) for each rank of this process; `process`: this process's rank under mpirun. */
+static void launch(Job *j, int process, void (*body)(Job *, int)) {
+    int world = j->mesh.world;
+    if (j->host_transport != &transport_threads || world == 1) {
+        body(j, process);
+        return;
+    }
+    pthread_t *threads = new_array(pthread_t, world);
+    RankThread *args = new_array(RankThread, world);
+    for (int i = 0; i < world; i++) {
+        args[i].job = j;
+        args[i].rank = i;
+        args[i].body = body;
+        if (thread_start(&threads[i], rank_thread, &args[i]))
+            run_failure("the thread of rank %d could not be started: use fewer --ranks, or raise this account's limit "
+                        "of threads (ulimit -u)",
+                        i);
+    }
+    for (int i = 0; i < world; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    free(args);
+}
+
+#endif

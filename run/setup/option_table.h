@@ -1,0 +1,214 @@
+/* option_table.h: a command line. A program describes its options in one table, which parses them, checks them and
+ * prints --help.
+ *
+ * A row holds an option's name, values, bounds, default and help, and which field of the program's struct stores it. A
+ * caller may rely on: after options_set_defaults and option_read, every value is within its row's bounds, or 0 or NULL
+ * if its option has no default and was not given.
+ */
+#ifndef OPTION_TABLE_H
+#define OPTION_TABLE_H
+#include "../../lib/device/base.h" // defines: user_error
+
+typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG } OptionKind;
+
+typedef struct {
+    OptionKind kind;
+    const char *name;     // without the dashes; OPT_GROUP: the heading in --help
+    size_t offset;        // of the field in the program's struct of options
+    double low, high;     // smallest and largest value of a number; a text: high 1 if it may be empty
+    const char *values;   // lower case: the choices, separated by |; capitals: a placeholder for --help
+    const char *fallback; // default, as it would be typed; NULL: none
+    const char *help; // NULL: not an option of the command line, but a setting that the value of another one implies
+} OptionRow;
+
+// rows of a table, without the columns that their kind does not have; FIELD gives the offset of a field
+#define GROUP(name)                                                                                                    \
+    { OPT_GROUP, name, 0, 0, 0, NULL, NULL, NULL }
+#define INT(name, field, low, high, values, fallback, help)                                                            \
+    { OPT_INT, name, FIELD(field), low, high, values, fallback, help }
+#define REAL(name, field, low, high, values, fallback, help)                                                           \
+    { OPT_REAL, name, FIELD(field), low, high, values, fallback, help }
+#define TEXT(name, field, values, fallback, help)                                                                      \
+    { OPT_TEXT, name, FIELD(field), 0, 0, values, fallback, help }
+#define TEXT_OR_EMPTY(name, field, values, fallback, help)                                                             \
+    { OPT_TEXT, name, FIELD(field), 0, 1, values, fallback, help }
+#define FLAG(name, field, help)                                                                                        \
+    { OPT_FLAG, name, FIELD(field), 0, 0, NULL, NULL, help }
+
+/* The number of a value "word:N", from 1 to 10^15; 0 if `value` has another form. */
+static int64_t number_after_colon(const char *value, const char *word) {
+    size_t n = strlen(word);
+    if (strncmp(value, word, n) || value[n] != ':') return 0;
+    const char *digits = value + n + 1;
+    if (!digits[0] || digits[strspn(digits, "0123456789")] || strlen(digits) > 15) return 0;
+    return strtoll(digits, NULL, 10);
+}
+
+/* Reads the number of a value "word:X". Returns 0 if `value` has another form. */
+static int real_after_colon(const char *value, const char *word, double *x) {
+    size_t n = strlen(word);
+    char *end;
+    if (strncmp(value, word, n) || value[n] != ':') return 0;
+    const char *digits = value + n + 1;
+    *x = strtod(digits, &end);
+    return digits[0] && !digits[strspn(digits, "+-.0123456789eE")] && !*end;
+}
+
+/* Is `value` one of the choices "a|b|c"? A choice like every:N stands for the word with any whole number, and one like
+ * muon:X with any number from 0 to below 1. */
+static int is_valid_choice(const char *value, const char *choices) {
+    char choice[32];
+    for (const char *at = choices; *at; at += strspn(at, "|")) {
+        size_t n = strcspn(at, "|");
+        snprintf(choice, sizeof choice, "%.*s", (int)n, at);
+        at += n;
+        char *number = strstr(choice, ":N"), *real = strstr(choice, ":X");
+        double x;
+        if (number) *number = 0; // cuts ":N" off: `choice` is the word alone
+        if (real) *real = 0;
+        if (number && number_after_colon(value, choice) > 0) return 1;
+        if (real && real_after_colon(value, choice, &x) && x >= 0 && x < 1) return 1;
+        if (!number && !real && !strcmp(value, choice)) return 1;
+    }
+    return 0;
+}
+
+/* `called`: how errors name the option, "--lr" or its place in a recipe. */
+static void option_set_number(void *field, const OptionRow *row, const char *called, const char *value) {
+    int takes_auto = strstr(row->values, "auto") != NULL, is_auto = takes_auto && !strcmp(value, "auto");
+    char *end = NULL;
+    double x = is_auto ? 0 : strtod(value, &end);
+    int has_other_letters = value[strspn(value, "+-.0123456789eE")] != 0; // strtod also reads inf, nan and 0x10
+    int is_number = !has_other_letters && end != value && end && !*end;
+    int is_in_range = x >= row->low && x <= row->high && (row->kind != OPT_INT || x == floor(x));
+    if (!is_auto && !(is_number && is_in_range))
+        user_error("%s %s: expected a %snumber from %.10g to %.10g%s", called, value,
+                   row->kind == OPT_INT ? "whole " : "", row->low, row->high, takes_auto ? ", or auto" : "");
+    if (row->kind == OPT_INT) *(int *)field = (int)x;
+    else *(double *)field = x;
+}
+
+/* Sets a flag, or checks and sets a value; NULL: it is missing. */
+static void option_set(void *options, const OptionRow *row, const char *called, const char *value) {
+    void *field = (char *)options + row->offset;
+    if (row->kind == OPT_FLAG) {
+        *(int *)field = 1;
+        return;
+    }
+    int may_be_empty = row->kind == OPT_TEXT && row->high == 1;
+    if (!value || (!may_be_empty && !value[0]))
+        user_error("%s needs a value: expected %s %s", called, called, row->values);
+    if (row->kind != OPT_TEXT) {
+        option_set_number(field, row, called, value);
+        return;
+    }
+    int is_placeholder = row->values[0] >= 'A' && row->values[0] <= 'Z'; // "FILE|GLOB" is no list of choices
+    if (strchr(row->values, '|') && !is_placeholder && !is_valid_choice(value, row->values))
+        user_error("%s %s: expected one of %s", called, value, row->values);
+    *(const char **)field = value;
+}
+
+static void options_set_defaults(void *options, const OptionRow *rows, int count) {
+    for (int i = 0; i < count; i++)
+        if (rows[i].fallback) option_set(options, &rows[i], rows[i].name, rows[i].fallback);
+}
+
+/* The name in the word "--name" or "--name=value"; "": it is no such word. */
+static void option_name(char *name, size_t size, const char *word) {
+    size_t length = strcspn(word, "=");
+    name[0] = 0;
+    if (!strncmp(word, "--", 2) && length - 2 < size) snprintf(name, size, "%.*s", (int)length - 2, word + 2);
+}
+
+/* The row of an option, by its name without dashes; NULL: there is none. */
+static const OptionRow *option_row(const OptionRow *rows, int count, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (rows[i].kind != OPT_GROUP && !strcmp(rows[i].name, name)) return &rows[i];
+    return NULL;
+}
+
+/* Reads "--name value", "--name=value" or "--flag" at argv[*at] and returns its row; NULL: no option of the table.
+ * Moves *at to the option's last word. Texts point into argv. */
+static const OptionRow *option_read(void *options, const OptionRow *rows, int count, int argc, char **argv, int *at) {
+    char name[64], called[72];
+    const char *equals = strchr(argv[*at], '='), *value = equals ? equals + 1 : NULL;
+    option_name(name, sizeof name, argv[*at]);
+    const OptionRow *row = option_row(rows, count, name);
+    if (!row || !row->help) return NULL;
+    if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
+    if (!value && row->kind != OPT_FLAG && *at + 1 < argc) value = argv[++*at];
+    snprintf(called, sizeof called, "--%s", name);
+    option_set(options, row, called, value);
+    return row;
+}
+
+/* An option's value as it would be typed; flags: "on" or "off". Returns whether config.txt lists it. */
+static int option_as_text(const void *options, const OptionRow *row, char *value, size_t size) {
+    const void *field = (const char *)options + row->offset;
+    const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
+    int is_on = row->kind == OPT_FLAG && *(const int *)field;
+    value[0] = 0;
+    if (row->kind == OPT_INT) snprintf(value, size, "%d", *(const int *)field);
+    if (row->kind == OPT_REAL) snprintf(value, size, "%.9g", *(const double *)field);
+    if (row->kind == OPT_FLAG) snprintf(value, size, is_on ? "on" : "off");
+    if (text) snprintf(value, size, "%s", text);
+    return row->kind == OPT_INT || row->kind == OPT_REAL || is_on || text;
+}
+
+/* Prints the words of `text` from `indent` on; the cursor is at `column`. Lines break before column 112. */
+static void print_wrapped(FILE *f, const char *text, int column, int indent) {
+    for (const char *word = text; *word;) {
+        int n = (int)strcspn(word, " ");
+        int is_first = word == text;
+        if (is_first ? column >= indent : column + 1 + n > 111) {
+            fprintf(f, "\n");
+            column = 0;
+        }
+        int space = column < indent ? indent - column : 1;
+        column += fprintf(f, "%*s%.*s", space, "", n, word);
+        word += n + (word[n] == ' ');
+    }
+    fprintf(f, "\n");
+}
+
+/* An option in --help. */
+static void option_print_help(FILE *f, const OptionRow *row) {
+    enum { INDENT = 36 };
+    char help[1024];
+    int used = snprintf(help, sizeof help, "%s", row->help);
+    if (row->fallback) snprintf(help + used, sizeof help - (size_t)used, " (%s)", row->fallback);
+    int column = fprintf(f, "  --%s %s", row->name, row->values ? row->values : "");
+    print_wrapped(f, help, column, INDENT);
+}
+
+/* Prints the options whose names `takes` has between commas, under the headings of their groups; NULL: all. */
+static void options_print_help(FILE *f, const OptionRow *rows, int count, const char *takes) {
+    const OptionRow *heading = NULL;
+    for (int i = 0; i < count; i++) {
+        char listed[72];
+        snprintf(listed, sizeof listed, ",%s,", rows[i].name);
+        if (rows[i].kind == OPT_GROUP) heading = &rows[i];
+        else if (rows[i].help && (!takes || strstr(takes, listed))) {
+            if (heading) fprintf(f, "%s\n", heading->name);
+            heading = NULL;
+            option_print_help(f, &rows[i]);
+        }
+    }
+}
+
+/* Writes a word of a command line, in quotes if the shell would change it. */
+static void write_shell_word(FILE *f, const char *word) {
+    static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,=+@%";
+    if (word[0] && !word[strspn(word, safe)]) {
+        fputs(word, f);
+        return;
+    }
+    fputc('\'', f);
+    for (; *word; word++) {
+        if (*word == '\'') fputs("'\\''", f);
+        else fputc(*word, f);
+    }
+    fputc('\'', f);
+}
+
+#endif

@@ -1,0 +1,303 @@
+/* options.h: the command line. One table parses it, checks it, and prints --help and config.txt.
+ *
+ * A row holds an option's name, values, bounds, default and help, and which field of Options stores it; to add an
+ * option, add a row and a field. A caller may rely on: after options_parse every value is within its row's bounds,
+ * or 0 or NULL if its option has no default and was not given.
+ * job_prepare (job.h) checks whether options fit each other, the model and the machine.
+ */
+#ifndef OPTIONS_H
+#define OPTIONS_H
+#include "../../dataloader.h"   // defines: LOADER_MAX_WORKERS
+#include "../../fsdp.h"         // defines: STRATEGY_NAMES, MAX_SLOTS
+#include "../../optimizer.h"    // defines: RATE_SHAPE_NAMES
+#include "option_table.h"       // defines: OptionRow, option_read, option_set, option_as_text, write_shell_word
+#include "../checks/outliers.h" // defines: MAX_OUTLIER_WINDOW
+#include "retired_options.h"    // defines: skip_retired
+
+typedef struct { // in the groups of --help; the table below says what each one means
+    const char *model, *tokenizer;
+    int vocab_size;
+    const char *data, *val, *tail;
+    int workers, doc_mask;
+    int seq, batch, accum;
+    const char *accumulate;
+    int tp, cp, pp, dp_shard, dp_replicate; // 0: auto
+    const char *pp_schedule;
+    int pp_chunks, pp_light_ends;
+    const char *sharding, *wrap, *reduce_dtype, *offload;
+    int slots;
+    const char *recompute;
+    int logit_rows;
+    const char *recipe, *lr_schedule, *optimizer;
+    int steps, warmup, lr_decay, outlier_window;
+    double lr, min_lr, muon_momentum, weight_decay, beta1, beta2, eps, clip, z_loss, outlier_z;
+    const char *lora_targets, *base, *adapters;
+    int lora_rank;
+    double lora_alpha;
+    const char *out, *save_mode, *after_save, *resume, *transport, *trace;
+    int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, deterministic;
+    double timeout; // seconds
+    int help, version;
+    char given[128]; // 1 for each row of the table that was on the command line
+} Options;
+
+#define FIELD(f) offsetof(Options, f)
+static const OptionRow option_rows[] = {
+    GROUP("model"),
+    TEXT("model", model, "NAME|DIR", "tiny",
+         "a preset, or a Hugging Face directory (config.json and, if present, its weights)"),
+    INT("vocab-size", vocab_size, 0, 1 << 28, "N", "0", "vocabulary size, instead of the model's; 0: the model's"),
+    TEXT("tokenizer", tokenizer, "FILE", NULL,
+         "tokenizer.model or tokenizer.json; by default the one next to the data or, failing that, next to the model"),
+    GROUP("data"),
+    TEXT("data", data, "FILE|GLOB[:WEIGHT],...", NULL,
+         "token files to train on; with weights a mixture, which takes each entry's share of samples"),
+    TEXT("val", val, "FILE|GLOB,...", NULL, "token files to validate on"),
+    TEXT("tail", tail, "drop|pad", "drop",
+         "what to do with the last, incomplete step of an epoch: drop it, or pad it with samples from the start of the "
+         "epoch"),
+    INT("workers", workers, 0, LOADER_MAX_WORKERS, "N", "0",
+        "threads per rank that read samples ahead; 0: one per core, at most 4"),
+    FLAG("doc-mask", doc_mask, "attention stays within a document, whose end the token files mark"),
+    GROUP("batch"),
+    INT("seq", seq, 0, 1 << 24, "T", "0",
+        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its max_position_embeddings, "
+        "on a GPU at most 4096 and on a CPU at most 256"),
+    INT("batch", batch, 0, 1 << 20, "B", "0", "samples per micro-batch and rank; 0: the model's default"),
+    INT("accum", accum, 1, 1 << 16, "K", "1", "micro-batches per step"),
+    TEXT(
+        "accumulate", accumulate, "sharded|local", "sharded",
+        "reduce gradients to their shards after every micro-batch, or accumulate them locally and reduce once per step "
+        "(less communication, 4 more bytes per parameter)"),
+    GROUP("mesh"),
+    INT("tp", tp, 0, 1 << 20, "N|auto", "1",
+        "tensor parallelism with sequence parallelism: split every matrix over N ranks, best within one host; N must "
+        "divide the query heads and the key/value heads"),
+    INT("cp", cp, 0, 1 << 20, "N|auto", "1",
+        "context parallelism for long sequences: split each sequence over N ranks, which all-gather keys and values; "
+        "FSDP "
+        "shards parameters over these ranks too"),
+    INT("pp", pp, 0, 1 << 20, "N|auto", "1",
+        "pipeline parallelism: N stages with a part of the blocks each; --accum should be several times N; the "
+        "defaults "
+        "become --sharding shard_grad_op --accumulate local"),
+    TEXT("pp-schedule", pp_schedule, "1f1b|interleaved", "1f1b",
+         "1f1b: one stage per rank, one forward and one backward in turn; interleaved: several virtual stages per rank "
+         "(--pp-chunks), which idle less and send more messages"),
+    INT("pp-chunks", pp_chunks, 0, MAX_STAGES, "V", "0",
+        "virtual stages per rank; 0: 1 with 1f1b, 2 with interleaved; if there are several, --accum must be a multiple "
+        "of "
+        "--pp"),
+    FLAG("pp-light-ends", pp_light_ends,
+         "give the first and the last virtual stage one block fewer, to balance the embedding and the head"),
+    INT("dp-shard", dp_shard, 0, 1 << 20, "N|auto", "auto",
+        "ranks over which FSDP shards the parameters; auto: all that the other dimensions leave"),
+    INT("dp-replicate", dp_replicate, 0, 1 << 20, "N|auto", "1",
+        "replicas of the sharded model (hybrid sharding); their gradients are summed once per step"),
+    GROUP("sharding"),
+    TEXT("sharding", sharding, STRATEGY_NAMES, "full_shard",
+         "full_shard: ZeRO-3; shard_grad_op: ZeRO-2, weights stay unsharded from forward to backward; no_shard: DDP, "
+         "every "
+         "rank holds all state"),
+    TEXT("wrap", wrap, "block|size:N", "block",
+         "what one FSDP unit holds: a block, or as many blocks as have N parameters together"),
+    INT("slots", slots, 2, MAX_SLOTS - 2, "N", "2",
+        "how many blocks may be unsharded at once; 2 prefetches one block ahead"),
+    TEXT("reduce-dtype", reduce_dtype, "fp32|bf16", "fp32",
+         "dtype in which gradients are sent; they are summed in fp32, except by NCCL, which sums in this dtype"),
+    TEXT("offload", offload, "none|optimizer|all", "none",
+         "keep the optimizer's state, or all sharded state, " OFFLOAD_HELP),
+    GROUP("memory"),
+    TEXT("recompute", recompute, "none|selective|full|every:N", "none",
+         "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
+         "those of every Nth block"),
+    INT("logit-rows", logit_rows, 0, 1 << 30, "N", "0",
+        "tokens whose logits exist at a time; 0: on a GPU at most 8192 tokens and 2^30 logits, on a CPU at most 1024 "
+        "and 2^25; fewer take less memory and more time"),
+    GROUP("optimizer"),
+    TEXT("recipe", recipe, "FILE", NULL,
+         "train in stages that FILE describes, JSON with their tokens, batch, sequence length, learning rate and data "
+         "(examples in dev/recipes)"),
+    INT("steps", steps, 1, 1 << 30, "N", "100", "optimizer steps"),
+    TEXT("optimizer", optimizer, "adamw|muon|muon:X", "adamw",
+         "muon: orthogonalized momentum (Nesterov, X, 0.95) for the matrices of the blocks, AdamW for everything else, "
+         "both with --lr; keeps 12 instead of 16 bytes per parameter of these matrices"),
+    REAL("lr", lr, 0, 1e3, "X", "0.0003", "peak learning rate"),
+    TEXT("lr-schedule", lr_schedule, RATE_SHAPE_NAMES "|wsd:N", "cosine",
+         "what follows the warm-up: a cosine or a straight line down to --min-lr, --lr until the end (constant), or "
+         "--lr until the last N steps, a tenth of all, which fall to --min-lr in a straight line (wsd)"),
+    REAL("min-lr", min_lr, -1, 1e3, "X", "-1", "learning rate after the last step; -1: a tenth of --lr"),
+    INT("warmup", warmup, 0, 1 << 30, "N", "10", "steps of linear warm-up"),
+    REAL("weight-decay", weight_decay, 0, 1e3, "X", "0.1", "AdamW's weight decay; norm weights have none"),
+    REAL("beta1", beta1, 0, 0.999999999, "X", "0.9", "AdamW's decay rate of the first moment"),
+    REAL("beta2", beta2, 0, 0.999999999, "X", "0.95", "AdamW's decay rate of the second moment"),
+    REAL("eps", eps, 0, 1, "X", "1e-8", "AdamW's epsilon"),
+    REAL("clip", clip, 0, 1e30, "X", "1",
+         "largest global gradient norm; larger gradients are scaled down to it; 0: no clipping"),
+    REAL("z-loss", z_loss, 0, 1e3, "X", "0",
+         "also minimize X times the square of log Z, where Z is the denominator of each target's softmax; keeps logits "
+         "from drifting; reported apart from the loss; 1e-4 is usual; 0: off"),
+    INT("outlier-window", outlier_window, 0, MAX_OUTLIER_WINDOW, "N", "0",
+        "skip the update of a step whose loss or gradient norm is more than 6 standard deviations above the mean of "
+        "the last N steps; 0: off"),
+    GROUP("adapters"),
+    INT("lora-rank", lora_rank, 0, 1 << 16, "R", "0",
+        "train LoRA adapters of this rank and freeze the model; 0: train the model"),
+    REAL("lora-alpha", lora_alpha, 0, 1e6, "X", "0",
+         "LoRA scaling factor alpha; the update is multiplied by alpha / rank; 0: twice the rank"),
+    TEXT("lora-targets", lora_targets, "NAMES", "q,k,v,o,gate,up,down",
+         "linear layers that have adapters, separated by commas"),
+    TEXT("base", base, "fp32|bf16|int8|int8:all", NULL,
+         "with adapters, how the frozen model is stored: in the precision of the build (the default), with the "
+         "matrices of "
+         "its blocks in int8 (64 weights share a scale), or with all tensors in int8; a model whose files are int8 "
+         "stays "
+         "so"),
+    TEXT("adapters", adapters, "DIR", NULL,
+         "adapters to start from: adapter_config.json and adapter_model.safetensors in "
+         "the format of Hugging Face PEFT"),
+    GROUP("run"),
+    TEXT("out", out, "DIR", NULL,
+         "directory for checkpoints, metrics.jsonl, run.html (a page to watch the run), samples.jsonl, config.txt, "
+         "layout.json, plan.json and ledger.json"),
+    INT("save-every", save_every, 0, 1 << 30, "N", "0",
+        "save a checkpoint every N steps and after the last one; 0: only after the last one; SIGUSR1 saves one too, "
+        "SIGUSR2, SIGTERM, SIGINT (Ctrl-C) and SIGHUP save one and end the run with exit code 75"),
+    TEXT("save-mode", save_mode, "sync|async", "sync",
+         "async: copy the state to memory, which the plan includes, and write it while training continues"),
+    INT("keep", keep, 0, 1 << 30, "K", "0", "keep the newest K checkpoints and remove older ones; 0: keep all"),
+    TEXT("after-save", after_save, "CMD", NULL,
+         "run sh -c CMD after each save, while training continues; \"$1\" is the checkpoint's path; output goes to "
+         "after-save.log in --out; a failure is reported and does not end the run, which waits for the last command"),
+    TEXT("resume", resume, "DIR|auto", NULL,
+         "resume from a checkpoint, whatever parallel layout wrote it; auto: from the newest one in --out, if there is "
+         "one"),
+    FLAG("allow-changes", allow_changes, "resume even if options that affect the training result have changed"),
+    INT("val-every", val_every, 0, 1 << 30, "N", "0",
+        "validate every N steps and after the last one; 0: only after the last one"),
+    INT("val-batches", val_batches, 0, 1 << 30, "N", "0", "micro-batches per rank in a validation; 0: the whole file"),
+    INT("seed", seed, 0, INT32_MAX, "N", "1", "seed of the initial weights and of shuffling"),
+    INT("threads", threads, 0, 1024, "N", "0",
+        "threads per rank; 0: OMP_NUM_THREADS or, if it is not set, the cores of the host divided by its ranks"),
+    REAL(
+        "timeout", timeout, 0.1, 1e6, "SECONDS", "600",
+        "longest wait for another rank; four times as long during start-up, validation, saving and the end of the run"),
+    TEXT("transport", transport, "threads|mpi|nccl", NULL,
+         "communication backend (default: for GPUs nccl, or threads if all --ranks share the only GPU; for CPUs mpi "
+         "under mpirun or srun, threads otherwise)"),
+    INT("ranks", ranks, 0, 4096, "N", "0", "run N ranks as threads of one process, without mpirun; 0: one rank"),
+    FLAG("deterministic", deterministic,
+         "sum in a fixed order: FSDP and pipeline layouts with equally many micro-batches give equal bits, if the "
+         "numbers of micro-batches and of ranks are powers of two"),
+    TEXT("trace", trace, "FILE", NULL,
+         "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev"),
+    // settings that checkpoints and recipes name
+    REAL("muon-momentum", muon_momentum, 0, 1, "X", "0.95", NULL),
+    INT("lr-decay", lr_decay, 0, 1 << 30, "N", "0", NULL),
+    REAL("outlier-z", outlier_z, 0, 1e6, "X", "6", NULL),
+    FLAG("help", help, "print this list"),
+    FLAG(
+        "version", version,
+        "print what a bug report needs: commit, precision, compiler, features of the processor, versions of libraries"),
+};
+#undef FIELD
+enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
+static_assert((int)OPTION_ROWS <= (int)sizeof(((Options *)0)->given), "Options.given has room for every row");
+
+/* The row of an option, by its name without dashes; NULL: there is none. */
+static const OptionRow *option_find(const char *name) { return option_row(option_rows, OPTION_ROWS, name); }
+
+/* Is there anything to train on? */
+static int options_train(const Options *o) { return o->data || o->recipe; }
+
+static int option_given(const Options *o, const char *name) { return o->given[option_find(name) - option_rows]; }
+
+/* Was the option given, with another value than its default? A config.txt that is given back has all of them. */
+static int option_changed(const Options *o, const char *name) {
+    const OptionRow *row = option_find(name);
+    Options as_default = ZERO;
+    options_set_defaults(&as_default, option_rows, OPTION_ROWS);
+    char is[4096], was[4096];
+    option_as_text(o, row, is, sizeof is);
+    option_as_text(&as_default, row, was, sizeof was);
+    return option_given(o, name) && strcmp(is, was) != 0;
+}
+
+/* Takes the numbers of --optimizer muon:X and --lr-schedule wsd:N apart from their words. */
+static void options_split(Options *o) {
+    if (real_after_colon(o->optimizer, "muon", &o->muon_momentum)) o->optimizer = "muon";
+    int64_t decay = number_after_colon(o->lr_schedule, "wsd");
+    if (decay > INT32_MAX) user_error("--lr-schedule wsd:%" PRId64 ": expected at most %d steps", decay, INT32_MAX);
+    if (decay) {
+        o->lr_decay = (int)decay;
+        o->lr_schedule = "wsd";
+    }
+}
+
+/* Resolves --min-lr -1 and the numbers within values. `place`: of the options in a recipe, for errors; "": the command
+ * line. */
+static void options_check_rate(Options *o, const char *place) {
+    options_split(o);
+    int decays = !strcmp(o->lr_schedule, "wsd"), is_constant = !strcmp(o->lr_schedule, "constant");
+    int is_field = place[0] != 0;
+    const char *colon = is_field ? ": " : "", *minimum = is_field ? "\"min_lr\"" : "--min-lr",
+               *schedule = is_field ? "\"lr_schedule\"" : "--lr-schedule";
+    if (o->min_lr < 0 && o->min_lr != -1)
+        user_error("%s%s%s %g: expected 0 or more, or -1 for a tenth of the peak", place, colon, minimum, o->min_lr);
+    if (o->lr_decay && !decays) // in a recipe
+        user_error("%s%s\"lr_decay\" %d has no effect with %s %s: use %s wsd, or remove \"lr_decay\"", place, colon,
+                   o->lr_decay, schedule, o->lr_schedule, schedule);
+    if (o->min_lr >= 0 && is_constant && o->min_lr != o->lr) // config.txt has the rate as its minimum
+        user_error("%s%s%s %g has no effect with %s constant: remove %s, or use another schedule", place, colon,
+                   minimum, o->min_lr, schedule, minimum);
+    if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;
+}
+
+/* Reads the option at argv[*at] and moves *at to its last word. Returns 0 if there is no such option. */
+static int options_read(Options *o, int argc, char **argv, int *at) {
+    const OptionRow *row = option_read(o, option_rows, OPTION_ROWS, argc, argv, at);
+    if (row) o->given[row - option_rows] = 1;
+    return row != NULL;
+}
+
+/* What is known before the model and the machine are. */
+static void options_check(Options *o) {
+    options_check_rate(o, "");
+    if (o->outlier_window == 1)
+        user_error("--outlier-window 1: expected 2 or more steps, since one value has no standard deviation, or 0 to "
+                   "skip no outliers");
+}
+
+static Options options_parse(int argc, char **argv) {
+    Options o = ZERO;
+    options_set_defaults(&o, option_rows, OPTION_ROWS);
+    for (int i = 1; i < argc; i++)
+        if (!options_read(&o, argc, argv, &i) && !skip_retired(argc, argv, &i))
+            user_error("unknown option %s: ./train_llama3 --help lists all options", argv[i]);
+    options_check(&o);
+    return o;
+}
+
+static int uses_muon(const Options *o) { return !strcmp(o->optimizer, "muon"); }
+
+static void option_text(const Options *o, const char *name, char *value, size_t size) {
+    option_as_text(o, option_find(name), value, size);
+}
+
+/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from
+ * stage to stage, those that were given. */
+static void options_write(const Options *o, FILE *f) {
+    char value[4096];
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        if (o->recipe && !o->given[i]) continue;
+        if (!row->help || !option_as_text(o, row, value, sizeof value)) continue;
+        if (!strcmp(row->name, "optimizer") && uses_muon(o))
+            snprintf(value, sizeof value, "muon:%.9g", o->muon_momentum);
+        if (!strcmp(row->name, "lr-schedule") && o->lr_decay) snprintf(value, sizeof value, "wsd:%d", o->lr_decay);
+        if (row->kind == OPT_FLAG) fprintf(f, "--%s\n", row->name);
+        else fprintf(f, "--%s %s\n", row->name, value);
+    }
+}
+
+#endif

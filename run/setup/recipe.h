@@ -1,0 +1,546 @@
+/* recipe.h: --recipe FILE: a training run in stages, which may differ in batch, sequence length, learning rate, data,
+ * RoPE and in what is frozen.
+ *
+ * FILE is a JSON object {"stages": [...]} with // comments. A stage lasts for a number of tokens; what it does not
+ * give stays as in the stage before. A run without --recipe is a recipe of one stage, which the options describe. A
+ * caller may rely on: after recipe_schedule every stage has a whole number of steps, its batch divides over the ranks,
+ * and no stage ends within a sequence of the next one. Errors name the file, the stage and the field.
+ */
+#ifndef RECIPE_H
+#define RECIPE_H
+#include "../../lib/io/json.h"        // defines: json_parse_object, json_number
+#include "../../lib/comm/mesh.h"      // defines: Mesh, mesh_data_ranks
+#include "../../lib/io/mixture.h"     // defines: LARGEST_WEIGHT
+#include "../../optimizer.h"          // defines: LearningRate
+#include "config_json.h"              // defines: Llama3Config, config_read_rope
+#include "options.h"                  // defines: Options, option_set
+#include "../../lib/io/token_files.h" // defines: Dataset, mixture_count
+#include <fnmatch.h>                  // defines: fnmatch
+
+enum { MOST_RECIPE_STAGES = 64, MOST_FROZEN = 32 };
+
+typedef struct {
+    Options opt;                     // in force in this stage
+    char name[64];                   // for messages; "" if the recipe gives none
+    int64_t wanted_tokens;           // the stage lasts at least so long; 0: --steps steps
+    int64_t batch;                   // sequences per step of all ranks; 0: data ranks x --batch x --accum
+    int begins_rate, begins_data;    // 0: the learning-rate curve, or the order of the data, continues
+    double max_epochs;               // how often a source may be used, over all stages
+    double rope_theta;               // 0: the model's
+    int has_rope_scaling;            // `rope` replaces the model's scaling
+    Llama3Config rope;               // its rope_factor, rope_low, rope_high, rope_original
+    int max_positions;               // 0: the model's
+    const char *frozen[MOST_FROZEN]; // patterns of the names of tensors that are not trained
+    int num_frozen;
+
+    // set by recipe_schedule
+    char problem[1024];        // why the batch does not divide over the ranks; "": it does
+    int64_t first_step, steps; // the stage begins after this step of the run
+    int64_t tokens;            // of all ranks, in the stage
+    LearningRate rate;         // its curve, which may span several stages
+} RecipeStage;
+
+typedef struct {
+    const char *path; // NULL: the options alone
+    RecipeStage *stages;
+    int count;
+    int longest;          // tokens of the longest sequence
+    uint64_t fingerprint; // hash of the file
+} Recipe;
+
+/* Names a stage in errors: "recipe.json, stage 2 (long context)"; without --recipe "the options". Valid until the
+ * thread's next call. */
+static const char *stage_place(const Recipe *r, const RecipeStage *s) {
+    static __thread char place[4300];
+    if (!r->path) return "the options";
+    int used = snprintf(place, sizeof place, "%s, stage %d", r->path, (int)(s - r->stages) + 1);
+    if (s->name[0]) snprintf(place + used, sizeof place - (size_t)used, " (%s)", s->name);
+    return place;
+}
+
+// ---------------------------------------------------------------------------
+// reading a stage
+
+/* Fields of a stage that are options. */
+static const struct {
+    const char *field, *option;
+    int of_rate; // belongs to a learning-rate curve, which begins with "lr"
+} stage_options[] = {{"seq", "seq", 0},
+                     {"lr", "lr", 1},
+                     {"min_lr", "min-lr", 1},
+                     {"warmup", "warmup", 1},
+                     {"lr_schedule", "lr-schedule", 1},
+                     {"lr_decay", "lr-decay", 1},
+                     {"weight_decay", "weight-decay", 0},
+                     {"beta1", "beta1", 0},
+                     {"beta2", "beta2", 0},
+                     {"clip", "clip", 0},
+                     {"z_loss", "z-loss", 0},
+                     {"doc_mask", "doc-mask", 0}};
+enum { STAGE_OPTIONS = sizeof stage_options / sizeof *stage_options };
+
+/* The other fields. */
+static const char *const stage_fields[] = {
+    "name", "tokens", "batch", "data", "max_epochs", "rope_theta", "rope_scaling", "max_position_embeddings", "frozen"};
+enum { STAGE_FIELDS = sizeof stage_fields / sizeof *stage_fields };
+
+static void stage_check_fields(const cJSON *json, const char *place) {
+    const cJSON *item;
+    char known[512];
+    size_t used = 0;
+    for (int i = 0; i < STAGE_FIELDS; i++)
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", stage_fields[i]);
+    for (int i = 0; i < STAGE_OPTIONS; i++)
+        used += (size_t)snprintf(known + used, sizeof known - used, ", %s", stage_options[i].field);
+    cJSON_ArrayForEach(item, json) {
+        int is_known = 0;
+        for (int i = 0; i < STAGE_FIELDS; i++) is_known |= !strcmp(item->string, stage_fields[i]);
+        for (int i = 0; i < STAGE_OPTIONS; i++) is_known |= !strcmp(item->string, stage_options[i].field);
+        if (!is_known) user_error("%s: a stage has no field \"%s\": expected some of %s", place, item->string, known);
+    }
+}
+
+/* Sets the option that a field stands for. */
+static void stage_set_option(RecipeStage *s, const char *place, int i, const cJSON *item) {
+    const OptionRow *row = option_find(stage_options[i].option);
+    char called[4400], value[64];
+    snprintf(called, sizeof called, "%s: \"%s\":", place, stage_options[i].field);
+    if (row->kind == OPT_FLAG) {
+        if (!cJSON_IsBool(item)) user_error("%s expected true or false", called);
+        *(int *)((char *)&s->opt + row->offset) = cJSON_IsTrue(item);
+        return;
+    }
+    if (cJSON_IsNumber(item) && row->kind != OPT_TEXT) snprintf(value, sizeof value, "%.17g", item->valuedouble);
+    else if (cJSON_IsString(item) && row->kind == OPT_TEXT) snprintf(value, sizeof value, "%.60s", item->valuestring);
+    else user_error("%s expected %s", called, row->kind == OPT_TEXT ? row->values : "a number");
+    option_set(&s->opt, row, called, checked_strdup(value));
+}
+
+/* Can a recipe change this option from stage to stage? */
+static int is_stage_option(const char *option) {
+    for (int i = 0; i < STAGE_OPTIONS; i++)
+        if (!strcmp(option, stage_options[i].option)) return 1;
+    return 0;
+}
+
+/* A field that is also given as an option would have two values. `given`: the options of the command line. */
+static void stage_check_given(const Options *given, const char *option, const char *place, const char *field) {
+    if (option_given(given, option))
+        user_error("--%s is also given by %s, in \"%s\": remove one of the two", option, place, field);
+}
+
+/* Reads the fields that are options. What a new curve does not give is the command line's value in the first stage, and
+ * later the program's default, without a warm-up. */
+static void stage_read_options(RecipeStage *s, const Options *given, const cJSON *json, const char *place,
+                               int is_first) {
+    const cJSON *lr = cJSON_GetObjectItemCaseSensitive(json, "lr");
+    s->begins_rate = is_first || lr;
+    for (int i = 0; i < STAGE_OPTIONS && s->begins_rate && !is_first; i++) {
+        const OptionRow *row = option_find(stage_options[i].option);
+        if (stage_options[i].of_rate) option_set(&s->opt, row, row->name, row->fallback);
+    }
+    if (!is_first && lr) s->opt.warmup = 0;
+    for (int i = 0; i < STAGE_OPTIONS; i++) {
+        const char *field = stage_options[i].field;
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, field);
+        if (!item) continue;
+        if (stage_options[i].of_rate && !s->begins_rate)
+            user_error("%s: \"%s\" without \"lr\": the stage continues the learning-rate curve of the stage before it; "
+                       "add \"lr\" to begin a new curve, or remove \"%s\"",
+                       place, field, field);
+        stage_check_given(given, stage_options[i].option, place, field);
+        stage_set_option(s, place, i, item);
+    }
+    int gives_minimum = cJSON_GetObjectItemCaseSensitive(json, "min_lr") != NULL;
+    if (!s->begins_rate) return;
+    if (!gives_minimum && !(is_first && option_given(given, "min-lr"))) s->opt.min_lr = -1;
+    options_check_rate(&s->opt, place);
+}
+
+/* {"PATTERN": WEIGHT, ...} as a value of --data. */
+static void stage_read_data(RecipeStage *s, const cJSON *data, const char *place) {
+    const cJSON *item;
+    char *text;
+    size_t length;
+    FILE *f = text_stream_open(&text, &length);
+    double sum = 0;
+    if (!cJSON_IsObject(data) || !data->child)
+        user_error("%s: \"data\" must be an object of files and weights, such as {\"web-*.tok\": 0.7, \"code.tok\": "
+                   "0.3}",
+                   place);
+    cJSON_ArrayForEach(item, data) {
+        double weight = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (!item->string[0] || strpbrk(item->string, ",:"))
+            user_error("%s: \"data\": found '%s', expected a path or a glob without commas and colons", place,
+                       item->string);
+        if (!(weight >= 0 && weight <= LARGEST_WEIGHT))
+            user_error("%s: \"data\": the weight of '%s' must be a number from 0 to %g", place, item->string,
+                       LARGEST_WEIGHT);
+        sum += weight;
+        if (weight > 0) fprintf(f, "%s%s:%.15g", ftell(f) > 0 ? "," : "", item->string, weight);
+    }
+    text_stream_close(f);
+    if (!(sum > 0)) user_error("%s: the weights of \"data\" sum to 0: give at least one file a weight above 0", place);
+    s->opt.data = text;
+}
+
+static void stage_read_frozen(RecipeStage *s, const cJSON *list, const char *place) {
+    const cJSON *item;
+    s->num_frozen = 0;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > MOST_FROZEN)
+        user_error("%s: \"frozen\" must be an array of at most %d patterns of tensor names, such as "
+                   "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
+                   place, MOST_FROZEN);
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsString(item)) user_error("%s: \"frozen\" must hold patterns of tensor names only", place);
+        s->frozen[s->num_frozen++] = checked_strdup(item->valuestring);
+    }
+}
+
+/* RoPE, the longest sequence, and what is frozen. */
+static void stage_read_model(RecipeStage *s, const cJSON *json, const char *place) {
+    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
+    const cJSON *frozen = cJSON_GetObjectItemCaseSensitive(json, "frozen");
+    if (cJSON_GetObjectItemCaseSensitive(json, "rope_theta"))
+        s->rope_theta = json_number(json, place, "rope_theta", NAN, 1, 1e12);
+    if (cJSON_GetObjectItemCaseSensitive(json, "max_position_embeddings"))
+        s->max_positions = json_integer(json, place, "max_position_embeddings", NAN, 1, 1 << 30);
+    if (cJSON_GetObjectItemCaseSensitive(scaling, "rope_theta"))
+        user_error("%s: \"rope_theta\" within \"rope_scaling\": move it out of there, to be a field of the stage",
+                   place);
+    if (scaling) {
+        s->has_rope_scaling = 1;
+        config_read_rope(&s->rope, json, place);
+    }
+    if (frozen) stage_read_frozen(s, frozen, place);
+}
+
+/* Reads a stage on top of the stage before it; the first one on top of the options. */
+static void stage_read(Recipe *r, RecipeStage *s, const Options *given, const cJSON *json) {
+    int is_first = s == r->stages;
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "name");
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(json, "data");
+    if (!cJSON_IsObject(json)) user_error("%s must be a JSON object", stage_place(r, s));
+    s->name[0] = 0;
+    if (cJSON_IsString(name)) snprintf(s->name, sizeof s->name, "%.60s", name->valuestring);
+    else if (name) user_error("%s: \"name\" must be a text", stage_place(r, s));
+    const char *place = stage_place(r, s);
+    stage_check_fields(json, place);
+    s->wanted_tokens = json_whole_number(json, place, "tokens", NAN, 1, 1e18);
+    if (cJSON_GetObjectItemCaseSensitive(json, "batch")) {
+        stage_check_given(given, "accum", place, "batch");
+        s->batch = json_whole_number(json, place, "batch", NAN, 1, 1e12);
+    }
+    s->max_epochs = json_number(json, place, "max_epochs", s->max_epochs, 1e-6, 1e12);
+    stage_read_options(s, given, json, place, is_first);
+    stage_read_model(s, json, place);
+    s->begins_data = is_first;
+    if (!data) return;
+    const char *before = s->opt.data;
+    stage_check_given(given, "data", place, "data");
+    stage_read_data(s, data, place);
+    s->begins_data |= !before || strcmp(before, s->opt.data);
+}
+
+/* Replaces // comments with blanks; // inside a string is not a comment. */
+static void blank_comments(char *text) {
+    int in_text = 0;
+    for (char *c = text; *c; c++) {
+        if (*c == '\\' && in_text && c[1]) c++;
+        else if (*c == '"') in_text = !in_text;
+        else if (!in_text && c[0] == '/' && c[1] == '/')
+            while (*c && *c != '\n') *c++ = ' ';
+        if (!*c) return;
+    }
+}
+
+/* The recipe of the options: one stage, or the stages of --recipe. */
+static Recipe recipe_open(const Options *o) {
+    Recipe r = {o->recipe, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0, 0};
+    r.stages->opt = *o;
+    r.stages->begins_rate = r.stages->begins_data = 1;
+    r.stages->max_epochs = o->recipe ? 1 : INFINITY;
+    if (!o->recipe) return r;
+    size_t length;
+    char *text = read_regular_file(o->recipe, &length);
+    if (!text) user_error("cannot read --recipe %s: %s", o->recipe, strerror(errno));
+    r.fingerprint = hash_bytes(HASH_START, text, length);
+    blank_comments(text);
+    cJSON *json = json_parse_object(text, length, o->recipe, "a recipe, {\"stages\": [{\"tokens\": …}, …]}");
+    json_refuse_duplicates(json, o->recipe);
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "stages"), *field, *stage;
+    int count = cJSON_GetArraySize(list);
+    cJSON_ArrayForEach(field, json) {
+        if (strcmp(field->string, "stages"))
+            user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", o->recipe, field->string);
+    }
+    if (!cJSON_IsArray(list) || count < 1 || count > MOST_RECIPE_STAGES)
+        user_error("%s: \"stages\" must be an array of 1 to %d stages", o->recipe, MOST_RECIPE_STAGES);
+    if (option_given(o, "steps"))
+        user_error("--steps %d has no effect with --recipe, whose stages last for their \"tokens\": remove --steps",
+                   o->steps);
+    r.count = 0;
+    cJSON_ArrayForEach(stage, list) {
+        RecipeStage *s = &r.stages[r.count++];
+        if (s > r.stages) *s = s[-1];
+        stage_read(&r, s, o, stage);
+    }
+    cJSON_Delete(json);
+    free(text);
+    for (int i = 1; i < r.count; i++)
+        if (r.stages[i].opt.data && !r.stages->opt.data)
+            user_error("%s: \"data\" is missing, and stage %d has it: the first stage needs \"data\", too",
+                       stage_place(&r, r.stages), i + 1);
+    return r;
+}
+
+// ---------------------------------------------------------------------------
+// the schedule: steps, micro-batches and learning-rate curves
+
+/* The model's configuration in a stage. */
+static Llama3Config stage_config(Llama3Config c, const RecipeStage *s) {
+    if (s->rope_theta > 0) c.rope_theta = s->rope_theta;
+    if (s->max_positions) c.max_positions = s->max_positions;
+    if (!s->has_rope_scaling) return c;
+    c.rope_factor = s->rope.rope_factor;
+    c.rope_low = s->rope.rope_low;
+    c.rope_high = s->rope.rope_high;
+    c.rope_original = s->rope.rope_original;
+    return c;
+}
+
+static void stage_sequence(const Recipe *r, RecipeStage *s, const Llama3Config *c) {
+    int before = s > r->stages ? s[-1].opt.seq : 1;
+    if (!s->opt.seq) s->opt.seq = c->T;
+    if (s->opt.seq < before)
+        user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
+                   stage_place(r, s), s->opt.seq, before, before);
+}
+
+/* Divides the batch over the ranks: "batch" = data ranks x --batch x --accum. Without --batch a micro-batch has at most
+ * as many tokens as the model's default. */
+static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *given, const Llama3Config *c,
+                                const Mesh *mesh) {
+    int64_t ranks = mesh_data_ranks(mesh), each = max_i64(1, s->batch / ranks);
+    Options *o = &s->opt;
+    s->problem[0] = 0;
+    if (!s->batch) {
+        if (!o->batch) o->batch = c->B;
+        return;
+    }
+    int64_t unit = ranks * (option_given(given, "batch") ? o->batch : 1);
+    if (s->batch % unit)
+        snprintf(s->problem, sizeof s->problem,
+                 "\"batch\" is %" PRId64 " sequences, which %" PRId64 " data rank%s x --batch %" PRId64
+                 " do not divide: use %" PRId64 ", another multiple of %" PRId64 ", or another layout",
+                 s->batch, ranks, ranks == 1 ? "" : "s", unit / ranks, blocks_of(s->batch, unit) * unit, unit);
+    if (!option_given(given, "batch")) {
+        int64_t most = max_i64(1, (int64_t)c->B * c->T / o->seq);
+        o->batch = (int)min_i64(most, each);
+        while (each % o->batch) o->batch--;
+    }
+    if (each / o->batch > 1 << 16)
+        user_error("%s: \"batch\" %" PRId64 " takes %" PRId64
+                   " micro-batches a step, but at most %d are supported: use more ranks or a larger --batch",
+                   stage_place(r, s), s->batch, each / o->batch, 1 << 16);
+    o->accum = (int)max_i64(1, each / o->batch);
+}
+
+/* Sequences per step of all ranks. */
+static int64_t stage_batch(const RecipeStage *s, const Mesh *mesh) {
+    return s->batch ? s->batch : (int64_t)mesh_data_ranks(mesh) * s->opt.batch * s->opt.accum;
+}
+
+/* a · b, but at most MOST_TOKENS_OF_RUN. check_counters (job.h) refuses steps that are too large for counters. */
+#define MOST_TOKENS_OF_RUN ((int64_t)1 << 61)
+static int64_t product_or_most(int64_t a, int64_t b) {
+    return (double)a * (double)b < (double)MOST_TOKENS_OF_RUN ? a * b : MOST_TOKENS_OF_RUN;
+}
+
+static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
+
+/* Sets the number of steps. Every stage but the last ends on a whole window of the recipe's longest sequence, so that
+ * the next one can begin with a sequence of any length, or with other data. */
+static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
+    const RecipeStage *next = s < &r->stages[r->count - 1] ? s + 1 : NULL;
+    int64_t per_step = product_or_most(stage_batch(s, mesh), s->opt.seq);
+    int64_t ends_at = next ? r->longest : 1; // the stage's tokens are a multiple of this
+    s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->opt.steps;
+    if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
+    if (s > r->stages) s->first_step = s[-1].first_step + s[-1].steps;
+    if (s->first_step + s->steps > 1 << 30)
+        user_error("%s: the run would have %" PRId64 " steps, but at most %d are supported: use fewer tokens or a "
+                   "larger batch",
+                   stage_place(r, s), s->first_step + s->steps, 1 << 30);
+    s->tokens = product_or_most(s->steps, per_step);
+}
+
+/* The patterns of frozen tensors as one text, separated by blanks. */
+static const char *stage_frozen(const RecipeStage *s, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < s->num_frozen && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", s->frozen[i]);
+    return text;
+}
+
+/* Steps of the decay; `asked` 0: a tenth of the curve. */
+static int64_t rate_decay(const LearningRate *rate, int64_t asked) {
+    return asked ? asked : max_i64(1, rate->steps / 10);
+}
+
+/* Sets the learning-rate curve that begins in stage s, in every stage that it spans. */
+static void stage_rates(Recipe *r, RecipeStage *s) {
+    const Options *o = &s->opt;
+    RecipeStage *end = s + 1;
+    while (end < &r->stages[r->count] && !end->begins_rate) end++;
+    LearningRate rate = ZERO;
+    rate.shape = rate_shape_find(o->lr_schedule);
+    rate.peak = o->lr;
+    rate.minimum = o->min_lr;
+    rate.warmup = o->warmup;
+    rate.first_step = s->first_step;
+    rate.steps = end[-1].first_step + end[-1].steps - s->first_step;
+    rate.decay = rate_decay(&rate, o->lr_decay);
+    if (rate.shape == RATE_WSD && rate.warmup + rate.decay > rate.steps && r->path)
+        user_error("%s: a warm-up of %" PRId64 " steps and a decay of %" PRId64 " steps do not fit into the %" PRId64
+                   " steps of the learning-rate curve: shorten one of them, or give the stage more tokens",
+                   stage_place(r, s), rate.warmup, rate.decay, rate.steps);
+    for (RecipeStage *t = s; t < end; t++) t->rate = rate;
+}
+
+/* Sets what depends on the ranks. `given`: the options of the command line; `c`: the model. */
+static void recipe_schedule(Recipe *r, const Options *given, const Llama3Config *c, const Mesh *mesh) {
+    for (int i = 0; i < r->count; i++) stage_sequence(r, &r->stages[i], c);
+    r->longest = r->stages[r->count - 1].opt.seq;
+    for (int i = 0; i < r->count; i++) {
+        RecipeStage *s = &r->stages[i];
+        if (r->longest % s->opt.seq)
+            user_error("%s: \"seq\" %d does not divide %d, the longest sequence of the recipe: use a divisor of %d",
+                       stage_place(r, s), s->opt.seq, r->longest, r->longest);
+        stage_micro_batches(r, s, given, c, mesh);
+    }
+    for (int i = 0; i < r->count; i++) stage_steps(r, &r->stages[i], mesh);
+    for (int i = 0; i < r->count; i++)
+        if (r->stages[i].begins_rate) stage_rates(r, &r->stages[i]);
+}
+
+/* Marks the tensors that the stage does not train. */
+static void table_freeze(TensorTable *table, const Recipe *r, const RecipeStage *s) {
+    int trained = 0;
+    for (int i = 0; i < s->num_frozen; i++) {
+        int matched = 0;
+        for (int t = 0; t < table->num_tensors; t++) {
+            if (fnmatch(s->frozen[i], table->tensors[t].name, 0)) continue;
+            table->tensors[t].is_frozen = 1;
+            matched = 1;
+        }
+        if (!matched && table->part.tp * table->part.pp == 1) // a part of the model may lack them
+            user_error("%s: \"frozen\": no tensor is called '%s': expected patterns such as "
+                       "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
+                       stage_place(r, s), s->frozen[i]);
+    }
+    for (int t = 0; t < table->num_tensors; t++) trained += !table->tensors[t].is_frozen;
+    if (!trained && table->part.tp * table->part.pp == 1)
+        user_error("%s: \"frozen\" names every tensor, so that nothing is trained: remove some of the patterns",
+                   stage_place(r, s));
+}
+
+/* The stage that trains the step after `step`; at the end of the run the last stage. */
+static int recipe_stage_after(const Recipe *r, int64_t step) {
+    int i = 0;
+    while (i < r->count - 1 && step >= r->stages[i].first_step + r->stages[i].steps) i++;
+    return i;
+}
+
+static int64_t recipe_steps(const Recipe *r) {
+    const RecipeStage *last = &r->stages[r->count - 1];
+    return last->first_step + last->steps;
+}
+
+// ---------------------------------------------------------------------------
+// how far the stages have used each source of their data
+//
+// Stages with the same "data" continue one order of its windows. Other data begins a new order, but each source
+// continues its own epochs: over all stages, no window of a source is used twice before every other one was used once.
+
+/* How many windows the stages [first, end) use, which share one order of the data. */
+static int64_t windows_of_stages(const Recipe *r, const RecipeStage *first, const RecipeStage *end) {
+    int64_t tokens = 0;
+    for (const RecipeStage *s = first; s < end; s++) tokens += s->tokens;
+    return tokens / r->longest;
+}
+
+/* The stage after those that continue the data of `first`. */
+static const RecipeStage *end_of_data(const Recipe *r, const RecipeStage *first) {
+    const RecipeStage *end = first + 1;
+    while (end < r->stages + r->count && !end->begins_data) end++;
+    return end;
+}
+
+/* Numbers the sources of `d` in the order in which the stages name them, so that a source has the same order of windows
+ * in every stage. */
+static void recipe_number_sources(const Recipe *r, Dataset *d) {
+    char *seen[MOST_RECIPE_STAGES * 4];
+    int count = 0;
+    for (int i = 0; i < r->count && r->path && r->stages[i].opt.data; i++) {
+        DataList list;
+        if (!r->stages[i].begins_data) continue;
+        data_list_parse(&list, r->stages[i].opt.data);
+        for (int k = 0; k < list.count; k++) {
+            int n = 0;
+            while (n < count && strcmp(seen[n], list.entries[k].pattern)) n++;
+            if (n == MOST_RECIPE_STAGES * 4)
+                user_error("%s: found more than %d sources of data in all stages", r->path, MOST_RECIPE_STAGES * 4);
+            if (n == count) seen[count++] = checked_strdup(list.entries[k].pattern);
+            for (int own = 0; own < d->num_sources; own++)
+                if (!strcmp(d->sources[own].pattern, list.entries[k].pattern)) d->sources[own].number = n;
+        }
+        data_list_close(&list);
+    }
+    for (int n = 0; n < count; n++) free(seen[n]);
+}
+
+/* Adds to d->sources[].used what the first `windows` windows of the mixture `text` use. */
+static void add_used(const char *text, int64_t windows, Dataset *d) {
+    DataList list;
+    Mixture mixture;
+    int units[MOST_SOURCES];
+    data_list_parse(&list, text);
+    shares_of_weights(&list, units);
+    mixture_open(&mixture, units, list.count);
+    for (int k = 0; k < list.count; k++)
+        for (int own = 0; own < d->num_sources; own++)
+            if (!strcmp(d->sources[own].pattern, list.entries[k].pattern))
+                d->sources[own].used += mixture_count(&mixture, k, windows);
+    mixture_close(&mixture);
+    data_list_close(&list);
+}
+
+/* Sets d->sources[].used: how many windows of each source earlier orders of the data have used. */
+static void recipe_count_used(const Recipe *r, const RecipeStage *s, Dataset *d) {
+    if (!d->mixture || !r->path) return;
+    for (const RecipeStage *first = r->stages; end_of_data(r, first) <= s; first = end_of_data(r, first))
+        add_used(first->opt.data, windows_of_stages(r, first, end_of_data(r, first)), d);
+}
+
+/* Refuses a stage by whose end a source is used more often than "max_epochs". */
+static void recipe_check_epochs(const Recipe *r, const RecipeStage *s, const Dataset *d) {
+    const RecipeStage *first = s;
+    while (!first->begins_data) first--;
+    int64_t windows = windows_of_stages(r, first, s + 1);
+    for (int k = 0; k < d->num_sources; k++) {
+        int64_t by_end = d->mixture ? source_windows_used(d, k, windows) : windows;
+        int64_t have = d->mixture ? d->sources[k].windows : d->windows;
+        double epochs = (double)by_end / (double)have;
+        if (epochs > s->max_epochs)
+            user_error("%s: \"data\": '%s' has %" PRId64 " tokens, and the stages up to this one use %" PRId64
+                       " of them: %.2f epochs, where \"max_epochs\" allows %g; add data, lower its weight, give the "
+                       "stage fewer tokens, or raise \"max_epochs\"",
+                       stage_place(r, s), d->mixture ? d->sources[k].pattern : s->opt.data, have * r->longest,
+                       by_end * r->longest, epochs, s->max_epochs);
+        if (!d->mixture) return;
+    }
+}
+
+#endif

@@ -1,0 +1,179 @@
+/* tokenizer_copies.h: the tokenizer's files, which every checkpoint gets as they are.
+ *
+ * Training reads token ids and needs no tokenizer. It finds these files by their names, compares the SHA-256 of the
+ * tokenizer with the fingerprints in the token files, and copies bytes. tokens_llama3 writes all of them next to the
+ * token files. A caller may rely on: they are read before training starts; the only file that may differ from its
+ * source is generation_config.json, whose "eos_token_id" also lists where the data's conversations end.
+ */
+#ifndef TOKENIZER_COPIES_H
+#define TOKENIZER_COPIES_H
+#include "../../lib/io/sha256.h" // defines: sha256
+#include "model_ids.h"           // defines: ModelIds, generation_config_text; includes token_files.h
+
+typedef struct {
+    const char *name;
+    char *text; // (length)
+    size_t length;
+    int is_redundant; // the other files say the same: exported models omit it
+} TokenizerFile;
+
+typedef struct {
+    TokenizerFile files[12];
+    int count;
+    ModelIds ids; // of config.json and generation_config.json
+} TokenizerCopies;
+
+/* A tokenizer that was found: one vocabulary in one or two file formats. */
+typedef struct {
+    char path[4096]; // of the file that messages name; "": there is none
+    int count;       // of the formats
+    const char *names[2];
+    char *texts[2]; // (lengths)
+    size_t lengths[2];
+    uint8_t sha256[2][32];
+    int is_wanted[2]; // the user named it, or the token files were made with it
+} FoundTokenizer;
+
+static void tokenizer_copies_add(TokenizerCopies *all, const char *name, char *text, size_t length) {
+    TokenizerFile file = {name, text, length, 0};
+    all->files[all->count++] = file;
+}
+
+/* Adds the file `name` in the directory of `path`, if there is one. Returns whether there is. */
+static int tokenizer_copies_take(TokenizerCopies *all, const char *path, const char *name, int is_json) {
+    char source[4096];
+    size_t length;
+    path_beside(source, sizeof source, path, name);
+    if (!entry_exists(source)) return 0;
+    char *text = read_regular_file(source, &length);
+    if (!text) user_error("cannot read %s: %s", source, strerror(errno));
+    if (is_json) cJSON_Delete(json_parse_object(text, length, source, "a file of Hugging Face's"));
+    tokenizer_copies_add(all, name, text, length);
+    return 1;
+}
+
+// ---------------------------------------------------------------------------
+// finding the tokenizer
+
+/* Adds the file at `path`, if there is one, as a format of the tokenizer, unless there is a file of this format. */
+static void found_tokenizer_add(FoundTokenizer *f, const char *path) {
+    size_t length;
+    if (!entry_exists(path)) return;
+    char *text = read_regular_file(path, &length);
+    if (!text) user_error("cannot read the tokenizer %s: %s", path, strerror(errno));
+    if (!length || !memcmp(text, TOKEN_FILE_MAGIC, min_i64((int64_t)length, 8)))
+        user_error("%s %s, expected tokenizer.model or tokenizer.json: give the tokenizer's file with --tokenizer",
+                   path, length ? "is a token file" : "is empty");
+    const char *name = text[strspn(text, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
+    if (f->count && !strcmp(f->names[0], name)) {
+        free(text);
+        return;
+    }
+    f->names[f->count] = name;
+    f->texts[f->count] = text;
+    f->lengths[f->count] = length;
+    sha256(text, length, f->sha256[f->count]);
+    if (!f->count++) snprintf(f->path, sizeof f->path, "%s", path);
+}
+
+/* Looks for tokenizer.json and tokenizer.model in the directory of the file `path`. */
+static void found_tokenizer_look(FoundTokenizer *f, const char *path) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    char at[4096];
+    for (int i = 0; i < 2; i++) {
+        path_beside(at, sizeof at, path, names[i]);
+        found_tokenizer_add(f, at);
+    }
+}
+
+/* Was the token file made with this format of the tokenizer, or with one of the same vocabulary? */
+static int token_file_knows(const TokenFileHeader *h, const uint8_t sha256[32]) {
+    int knows = !memcmp(h->tokenizer, sha256, 32);
+    for (uint32_t i = 0; i < h->num_fingerprints && !knows; i++) knows = !memcmp(h->fingerprints[i], sha256, 32);
+    return knows;
+}
+
+/* Refuses token files that were made with another tokenizer. Files that do not say it are accepted. `is_named`: the
+ * user named the tokenizer's file. */
+static void found_tokenizer_check(FoundTokenizer *f, const Dataset *d, int is_named) {
+    for (int i = 0; i < d->num_files && f->count; i++) {
+        const TokenFileHeader *h = &d->files[i].header;
+        int matches = token_file_lacks_tokenizer(&d->files[i]);
+        for (int k = 0; k < f->count; k++) {
+            int knows = token_file_knows(h, f->sha256[k]);
+            f->is_wanted[k] |= knows;
+            matches |= knows && (k == 0 || !is_named);
+        }
+        if (!matches)
+            user_error("%s was tokenized with a different tokenizer than %s: give the right one with --tokenizer (of "
+                       "two files with the same vocabulary, the one that was used), or tokenize the text again",
+                       d->files[i].path, f->path);
+    }
+}
+
+static void found_tokenizer_close(FoundTokenizer *f) {
+    for (int i = 0; i < f->count; i++) free(f->texts[i]);
+}
+
+// ---------------------------------------------------------------------------
+// copying its files
+
+/* Copies a tokenizer that has no tokenizer.json, but the files from which transformers makes one. */
+static void tokenizer_copies_take_vocabulary(TokenizerCopies *all, const char *path) {
+    static const char *const names[] = {"vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json",
+                                        "special_tokens_map.json"};
+    for (int i = 0; i < 5; i++)
+        if (!tokenizer_copies_take(all, path, names[i], strcmp(names[i], "merges.txt") != 0) && !i) return;
+}
+
+/* Copies the chat template that has a file of its own. Returns whether there is one. */
+static int tokenizer_copies_take_template(TokenizerCopies *all, const char *path) {
+    int is_taken = tokenizer_copies_take(all, path, "additional_chat_templates/default.jinja", 0);
+    if (!is_taken) return tokenizer_copies_take(all, path, "chat_template.jinja", 0);
+    all->files[all->count - 1].name = "chat_template.jinja"; // it comes before the file of this name
+    return 1;
+}
+
+/* Takes over the tokenizer's texts and copies the files next to them. */
+static void tokenizer_copies_take_found(TokenizerCopies *all, FoundTokenizer *f) {
+    int wanted = f->is_wanted[0] || f->is_wanted[1];
+    for (int i = f->count - 1; i >= 0; i--) { // tokenizer.model comes first, as in earlier checkpoints
+        if (wanted ? !f->is_wanted[i] : i > 0) continue;
+        tokenizer_copies_add(all, f->names[i], f->texts[i], f->lengths[i]);
+        f->texts[i] = NULL;
+    }
+    tokenizer_copies_take(all, f->path, "tokenizer_config.json", 1);
+    tokenizer_copies_take(all, f->path, "special_tokens_map.json", 1);
+    tokenizer_copies_take_template(all, f->path);
+}
+
+/* Collects the ids of special tokens from the model's directory (`model`; NULL: a preset) and the tokenizer's
+ * directory. Adds generation_config.json with these ids, from the first of the two directories that has one. */
+static void tokenizer_copies_find_ids(TokenizerCopies *all, const char *model, const FoundTokenizer *f) {
+    char directory[4096] = ".", path[4096 + 32];
+    const char *slash = strrchr(f->path, '/');
+    size_t size = 0;
+    all->ids = model_ids_read(model);
+    if (slash) snprintf(directory, sizeof directory, "%.*s", slash == f->path ? 1 : (int)(slash - f->path), f->path);
+    if (f->count) {
+        ModelIds more = model_ids_read(directory);
+        if (all->ids.bos == NO_ID) all->ids.bos = more.bos;
+        for (int i = 0; i < more.eos.count; i++) stop_token_add(&all->ids.eos, more.eos.ids[i]);
+    }
+    const char *sources[] = {model, f->count ? directory : NULL};
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/generation_config.json", sources[i] ? sources[i] : "");
+        if (!sources[i] || !entry_exists(path)) continue;
+        char *text = read_regular_file(path, &size);
+        if (!text) user_error("cannot read %s: %s", path, strerror(errno));
+        text = generation_config_text(&all->ids, text, &size);
+        tokenizer_copies_add(all, "generation_config.json", text, size);
+        return;
+    }
+}
+
+static void tokenizer_copies_close(TokenizerCopies *all) {
+    for (int i = 0; i < all->count; i++) free(all->files[i].text);
+}
+
+#endif

@@ -1,0 +1,151 @@
+/* version.h: --version prints what a bug report needs: the commit, how the program was built, the features of this
+ * processor, and the versions of the libraries that are in use now, which may differ from those of the build.
+ */
+#ifndef VERSION_H
+#define VERSION_H
+#include "../../lib/device/base.h" // defines: PRECISION_NAME, CUDA_BUILD
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <cjson/cJSON.h> // defines: cJSON_Version
+#include <pcre2.h>       // defines: pcre2_config
+#include <zlib.h>        // defines: zlibVersion
+#ifdef HAVE_MPI
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX
+#endif
+#include <mpi.h>
+#endif
+#if defined(__aarch64__) && defined(LINUX)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#ifdef HAVE_ONEDNN
+#include <dnnl.h>
+#endif
+#ifdef HAVE_NCCL
+#include <nccl.h>
+#endif
+
+/* `git describe --always --dirty`, from the object that the Makefile links; other builds keep this value. */
+__attribute__((weak)) const char *build_commit = "unknown";
+
+typedef struct {
+    const char *name;
+    int in_build, in_processor; // the compiler may use it; this processor has it
+} Feature;
+
+#ifdef __aarch64__
+/* Where the system does not tell, the processor has what the build uses. */
+static int processor_has_bf16(void) {
+#ifdef LINUX
+    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return 1;
+#else
+    return 0;
+#endif
+}
+#endif
+
+static void print_features(FILE *f) {
+#if defined(__x86_64__)
+    const Feature features[] = {
+#ifdef __AVX2__
+        {"AVX2", 1, __builtin_cpu_supports("avx2") != 0},
+#else
+        {"AVX2", 0, __builtin_cpu_supports("avx2") != 0},
+#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+        {"AVX512", 1, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")},
+#else
+        {"AVX512", 0, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")},
+#endif
+#ifdef __AVX512BF16__
+        {"AVX512_BF16", 1, __builtin_cpu_supports("avx512bf16") != 0},
+#else
+        {"AVX512_BF16", 0, __builtin_cpu_supports("avx512bf16") != 0},
+#endif
+    };
+#elif defined(__aarch64__)
+    const Feature features[] = {{"NEON", 1, 1},
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+                                {"BF16", 1, processor_has_bf16()}};
+#else
+                                {"BF16", 0, processor_has_bf16()}};
+#endif
+#else
+    const Feature features[] = {{"of this kind of processor", 0, 0}};
+#endif
+    enum { FEATURES = sizeof features / sizeof features[0] };
+    for (int of_processor = 0; of_processor < 2; of_processor++) {
+        int shown = 0;
+        fprintf(f, of_processor ? "this processor has:" : "the build uses:");
+        for (int i = 0; i < FEATURES; i++) {
+            int has = of_processor ? features[i].in_processor : features[i].in_build;
+            if (has) shown += fprintf(f, " %s", features[i].name);
+        }
+        fprintf(f, shown ? "\n" : " no features beyond the minimum\n");
+    }
+}
+
+static void print_compiler(FILE *f) {
+#if defined(__clang__)
+    fprintf(f, "compiler: %s", __VERSION__);
+#else
+    fprintf(f, "compiler: gcc %s", __VERSION__);
+#endif
+#ifdef __CUDACC_VER_MAJOR__
+    fprintf(f, ", nvcc %d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__);
+#endif
+    fprintf(f, "\n");
+}
+
+static void print_cuda_versions(FILE *f) {
+#ifdef USE_CUDA
+    int runtime = 0, driver = 0; // a driver that is missing has version 0
+    (void)cudaRuntimeGetVersion(&runtime);
+    (void)cudaDriverGetVersion(&driver);
+    fprintf(f, "CUDA runtime: %d.%d\nCUDA driver: %d.%d\n", runtime / 1000, runtime % 1000 / 10, driver / 1000,
+            driver % 1000 / 10);
+#ifdef HAVE_NCCL
+    int nccl = 0;
+    (void)ncclGetVersion(&nccl);
+    fprintf(f, "NCCL: %d.%d.%d\n", nccl / 10000, nccl % 10000 / 100, nccl % 100);
+#else
+    fprintf(f, "NCCL: not in this build\n");
+#endif
+#else
+    (void)f;
+#endif
+}
+
+static void print_libraries(FILE *f) {
+    char pcre2[64] = "";
+#ifdef HAVE_MPI
+    char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(mpi, &length); // the only MPI call, with MPI_Initialized, that may precede MPI_Init
+    fprintf(f, "MPI: %.*s\n", (int)strcspn(mpi, ",\n"), mpi);
+#else
+    fprintf(f, "MPI: not in this build\n");
+#endif
+#ifdef HAVE_ONEDNN
+    const dnnl_version_t *onednn = dnnl_version();
+    fprintf(f, "oneDNN: %d.%d.%d\n", onednn->major, onednn->minor, onednn->patch);
+#else
+    if (!CUDA_BUILD) fprintf(f, "oneDNN: not in this build\n");
+#endif
+    print_cuda_versions(f);
+    pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
+    fprintf(f, "cJSON: %s\nPCRE2: %s\nzlib: %s\n", cJSON_Version(), pcre2, zlibVersion());
+}
+
+/* `program`: its name in a CPU build. */
+static void print_version(FILE *f, const char *program) {
+    fprintf(f, "%s%s, commit %s\n", program, CUDA_BUILD ? "_cuda" : "", build_commit);
+    fprintf(f, "precision: %s\n", PRECISION_NAME);
+    print_compiler(f);
+    print_features(f);
+    print_libraries(f);
+}
+
+#endif

@@ -1,0 +1,150 @@
+/* banner.h: what a training run prints before its first step: model, weights, ranks, memory, groups and data. */
+#ifndef BANNER_H
+#define BANNER_H
+#include "../setup/job.h"     // defines: Job, job_runs
+#include "../checks/layout.h" // defines: layout_print
+
+/* What a rank's banner tells besides its job. */
+typedef struct {
+    const Comm *comm, *dry_run;
+    const Fsdp *fsdp;
+    const int *layout; // see layout_read_back
+    const Loader *loader;
+    double nccl_need;    // bytes that NCCL was expected to allocate on the rank's GPU
+    double load_seconds; // from the start of loading to the moment when all ranks had their weights
+} Banner;
+
+/* "1,234,567" */
+static const char *with_commas(char text[32], int64_t n) {
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%" PRId64, n), used = 0;
+    for (int i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0) text[used++] = ',';
+        text[used++] = digits[i];
+    }
+    text[used] = 0;
+    return text;
+}
+
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+
+static void print_model(const Job *j) {
+    printf("model: %s, %.1f M parameters, %s\n", j->opt.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME);
+    if (j->has_weights) printf("weights: read from %s\n", j->opt.model);
+    else if (j->resume_from.dir[0]) printf("weights: read from the checkpoint\n");
+    else printf("weights: random initialization (seed %d)\n", j->opt.seed);
+}
+
+/* The GPUs of rank 0's host that compute: "GPUs: 8 x NVIDIA H200". If a launcher shows each rank a GPU of its own, all
+ * of them are taken to be like rank 0's. */
+static void print_gpus(const Job *j) {
+    char name[256], next[256];
+    if (!CUDA_BUILD) return;
+    int count = uses_nccl(j) ? j->local_ranks : 1, visible = device_count(), alike = 0;
+    printf("GPU%s", plural(count));
+    if (run_hosts.count > 1) printf(" of host %s", host_of_rank(0)->name);
+    for (int i = 0; i < count; i += alike) {
+        device_model(i % visible, name, sizeof name);
+        for (alike = 1; i + alike < count; alike++) {
+            device_model((i + alike) % visible, next, sizeof next);
+            if (strcmp(next, name)) break;
+        }
+        printf("%s %d x %s", i ? "," : ":", alike, name);
+    }
+    if (j->local_ranks > count) printf(", shared by %d ranks", j->local_ranks);
+    printf("\n");
+}
+
+static void print_ranks(const Job *j, const Banner *b) {
+    const Device *dry_run = b->dry_run->dev;
+    const Fsdp *fsdp = b->fsdp;
+    size_t offloaded = device_arenas(dry_run, 1);
+    printf("ranks: %d x %d thread%s%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
+           plural(j->threads_per_rank), j->threads_of_environment ? " (OMP_NUM_THREADS)" : "", j->transport->name,
+           j->opt.sharding, fsdp->ranks);
+    if (fsdp->replicas > 1) printf(", %d replicas", fsdp->replicas);
+    printf("\n");
+    print_gpus(j);
+    printf("memory per rank: %.1f MB", (double)device_peak(dry_run) / 1e6);
+    if (offloaded) printf(" and %.1f MB " OFFLOAD_PLACE, (double)offloaded / 1e6);
+    if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->opt.out))
+        printf(", which is memory, too: --out is on a tmpfs; choose a directory on a disk");
+    printf("\n");
+    layout_print(&j->mesh, b->layout, stdout);
+    double library = b->comm->library_memory;
+    if (library > 0)
+        printf("NCCL allocated another %.1f MB on rank 0's GPU (expected: at most %.1f MB)\n", library / 1e6,
+               b->nccl_need / 1e6);
+}
+
+/* The sources of a mixture, and how often the run will have gone through each of them at its last step. */
+static void print_sources(const Job *j, const Sampler *sampler) {
+    const Dataset *data = &j->data;
+    int64_t epoch, end = sampler_position(sampler, stage_end_step(j), &epoch) / data->pieces;
+    char samples[32];
+    for (int k = 0; data->mixture && k < data->num_sources; k++)
+        printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %" PRId64 "\n",
+               100 * source_share(data, k), data->sources[k].pattern, data->sources[k].num_files,
+               plural(data->sources[k].num_files), with_commas(samples, data->sources[k].windows * data->pieces),
+               (double)source_windows_used(data, k, end) / (double)data->sources[k].windows, stage_end_step(j));
+}
+
+static void print_data(const Job *j, const Loader *loader) {
+    const Options *o = &j->opt;
+    char samples[32];
+    printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
+           "; %d loader worker%s per rank\n",
+           with_commas(samples, dataset_samples(&j->data)), o->seq, mesh_data_ranks(&j->mesh),
+           plural(mesh_data_ranks(&j->mesh)), o->accum, o->accum == 1 ? "" : "es", o->batch,
+           sampler_global_batch(&loader->sampler), loader->num_workers, plural(loader->num_workers));
+    print_sources(j, &loader->sampler);
+}
+
+static void print_resumed(const Checkpoint *from, double seconds) {
+    char step[32], samples[32];
+    printf("resumed from %s in %.2f s (step %s, %s samples)", from->dir, seconds,
+           with_commas(step, from->progress.step), with_commas(samples, from->progress.samples));
+    if (from->changes) printf("; changed since then: %s", from->changes);
+    printf("\n");
+}
+
+/* Recommends the batch of `larger`, which needs `need` bytes of the GPU. */
+static void print_larger_step(const Job *j, const Options *larger, double need) {
+    char own[32], more[32];
+    with_commas(own, samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
+    with_commas(more, samples_per_step(larger, &j->mesh) * j->opt.seq);
+    fprintf(stderr,
+            "note: a step has only %s tokens, so that the optimizer takes a larger part of its time than it needs to. "
+            "With --batch %d --accum %d it has %s and needs %.1f of the %.1f GB that are free on the GPU. This is not "
+            "the default, because a larger batch changes the result of training\n",
+            own, larger->batch, larger->accum, more, need / 1e9, j->available_memory / 1e9);
+}
+
+/* A stage of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */
+static void print_stage(const Job *j) {
+    const Recipe *r = &j->recipe;
+    const RecipeStage *s = j->stage;
+    char tokens[32], frozen[1024];
+    if (!r->path) return;
+    printf("stage %d of %d%s%s%s: steps %" PRId64 " to %" PRId64 ", %s tokens; %" PRId64 " sequences of %d tokens a "
+           "step; lr %s, %g to %g at its end\n",
+           (int)(s - r->stages) + 1, r->count, s->name[0] ? " (" : "", s->name, s->name[0] ? ")" : "",
+           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh), j->opt.seq,
+           j->opt.lr_schedule, learning_rate_at(&s->rate, s->first_step + 1),
+           learning_rate_at(&s->rate, stage_end_step(j)));
+    if (s->num_frozen) printf("frozen: %s\n", stage_frozen(s, frozen, sizeof frozen));
+    if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);
+}
+
+static void print_banner(const Job *j, const Banner *b) {
+    flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
+    print_stage(j);
+    if (!j->before) print_model(j);
+    print_ranks(j, b);
+    if (job_runs(j)) print_data(j, b->loader);
+    if (j->resume_from.dir[0]) print_resumed(&j->resume_from, b->load_seconds);
+    fflush(stdout);
+    funlockfile(stdout);
+}
+
+#endif

@@ -1,0 +1,174 @@
+/* run_data.h: OUT/run.html, a page about the run, and OUT/run-data.js, the numbers that it draws.
+ *
+ * The page (dev/pages) never changes. Rank 0 rewrites the numbers at most every PAGE_SECONDS and at the end, each time
+ * into another file that is then renamed: whenever a run is killed, complete files are there. Between two times lies at
+ * least PAGE_SHARE times the time that writing takes. Files that cannot be written are reported once, and training
+ * continues. The size of the curves is bounded (history.h).
+ */
+#ifndef RUN_DATA_H
+#define RUN_DATA_H
+#include "history.h"                // defines: History, HistoryBucket
+#include "../checks/rank_figures.h" // defines: RankFigures, rank_row
+
+extern const char run_html[]; // from the object that the Makefile makes of dev/pages
+
+static const double PAGE_SECONDS = 5, PAGE_SHARE = 500;
+
+typedef struct {
+    const Options *opt;
+    const Comm *comm;
+    History *history;
+    RankFigures *ranks;                        // (world) sums over the steps since this start
+    int64_t steps;                             // since this start
+    const Device *planned;                     // rank 0's dry run, whose memory plan.json has, too
+    double started, next_write, write_seconds; // seconds_now; spent on writing so far
+    int has_ended, noted_failure;
+} RunData;
+
+static void write_key_text(FILE *f, const char *key, const char *text) {
+    fprintf(f, "\"%s\":", key);
+    json_write_script_string(f, text, strlen(text));
+    fputc(',', f);
+}
+
+/* "counts" and "values" have an entry for each bucket: a number, or [mean, least, most] of several steps, or null.
+ * "last": the newest value; "best": the lowest, at "best_step". */
+static void write_curves(FILE *f, const History *h) {
+    fprintf(f, "\"counts\":{");
+    for (int k = 0; k < COUNTS; k++) {
+        fprintf(f, "%s\"%s\":[", k ? "],\n" : "", count_keys[k]);
+        for (int i = 0; i < h->count; i++) fprintf(f, "%s%" PRId64, i ? "," : "", h->buckets[i].counts[k]);
+    }
+    fprintf(f, "]},\n\"curves\":{");
+    for (int c = 0; c < CURVES; c++) {
+        fprintf(f, "%s\"%s\":{\"last\":", c ? "]},\n" : "", curve_keys[c]);
+        json_write_real(f, h->last[c]);
+        fprintf(f, ",\"best\":");
+        json_write_real(f, h->best[c]);
+        fprintf(f, ",\"best_step\":%" PRId64 ",\"values\":[", h->best_step[c]);
+        for (int i = 0; i < h->count; i++) {
+            const Spread *s = &h->buckets[i].curves[c];
+            double mean = s->count ? s->sum / (double)s->count : NAN;
+            fputs(i ? "," : "", f);
+            if (s->count > 1) fprintf(f, "[%.9g,%.9g,%.9g]", mean, s->least, s->most);
+            else json_write_real(f, mean);
+        }
+    }
+    fprintf(f, "]}},\n");
+}
+
+/* Memory by category of rank 0; of each rank its host, and sums since this start in the order of rank_columns. */
+static void write_memory_and_ranks(FILE *f, const RunData *d) {
+    int world = d->comm->mesh.world;
+    double row[RANK_COLUMNS];
+    fputs("\"memory\":[", f);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        const Arena *a = &d->comm->dev->arenas[c];
+        fprintf(f, "%s{\"category\":\"%s\",\"place\":\"%s\",\"peak\":%" PRId64 ",\"planned\":%" PRId64 "}",
+                c ? "," : "", mem_category_names[c], a->offloaded ? OFFLOAD_PLACE : "", (int64_t)a->peak,
+                (int64_t)d->planned->arenas[c].peak);
+    }
+    fprintf(f, "],\n\"ranks\":[");
+    for (int i = 0; i < world && d->steps && world > 1; i++) {
+        const char *host = run_hosts.count > 1 ? host_of_rank(i)->name : "";
+        rank_row(&d->ranks[i], row);
+        fputs(i ? ",\n[" : "[", f);
+        json_write_script_string(f, host, strlen(host));
+        for (int k = 0; k < RANK_COLUMNS; k++) {
+            fputc(',', f);
+            json_write_real(f, row[k]);
+        }
+        fputc(']', f);
+    }
+    fprintf(f, "],\n");
+}
+
+/* The end of after-save.log, to which a command such as `generate_llama3` writes samples. */
+static void write_after_save(FILE *f, const RunData *d) {
+    char path[4096], text[4000];
+    snprintf(path, sizeof path, "%s/after-save.log", d->opt->out);
+    if (!d->opt->after_save) return;                        // the file may be there from an earlier start
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // a pipe of this name must not stop training
+    FILE *log = fd < 0 ? NULL : fdopen(fd, "r");
+    if (!log) return;
+    int is_cut = !fseek(log, -(long)sizeof text, SEEK_END);
+    if (!is_cut) rewind(log);
+    size_t length = fread(text, 1, sizeof text, log);
+    fclose(log);
+    fprintf(f, "\"after_save_is_cut\":%d,\"after_save\":", is_cut);
+    json_write_script_string(f, text, length);
+    fprintf(f, ",\n");
+}
+
+/* All options in force: [name, value, whether it was given, whether it is a flag]. */
+static void write_options(FILE *f, const Options *o) {
+    char value[4096];
+    fprintf(f, "\"options\":[");
+    for (int i = 0, n = 0; i < OPTION_ROWS; i++) {
+        if (!option_as_text(o, &option_rows[i], value, sizeof value)) continue;
+        fprintf(f, "%s[\"%s\",", n++ ? ",\n" : "", option_rows[i].name);
+        json_write_script_string(f, value, strlen(value));
+        fprintf(f, ",%d,%d]", !!o->given[i], option_rows[i].kind == OPT_FLAG);
+    }
+    fprintf(f, "]");
+}
+
+static void run_data_print(FILE *f, const RunData *d) {
+    const History *h = d->history;
+    char axes[160];
+    mesh_print(axes, sizeof axes, d->comm->mesh.size, 1);
+    fprintf(f,
+            "var run_data = {\"has_ended\":%d,\"written\":%" PRId64 ",\"world\":%d,\"steps\":%d,\"first_step\":"
+            "%" PRId64 ",\"last_step\":%" PRId64 ",\"stride\":%" PRId64 ",\"outliers\":%" PRId64 ",\"unreadable\":"
+            "%" PRId64 ",\"most_skips\":%d,\"elapsed\":%.6g,\"elapsed_steps\":%" PRId64 ",\"write_seconds\":%.3g,\n",
+            d->has_ended, (int64_t)time(NULL), d->comm->mesh.world, d->opt->steps, h->first_step, h->last_step,
+            h->stride, h->outliers, h->unreadable, MOST_SKIPS, seconds_now() - d->started, d->steps, d->write_seconds);
+    write_key_text(f, "precision", PRECISION_NAME);
+    write_key_text(f, "mesh", axes);
+    write_curves(f, h);
+    write_memory_and_ranks(f, d);
+    write_after_save(f, d);
+    write_options(f, d->opt);
+    fprintf(f, "};\n");
+}
+
+/* Writes both files if they are due, or at the end. */
+static void run_data_write(RunData *d) {
+    double start = seconds_now();
+    char *text;
+    size_t length;
+    if (!d->history || !d->history->first_step || (!d->has_ended && start < d->next_write)) return;
+    FILE *f = text_stream_open(&text, &length);
+    run_data_print(f, d);
+    text_stream_close(f);
+    int failed = replace_text_file(d->opt->out, "run.html", run_html, strlen(run_html));
+    if (!failed) failed = replace_text_file(d->opt->out, "run-data.js", text, length);
+    free(text);
+    if (failed && !d->noted_failure)
+        fprintf(stderr,
+                "note: cannot write run.html and run-data.js in %s: %s; training continues, and they are "
+                "written again when that is possible\n",
+                d->opt->out, strerror(failed));
+    d->noted_failure |= !!failed;
+    double now = seconds_now();
+    d->write_seconds += now - start;
+    d->next_write = now + fmax(PAGE_SECONDS, PAGE_SHARE * (now - start));
+}
+
+/* `planned`: rank 0's dry run. `steps_before`: the step that the run resumes from, whose history is read from
+ * metrics.jsonl; 0: a new run. */
+static void run_data_open(RunData *d, const Options *o, const Comm *comm, const Device *planned, int64_t steps_before) {
+    char path[4096];
+    memset(d, 0, sizeof *d);
+    d->opt = o;
+    d->comm = comm;
+    d->planned = planned;
+    d->started = seconds_now();
+    if (!o->out) return;
+    d->history = history_open();
+    (void)replace_text_file(o->out, "run.html", run_html, strlen(run_html)); // run_data_write reports a failure
+    snprintf(path, sizeof path, "%s/metrics.jsonl", o->out);
+    if (steps_before) history_read(d->history, path, steps_before);
+}
+
+#endif

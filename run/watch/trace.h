@@ -1,0 +1,144 @@
+/* trace.h: the timeline of all ranks as a Chrome trace file (--trace), for chrome://tracing and ui.perfetto.dev.
+ *
+ * In the file a process is a rank, and a thread is a stream of that rank or one collective in flight on an axis. A
+ * caller may rely on: the clocks of all ranks are aligned; the file appears under its name only when it is complete.
+ */
+#ifndef TRACE_H
+#define TRACE_H
+#include "../../lib/comm/comm.h"   // defines: Comm, Device, comm_clock_offset, comm_barrier
+#include "../checkpoint/out_dir.h" // defines: write_all
+#include <fcntl.h>
+
+/* Replaces the events since number `events` by one event: work outside of a training step, such as a validation. */
+static void trace_as_one_event(Device *dev, int64_t events, const char *name, double start) {
+    timeline_truncate(dev, events);
+    event_add(dev, EVENT_PHASE, STREAM_COMPUTE, name, NULL, start, seconds_now(), 0);
+}
+
+/* Refuses, before training starts, a file that exists or cannot be created. */
+static void trace_check(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == EEXIST)
+        user_error("--trace %s exists already: choose another name, or remove the file first", path);
+    if (fd < 0)
+        user_error("cannot create --trace %s: %s; choose a file in a directory that you can write to", path,
+                   strerror(errno));
+    close(fd);
+    unlink(path);
+}
+
+static const char trace_header[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", trace_footer[] = "\n]}\n";
+
+/* The metadata event that names a lane: the stream, or the axis and how many collectives are in flight beneath it. */
+static void trace_name_lane(FILE *f, int rank, int lane) {
+    int axis = lane - STREAMS; // lanes of streams come first
+    fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s", rank, lane,
+            axis < 0 ? stream_names[lane] : axis_names[axis % AXES]);
+    if (axis >= AXES) fprintf(f, " %d", axis / AXES + 1);
+    fprintf(f, "\"}}");
+}
+
+/* Writes a counter: the bytes in use, from time `at` (ns) on, of a memory category or of FSDP's buffers. */
+static void trace_write_counter(FILE *f, const Event *e, int rank, int64_t at) {
+    fprintf(f, ",\n{\"ph\":\"C\",\"pid\":%d,\"ts\":%" PRId64 ".%03d,\"name\":\"memory: %s\",\"args\":{\"bytes\":%.0f}}",
+            rank, at / 1000, (int)(at % 1000), e->name, e->amount);
+}
+
+/* Writes one rank's events. Times count from `zero`, on the clock of the events. They are whole nanoseconds, so that
+ * events that follow each other or nest do so in the file, too. */
+static void trace_write_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
+    static const char *const kinds[] = {"op", "wait", "phase", "step", "communication"};
+    static const char *const amounts[] = {"flops", NULL, NULL, "step", "bytes"};
+    enum { LANES = (int)STREAMS + (int)AXES * (MAX_IN_FLIGHT + 1) };
+    char is_named[LANES] = "";
+    fprintf(f, "%s{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}",
+            rank ? ",\n" : "", rank, rank);
+    fprintf(f,
+            ",\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_labels\",\"args\":{\"labels\":\"clock within %.0f us of "
+            "rank 0's\"}}",
+            rank, 1e6 * clock_error);
+    for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) {
+        const Event *e = &dev->events[i];
+        if (e->kind == EVENT_MEMORY) {
+            trace_write_counter(f, e, rank, llround(1e9 * (e->start - zero)));
+            continue;
+        }
+        if (!is_named[e->lane]) trace_name_lane(f, rank, e->lane);
+        is_named[e->lane] = 1;
+        int64_t start = llround(1e9 * (e->start - zero)), took = llround(1e9 * (e->end - zero)) - start; // ns
+        fprintf(f,
+                ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64
+                ".%03d,\"cat\":\"%s\",\"name\":\"%s%s%s\"",
+                rank, e->lane, start / 1000, (int)(start % 1000), took / 1000, (int)(took % 1000), kinds[e->kind],
+                e->name, e->of ? ": " : "", e->of ? e->of : "");
+        if (amounts[e->kind]) fprintf(f, ",\"args\":{\"%s\":%.0f}", amounts[e->kind], e->amount);
+        fprintf(f, "}");
+    }
+}
+
+/* The earliest start of an event. The first entry need not have it: a GPU's events are timed by the GPU. */
+static double trace_first(const Device *dev) {
+    double first = INFINITY;
+    for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) first = fmin(first, dev->events[i].start);
+    return first;
+}
+
+/* This rank's part of the file, as text of `length` bytes. Ranks agree on the earliest event, which has time 0. */
+static char *trace_text(Comm *comm, size_t *length) {
+    Device *dev = comm->dev;
+    int world = comm->mesh.world;
+    double error, offset = comm_clock_offset(comm, &error); // seconds that this rank's clock is ahead of rank 0's
+    double first = trace_first(dev) - offset, zero = INFINITY;
+    double *all = new_array(double, world);
+    all_gather_now(comm, AXIS_WORLD, "trace: first events", &first, all, sizeof first);
+    for (int i = 0; i < world; i++) zero = fmin(zero, all[i]);
+    free(all);
+    char *text;
+    FILE *f = open_memstream(&text, length);
+    if (!f) run_failure("out of memory for the trace");
+    if (comm->rank == 0) fputs(trace_header, f);
+    trace_write_events(f, dev, comm->rank, zero + offset, error);
+    if (comm->rank == world - 1) fputs(trace_footer, f);
+    if (fclose(f)) run_failure("out of memory for the trace");
+    return text;
+}
+
+/* The offset in the file of this rank's part of `bytes` bytes: parts follow each other in the order of ranks. */
+static int64_t trace_offset(Comm *comm, int64_t bytes) {
+    int64_t offset = 0, *all = new_array(int64_t, comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, "trace: sizes", &bytes, all, sizeof bytes);
+    for (int i = 0; i < comm->rank; i++) offset += all[i];
+    free(all);
+    return offset;
+}
+
+/* All ranks write their parts into one file at the same time. */
+static void trace_write(Comm *comm, const char *path) {
+    Device *dev = comm->dev;
+    Phase before = comm_phase(comm, PHASE_SAVING);
+    device_synchronize_all(dev);                                 // so that the last ops have their times
+    dev->max_events = min_i64(dev->max_events, dev->num_events); // the timeline ends before its own collectives
+    size_t length;
+    char *text = trace_text(comm, &length), temporary[4096 + 32];
+    int64_t offset = trace_offset(comm, (int64_t)length);
+    snprintf(temporary, sizeof temporary, "%s.part-%016" PRIx64, path, comm_random_name(comm, "trace: name"));
+    int fd = comm->rank == 0 ? open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
+    if (comm->rank == 0 && fd < 0) user_error("cannot create %s: %s", temporary, strerror(errno));
+    comm_barrier(comm, "trace: file created");
+    if (comm->rank) fd = open(temporary, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        user_error("%s cannot open %s: %s; --trace needs a directory that all hosts share", rank_name(comm->rank),
+                   temporary, strerror(errno));
+    write_all(fd, temporary, text, length, offset);
+    if (close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
+    comm_barrier(comm, "trace: parts written");
+    int failed = comm->rank == 0 ? publish_file(temporary, path) : 0;
+    if (failed)
+        user_error("cannot rename %s, which holds the complete timeline, to --trace %s: %s; rename it yourself",
+                   temporary, path, strerror(failed));
+    comm_barrier(comm, "trace: done");
+    comm_phase(comm, before);
+    free(text);
+}
+
+#endif

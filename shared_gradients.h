@@ -1,0 +1,137 @@
+/* shared_gradients.h: sums the gradients of weights that several ranks of tp or pp hold.
+ *
+ * Tensor parallelism leaves some weights whole on every rank, such as the norms, and a pipeline has a tied embedding on
+ * its first and its last stage. Each of these ranks computes a part of such a weight's gradient. Once per step, after
+ * fsdp_finish_gradients, the parts are summed in the same order on every rank, so that equal weights stay equal.
+ */
+#ifndef SHARED_GRADIENTS_H
+#define SHARED_GRADIENTS_H
+#include "fsdp.h"
+
+typedef struct {
+    Fsdp *fsdp;
+    float *tp_buffer;   // (n), then (tp, n): gradients of this rank, and of all tp ranks. NULL: there are none
+    float *tied_buffer; // (2, state_count) gradient of the tied weight: received, and sent. NULL: no pipeline
+    Request tied_requests[2];
+} SharedGradients;
+
+// ---------------------------------------------------------------------------
+// weights that tensor parallelism does not split: norms, and one matrix of each adapter
+
+/* How many units one all-gather over tp covers: norms are small, so all units; adapters are large, so one. */
+static int tp_units_at_once(const Fsdp *fsdp) { return fsdp->config->lora_rank ? 1 : fsdp->table->num_units; }
+
+typedef enum { COUNT_ONLY, GRADIENTS_TO_BUFFER, BUFFER_TO_GRADIENTS } CopyDirection;
+
+/* Copies this rank's elements of these tensors, in the trained units [first, end), between their gradients and buffer
+ * (n). Returns n, which counts the elements of all shards. */
+static int64_t copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer, CopyDirection direction) {
+    const TensorTable *table = fsdp->table;
+    int64_t n = 0;
+    for (int i = table->units[first].first_tensor; i < table->units[end - 1].end_tensor; i++) {
+        const Tensor *t = &table->tensors[i];
+        const FsdpUnit *u = &fsdp->units[t->unit];
+        if (u->table_unit->frozen) continue;
+        if (t->row->split != SPLIT_NONE) continue;
+        int64_t begin, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &begin);
+        float *grad = u->grad + (t->offset + begin - u->state_begin);
+        size_t bytes = sizeof(float) * count;
+        if (count && direction == GRADIENTS_TO_BUFFER) device_copy(fsdp->dev, buffer + n + begin, grad, bytes);
+        if (count && direction == BUFFER_TO_GRADIENTS) device_copy(fsdp->dev, grad, buffer + n + begin, bytes);
+        n += t->rows * t->cols;
+    }
+    return n;
+}
+
+/* With sequence parallelism each tp rank has these gradients for its own tokens only (EleutherAI/gpt-neox issue
+ * 1257). */
+static void sum_tp_replicated(SharedGradients *s) {
+    Fsdp *fsdp = s->fsdp;
+    int tp = fsdp->comm->groups[AXIS_TP].size, units_at_once = tp_units_at_once(fsdp);
+    for (int first = 0; first < fsdp->table->num_units && tp > 1; first += units_at_once) {
+        int end = first + units_at_once;
+        int64_t n = copy_tp_replicated(fsdp, first, end, NULL, COUNT_ONLY);
+        if (!n) continue; // then there may be no buffer
+        size_t bytes = sizeof(float) * n;
+        float *mine = s->tp_buffer, *all = mine + n;
+        device_zero(fsdp->dev, mine, bytes); // elements of other shards are zero on every tp rank
+        copy_tp_replicated(fsdp, first, end, mine, GRADIENTS_TO_BUFFER);
+        all_gather_now(fsdp->comm, AXIS_TP, "gradients that tp does not split", mine, all, bytes);
+        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);
+        copy_tp_replicated(fsdp, first, end, mine, BUFFER_TO_GRADIENTS);
+    }
+}
+
+// ---------------------------------------------------------------------------
+// a tied weight of which there are two copies, as embedding and as head
+
+/* This rank's unit that begins with the tied weight; -1: it has none that is trained. */
+static int tied_copy_unit(const TensorTable *t) {
+    int unit = t->embed >= 0 ? t->embed : t->head;
+    return t->part.tied_head_copy && unit >= 0 && !t->units[unit].frozen ? unit : -1;
+}
+
+/* Sends this rank's gradient to the pipeline's other end and receives that end's. */
+static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
+    Fsdp *fsdp = s->fsdp;
+    const TensorTable *t = fsdp->table;
+    int is_first_stage = t->embed >= 0, peer = is_first_stage ? t->part.pp - 1 : 0;
+    float *received = s->tied_buffer, *sent = received + u->state_count;
+    device_copy(fsdp->dev, sent, u->grad, sizeof(float) * u->state_count);
+    for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL runs messages one after the other
+        int sends = i == !is_first_stage;
+        Request *r = &s->tied_requests[i];
+        size_t n = u->state_count;
+        if (sends) send_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
+        else receive_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", received, n, DTYPE_F32);
+    }
+    for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &s->tied_requests[i]);
+}
+
+/* The copies are on the pipeline's first and last stage, or in two units of one rank. Both units have the same size, so
+ * the shards of a rank cover the same elements of both. */
+static void sum_tied_weight(SharedGradients *s) {
+    Fsdp *fsdp = s->fsdp;
+    const TensorTable *t = fsdp->table;
+    int unit = tied_copy_unit(t);
+    if (unit < 0) return;
+    FsdpUnit *u = &fsdp->units[unit];
+    const Tensor *weight = &t->tensors[u->table_unit->first_tensor];
+    int64_t first, count = tensor_overlap(weight, u->state_begin, u->state_begin + u->state_count, &first);
+    if (t->part.pp > 1) {
+        exchange_tied_gradient(s, u);
+        if (count) tree_sum(fsdp->dev, u->grad, s->tied_buffer, DTYPE_F32, 1, count, 1);
+        return;
+    }
+    float *head = fsdp->units[t->head].grad;
+    if (count) tree_sum(fsdp->dev, u->grad, head, DTYPE_F32, 1, count, 1);
+    if (count) tree_sum(fsdp->dev, head, u->grad, DTYPE_F32, 1, count, 0);
+}
+
+// ---------------------------------------------------------------------------
+// both
+
+static void sum_shared_gradients(SharedGradients *s) {
+    sum_tp_replicated(s);
+    sum_tied_weight(s);
+}
+
+static void shared_gradients_open(SharedGradients *s, Fsdp *fsdp) {
+    const TensorTable *t = fsdp->table;
+    int tied = tied_copy_unit(t), units_at_once = tp_units_at_once(fsdp);
+    int64_t most = 0;
+    memset(s, 0, sizeof *s);
+    s->fsdp = fsdp;
+    if (tied >= 0 && t->part.pp > 1)
+        s->tied_buffer = state_alloc(fsdp, MEM_COMM, "gradient of the tied weight", 2 * fsdp->units[tied].state_count);
+    for (int u = 0; u < t->num_units; u += units_at_once)
+        most = max_i64(most, copy_tp_replicated(fsdp, u, u + units_at_once, NULL, COUNT_ONLY));
+    if (most && t->part.tp > 1)
+        s->tp_buffer = state_alloc(fsdp, MEM_COMM, "gradients that tp does not split", most * (1 + t->part.tp));
+}
+
+static void shared_gradients_close(SharedGradients *s) {
+    for (int i = 0; i < 2; i++) request_close(&s->tied_requests[i]);
+}
+
+#endif
