@@ -37,13 +37,7 @@ static const Strategy strategies[] = {
     {"no_shard", 0, RESHARD_NEVER},       // DDP
 };
 #define STRATEGY_NAMES "full_shard|shard_grad_op|no_shard"
-enum { STRATEGIES = sizeof strategies / sizeof strategies[0] };
-
-static const Strategy *strategy_find(const char *name) {
-    for (int i = 0; i < STRATEGIES; i++)
-        if (!strcmp(name, strategies[i].name)) return &strategies[i];
-    return NULL;
-}
+enum { FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, STRATEGIES }; // the rows
 
 /* The options that decide what FSDP does. */
 typedef struct {

@@ -1286,7 +1286,7 @@ static void check_first_step(Trainer *trainer) {
         l.measured_memory[c] = p->dev.arenas[c].peak;
     }
     if (p->rank == 0 && o->out) {
-        FILE *f = logger_create(o->out, "ledger.json");
+        FILE *f = out_file_create(o->out, "ledger.json");
         ledger_write(&l, &dry->dev, f);
         fclose(f);
     }
@@ -1525,10 +1525,10 @@ static void note_small_step(const Job *j) {
 static void write_run_files(const Trainer *trainer) {
     const Job *j = trainer->job;
     Plan plan;
-    FILE *f = logger_create(j->opt.out, "config.txt");
+    FILE *f = out_file_create(j->opt.out, "config.txt");
     options_write(&j->opt, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
-    f = logger_create(j->opt.out, "layout.json");
+    f = out_file_create(j->opt.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
     plan_open(&plan, j);

@@ -201,7 +201,7 @@ static void write_cluster(const HostCheck *h) {
         add_link(links, h, "between_hosts", 0);
     }
     char *text = json_text(root, 1);
-    FILE *f = logger_create(o->out, "cluster.json");
+    FILE *f = out_file_create(o->out, "cluster.json");
     int failed = fprintf(f, "%s\n", text) < 0;
     if (fclose(f) || failed) user_error("cannot write cluster.json under %s: %s", o->out, strerror(errno));
     free(text);

@@ -146,11 +146,11 @@ static int64_t expected_state_bytes(const Trainer *trainer) {
     const Device *dev = &trainer->parallel.dev;
     const Fsdp *fsdp = &trainer->parallel.fsdp;
     const Options *opt = &trainer->job->opt;
-    int sharded = strcmp(opt->sharding, "no_shard") != 0;
+    int sharded = opt->sharding != NO_SHARD;
     // local accumulation adds an unsharded gradient
-    int local = !strcmp(opt->accumulate, "local") && opt->accum > 1 && fsdp->ranks > 1 && sharded;
+    int local = opt->accumulate == ACCUMULATE_LOCALLY && opt->accum > 1 && fsdp->ranks > 1 && sharded;
     // an offloaded bf16 copy of the weights lies with the master weights
-    int copy_bytes = sizeof(floatX) == 2 && !strcmp(opt->offload, "all") ? 2 : 0;
+    int copy_bytes = sizeof(floatX) == 2 && opt->offload == OFFLOAD_ALL ? 2 : 0;
     int64_t bytes = 0;
     for (int i = 0; i < dev->num_buffers; i++)
         if (dev->buffers[i].category <= MEM_OPTIMIZER) bytes += dev->buffers[i].count * RED_ZONE;

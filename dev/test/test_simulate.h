@@ -678,8 +678,9 @@ static void test_search(void) {
     snprintf(options, sizeof options,
              "--model llama3-8b --seq 8192 --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum "
              "%d --sharding %s --accumulate %s --recompute %s%s",
-             b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum, b->sharding, b->accumulate,
-             b->recompute, b->pp_light_ends ? " --pp-light-ends" : "");
+             b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum,
+             strategies[b->sharding].name, b->accumulate == ACCUMULATE_LOCALLY ? "local" : "sharded", b->recompute,
+             b->pp_light_ends ? " --pp-light-ends" : "");
     if (b->pp_chunks > 1)
         snprintf(options + strlen(options), sizeof options - strlen(options),
                  " --pp-schedule interleaved --pp-chunks %d", b->pp_chunks);

@@ -56,4 +56,17 @@ static inline void note_lost_progress(int *noted) {
     clearerr(stdout);
 }
 
+// ---------------------------------------------------------------------------
+// files in an output directory
+
+/* Opens `name` in the directory `out`, or the run ends. */
+static inline FILE *out_file_open(const char *out, const char *name, const char *mode) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", out, name);
+    FILE *f = fopen(path, mode);
+    if (!f || fseek(f, 0, SEEK_END)) user_error("cannot write %s: %s", path, strerror(errno));
+    return f; // ftell must give the size: without fseek, musl gives 0 for a file opened to append
+}
+static inline FILE *out_file_create(const char *out, const char *name) { return out_file_open(out, name, "w"); }
+
 #endif

@@ -1,9 +1,7 @@
 /* sha256.h: SHA-256 (FIPS 180-4). Token files and checkpoints identify their tokenizer by it. */
 #ifndef SHA256_H
 #define SHA256_H
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "../device/base.h" // includes the system's headers
 
 static inline uint32_t sha256_rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 

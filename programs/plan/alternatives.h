@@ -64,9 +64,8 @@ static int layout_try(Layout *c, const Job *base) {
     }
     cluster_open(&cluster, c->cluster, &j.mesh, j.opt.threads, j.opt.transport, transport_sums(&j.opt));
     for (int i = 0; i < cluster.rates.count; i++) {
-        int is_attention =
-            cluster.rates.ops[i].op == OP_ATTENTION_FORWARD || cluster.rates.ops[i].op == OP_ATTENTION_BACKWARD;
-        if (!is_attention) cluster.rates.ops[i].rate *= c->matmul_speed;
+        OpRate *r = &cluster.rates.ops[i];
+        if (r->op != OP_ATTENTION_FORWARD && r->op != OP_ATTENTION_BACKWARD) r->rate *= c->matmul_speed;
     }
     j.op_times = &cluster.rates.times;
     layout_simulate(c, &j, &cluster);
@@ -117,7 +116,7 @@ static void add_other_schedules(Alternatives *a) {
         if (v == a->base.opt.pp_chunks) continue;
         Layout *c = next_alternative(a);
         c->opt.pp_chunks = v;
-        c->opt.pp_schedule = v > 1 ? "interleaved" : "1f1b";
+        c->opt.pp_schedule = v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
         if (v > 1) add_alternative(a, "--pp-schedule interleaved --pp-chunks %d", v);
         else add_alternative(a, "--pp-schedule 1f1b");
     }

@@ -45,7 +45,7 @@ static double gather_seconds(const Job *j, const Cluster *c) {
     const Mesh *m = &j->mesh;
     double bytes = checkpoint_bytes(j), seconds = 0;
     int shards = mesh_group_size(m, AXIS_FSDP), tp = m->size[AXIS_TP], pp = m->size[AXIS_PP];
-    if (!strcmp(j->opt.sharding, "no_shard")) shards = 1;
+    if (j->opt.sharding == NO_SHARD) shards = 1;
     if (shards > 1)
         seconds += collective_seconds(&c->collectives[AXIS_FSDP][ALL_GATHER], bytes / tp * (shards - 1) / shards);
     if (tp > 1) seconds += collective_seconds(&c->collectives[AXIS_TP][ALL_GATHER], bytes * (tp - 1) / tp);
@@ -167,7 +167,7 @@ static void spares_rows(FILE *f, cJSON *rows, const GoodputInput *given, int is_
 /* Prints the table. Returns the same figures for plan.json. */
 static cJSON *print_goodput(FILE *f, const GoodputPlan *p, const Options *o) {
     const GoodputInput *in = &p->in;
-    int is_async = !strcmp(o->save_mode, "async");
+    int is_async = o->save_mode == SAVE_ASYNC;
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "run_mtbf_s", run_mtbf(in));
     cJSON_AddNumberToObject(json, "failures_expected", expected_failures(in));

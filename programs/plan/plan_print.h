@@ -110,8 +110,8 @@ static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_
             "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64
             " tokens per step; ",
             j->opt.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "",
-            j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", j->opt.sharding, mesh_group_size(m, AXIS_FSDP),
-            replicas, replicas > 1 ? "s" : "", tokens_per_step);
+            j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", strategies[j->opt.sharding].name,
+            mesh_group_size(m, AXIS_FSDP), replicas, replicas > 1 ? "s" : "", tokens_per_step);
     if (p->count == 1) fprintf(f, "all ranks have the same memory, FLOPs and traffic\n");
     else fprintf(f, "%d kinds of ranks, which differ in memory, FLOPs or traffic\n", p->count);
     for (int c = 0; c < p->count; c++) {

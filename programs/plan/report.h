@@ -139,7 +139,7 @@ static cJSON *report_json(const Job *j, const Plan *p, const Simulation *s, cons
     cJSON_AddStringToObject(root, "model", j->opt.model);
     cJSON_AddNumberToObject(root, "world", p->mesh->world);
     cJSON_AddStringToObject(root, "precision", PRECISION_NAME);
-    cJSON_AddStringToObject(root, "sharding", j->opt.sharding);
+    cJSON_AddStringToObject(root, "sharding", strategies[j->opt.sharding].name);
     cJSON_AddStringToObject(root, "mesh", mesh);
     json_add_integer(root, "tokens_per_step", samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
     json_add_integer(root, "parameters", j->table.num_parameters);
@@ -167,7 +167,7 @@ static void report_write(FILE *f, cJSON *numbers) {
 /* Writes plan.html into --out. */
 static void report_write_file(const char *out, const Job *j, const Plan *p, const Simulation *s, const Cluster *c,
                               const Estimate *e, const cJSON *goodput) {
-    FILE *f = logger_create(out, "plan.html");
+    FILE *f = out_file_create(out, "plan.html");
     report_write(f, report_json(j, p, s, c, e, goodput));
     if (fclose(f)) user_error("cannot write plan.html in --out %s: %s", out, strerror(errno));
 }

@@ -25,8 +25,8 @@ static double least_memory(const Job *j, const Options *o) {
     double trained = (double)j->table.num_trained / split;
     double frozen = (double)(j->table.num_parameters - j->table.num_trained) / split;
     double bytes_per_frozen = j->config.base >= BASE_INT8 ? 1 : sizeof(floatX);
-    double unsharded = strcmp(o->sharding, "full_shard") ? sizeof(floatX) : 0;
-    if (!strcmp(o->accumulate, "local") && o->accum > 1) unsharded += 4;
+    double unsharded = o->sharding == FULL_SHARD ? 0 : sizeof(floatX);
+    if (o->accumulate == ACCUMULATE_LOCALLY && o->accum > 1) unsharded += 4;
     return frozen * bytes_per_frozen / shards + trained * ((uses_muon(o) ? 12 : 16) / shards + unsharded);
 }
 
@@ -112,8 +112,8 @@ static void search_shardings(Search *s, Options o) {
     int sharding_given = option_given(given, "sharding"), accumulate_given = option_given(given, "accumulate");
     for (int full = 0; full < 2; full++) {
         if (full && (sharding_given || o.dp_shard * o.cp == 1)) continue;
-        if (!sharding_given) o.sharding = full ? "full_shard" : "shard_grad_op";
-        if (!accumulate_given) o.accumulate = full || o.accum == 1 ? "sharded" : "local";
+        if (!sharding_given) o.sharding = full ? FULL_SHARD : SHARD_GRAD_OP;
+        if (!accumulate_given) o.accumulate = full || o.accum == 1 ? ACCUMULATE_SHARDED : ACCUMULATE_LOCALLY;
         search_try(s, &o);
     }
 }
@@ -132,7 +132,7 @@ static void search_schedules(Search *s, Options o) {
             if (fmod(s->sequences, per_micro_batch) != 0 || (int64_t)o.batch * o.seq > 1 << 30) continue;
             int stages = o.pp * o.pp_chunks;
             o.accum = (int)(s->sequences / per_micro_batch);
-            o.pp_schedule = o.pp_chunks > 1 ? "interleaved" : "1f1b";
+            o.pp_schedule = o.pp_chunks > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
             if (!option_given(given, "pp-light-ends"))
                 o.pp_light_ends = o.pp > 1 && c->L % stages && (c->L + 2) % stages == 0;
             search_shardings(s, o);
@@ -194,15 +194,16 @@ static void search_print(FILE *f, const Search *s, const Cluster *c, double seco
         const Layout *b = &s->best[i];
         const Options *o = &b->opt;
         fprintf(f, "%5d %4d %4d %9d %13d %7d %6d %6d %14s %11s %7.2f GB %8.4g s %12.0f %4.1f %%\n", o->tp, o->cp, o->pp,
-                o->dp_shard, o->dp_replicate, o->pp_chunks, o->batch, o->accum, o->sharding, o->recompute,
-                b->memory / 1e9, b->estimate.step_seconds, b->estimate.tokens_per_second, 100 * b->estimate.mfu);
+                o->dp_shard, o->dp_replicate, o->pp_chunks, o->batch, o->accum, strategies[o->sharding].name,
+                o->recompute, b->memory / 1e9, b->estimate.step_seconds, b->estimate.tokens_per_second,
+                100 * b->estimate.mfu);
     }
     const Options *o = &s->best[0].opt;
     fprintf(f,
             "options of the fastest: --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum %d "
             "--sharding %s --accumulate %s --recompute %s",
-            o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate, o->batch, o->accum, o->sharding, o->accumulate,
-            o->recompute);
+            o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate, o->batch, o->accum, strategies[o->sharding].name,
+            o->accumulate == ACCUMULATE_LOCALLY ? "local" : "sharded", o->recompute);
     if (o->pp_chunks > 1) fprintf(f, " --pp-schedule interleaved --pp-chunks %d", o->pp_chunks);
     fprintf(f, "%s\n", o->pp_light_ends ? " --pp-light-ends" : "");
 }

@@ -125,7 +125,7 @@ static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
 /* Allocates buffers for a few chunks or, with --save-mode async, for all chunks of this rank. */
 static void checkpoint_writer_allocate(CheckpointWriter *w) {
     Device *dev = w->fsdp->dev;
-    int async = w->checkpoint.num_files && !strcmp(w->opt->save_mode, "async");
+    int async = w->checkpoint.num_files && w->opt->save_mode == SAVE_ASYNC;
     int64_t share = max_i64(writer_share(w, &w->checkpoint), writer_share(w, &w->exported));
     if (!share) return;
     w->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
@@ -525,7 +525,7 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     w->paused += seconds_now() - start;
     printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path, 1e-6 * bytes,
            seconds_now() - w->start);
-    if (!strcmp(w->opt->save_mode, "async")) printf("; training paused for %.2f s", w->paused);
+    if (w->opt->save_mode == SAVE_ASYNC) printf("; training paused for %.2f s", w->paused);
     printf("\n");
     fflush(stdout);
     companions_free(&companions);
@@ -562,7 +562,7 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
              comm_random_name(comm, "saving: name"));
     write_start(w, &w->checkpoint);
     w->paused = seconds_now() - w->start;
-    if (strcmp(w->opt->save_mode, "async")) checkpoint_commit(w);
+    if (w->opt->save_mode != SAVE_ASYNC) checkpoint_commit(w);
     comm_phase(comm, before);
 }
 

@@ -131,7 +131,7 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *e
 /* Writes plan.json into --out. */
 static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
                             cJSON *stages) {
-    FILE *f = logger_create(out, "plan.json");
+    FILE *f = out_file_create(out, "plan.json");
     plan_write(f, p, tokens_per_step, estimate, goodput, stages);
     if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }

@@ -121,7 +121,7 @@ static void add_stage(UnitSizes *u, const RankLayout *l, const BlockSize *b, int
     int64_t pad = TENSOR_ALIGN * l->fsdp * l->replicas, whole = count / joined, rest = count % joined;
     for (int64_t i = 0; i < whole + (rest > 0); i++) {
         int64_t blocks = i < whole ? joined : rest;
-        int is_own = !strcmp(l->options->sharding, "no_shard") || (u->block_units + i) % l->fsdp == l->fsdp_rank;
+        int is_own = l->options->sharding == NO_SHARD || (u->block_units + i) % l->fsdp == l->fsdp_rank;
         u->largest = max_i64(u->largest, round_up(blocks * b->elements, pad));
         u->muon_blocks += is_own ? blocks : 0;
     }
@@ -180,7 +180,7 @@ static int64_t gradient_units(const RankLayout *l, const UnitSizes *u) {
     return l->has_adapters ? u->block_units : u->block_units + u->end_units;
 }
 static int64_t gradient_bytes(const RankLayout *l, const UnitSizes *u) {
-    int64_t bytes_per_element = strcmp(l->options->reduce_dtype, "bf16") ? 4 : 2;
+    int64_t bytes_per_element = l->options->reduce_dtype == REDUCE_BF16 ? 2 : 4;
     return bytes_per_element * (l->has_adapters ? u->adapters : u->blocks + u->ends);
 }
 
@@ -193,20 +193,20 @@ static int64_t gradient_bytes(const RankLayout *l, const UnitSizes *u) {
  * shards of momentum to the ranks that own the units, and one of the orthogonal matrices back. */
 static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Options *o = l->options;
-    int64_t k = l->micro_batches, n = l->fsdp, reductions = strcmp(o->accumulate, "local") ? k : 1;
+    int64_t k = l->micro_batches, n = l->fsdp, reductions = o->accumulate == ACCUMULATE_LOCALLY ? 1 : k;
     int64_t blocks_shard = u->blocks_shard + u->adapters / n * (int64_t)sizeof(floatX);
     int64_t block_gathers = u->block_units * (1 + l->has_adapters);
     Traffic reduce = {reductions * gradient_units(l, u), reductions * gradient_bytes(l, u) / n * (n - 1)};
     Traffic gather = {block_gathers + u->end_units, (blocks_shard + u->ends_shard) * (n - 1)};
-    if (!strcmp(o->sharding, "full_shard")) {
+    if (o->sharding == FULL_SHARD) {
         gather.calls = k * (2 * block_gathers + u->end_units);
         gather.bytes = k * (2 * blocks_shard + u->ends_shard) * (n - 1);
     }
-    if (!strcmp(o->sharding, "no_shard")) gather = reduce;
+    if (o->sharding == NO_SHARD) gather = reduce;
     if (n == 1) return;
     out[ALL_GATHER] = gather;
     out[REDUCE_SCATTER] = reduce;
-    if (!uses_muon(o) || !strcmp(o->sharding, "no_shard")) return;
+    if (!uses_muon(o) || o->sharding == NO_SHARD) return;
     out[ALL_TO_ALL].calls = 2 * ((u->block_units + n - 1) / n);
     out[ALL_TO_ALL].bytes = out[ALL_TO_ALL].calls * (n - 1) * (u->largest / n) * (int64_t)sizeof(floatX);
 }
@@ -272,7 +272,7 @@ static void cp_traffic(Traffic out[COLLECTIVES], const RankLayout *l) {
 static void pp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     int64_t messages = l->micro_batches * (2 * l->options->pp_chunks - l->is_first - l->is_last);
     int64_t tied_ends = l->config->tied && (l->is_first || l->is_last) && !l->has_adapters;
-    int64_t tied_shard = u->tied / (strcmp(l->options->sharding, "no_shard") ? l->fsdp : 1);
+    int64_t tied_shard = u->tied / (l->options->sharding == NO_SHARD ? 1 : l->fsdp);
     Traffic each_way = {messages + tied_ends, messages * l->activation_bytes + tied_ends * tied_shard * 4};
     if (l->pp == 1) return;
     out[SEND] = each_way;

@@ -6,6 +6,7 @@
 #ifndef AGREEMENT_H
 #define AGREEMENT_H
 #include "../../lib/comm/comm.h" // defines: Comm, all_gather_now, comm_barrier, run_hosts, rank_name
+#include "../../lib/io/output.h" // defines: out_file_create
 #include "job.h"                 // defines: Job, Dataset, options_write
 
 /* A hash of pieces of the data, at even distances over all files: it finds other data of the same length without
@@ -144,7 +145,7 @@ static int *gather_views_of_out(Comm *comm, const char *out) {
     char path[4096 + 64];
     int world = comm->mesh.world, *all = new_array(int, world);
     snprintf(path, sizeof path, "%s/.shared-%016" PRIx64, out, comm_random_name(comm, "name of the shared file"));
-    if (comm->rank == 0) fclose(logger_create(out, strrchr(path, '/') + 1));
+    if (comm->rank == 0) fclose(out_file_create(out, strrchr(path, '/') + 1));
     comm_barrier(comm, "the shared file is there");
     int sees = comm->rank != host_of_rank(comm->rank)->first_rank || !access(path, F_OK);
     all_gather_now(comm, AXIS_WORLD, "visibility of the shared file", &sees, all, sizeof sees);

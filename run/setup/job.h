@@ -12,7 +12,6 @@
 #include "../checkpoint/checkpoint.h"
 #include "config_json.h"
 #include "../watch/trace.h"
-#include "../watch/logger.h"
 #include "../checks/mfu.h"
 #include "recipe.h"                   // defines: Recipe, recipe_count_used, recipe_check_epochs
 #include "../../lib/comm/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
@@ -92,7 +91,7 @@ static int begins_later_stage(const Job *j) {
 static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
 /* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator. */
 static int job_reductions_apart(const Job *j) {
-    return job_trains(j) && strategy_find(j->opt.sharding)->reshard == AFTER_FORWARD;
+    return job_trains(j) && strategies[j->opt.sharding].reshard == AFTER_FORWARD;
 }
 
 // ---------------------------------------------------------------------------
@@ -106,14 +105,14 @@ static int transport_sums(const Options *o) { return asks_nccl(o) && !o->determi
 /* How the options shard the model. */
 static Sharding sharding_of(const Options *o) {
     Sharding s = ZERO;
-    s.strategy = strategy_find(o->sharding);
+    s.strategy = &strategies[o->sharding];
     s.slots = o->slots;
     s.micro_batches = o->accum;
-    s.accumulate_locally = !strcmp(o->accumulate, "local");
+    s.accumulate_locally = o->accumulate == ACCUMULATE_LOCALLY;
     s.deterministic = o->deterministic;
     s.check_replicas = 1;
     s.writes_files = o->out != NULL;
-    s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
+    s.reduce_dtype = o->reduce_dtype == REDUCE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     s.transport_sums = transport_sums(o);
     return s;
 }
@@ -121,8 +120,8 @@ static Sharding sharding_of(const Options *o) {
 /* The categories of memory that are offloaded, as bits by MemCategory. */
 static unsigned offloaded(const Options *o) {
     unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
-    if (!strcmp(o->offload, "all")) return all;
-    return !strcmp(o->offload, "optimizer") ? optimizer : 0;
+    if (o->offload == OFFLOAD_ALL) return all;
+    return o->offload == OFFLOAD_OPTIMIZER ? optimizer : 0;
 }
 
 // ---------------------------------------------------------------------------
@@ -144,13 +143,12 @@ static void check_needed_options(const Options *o) {
 
 static void check_offload(const Job *j) {
     const Options *o = &j->opt;
-    int offloads = strcmp(o->offload, "none") != 0;
-    if (OFFLOAD_IN_PLACE && offloads && job_runs(j) && !o->out)
+    if (OFFLOAD_IN_PLACE && o->offload != OFFLOAD_NONE && job_runs(j) && !o->out)
         user_error("--offload %s keeps state in files under --out: add --out DIR, on a disk with enough space",
-                   o->offload);
+                   o->offload == OFFLOAD_ALL ? "all" : "optimizer");
     int all_reduces =
-        o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard") || (!strcmp(o->accumulate, "local") && o->accum > 1);
-    if (uses_nccl(j) && !strcmp(o->offload, "all") && all_reduces)
+        o->dp_replicate != 1 || o->sharding == NO_SHARD || (o->accumulate == ACCUMULATE_LOCALLY && o->accum > 1);
+    if (uses_nccl(j) && o->offload == OFFLOAD_ALL && all_reduces)
         user_error("--offload all keeps gradients in host memory, where NCCL cannot all-reduce them: use --offload "
                    "optimizer, or --sharding full_shard or shard_grad_op without --dp-replicate and without "
                    "--accumulate local");
@@ -411,7 +409,7 @@ static void divisors_of(char *text, size_t size, int a, int b) {
 static void job_pipeline_options(Job *j) {
     static const char *const pipeline_options[] = {"pp-schedule", "pp-chunks", "pp-light-ends"};
     Options *o = &j->opt;
-    int interleaved = !strcmp(o->pp_schedule, "interleaved"), pp = j->mesh.size[AXIS_PP];
+    int interleaved = o->pp_schedule == SCHEDULE_INTERLEAVED, pp = j->mesh.size[AXIS_PP];
     for (int i = 0; i < 3; i++)
         if (pp == 1 && o->pp_chunks != 1 && option_changed(o, pipeline_options[i])) // 1: as config.txt says it
             user_error("--%s has no effect without --pp: add --pp N, or remove --%s", pipeline_options[i],
@@ -420,9 +418,9 @@ static void job_pipeline_options(Job *j) {
     if (interleaved != (o->pp_chunks > 1))
         user_error("--pp-schedule %s with --pp-chunks %d: 1f1b has one virtual stage per rank, interleaved has two or "
                    "more; change one of the two options",
-                   o->pp_schedule, o->pp_chunks);
-    if (pp > 1 && !option_given(o, "sharding")) o->sharding = "shard_grad_op";
-    if (pp > 1 && !option_given(o, "accumulate")) o->accumulate = "local";
+                   interleaved ? "interleaved" : "1f1b", o->pp_chunks);
+    if (pp > 1 && !option_given(o, "sharding")) o->sharding = SHARD_GRAD_OP;
+    if (pp > 1 && !option_given(o, "accumulate")) o->accumulate = ACCUMULATE_LOCALLY;
 }
 
 /* Weights that share an int8 scale must lie on one tensor-parallel rank. Returns the first tensor that --tp would split
@@ -514,14 +512,14 @@ static Sampler job_sampler(const Job *j, int rank) {
     Sampler s = ZERO;
     s.samples = dataset_samples(&j->data);
     s.seed = (uint64_t)o->seed;
-    s.pad = !strcmp(o->tail, "pad");
+    s.pad = o->tail == TAIL_PAD;
     s.shards = mesh->size[AXIS_DP_SHARD];
     s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
     s.replicas = mesh->size[AXIS_DP_REPLICATE];
     s.replica = mesh_coordinate(mesh, rank, AXIS_DP_REPLICATE);
     s.accumulation = o->accum;
     s.B = o->batch;
-    s.local = !strcmp(o->accumulate, "local");
+    s.local = o->accumulate == ACCUMULATE_LOCALLY;
     s.start_step = j->start.step;
     s.start_epoch = j->start.epoch;
     s.start_sample = j->start.samples_in_epoch;
@@ -666,8 +664,8 @@ static void job_check_tail(const Job *j) {
     if (j->data.mixture && option_changed(o, "tail"))
         user_error("--tail %s has no effect on a mixture, whose sources begin their next epochs within a step: remove "
                    "--tail, or the weights of --data",
-                   o->tail);
-    if (!j->data.mixture && !strcmp(o->tail, "drop") && samples < per_step)
+                   o->tail == TAIL_PAD ? "pad" : "drop");
+    if (!j->data.mixture && o->tail == TAIL_DROP && samples < per_step)
         user_error("%s holds %" PRId64
                    " samples of --seq %d, but one step takes %d data ranks x batch %d x accum %d = %" PRId64
                    ": reduce one of these, add data, or use --tail pad",

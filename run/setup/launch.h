@@ -2,9 +2,10 @@
  * as threads. */
 #ifndef LAUNCH_H
 #define LAUNCH_H
-#include "job.h"              // defines: Job, Transport, LaunchInfo
-#include "../watch/signals.h" // defines: signals_install_for_start
-#include "version.h"          // defines: print_version
+#include "../../lib/io/output.h" // defines: output_prepare
+#include "job.h"                 // defines: Job, Transport, LaunchInfo
+#include "../watch/signals.h"    // defines: signals_install_for_start
+#include "version.h"             // defines: print_version
 #include <limits.h>
 #include <omp.h>
 

@@ -9,7 +9,7 @@
 #define OPTION_TABLE_H
 #include "../../lib/device/base.h" // defines: user_error
 
-typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG } OptionKind;
+typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_CHOICE, OPT_TEXT, OPT_FLAG } OptionKind;
 
 typedef struct {
     OptionKind kind;
@@ -28,6 +28,8 @@ typedef struct {
     { OPT_INT, name, FIELD(field), low, high, values, fallback, help }
 #define REAL(name, field, low, high, values, fallback, help)                                                           \
     { OPT_REAL, name, FIELD(field), low, high, values, fallback, help }
+#define CHOICE(name, field, values, fallback, help)                                                                    \
+    { OPT_CHOICE, name, FIELD(field), 0, 0, values, fallback, help }
 #define TEXT(name, field, values, fallback, help)                                                                      \
     { OPT_TEXT, name, FIELD(field), 0, 0, values, fallback, help }
 #define TEXT_OR_EMPTY(name, field, values, fallback, help)                                                             \
@@ -54,23 +56,34 @@ static int real_after_colon(const char *value, const char *word, double *x) {
     return digits[0] && !digits[strspn(digits, "+-.0123456789eE")] && !*end;
 }
 
+/* Which of the choices "a|b|c" `value` is, counted from 0; -1: none of them. */
+static int choice_index(const char *value, const char *choices) {
+    for (int i = 0; *choices; i++) {
+        size_t n = strcspn(choices, "|");
+        if (strlen(value) == n && !strncmp(value, choices, n)) return i;
+        choices += n + (choices[n] == '|');
+    }
+    return -1;
+}
+
+/* The text of a choice. */
+static void choice_text(char *value, size_t size, const char *choices, int index) {
+    for (; index > 0; index--) choices = strchr(choices, '|') + 1;
+    snprintf(value, size, "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
 /* Is `value` one of the choices "a|b|c"? A choice like every:N stands for the word with any whole number, and one like
  * muon:X with any number from 0 to below 1. */
 static int is_valid_choice(const char *value, const char *choices) {
-    char choice[32];
-    for (const char *at = choices; *at; at += strspn(at, "|")) {
-        size_t n = strcspn(at, "|");
-        snprintf(choice, sizeof choice, "%.*s", (int)n, at);
-        at += n;
-        char *number = strstr(choice, ":N"), *real = strstr(choice, ":X");
-        double x;
-        if (number) *number = 0; // cuts ":N" off: `choice` is the word alone
-        if (real) *real = 0;
-        if (number && number_after_colon(value, choice) > 0) return 1;
-        if (real && real_after_colon(value, choice, &x) && x >= 0 && x < 1) return 1;
-        if (!number && !real && !strcmp(value, choice)) return 1;
-    }
-    return 0;
+    char word[64], choice[72];
+    double x;
+    snprintf(word, sizeof word, "%.*s", (int)strcspn(value, ":"), value);
+    int has_colon = value[strlen(word)] == ':';
+    snprintf(choice, sizeof choice, "%s:N", word);
+    if (has_colon && choice_index(choice, choices) >= 0) return number_after_colon(value, word) > 0;
+    snprintf(choice, sizeof choice, "%s:X", word);
+    if (has_colon && choice_index(choice, choices) >= 0) return real_after_colon(value, word, &x) && x >= 0 && x < 1;
+    return choice_index(value, choices) >= 0;
 }
 
 /* `called`: how errors name the option, "--lr" or its place in a recipe. */
@@ -98,8 +111,14 @@ static void option_set(void *options, const OptionRow *row, const char *called, 
     int may_be_empty = row->kind == OPT_TEXT && row->high == 1;
     if (!value || (!may_be_empty && !value[0]))
         user_error("%s needs a value: expected %s %s", called, called, row->values);
-    if (row->kind != OPT_TEXT) {
+    if (row->kind == OPT_INT || row->kind == OPT_REAL) {
         option_set_number(field, row, called, value);
+        return;
+    }
+    if (row->kind == OPT_CHOICE) {
+        int index = choice_index(value, row->values);
+        if (index < 0) user_error("%s %s: expected one of %s", called, value, row->values);
+        *(int *)field = index;
         return;
     }
     int is_placeholder = row->values[0] >= 'A' && row->values[0] <= 'Z'; // "FILE|GLOB" is no list of choices
@@ -150,9 +169,10 @@ static int option_as_text(const void *options, const OptionRow *row, char *value
     value[0] = 0;
     if (row->kind == OPT_INT) snprintf(value, size, "%d", *(const int *)field);
     if (row->kind == OPT_REAL) snprintf(value, size, "%.9g", *(const double *)field);
+    if (row->kind == OPT_CHOICE) choice_text(value, size, row->values, *(const int *)field);
     if (row->kind == OPT_FLAG) snprintf(value, size, is_on ? "on" : "off");
     if (text) snprintf(value, size, "%s", text);
-    return row->kind == OPT_INT || row->kind == OPT_REAL || is_on || text;
+    return row->kind == OPT_INT || row->kind == OPT_REAL || row->kind == OPT_CHOICE || is_on || text;
 }
 
 /* Prints the words of `text` from `indent` on; the cursor is at `column`. Lines break before column 112. */

@@ -1,8 +1,7 @@
 /* options.h: the command line. One table parses it, checks it, and prints --help and config.txt.
  *
- * A row holds an option's name, values, bounds, default and help, and which field of Options stores it; to add an
- * option, add a row and a field. A caller may rely on: after options_parse every value is within its row's bounds,
- * or 0 or NULL if its option has no default and was not given.
+ * To add an option, add a row and a field of Options. A caller may rely on: after options_parse every value is within
+ * its row's bounds, or 0 or NULL if its option has no default and was not given.
  * job_prepare (job.h) checks whether options fit each other, the model and the machine.
  */
 #ifndef OPTIONS_H
@@ -14,19 +13,24 @@
 #include "../checks/outliers.h" // defines: MAX_OUTLIER_WINDOW
 #include "retired_options.h"    // defines: skip_retired
 
+// the values of options that are choices, in the order of the table
+enum { TAIL_DROP, TAIL_PAD };
+enum { ACCUMULATE_SHARDED, ACCUMULATE_LOCALLY };
+enum { SCHEDULE_1F1B, SCHEDULE_INTERLEAVED };
+enum { REDUCE_FP32, REDUCE_BF16 };
+enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_ALL };
+enum { SAVE_SYNC, SAVE_ASYNC };
+
 typedef struct { // in the groups of --help; the table below says what each one means
     const char *model, *tokenizer;
     int vocab_size;
-    const char *data, *val, *tail;
-    int workers, doc_mask;
-    int seq, batch, accum;
-    const char *accumulate;
+    const char *data, *val;
+    int tail, workers, doc_mask;
+    int seq, batch, accum, accumulate;
     int tp, cp, pp, dp_shard, dp_replicate; // 0: auto
-    const char *pp_schedule;
-    int pp_chunks, pp_light_ends;
-    const char *sharding, *wrap, *reduce_dtype, *offload;
-    int slots;
-    const char *recompute;
+    int pp_schedule, pp_chunks, pp_light_ends;
+    int sharding, slots, reduce_dtype, offload; // sharding: index into strategies (fsdp.h)
+    const char *wrap, *recompute;
     int logit_rows;
     const char *recipe, *lr_schedule, *optimizer;
     int steps, warmup, lr_decay, outlier_window;
@@ -34,8 +38,8 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *lora_targets, *base, *adapters;
     int lora_rank;
     double lora_alpha;
-    const char *out, *save_mode, *after_save, *resume, *transport, *trace;
-    int save_every, keep, allow_changes, val_every, val_batches, seed, threads, ranks, deterministic;
+    const char *out, *after_save, *resume, *transport, *trace;
+    int save_every, save_mode, keep, allow_changes, val_every, val_batches, seed, threads, ranks, deterministic;
     double timeout; // seconds
     int help, version;
     char given[128]; // 1 for each row of the table that was on the command line
@@ -53,41 +57,39 @@ static const OptionRow option_rows[] = {
     TEXT("data", data, "FILE|GLOB[:WEIGHT],...", NULL,
          "token files to train on; with weights a mixture, which takes each entry's share of samples"),
     TEXT("val", val, "FILE|GLOB,...", NULL, "token files to validate on"),
-    TEXT("tail", tail, "drop|pad", "drop",
-         "what to do with the last, incomplete step of an epoch: drop it, or pad it with samples from the start of the "
-         "epoch"),
+    CHOICE(
+        "tail", tail, "drop|pad", "drop",
+        "what to do with the last, incomplete step of an epoch: drop it, or pad it with samples from the start of the "
+        "epoch"),
     INT("workers", workers, 0, LOADER_MAX_WORKERS, "N", "0",
         "threads per rank that read samples ahead; 0: one per core, at most 4"),
     FLAG("doc-mask", doc_mask, "attention stays within a document, whose end the token files mark"),
     GROUP("batch"),
     INT("seq", seq, 0, 1 << 24, "T", "0",
-        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its max_position_embeddings, "
-        "on a GPU at most 4096 and on a CPU at most 256"),
+        "tokens per sample; 0: the model's default, which for a Hugging Face directory is its "
+        "max_position_embeddings, on a GPU at most 4096 and on a CPU at most 256"),
     INT("batch", batch, 0, 1 << 20, "B", "0", "samples per micro-batch and rank; 0: the model's default"),
     INT("accum", accum, 1, 1 << 16, "K", "1", "micro-batches per step"),
-    TEXT(
-        "accumulate", accumulate, "sharded|local", "sharded",
-        "reduce gradients to their shards after every micro-batch, or accumulate them locally and reduce once per step "
-        "(less communication, 4 more bytes per parameter)"),
+    CHOICE("accumulate", accumulate, "sharded|local", "sharded",
+           "reduce gradients to their shards after every micro-batch, or accumulate them locally and reduce once per "
+           "step (less communication, 4 more bytes per parameter)"),
     GROUP("mesh"),
     INT("tp", tp, 0, 1 << 20, "N|auto", "1",
         "tensor parallelism with sequence parallelism: split every matrix over N ranks, best within one host; N must "
         "divide the query heads and the key/value heads"),
     INT("cp", cp, 0, 1 << 20, "N|auto", "1",
         "context parallelism for long sequences: split each sequence over N ranks, which all-gather keys and values; "
-        "FSDP "
-        "shards parameters over these ranks too"),
+        "FSDP shards parameters over these ranks too"),
     INT("pp", pp, 0, 1 << 20, "N|auto", "1",
         "pipeline parallelism: N stages with a part of the blocks each; --accum should be several times N; the "
-        "defaults "
-        "become --sharding shard_grad_op --accumulate local"),
-    TEXT("pp-schedule", pp_schedule, "1f1b|interleaved", "1f1b",
-         "1f1b: one stage per rank, one forward and one backward in turn; interleaved: several virtual stages per rank "
-         "(--pp-chunks), which idle less and send more messages"),
+        "defaults become --sharding shard_grad_op --accumulate local"),
+    CHOICE(
+        "pp-schedule", pp_schedule, "1f1b|interleaved", "1f1b",
+        "1f1b: one stage per rank, one forward and one backward in turn; interleaved: several virtual stages per rank "
+        "(--pp-chunks), which idle less and send more messages"),
     INT("pp-chunks", pp_chunks, 0, MAX_STAGES, "V", "0",
-        "virtual stages per rank; 0: 1 with 1f1b, 2 with interleaved; if there are several, --accum must be a multiple "
-        "of "
-        "--pp"),
+        "virtual stages per rank; 0: 1 with 1f1b, 2 with interleaved; if there are several, --accum must be a "
+        "multiple of --pp"),
     FLAG("pp-light-ends", pp_light_ends,
          "give the first and the last virtual stage one block fewer, to balance the embedding and the head"),
     INT("dp-shard", dp_shard, 0, 1 << 20, "N|auto", "auto",
@@ -95,18 +97,17 @@ static const OptionRow option_rows[] = {
     INT("dp-replicate", dp_replicate, 0, 1 << 20, "N|auto", "1",
         "replicas of the sharded model (hybrid sharding); their gradients are summed once per step"),
     GROUP("sharding"),
-    TEXT("sharding", sharding, STRATEGY_NAMES, "full_shard",
-         "full_shard: ZeRO-3; shard_grad_op: ZeRO-2, weights stay unsharded from forward to backward; no_shard: DDP, "
-         "every "
-         "rank holds all state"),
+    CHOICE("sharding", sharding, STRATEGY_NAMES, "full_shard",
+           "full_shard: ZeRO-3; shard_grad_op: ZeRO-2, weights stay unsharded from forward to backward; no_shard: "
+           "DDP, every rank holds all state"),
     TEXT("wrap", wrap, "block|size:N", "block",
          "what one FSDP unit holds: a block, or as many blocks as have N parameters together"),
     INT("slots", slots, 2, MAX_SLOTS - 2, "N", "2",
         "how many blocks may be unsharded at once; 2 prefetches one block ahead"),
-    TEXT("reduce-dtype", reduce_dtype, "fp32|bf16", "fp32",
-         "dtype in which gradients are sent; they are summed in fp32, except by NCCL, which sums in this dtype"),
-    TEXT("offload", offload, "none|optimizer|all", "none",
-         "keep the optimizer's state, or all sharded state, " OFFLOAD_HELP),
+    CHOICE("reduce-dtype", reduce_dtype, "fp32|bf16", "fp32",
+           "dtype in which gradients are sent; they are summed in fp32, except by NCCL, which sums in this dtype"),
+    CHOICE("offload", offload, "none|optimizer|all", "none",
+           "keep the optimizer's state, or all sharded state, " OFFLOAD_HELP),
     GROUP("memory"),
     TEXT("recompute", recompute, "none|selective|full|every:N", "none",
          "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
@@ -120,8 +121,8 @@ static const OptionRow option_rows[] = {
          "(examples in dev/recipes)"),
     INT("steps", steps, 1, 1 << 30, "N", "100", "optimizer steps"),
     TEXT("optimizer", optimizer, "adamw|muon|muon:X", "adamw",
-         "muon: orthogonalized momentum (Nesterov, X, 0.95) for the matrices of the blocks, AdamW for everything else, "
-         "both with --lr; keeps 12 instead of 16 bytes per parameter of these matrices"),
+         "muon: orthogonalized momentum (Nesterov, X, 0.95) for the matrices of the blocks, AdamW for everything "
+         "else, both with --lr; keeps 12 instead of 16 bytes per parameter of these matrices"),
     REAL("lr", lr, 0, 1e3, "X", "0.0003", "peak learning rate"),
     TEXT("lr-schedule", lr_schedule, RATE_SHAPE_NAMES "|wsd:N", "cosine",
          "what follows the warm-up: a cosine or a straight line down to --min-lr, --lr until the end (constant), or "
@@ -135,8 +136,8 @@ static const OptionRow option_rows[] = {
     REAL("clip", clip, 0, 1e30, "X", "1",
          "largest global gradient norm; larger gradients are scaled down to it; 0: no clipping"),
     REAL("z-loss", z_loss, 0, 1e3, "X", "0",
-         "also minimize X times the square of log Z, where Z is the denominator of each target's softmax; keeps logits "
-         "from drifting; reported apart from the loss; 1e-4 is usual; 0: off"),
+         "also minimize X times the square of log Z, where Z is the denominator of each target's softmax; keeps "
+         "logits from drifting; reported apart from the loss; 1e-4 is usual; 0: off"),
     INT("outlier-window", outlier_window, 0, MAX_OUTLIER_WINDOW, "N", "0",
         "skip the update of a step whose loss or gradient norm is more than 6 standard deviations above the mean of "
         "the last N steps; 0: off"),
@@ -149,13 +150,11 @@ static const OptionRow option_rows[] = {
          "linear layers that have adapters, separated by commas"),
     TEXT("base", base, "fp32|bf16|int8|int8:all", NULL,
          "with adapters, how the frozen model is stored: in the precision of the build (the default), with the "
-         "matrices of "
-         "its blocks in int8 (64 weights share a scale), or with all tensors in int8; a model whose files are int8 "
-         "stays "
-         "so"),
+         "matrices of its blocks in int8 (64 weights share a scale), or with all tensors in int8; a model whose files "
+         "are int8 stays so"),
     TEXT("adapters", adapters, "DIR", NULL,
-         "adapters to start from: adapter_config.json and adapter_model.safetensors in "
-         "the format of Hugging Face PEFT"),
+         "adapters to start from: adapter_config.json and adapter_model.safetensors in the format of Hugging Face "
+         "PEFT"),
     GROUP("run"),
     TEXT("out", out, "DIR", NULL,
          "directory for checkpoints, metrics.jsonl, run.html (a page to watch the run), samples.jsonl, config.txt, "
@@ -163,15 +162,15 @@ static const OptionRow option_rows[] = {
     INT("save-every", save_every, 0, 1 << 30, "N", "0",
         "save a checkpoint every N steps and after the last one; 0: only after the last one; SIGUSR1 saves one too, "
         "SIGUSR2, SIGTERM, SIGINT (Ctrl-C) and SIGHUP save one and end the run with exit code 75"),
-    TEXT("save-mode", save_mode, "sync|async", "sync",
-         "async: copy the state to memory, which the plan includes, and write it while training continues"),
+    CHOICE("save-mode", save_mode, "sync|async", "sync",
+           "async: copy the state to memory, which the plan includes, and write it while training continues"),
     INT("keep", keep, 0, 1 << 30, "K", "0", "keep the newest K checkpoints and remove older ones; 0: keep all"),
     TEXT("after-save", after_save, "CMD", NULL,
          "run sh -c CMD after each save, while training continues; \"$1\" is the checkpoint's path; output goes to "
          "after-save.log in --out; a failure is reported and does not end the run, which waits for the last command"),
     TEXT("resume", resume, "DIR|auto", NULL,
-         "resume from a checkpoint, whatever parallel layout wrote it; auto: from the newest one in --out, if there is "
-         "one"),
+         "resume from a checkpoint, whatever parallel layout wrote it; auto: from the newest one in --out, if there "
+         "is one"),
     FLAG("allow-changes", allow_changes, "resume even if options that affect the training result have changed"),
     INT("val-every", val_every, 0, 1 << 30, "N", "0",
         "validate every N steps and after the last one; 0: only after the last one"),

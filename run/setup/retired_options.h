@@ -6,7 +6,8 @@
  */
 #ifndef RETIRED_OPTIONS_H
 #define RETIRED_OPTIONS_H
-#include "option_table.h" // defines: option_name, write_shell_word
+#include "../../lib/io/json.h" // defines: text_stream_open
+#include "option_table.h"      // defines: option_name, write_shell_word
 
 /* Options of train_llama3 that other programs take too, each between commas. */
 #define OPTIONS_OF_LAYOUT                                                                                              \

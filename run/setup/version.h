@@ -33,45 +33,28 @@ typedef struct {
     int in_build, in_processor; // the compiler may use it; this processor has it
 } Feature;
 
+#define TEXT_OF(macro) #macro
+#define IN_BUILD(macro) (strcmp(#macro, TEXT_OF(macro)) != 0) // is it defined? Then TEXT_OF has its value
+
 #ifdef __aarch64__
-/* Where the system does not tell, the processor has what the build uses. */
 static int processor_has_bf16(void) {
 #ifdef LINUX
     return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    return 1;
-#else
-    return 0;
+#else // the system does not tell: the processor has what the build uses
+    return IN_BUILD(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC);
 #endif
 }
 #endif
 
 static void print_features(FILE *f) {
 #if defined(__x86_64__)
-    const Feature features[] = {
-#ifdef __AVX2__
-        {"AVX2", 1, __builtin_cpu_supports("avx2") != 0},
-#else
-        {"AVX2", 0, __builtin_cpu_supports("avx2") != 0},
-#endif
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-        {"AVX512", 1, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")},
-#else
-        {"AVX512", 0, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")},
-#endif
-#ifdef __AVX512BF16__
-        {"AVX512_BF16", 1, __builtin_cpu_supports("avx512bf16") != 0},
-#else
-        {"AVX512_BF16", 0, __builtin_cpu_supports("avx512bf16") != 0},
-#endif
-    };
+    const Feature features[] = {{"AVX2", IN_BUILD(__AVX2__), __builtin_cpu_supports("avx2") != 0},
+                                {"AVX512", IN_BUILD(__AVX512BW__) && IN_BUILD(__AVX512VL__),
+                                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")},
+                                {"AVX512_BF16", IN_BUILD(__AVX512BF16__), __builtin_cpu_supports("avx512bf16") != 0}};
 #elif defined(__aarch64__)
     const Feature features[] = {{"NEON", 1, 1},
-#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
-                                {"BF16", 1, processor_has_bf16()}};
-#else
-                                {"BF16", 0, processor_has_bf16()}};
-#endif
+                                {"BF16", IN_BUILD(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC), processor_has_bf16()}};
 #else
     const Feature features[] = {{"of this kind of processor", 0, 0}};
 #endif
@@ -88,11 +71,7 @@ static void print_features(FILE *f) {
 }
 
 static void print_compiler(FILE *f) {
-#if defined(__clang__)
-    fprintf(f, "compiler: %s", __VERSION__);
-#else
-    fprintf(f, "compiler: gcc %s", __VERSION__);
-#endif
+    fprintf(f, "compiler: %s%s", IN_BUILD(__clang__) ? "" : "gcc ", __VERSION__);
 #ifdef __CUDACC_VER_MAJOR__
     fprintf(f, ", nvcc %d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__);
 #endif

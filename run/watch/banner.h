@@ -61,7 +61,7 @@ static void print_ranks(const Job *j, const Banner *b) {
     size_t offloaded = device_arenas(dry_run, 1);
     printf("ranks: %d x %d thread%s%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
            plural(j->threads_per_rank), j->threads_of_environment ? " (OMP_NUM_THREADS)" : "", j->transport->name,
-           j->opt.sharding, fsdp->ranks);
+           strategies[j->opt.sharding].name, fsdp->ranks);
     if (fsdp->replicas > 1) printf(", %d replicas", fsdp->replicas);
     printf("\n");
     print_gpus(j);

@@ -7,6 +7,7 @@
 #define LOGGER_H
 #include "../../dataloader.h"         // defines: Dataset, Loader
 #include "../checkpoint/checkpoint.h" // defines: Progress
+#include "../../lib/io/output.h"      // defines: out_file_open
 #include "../../lib/io/json.h"        // defines: json_add_integer, json_real, json_write_line
 #include "../checks/rank_figures.h"   // defines: RankFigures, rank_summary
 #include "run_data.h"                 // defines: RunData, run_data_open, run_data_write
@@ -39,15 +40,6 @@ typedef struct Logger {
     RunData page;
 } Logger;
 
-static FILE *logger_file(const char *out, const char *name, const char *mode) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", out, name);
-    FILE *f = fopen(path, mode);
-    if (!f || fseek(f, 0, SEEK_END)) user_error("cannot write %s: %s", path, strerror(errno));
-    return f; // ftell must give the size: without fseek, musl gives 0 for a file opened to append
-}
-static FILE *logger_create(const char *out, const char *name) { return logger_file(out, name, "w"); }
-
 /* The files must be complete: a line that is lost, because the disk is full for a moment, could not be found again. */
 __attribute__((noreturn)) static void logger_failed(const Logger *l) {
     user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->opt->out, strerror(errno));
@@ -74,8 +66,8 @@ static void logger_open(Logger *l, const Options *o, const Comm *comm, const Dev
     l->saved = saved;
     run_data_open(&l->page, o, comm, planned, at->step);
     if (!out) return;
-    l->metrics = logger_file(out, "metrics.jsonl", "a");
-    l->consumed = logger_file(out, "samples.jsonl", "a");
+    l->metrics = out_file_open(out, "metrics.jsonl", "a");
+    l->consumed = out_file_open(out, "samples.jsonl", "a");
     sync_directory(out); // the files' names must be on disk before those of checkpoints
 }
 
@@ -104,7 +96,7 @@ static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before,
     json_add_integer(line, "windows", dataset_samples(data));
     json_add_integer(line, "seq", data->T);
     json_add_integer(line, "pieces", data->pieces);
-    cJSON_AddStringToObject(line, "tail", l->opt->tail);
+    cJSON_AddStringToObject(line, "tail", l->opt->tail == TAIL_PAD ? "pad" : "drop");
     json_add_integer(line, "consumed_before", consumed_before);
     if (data->mixture) logger_sources(line, data, consumed_before);
     logger_line(l, l->consumed, line);

@@ -7,6 +7,7 @@
  */
 #ifndef RUN_DATA_H
 #define RUN_DATA_H
+#include "../setup/options.h"       // defines: Options
 #include "history.h"                // defines: History, HistoryBucket
 #include "../checks/rank_figures.h" // defines: RankFigures, rank_row
 
