@@ -1,11 +1,11 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
- * Read it from top to bottom: one block forward and backward, embedding and head, a pipeline stage under FSDP, the
- * training step, the dry run, the training loop, plans, one rank, main. The programs that generate, evaluate and
- * convert include this file (programs/). Every piece of arithmetic is an op (lib/ops/ops.h), every communication a
- * collective or a message (lib/comm/comm.h), every buffer of the step comes from an arena (lib/device/device.h). So the
- * same code also runs as a dry run, without arithmetic or memory, which predicts the memory, FLOPs and traffic of any
- * rank.
+ * Read it from top to bottom: what a rank has of the model, a block forward and backward, embedding and head, a
+ * pipeline stage under FSDP, the training step, validation, opening a rank, its dry run, the training loop, main. The
+ * programs that generate, evaluate and convert include this file (programs/). Every piece of arithmetic is an op
+ * (lib/ops/ops.h), every communication a collective or a message (lib/comm/comm.h), every buffer comes from an arena
+ * (lib/device/device.h). So the same code also runs as a dry run, without arithmetic or memory, which predicts the
+ * memory, FLOPs and traffic of any rank.
  */
 #include "lib/io/output.h"       // defines: finish_results, flush_results, note_lost_progress
 #include "lib/device/device.h"   // defines: arena_alloc, device_phase, device_copy, device_open_dry_run
@@ -1544,16 +1544,10 @@ static int rank_train(Trainer *trainer) {
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
         const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
-        Banner banner = {&p->comm,
-                         &dry->comm,
-                         &p->fsdp,
-                         p->layout,
-                         &trainer->loader,
-                         nccl_need(j, &dry->comm),
-                         trainer->load_seconds};
-        print_banner(j, &banner);
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel.comm, &trainer->dry_run->parallel.dev,
-                    &trainer->progress, j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
+        print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm),
+                     trainer->load_seconds);
+        logger_open(&trainer->logger, &j->opt, &p->comm, &dry->dev, &trainer->progress, j->resume_from.dir[0] != 0,
+                    trainer->saved_by_stage_before);
         note_small_step(j);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
                     begins_later_stage(j) || j->resume_from.data_changed);

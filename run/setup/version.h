@@ -70,14 +70,6 @@ static void print_features(FILE *f) {
     }
 }
 
-static void print_compiler(FILE *f) {
-    fprintf(f, "compiler: %s%s", IN_BUILD(__clang__) ? "" : "gcc ", __VERSION__);
-#ifdef __CUDACC_VER_MAJOR__
-    fprintf(f, ", nvcc %d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__);
-#endif
-    fprintf(f, "\n");
-}
-
 static void print_cuda_versions(FILE *f) {
 #ifdef USE_CUDA
     int runtime = 0, driver = 0; // a driver that is missing has version 0
@@ -120,9 +112,12 @@ static void print_libraries(FILE *f) {
 
 /* `program`: its name in a CPU build. */
 static void print_version(FILE *f, const char *program) {
-    fprintf(f, "%s%s, commit %s\n", program, CUDA_BUILD ? "_cuda" : "", build_commit);
-    fprintf(f, "precision: %s\n", PRECISION_NAME);
-    print_compiler(f);
+    fprintf(f, "%s%s, commit %s\nprecision: %s\ncompiler: %s%s", program, CUDA_BUILD ? "_cuda" : "", build_commit,
+            PRECISION_NAME, IN_BUILD(__clang__) ? "" : "gcc ", __VERSION__);
+#ifdef __CUDACC_VER_MAJOR__
+    fprintf(f, ", nvcc %d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__);
+#endif
+    fprintf(f, "\n");
     print_features(f);
     print_libraries(f);
 }

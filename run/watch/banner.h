@@ -4,16 +4,6 @@
 #include "../setup/job.h"     // defines: Job, job_runs
 #include "../checks/layout.h" // defines: layout_print
 
-/* What a rank's banner tells besides its job. */
-typedef struct {
-    const Comm *comm, *dry_run;
-    const Fsdp *fsdp;
-    const int *layout; // see layout_read_back
-    const Loader *loader;
-    double nccl_need;    // bytes that NCCL was expected to allocate on the rank's GPU
-    double load_seconds; // from the start of loading to the moment when all ranks had their weights
-} Banner;
-
 /* "1,234,567" */
 static const char *with_commas(char text[32], int64_t n) {
     char digits[24];
@@ -55,9 +45,7 @@ static void print_gpus(const Job *j) {
     printf("\n");
 }
 
-static void print_ranks(const Job *j, const Banner *b) {
-    const Device *dry_run = b->dry_run->dev;
-    const Fsdp *fsdp = b->fsdp;
+static void print_ranks(const Job *j, const Fsdp *fsdp, const Device *dry_run, const int *layout, double nccl_need) {
     size_t offloaded = device_arenas(dry_run, 1);
     printf("ranks: %d x %d thread%s%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
            plural(j->threads_per_rank), j->threads_of_environment ? " (OMP_NUM_THREADS)" : "", j->transport->name,
@@ -70,11 +58,11 @@ static void print_ranks(const Job *j, const Banner *b) {
     if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->opt.out))
         printf(", which is memory, too: --out is on a tmpfs; choose a directory on a disk");
     printf("\n");
-    layout_print(&j->mesh, b->layout, stdout);
-    double library = b->comm->library_memory;
+    layout_print(&j->mesh, layout, stdout);
+    double library = fsdp->comm->library_memory;
     if (library > 0)
         printf("NCCL allocated another %.1f MB on rank 0's GPU (expected: at most %.1f MB)\n", library / 1e6,
-               b->nccl_need / 1e6);
+               nccl_need / 1e6);
 }
 
 /* The sources of a mixture, and how often the run will have gone through each of them at its last step. */
@@ -136,13 +124,16 @@ static void print_stage(const Job *j) {
     if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);
 }
 
-static void print_banner(const Job *j, const Banner *b) {
+/* `dry_run`, `nccl_need`: the rank's dry run, and the bytes that NCCL was expected to allocate. `layout`: see
+ * layout_read_back. `load_seconds`: from the start of loading until all ranks had their weights. */
+static void print_banner(const Job *j, const Fsdp *fsdp, const Device *dry_run, const int *layout, const Loader *loader,
+                         double nccl_need, double load_seconds) {
     flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
     print_stage(j);
     if (!j->before) print_model(j);
-    print_ranks(j, b);
-    if (job_runs(j)) print_data(j, b->loader);
-    if (j->resume_from.dir[0]) print_resumed(&j->resume_from, b->load_seconds);
+    print_ranks(j, fsdp, dry_run, layout, nccl_need);
+    if (job_runs(j)) print_data(j, loader);
+    if (j->resume_from.dir[0]) print_resumed(&j->resume_from, load_seconds);
     fflush(stdout);
     funlockfile(stdout);
 }
