@@ -33,6 +33,13 @@ static void check_limits(const Options *o) {
         double x = row->low;
         if (row->kind == OPT_INT) x = *(const int *)field;
         if (row->kind == OPT_REAL) x = *(const double *)field;
+        if (row->kind == OPT_CHOICE) {
+            char word[64];
+            choice_text(word, sizeof word, row->values, *(const int *)field);
+            EXPECT(choice_index(word, row->values) == *(const int *)field, "--%s is %s, choice %d of %s", row->name,
+                   word, *(const int *)field, row->values);
+            continue;
+        }
         int is_absent = !row->fallback && !o->given[i] && x == 0;
         EXPECT(is_absent || (x >= row->low && x <= row->high), "--%s is %g, its limits are %g and %g", row->name, x,
                row->low, row->high);
@@ -68,7 +75,10 @@ static void check_said(const Options *o, const Words *w) {
         if (row->kind == OPT_REAL)
             EXPECT(*(const double *)field == number || (row->offset == offsetof(Options, min_lr) && number < 0),
                    "--%s is %g, given was %s", row->name, *(const double *)field, value);
-        if (row->kind == OPT_TEXT)
+        if (row->kind == OPT_CHOICE)
+            EXPECT(*(const int *)field == choice_index(value, row->values), "--%s is choice %d, given was %s",
+                   row->name, *(const int *)field, value);
+        if (row->kind == OPT_TEXT && !(value && strchr(value, ':')))
             EXPECT(*(const char *const *)field == value, "--%s is another text than was given", row->name);
     }
 }

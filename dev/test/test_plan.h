@@ -376,8 +376,40 @@ static void test_hosts(void) {
           "fsdp %d, dp_replicate %d; alternately fsdp %d", within, across, mixed);
 }
 
+/* Each alternative has the options that its text names, and all others of the plan. */
+static void test_alternatives(void) {
+    Alternatives a;
+    Job *j = make_job("--model tiny --plan --ranks 8 --pp 2 --pp-chunks 2 --pp-schedule interleaved --accum 4 "
+                      "--batch 2 --lora-rank 4",
+                      8, &transport_threads);
+    int wrong = 0, named = 0;
+    alternatives_open(&a, j, NULL);
+    for (int i = 0; i < a.count; i++) {
+        Layout *c = &a.list[i];
+        char words[sizeof c->change], value[64], planned[64];
+        Options said = a.base.opt;
+        snprintf(words, sizeof words, "%s", c->change);
+        for (char *name = strtok(words, " "), *word; name; name = strtok(NULL, " ")) {
+            word = strtok(NULL, " ");
+            option_set(&said, option_find(name + 2), name, strdup(word));
+            named++;
+        }
+        if (strstr(c->change, "1f1b")) said.pp_chunks = 1;
+        for (int r = 0; r < OPTION_ROWS; r++) {
+            option_as_text(&said, &option_rows[r], value, sizeof value);
+            option_as_text(&c->opt, &option_rows[r], planned, sizeof planned);
+            wrong += option_rows[r].kind != OPT_GROUP && strcmp(value, planned) != 0;
+        }
+    }
+    alternatives_close(&a);
+    CHECK("an alternative has the options that it names, and all others of the plan",
+          a.count > 9 && named > 9 && !wrong, "%d alternatives, %d options, %d wrong", a.count, named, wrong);
+    end_job(j);
+}
+
 static void test_plan(void) {
     test_hosts();
+    test_alternatives();
     test_ranks_alike();
     test_rank_classes();
     test_recompute_memory();

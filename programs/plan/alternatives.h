@@ -101,13 +101,14 @@ __attribute__((format(printf, 2, 3))) static void add_alternative(Alternatives *
     a->count += layout_try(c, a->job);
 }
 
-/* Tries each other value of an option whose values are words. `field`: of the options of a Layout. */
-static void add_other_words(Alternatives *a, const char *option, const char *const *words, int n, size_t field) {
-    const char *present = *(const char **)(void *)((char *)&a->base.opt + field);
+/* Tries each other of these values of an option. */
+static void add_other_values(Alternatives *a, const char *option, const char *const *values, int n) {
+    char present[64];
+    option_text(&a->base.opt, option, present, sizeof present);
     for (int i = 0; i < n; i++) {
-        if (!strcmp(words[i], present)) continue;
-        *(const char **)(void *)((char *)&next_alternative(a)->opt + field) = words[i];
-        add_alternative(a, "--%s %s", option, words[i]);
+        if (!strcmp(values[i], present)) continue;
+        option_set(&next_alternative(a)->opt, option_find(option), option, values[i]);
+        add_alternative(a, "--%s %s", option, values[i]);
     }
 }
 
@@ -152,14 +153,12 @@ static void alternatives_open(Alternatives *a, const Job *j, const char *cluster
     a->base = layout_of(j, cluster);
     a->list = (Layout *)checked_malloc(sizeof *a->list * MAX_ALTERNATIVES);
     a->count = 0;
-    add_other_words(a, "recompute", recompute, 3, offsetof(Options, recompute));
+    add_other_values(a, "recompute", recompute, 3);
     if (a->base.opt.pp > 1) add_other_schedules(a);
-    if (mesh_group_size(&j->mesh, AXIS_FSDP) > 1)
-        add_other_words(a, "sharding", sharding, 2, offsetof(Options, sharding));
-    if (o->accum > 1) add_other_words(a, "accumulate", accumulate, 2, offsetof(Options, accumulate));
+    if (mesh_group_size(&j->mesh, AXIS_FSDP) > 1) add_other_values(a, "sharding", sharding, 2);
+    if (o->accum > 1) add_other_values(a, "accumulate", accumulate, 2);
     add_other_batches(a);
-    if (j->config.lora_rank && j->stored_base <= BASE_FROZEN)
-        add_other_words(a, "base", bases, 3, offsetof(Options, base));
+    if (j->config.lora_rank && j->stored_base <= BASE_FROZEN) add_other_values(a, "base", bases, 3);
     for (int faster = 0; faster < 2 && cluster; faster++) {
         next_alternative(a)->matmul_speed = faster ? 1.1 : 1 / 1.1;
         add_alternative(a, "matmuls 10 %% %s", faster ? "faster" : "slower");

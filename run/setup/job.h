@@ -15,7 +15,6 @@
 #include "../checks/mfu.h"
 #include "recipe.h"                   // defines: Recipe, recipe_count_used, recipe_check_epochs
 #include "../../lib/comm/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
-#include <pthread.h>
 
 struct Job;
 struct Trainer;

@@ -110,9 +110,10 @@ static void stage_set_option(RecipeStage *s, const char *place, int i, const cJS
         *(int *)((char *)&s->opt + row->offset) = cJSON_IsTrue(item);
         return;
     }
-    if (cJSON_IsNumber(item) && row->kind != OPT_TEXT) snprintf(value, sizeof value, "%.17g", item->valuedouble);
-    else if (cJSON_IsString(item) && row->kind == OPT_TEXT) snprintf(value, sizeof value, "%.60s", item->valuestring);
-    else user_error("%s expected %s", called, row->kind == OPT_TEXT ? row->values : "a number");
+    int is_word = row->kind == OPT_TEXT || row->kind == OPT_CHOICE;
+    if (cJSON_IsNumber(item) && !is_word) snprintf(value, sizeof value, "%.17g", item->valuedouble);
+    else if (cJSON_IsString(item) && is_word) snprintf(value, sizeof value, "%.60s", item->valuestring);
+    else user_error("%s expected %s", called, is_word ? row->values : "a number");
     option_set(&s->opt, row, called, checked_strdup(value));
 }
 
