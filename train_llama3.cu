@@ -180,7 +180,7 @@ static float *gradient_of(const UnitTensors *t, WeightKind kind) {
     return t->gradients ? t->gradients + t->offsets[kind] : NULL;
 }
 
-/* A matrix and those that are fused to it, as one layer with their adapters. */
+/* A matrix and those that follow it without a gap (Q, K, V; gate, up), as one layer with their adapters. */
 static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, const UnitTensors *adapters,
                            WeightKind first) {
     Linear layer = ZERO;
@@ -258,7 +258,7 @@ static int stage_has_loss(const Model *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
 
-/* Does anything read the gradient of block l's input? A frozen embedding does not. */
+/* Is the gradient of block l's input needed? Not if l is the first block and its embedding, on this rank, is frozen. */
 static int input_gradient_is_read(const Model *m, int l) {
     return l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
 }
@@ -350,7 +350,7 @@ static void mlp_sublayer_forward(Model *m, const BlockWeights *w, BlockActivatio
     tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "MLP output");
 }
 
-/* out = RMSNorm(x + added) · w; also stores the sum x + added. Without `added` (NULL) out = RMSNorm(x) · w. */
+/* out = RMSNorm(x + added) · w; stores x + added in `sum` unless that is NULL. `added` NULL: nothing is added. */
 static void norm_forward(Model *m, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *added,
                          const floatX *w) {
     rmsnorm_forward(m->dev, out, rstd, sum, x, added, w, m->config.norm_eps, m->tp->tokens, m->config.C);
@@ -661,7 +661,7 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
     else prefetch_forward(m, m->stage->first_unit - 1);
     pipeline_receive(pipeline, step, m->blocks[0].x);
     stage_blocks_forward(m, now);
-    if (stage_has_loss(m)) return;
+    if (stage_has_loss(m)) return; // stage_backward computes the head, forward and backward
     PipelineMessage *out = pipeline_output(pipeline, step);
     if (m->stage->num_blocks)
         residual_add(m->dev, out->data, m->blocks[m->num_activations - 1].after_attention, m->sublayer_out,
@@ -688,7 +688,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
         prefetch_backward(m, end - 1);
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
-    }
+    } else prefetch_backward(m, end - 1); // while unit end - 1 computes
     pipeline_receive(pipeline, step, m->d_x);
     stage_blocks_backward(m, step->micro_batch, now);
     if (stage_embeds(m)) {
@@ -745,7 +745,7 @@ static Keep block_keeps(const Model *m, int l) {
     return l % number_after_colon(recompute, "every") ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
 }
 
-/* Allocates the buffers whose level is in [first, last]; the others are taken from `shared`. */
+/* Allocates the buffers whose Keep (middle column of BlockActivations) is in [first, last]; `shared` has the others. */
 static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
                                    const BlockActivations *shared) {
     const Llama3Config *c = &m->config;

@@ -51,6 +51,66 @@ static void record_events_body(Job *j, int rank) {
     close_rank(o);
 }
 
+static double one_second(const OpTimes *times, OpKind op, double flops, double bytes) {
+    (void)times;
+    (void)op;
+    (void)flops;
+    (void)bytes;
+    return 1;
+}
+
+/* How many blocks' backward waits for weights whose all-gather started after the last op. */
+static int late_all_gathers(Job *j, int rank) {
+    static const OpTimes of_each_op = {one_second, 0};
+    Trainer w;
+    NameTable names = ZERO;
+    CommEvents e = ZERO;
+    double computed = 0, started_at[COMM_EVENT_SLOTS] = {0};
+    int late = 0;
+    comm_events_clear(&e, &names);
+    j->op_times = &of_each_op;
+    dry_run_open(&w, j, rank, &e.recorder);
+    for (int64_t i = 0; i < e.count; i++) {
+        const CommEvent *event = &e.events[i];
+        computed += event->compute_before;
+        if (!event->is_wait) started_at[event->slot] = computed;
+        else
+            late += event->axis == AXIS_FSDP && event->collective == ALL_GATHER &&
+                    started_at[event->slot] == computed &&
+                    !strncmp(event_name(&e, event->phase), "backward of model.layers", 24);
+    }
+    trainer_close(&w);
+    free(e.events);
+    name_table_close(&names);
+    return late;
+}
+
+/* A stage without the loss has nothing to compute while its last unit is all-gathered; all others are prefetched. */
+static void test_backward_prefetch(void) {
+    static const struct {
+        const char *options;
+        int ranks, accum, stages; // of the whole pipeline
+    } layouts[] = {{"", 2, 2, 1},
+                   {"--pp 2", 4, 2, 2},
+                   {"--pp 2 --pp-schedule interleaved --pp-chunks 2", 4, 4, 4},
+                   {"--pp 2 --slots 3", 4, 2, 2}};
+    for (int i = 0; i < 4; i++) {
+        char arguments[300], name[400];
+        int late = 0, pp = layouts[i].stages > 1 ? 2 : 1, replicas = layouts[i].ranks / pp;
+        int expected = replicas * layouts[i].accum * (layouts[i].stages - 1);
+        snprintf(arguments, sizeof arguments,
+                 "--plan --model tiny --seq 64 --sharding full_shard --ranks %d --accum %d %s", layouts[i].ranks,
+                 layouts[i].accum, layouts[i].options);
+        Job *j = make_job(arguments, layouts[i].ranks, &transport_threads);
+        for (int rank = 0; rank < layouts[i].ranks; rank++) late += late_all_gathers(j, rank);
+        snprintf(name, sizeof name, "%d stages %s: backward prefetches all units of a stage but its last",
+                 layouts[i].stages, layouts[i].options);
+        CHECK(name, late == expected, "%d all-gathers start just before they are waited for, expected %d", late,
+              expected);
+        end_job(j);
+    }
+}
+
 /* A run has the events of the dry run, and the ranks fit together. */
 static void check_events(int process, int world, const char *options, const Transport *transport) {
     char arguments[1024], name[400], problem[2048] = "";
@@ -678,8 +738,8 @@ static void test_search(void) {
     snprintf(options, sizeof options,
              "--model llama3-8b --seq 8192 --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum "
              "%d --sharding %s --accumulate %s --recompute %s%s",
-             b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum,
-             strategies[b->sharding].name, b->accumulate == ACCUMULATE_LOCALLY ? "local" : "sharded", b->recompute,
+             b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum, strategies[b->sharding].name,
+             b->accumulate == ACCUMULATE_LOCALLY ? "local" : "sharded", b->recompute,
              b->pp_light_ends ? " --pp-light-ends" : "");
     if (b->pp_chunks > 1)
         snprintf(options + strlen(options), sizeof options - strlen(options),
@@ -722,6 +782,7 @@ static void test_search_bounds(void) {
 }
 
 static void test_simulate(void) {
+    test_backward_prefetch();
     if (!CUDA_BUILD && FLOATX == DTYPE_F32) test_search_bounds();
     if (!CUDA_BUILD) test_plan_page();
     if (!CUDA_BUILD && FLOATX == DTYPE_BF16) test_search();

@@ -1,4 +1,4 @@
-/* culprit.h: names the rank that keeps a collective from completing, from what is known of the ranks of all hosts.
+/* culprit.h: finds the rank that the others wait for, from the heartbeat tables of all hosts.
  *
  * A rank whose wait has timed out reads its host's heartbeat table, and the transport asks the other hosts for theirs
  * (Transport.ask_hosts). A member of the group that was killed or stopped, or that does not answer, is to blame. So is

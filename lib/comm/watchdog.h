@@ -1,4 +1,4 @@
-/* watchdog.h: names the rank that is to blame when a collective does not complete.
+/* watchdog.h: the heartbeat table, which says what each rank is doing, and the sentence about a rank.
  *
  * A rank that waits cannot know for whom, and a rank that was stopped or killed says nothing. So each host has a
  * heartbeat table in shared memory, where each of its ranks writes what it is doing and which collectives it has
