@@ -65,6 +65,10 @@ static Job *generation_job(int argc, char **argv) {
 
 static void test_generation(void) {
     char arguments[1024], name[128];
+#ifndef USE_CUDA
+    CHECK("generation has the faster attention of single queries", query_attention.forward == query_attention_forward,
+          "%s", query_attention.forward ? "a function is set" : "none is set");
+#endif
     for (int world = 1; world <= 2; world++) {
         snprintf(arguments, sizeof arguments, "--model %s/odd", FIXTURES);
         Job *j = make_job(arguments, world, &transport_threads);

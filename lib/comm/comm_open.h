@@ -3,11 +3,13 @@
 #ifndef COMM_OPEN_H
 #define COMM_OPEN_H
 #include "comm.h"
-#include "comm_watch_cuda.h" // defines: comm_watch, comm_finished
 #include "monitor.h"
 #include "transport_mpi.h"
 #include "transport_nccl.h"
 #include "transport_threads.h"
+#ifdef USE_CUDA
+#include "comm_watch_cuda.h" // defines: comm_watch, comm_finished
+#endif
 
 // ---------------------------------------------------------------------------
 // the launcher
@@ -190,10 +192,11 @@ static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank
     comm->heartbeat = hosts->heartbeat_open(comm);
     comm->heartbeat->activity.op = OP_COUNT; // no op yet
     dev->activity = &comm->heartbeat->activity;
-    dev->comm_finished = comm_finished;
-    int is_watched = mesh->world > 1 || !comm->heartbeats->threads; // by other ranks, or by a monitor
-    dev->watch = is_watched ? comm_watch : NULL;
     dev->poll_arg = comm;
+#ifdef USE_CUDA
+    dev->comm_finished = comm_finished;
+    if (mesh->world > 1 || !comm->heartbeats->threads) dev->watch = comm_watch; // for other ranks, or for a monitor
+#endif
     for (int a = 0; a < AXES; a++) {
         Group *g = &comm->groups[a];
         int expected = g->size, key = g->rank;
@@ -205,8 +208,7 @@ static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank
     if (transport->gpus_open && mesh->world > 1) transport->gpus_open(comm);
 }
 
-/* Runs each kind of collective and message of a step once, before the first step. `dry_run`: this rank's dry run, which
- * counted them. `sums`: the transport sums where gradients are reduce-scattered. */
+/* Runs each kind of collective and message that `dry_run` counted once. `sums`: the transport sums gradients. */
 static inline void comm_connect(Comm *comm, const Comm *dry_run, int sums) {
     if (comm->transport->gpus_connect && comm->mesh.world > 1) comm->transport->gpus_connect(comm, dry_run, sums);
 }

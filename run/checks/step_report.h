@@ -29,8 +29,7 @@ enum { SUM_LOSS, SUM_SQUARED_NORM, SUM_Z_LOSS, SUMS };
 
 typedef struct {
     Comm *comm;
-    ExactSum *sums;          // (num_sums) of the step so far, in device memory
-    int num_sums;            // SUMS; without --z-loss one fewer
+    ExactSum *sums;          // (SUMS, without --z-loss one fewer) of the step so far, in device memory
     StepReport *of_ranks;    // (world)
     RankFigures *figures;    // (world) the figures in of_ranks
     ExactSum *z_losses;      // (world) sums of all ranks' z-losses; NULL without --z-loss
@@ -46,8 +45,7 @@ static void step_reports_open(StepReports *r, Comm *comm, int has_z_loss) {
     Device *dev = comm->dev;
     int world = comm->mesh.world;
     r->comm = comm;
-    r->num_sums = has_z_loss ? SUMS : SUM_Z_LOSS;
-    r->sums = arena_array(ExactSum, dev, MEM_WORKSPACE, "sums of the step", r->num_sums);
+    r->sums = arena_array(ExactSum, dev, MEM_WORKSPACE, "sums of the step", has_z_loss ? SUMS : SUM_Z_LOSS);
     r->of_ranks = arena_array(StepReport, dev, MEM_HOST, "step reports", world);
     r->figures = arena_array(RankFigures, dev, MEM_HOST, "figures of all ranks", world);
     if (has_z_loss) r->z_losses = arena_array(ExactSum, dev, MEM_HOST, "z-losses of all ranks", world);
@@ -62,7 +60,7 @@ static void step_reports_name_samples(StepReports *r, int64_t samples_of_rank) {
 
 /* Before the first micro-batch of a step, or of an evaluation. */
 static void step_reports_begin(StepReports *r) {
-    device_zero(r->comm->dev, r->sums, sizeof(ExactSum) * (size_t)r->num_sums);
+    device_zero(r->comm->dev, r->sums, sizeof(ExactSum) * (r->z_losses ? SUMS : SUM_Z_LOSS));
 }
 
 /* Index, in the whole model, of the first tensor with an element of the gradient that is not finite, among those that
@@ -92,7 +90,7 @@ static void exchange_reports(StepReports *r, Fsdp *fsdp, StepReport *mine, doubl
     Comm *comm = r->comm;
     ExactSum sums[SUMS] = ZERO, z_loss = ZERO;
     gradient_squared_norm(fsdp, &r->sums[SUM_SQUARED_NORM]);
-    device_read(comm->dev, sums, r->sums, sizeof(ExactSum) * (size_t)r->num_sums);
+    device_read(comm->dev, sums, r->sums, sizeof(ExactSum) * (r->z_losses ? SUMS : SUM_Z_LOSS));
     exact_merge(&z_loss, &sums[SUM_Z_LOSS]);
     if (r->z_losses)
         all_gather_start(comm, &r->z_loss_gather, AXIS_WORLD, "z-losses", &z_loss, r->z_losses, sizeof z_loss,
