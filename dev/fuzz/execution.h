@@ -89,6 +89,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *slash = strrchr((*argv)[0], '/'), *name = slash ? slash + 1 : (*argv)[0], *given = getenv("FUZZ_DIR");
     for (int i = 0; i < TARGETS; i++)
         if (!strcmp(name, targets[i].name)) target = &targets[i];
+    fuzz_prepare();
     if (target && *argc >= 2 && !strcmp((*argv)[1], "--dictionary")) {
         print_dictionary(target);
         exit(0);
@@ -110,7 +111,6 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     snprintf(longest, sizeof longest, "-max_len=%zu", target->longest);
     with_length[(*argc)++] = longest;
     *argv = with_length;
-    fuzz_prepare();
     __sanitizer_install_malloc_and_free_hooks(block_taken, block_given);
     atexit(say_how_many);
     return 0;

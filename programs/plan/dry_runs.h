@@ -73,11 +73,12 @@ static void event_lists_keep(EventLists *l, int rank, const CommEvents *events) 
     copy->capacity = events->count;
     copy->hash = hash;
     copy->events = new_array(CommEvent, events->count);
-    memcpy(copy->events, events->events, sizeof(CommEvent) * (size_t)events->count);
+    if (events->count) memcpy(copy->events, events->events, sizeof(CommEvent) * (size_t)events->count);
     copy->recorder.points.capacity = events->recorder.points.count;
     copy->recorder.points.points = new_array(StreamPoint, events->recorder.points.count);
-    memcpy(copy->recorder.points.points, events->recorder.points.points,
-           sizeof(StreamPoint) * (size_t)events->recorder.points.count);
+    if (events->recorder.points.count)
+        memcpy(copy->recorder.points.points, events->recorder.points.points,
+               sizeof(StreamPoint) * (size_t)events->recorder.points.count);
 }
 
 static void event_lists_close(EventLists *l) {

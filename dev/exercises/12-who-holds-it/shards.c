@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
             int64_t first;
             fsdp.dev = &dev;
             fsdp.config = config;
-            fsdp.sharding.strategy = strategy_find("shard_grad_op");
+            fsdp.sharding.strategy = &strategies[SHARD_GRAD_OP];
             fsdp.ranks = ranks;
             fsdp.rank = rank;
             fsdp.replicas = atoi(argv[5]);
