@@ -63,8 +63,18 @@ typedef struct {
     floatX *swiglu;          // (N, F)       KEEP_ALL      silu(gate) · up
 } BlockActivations;
 
+/* What of a run's settings the model depends on. */
 typedef struct {
-    const Options *opt;
+    int recompute;           // RECOMPUTE_NONE, …
+    int64_t recompute_every; // with RECOMPUTE_EVERY
+    int slots;               // units of blocks that may be unsharded at once
+    int doc_mask;            // attention stays within a document
+    int logit_rows;          // tokens whose logits exist at a time; 0: as many as are fast
+    float z_loss;            // weight of the squared log of the softmax's denominator; 0: off
+} ModelSettings;
+
+typedef struct {
+    ModelSettings settings;
     const Llama3Config *whole_config;
     Llama3Config config;    // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
     TensorTable table;      // this rank's tensors
@@ -573,7 +583,7 @@ static int stage_end(const Model *m) {
  * the head. `unit` may also be the embedding, or first_unit - 1 if no unit of the stage computes yet. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
-    for (int next = first; next <= last && next < unit + m->opt->slots; next++) blocks_prefetch(m, next);
+    for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
@@ -581,7 +591,7 @@ static void prefetch_forward(Model *m, int unit) {
  * stage_end(m) if no block computes yet. Called before a gradient is reduced: on a shared connection the all-gathers
  * would queue behind the reduction. */
 static void prefetch_backward(Model *m, int unit) {
-    for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->opt->slots; next--)
+    for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
         blocks_prefetch(m, next);
 }
 
@@ -738,11 +748,11 @@ static int32_t *activation_int32(Model *m, const char *name, int64_t elements) {
 }
 
 static Keep block_keeps(const Model *m, int l) {
-    const char *recompute = m->opt->recompute;
-    if (!m->training || !strcmp(recompute, "none")) return KEEP_ALL;
-    if (!strcmp(recompute, "selective")) return KEEP_MATMULS;
-    if (!strcmp(recompute, "full")) return KEEP_INPUT;
-    return l % number_after_colon(recompute, "every") ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
+    const ModelSettings *s = &m->settings;
+    if (!m->training || s->recompute == RECOMPUTE_NONE) return KEEP_ALL;
+    if (s->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
+    if (s->recompute == RECOMPUTE_FULL) return KEEP_INPUT;
+    return l % s->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
 }
 
 /* Allocates the buffers whose Keep (middle column of BlockActivations) is in [first, last]; `shared` has the others. */
@@ -797,7 +807,7 @@ static void blocks_open(Model *m, const Schedule *schedule) {
  * In a bf16 build that trains, the memory of floatX logits has room for half as many in fp32. */
 static void logits_open(Model *m) {
     int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
-    int64_t rows = m->opt->logit_rows;
+    int64_t rows = m->settings.logit_rows;
     if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
     m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
     int64_t bytes = 0;
@@ -819,8 +829,8 @@ static void head_open(Model *m) {
     m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
     logits_open(m);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
-    if (m->training && m->opt->z_loss > 0) {
-        m->z_loss.weight = (float)m->opt->z_loss;
+    if (m->training && m->settings.z_loss > 0) {
+        m->z_loss.weight = m->settings.z_loss;
         m->z_loss.losses = activation_fp32(m, "z-losses", all);
         device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
     }
@@ -857,7 +867,7 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
     blocks_open(m, schedule);
     m->sublayer_out = activation(m, "sublayer output", n * c->C);
     if (m->table.embed >= 0) m->ids = activation_int32(m, "token ids", N);
-    if (m->opt->doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
+    if (m->settings.doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
     m->own_docs = m->docs;
     if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
     if (m->table.head >= 0) head_open(m);
@@ -939,7 +949,7 @@ typedef struct Trainer {
 static StepBatch *next_batch(Trainer *trainer, double now) {
     Parallel *p = &trainer->parallel;
     rank_state(p->comm.heartbeat, RANK_READING, now);
-    StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->job->opt.timeout);
+    StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->job->run.timeout);
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
     StepReports *r = &trainer->reports;
     if (r->samples)
@@ -950,30 +960,30 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
 
 /* What this rank tells all others of a step; exchange_reports adds the sums. */
 static StepReport own_report(Trainer *trainer, const StepBatch *batch) {
-    const Options *o = &trainer->job->opt;
+    const RunSettings *run = &trainer->job->run;
     const Mesh *mesh = &trainer->parallel.mesh;
     StepReport mine = ZERO;
     mine.targets = mesh_counts_samples(mesh, trainer->parallel.rank) ? batch->num_targets : 0;
     mine.samples_hash = batch->samples_hash;
     mine.seeds = sampler_fingerprint(&trainer->loader.sampler) ^ mix64(trainer->parallel.fsdp.seed);
     mine.is_writing = is_writing(&trainer->writer);
-    mine.figures.tokens = (int64_t)o->batch * o->seq * o->accum / mesh_stride(mesh, AXIS_DP_SHARD);
+    mine.figures.tokens = (int64_t)run->batch * run->seq * run->accum / mesh_stride(mesh, AXIS_DP_SHARD);
     return mine;
 }
 
 /* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
-    const Options *o = &trainer->job->opt;
+    const RunSettings *run = &trainer->job->run;
     s->lr = learning_rate_at(&trainer->job->stage->rate, step);
-    judge_outliers(&trainer->progress.outliers, o->outlier_window, s);
+    judge_outliers(&trainer->progress.outliers, run->outlier_window, s);
     if (s->skipped) {
         skip_update(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
         return;
     }
-    if (skip_outlier(&trainer->reports, o, &trainer->progress, &trainer->logger, step, s)) return;
+    if (skip_outlier(&trainer->reports, run, &trainer->progress, &trainer->logger, step, s)) return;
     if (!s->targets && !trainer->parallel.dev.dry_run) return; // every target is masked: there is nothing to learn
-    AdamW adam = {(float)s->lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
-    double clip = clip_coefficient(o->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
+    AdamW adam = {(float)s->lr, (float)run->beta1, (float)run->beta2, (float)run->eps, (float)run->weight_decay};
+    double clip = clip_coefficient(run->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
     trainer->progress.updates++;
     optimizer_step(&trainer->optimizer, &adam, (float)mean, (int)trainer->progress.updates);
 }
@@ -1011,7 +1021,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     Progress *progress = &trainer->progress;
     progress->step = step;
     progress->samples += s.samples;
-    progress->tokens += s.samples * trainer->job->opt.seq;
+    progress->tokens += s.samples * trainer->job->run.seq;
     if (!dev->dry_run) {
         int64_t before = sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
         progress->samples_in_epoch = before + s.samples;
@@ -1102,12 +1112,12 @@ static void timeline_open(Device *dev, const Job *j) {
 static void checkpoints_open(Trainer *trainer) {
     const Job *j = trainer->job;
     CheckpointWriter *w = &trainer->writer;
-    checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->table, &j->opt);
+    checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->table, &j->run);
     w->recipe = &j->recipe;
     w->tokenizer = &j->tokenizer_files;
     w->base_model = j->base_model;
     w->base_fingerprint = j->base_fingerprint;
-    if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
+    if (job_trains(j) && j->run.out) checkpoint_prepare(w, &j->resume_from);
     if (j->purpose.files) j->purpose.files(w, j);
     checkpoint_writer_allocate(w);
 }
@@ -1115,19 +1125,19 @@ static void checkpoints_open(Trainer *trainer) {
 /* The data loader begins where the stage begins, or where the checkpoint ended. */
 static void data_open(Trainer *trainer) {
     const Job *j = trainer->job;
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     const Mesh *mesh = &trainer->parallel.mesh;
     Sampler s = job_sampler(j, trainer->parallel.rank);
     LoaderOptions options = ZERO;
     trainer->progress = j->start;
-    outliers_continue(&trainer->progress.outliers, o->outlier_window);
-    options.T = o->seq;
-    options.document_ids = o->doc_mask;
+    outliers_continue(&trainer->progress.outliers, run->outlier_window);
+    options.T = run->seq;
+    options.document_ids = run->doc_mask;
     options.cp = mesh->size[AXIS_CP];
     options.cp_rank = mesh_coordinate(mesh, trainer->parallel.rank, AXIS_CP);
     options.first_step = j->start.step;
     options.end_step = stage_end_step(j);
-    options.workers = o->workers;
+    options.workers = run->workers;
     options.cores = j->cores_per_rank;
     loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
 }
@@ -1135,33 +1145,33 @@ static void data_open(Trainer *trainer) {
 /* Allocates everything that this rank needs, on a dry-run device or a real one. */
 static void trainer_allocate(Trainer *trainer) {
     const Job *j = trainer->job;
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     Model *m = &trainer->model;
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
     timeline_open(dev, j);
-    step_reports_open(&trainer->reports, &p->comm, o->z_loss > 0);
-    Sharding sharding = sharding_of(o);
+    step_reports_open(&trainer->reports, &p->comm, run->z_loss > 0);
+    Sharding sharding = sharding_of(run);
     sharding.writes_files |= j->purpose.files != NULL;
     sharding.merges_adapters = j->purpose.merges_adapters;
     if (job_streams_weights(j)) fsdp_bind(&p->fsdp, &p->comm, &m->table, &j->config, &sharding);
     else fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
-        optimizer_open(&trainer->optimizer, &p->fsdp, (float)o->muon_momentum);
+        optimizer_open(&trainer->optimizer, &p->fsdp, (float)run->muon_momentum);
     }
     m->loss_sum = &trainer->reports.sums[SUM_LOSS];
-    if (o->z_loss > 0 && m->training) m->z_loss_sum = &trainer->reports.sums[SUM_Z_LOSS];
+    if (run->z_loss > 0 && m->training) m->z_loss_sum = &trainer->reports.sums[SUM_Z_LOSS];
     if (!j->purpose.converts) {
-        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], j->purpose.cached_positions);
+        model_open(m, &p->pipeline.schedule, run->batch, run->seq / j->mesh.size[AXIS_CP], j->purpose.cached_positions);
         pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
     }
     int cp = j->mesh.size[AXIS_CP];
-    step_batch_open(&trainer->eval_batch, dev, o->batch, o->seq, cp, o->doc_mask);
-    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
+    step_batch_open(&trainer->eval_batch, dev, run->batch, run->seq, cp, run->doc_mask);
+    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(run->seq, cp));
     checkpoints_open(trainer);
     if (!m->training) return;
-    if (o->out || o->outlier_window) step_reports_name_samples(&trainer->reports, (int64_t)o->accum * o->batch);
+    if (run->out || run->outlier_window) step_reports_name_samples(&trainer->reports, (int64_t)run->accum * run->batch);
     data_open(trainer);
 }
 
@@ -1187,9 +1197,11 @@ static void trainer_close(Trainer *trainer) {
 
 /* The schedule, tensors and configuration of `rank`; nothing is allocated on its device yet. */
 static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
+    ModelSettings settings = {run->recompute, run->recompute_every, run->slots,
+                              run->doc_mask,  run->logit_rows,      (float)run->z_loss};
     memset(trainer, 0, sizeof *trainer);
     trainer->job = j;
     p->mesh = j->mesh;
@@ -1198,15 +1210,15 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
                       mesh_coordinate(&j->mesh, rank, AXIS_TP),
                       j->mesh.size[AXIS_PP],
                       mesh_coordinate(&j->mesh, rank, AXIS_PP),
-                      o->pp_chunks,
-                      o->pp_light_ends,
-                      j->config.tied && (j->mesh.size[AXIS_PP] > 1 || o->deterministic)};
-    schedule_open(&p->pipeline.schedule, part.pp, part.pp_rank, part.virtual_stages, o->accum);
-    table_open(&m->table, &j->config, number_after_colon(o->wrap, "size"), &part);
+                      run->pp_chunks,
+                      run->pp_light_ends,
+                      j->config.tied && (j->mesh.size[AXIS_PP] > 1 || run->deterministic)};
+    schedule_open(&p->pipeline.schedule, part.pp, part.pp_rank, part.virtual_stages, run->accum);
+    table_open(&m->table, &j->config, run->wrap_size, &part);
     table_freeze(&m->table, &j->recipe, j->stage);
     m->config = config_of_part(&j->config, &part);
     m->whole_config = &j->config;
-    m->opt = o;
+    m->settings = settings;
     m->training = job_trains(j);
     m->softmax_statistics = j->purpose.softmax_statistics;
     m->dev = &p->dev;
@@ -1244,26 +1256,28 @@ static StageResult trainer_end_stage(Trainer *trainer) {
 /* Opens what was dry-run before: the device, the communicators, and the weights in their shards. `before`: the stage
  * whose weights and moments it continues with; NULL: none. */
 static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank, const StageResult *before) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     Parallel *p = &trainer->parallel;
     trainer_bind(trainer, j, rank);
     trainer->dry_run = dry_run;
-    if (OFFLOAD_IN_PLACE && offloaded(o)) make_directories(o->out); // by each rank: hosts may not share the directory
-    device_open_with_state(&p->dev, &dry_run->parallel.dev, o->out, rank, before ? &before->state : NULL);
+    if (OFFLOAD_IN_PLACE && offloaded(run))
+        make_directories(run->out); // by each rank: hosts may not share the directory
+    device_open_with_state(&p->dev, &dry_run->parallel.dev, run->out, rank, before ? &before->state : NULL);
     ops_open(&p->dev, rank == 0);
-    comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
-    comm_connect(&p->comm, &dry_run->parallel.comm, transport_sums(o));
-    if (o->out) comm_set_flight_directory(&p->comm, o->out);
+    comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, run->timeout);
+    comm_connect(&p->comm, &dry_run->parallel.comm, transport_sums(run));
+    if (run->out) comm_set_flight_directory(&p->comm, run->out);
     check_agreement(&p->comm, j);
-    check_shared_out(&p->comm, o->out);
+    check_shared_out(&p->comm, run->out);
     p->layout = layout_read_back(&p->comm);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
     trainer_allocate(trainer);
-    p->fsdp.seed = (uint64_t)o->seed;
+    p->fsdp.seed = (uint64_t)run->seed;
     double start = seconds_now();
     if (before) trainer_continue(trainer, before);
     else if (!job_streams_weights(j))
-        weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
+        weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, run->adapters ? &j->adapters : NULL,
+                     &j->resume_from);
     comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
     trainer->load_seconds = seconds_now() - start;
     comm_phase(&p->comm, PHASE_STEP);
@@ -1276,17 +1290,17 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
  * updated the weights: the update of Muon communicates, too. */
 static void check_first_step(Trainer *trainer) {
     const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
-    const Options *o = &trainer->job->opt;
+    const RunSettings *run = &trainer->job->run;
     Ledger l = ZERO;
-    expected_traffic(l.traffic[EXPECTED], &trainer->job->config, p->mesh.world, p->rank, o, sizeof(StepReport));
+    expected_traffic(l.traffic[EXPECTED], &trainer->job->config, p->mesh.world, p->rank, run, sizeof(StepReport));
     memcpy(l.traffic[DRY_RUN], dry->comm.traffic_started, sizeof l.traffic[DRY_RUN]);
     memcpy(l.traffic[MEASURED], p->comm.traffic_measured, sizeof l.traffic[MEASURED]);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         l.dry_run_memory[c] = dry->dev.arenas[c].peak;
         l.measured_memory[c] = p->dev.arenas[c].peak;
     }
-    if (p->rank == 0 && o->out) {
-        FILE *f = out_file_create(o->out, "ledger.json");
+    if (p->rank == 0 && run->out) {
+        FILE *f = out_file_create(run->out, "ledger.json");
         ledger_write(&l, &dry->dev, f);
         fclose(f);
     }
@@ -1313,8 +1327,8 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
     trainer_bind(trainer, j, rank);
-    device_open_dry_run(dev, j->threads_per_rank, offloaded(&j->opt));
-    dev->deterministic = j->opt.deterministic;
+    device_open_dry_run(dev, j->threads_per_rank, offloaded(&j->run));
+    dev->deterministic = j->run.deterministic;
     dev->gpu = job_gpu_of_rank(j, rank);
     dev->by_nccl = uses_nccl(j);
     dev->reductions_apart = job_reductions_apart(j);
@@ -1339,7 +1353,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
  * as many as fit. */
 static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder *recorder) {
     dry_run_once(trainer, j, rank, 0, recorder);
-    if (!j->opt.trace || recorder) return;
+    if (!j->run.trace || recorder) return;
     int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, a replica check and a save
     int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
     trainer_close(trainer);
@@ -1352,11 +1366,11 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder 
 /* Saves a checkpoint when it is due, and makes an earlier one visible once all ranks have written it. All ranks decide
  * alike: they know the same reports. */
 static void save_when_due(Trainer *trainer, int asked, int ends) {
-    const Options *o = &trainer->job->opt;
+    const RunSettings *run = &trainer->job->run;
     CheckpointWriter *writer = &trainer->writer;
     int64_t step = trainer->progress.step, events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    int wanted = ends || asked & SIGNAL_SAVE || (o->save_every && step % o->save_every == 0);
+    int wanted = ends || asked & SIGNAL_SAVE || (run->save_every && step % run->save_every == 0);
     int due = wanted && writer->saved_step != step;
     // an earlier save is open: publish it if all ranks have written it, or if it cannot wait any longer
     if (writer->files && (due || ends || !trainer->reports.is_writing)) checkpoint_commit(writer);
@@ -1384,11 +1398,11 @@ static int is_due(int64_t step, int every, int64_t last) { return step >= last |
 
 /* After every --val-every steps and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
-    const Options *o = &trainer->job->opt;
+    const RunSettings *run = &trainer->job->run;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    if (!trainer->job->val.num_files || !is_due(step, o->val_every, stage_end_step(trainer->job))) return;
-    Evaluation e = evaluate(trainer, &trainer->job->val, o->val_batches);
+    if (!trainer->job->val.num_files || !is_due(step, run->val_every, stage_end_step(trainer->job))) return;
+    Evaluation e = evaluate(trainer, &trainer->job->val, run->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
         run_failure("step %" PRId64 ": the validation loss is %g, not finite: lower --lr, lengthen --warmup, or check "
@@ -1414,7 +1428,7 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
                        trainer->reports.samples_of_rank);
         note_lost_progress(&trainer->noted_lost_lines);
     }
-    if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
+    if (trainer->job->run.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
     return asked;
@@ -1422,19 +1436,19 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
 
 /* --trace: writes the timeline of all ranks; `traced`: the last step of which it has all events. */
 static void write_timeline(Trainer *trainer, int64_t traced) {
-    const Options *o = &trainer->job->opt;
-    trace_write(&trainer->parallel.comm, o->trace);
+    const RunSettings *run = &trainer->job->run;
+    trace_write(&trainer->parallel.comm, run->trace);
     if (trainer->parallel.rank) return;
-    if (traced == stage_end_step(trainer->job)) printf("timeline of all steps: %s\n", o->trace);
+    if (traced == stage_end_step(trainer->job)) printf("timeline of all steps: %s\n", run->trace);
     else
         printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
                " events per rank)\n",
-               traced, stage_end_step(trainer->job), o->trace, trainer->parallel.dev.max_events);
+               traced, stage_end_step(trainer->job), run->trace, trainer->parallel.dev.max_events);
 }
 
 /* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
 static int train(Trainer *trainer) {
-    const Options *o = &trainer->job->opt;
+    const RunSettings *run = &trainer->job->run;
     int64_t last = stage_end_step(trainer->job);
     Device *dev = &trainer->parallel.dev;
     Progress *progress = &trainer->progress;
@@ -1442,9 +1456,9 @@ static int train(Trainer *trainer) {
     double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
     int ends = progress->step == last, asked_to_end = 0;
     const Progress before = *progress;
-    is_training = 1;                                  // from here on Ctrl-C saves a checkpoint
-    timeline_truncate(dev, 0);                        // the timeline begins here
-    if (ends && o->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
+    is_training = 1;                                    // from here on Ctrl-C saves a checkpoint
+    timeline_truncate(dev, 0);                          // the timeline begins here
+    if (ends && run->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
         int64_t events = dev->num_events;
         int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
@@ -1458,10 +1472,10 @@ static int train(Trainer *trainer) {
                    asked & SIGNAL_END ? " and to end the run" : "");
             fflush(stdout); // launch scripts read this line
         }
-        if (o->out) save_when_due(trainer, asked, ends);
+        if (run->out) save_when_due(trainer, asked, ends);
     }
     is_training = 0;
-    if (o->trace) write_timeline(trainer, traced);
+    if (run->trace) write_timeline(trainer, traced);
     int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
     return progress->step == last && !is_stopped;
 }
@@ -1501,38 +1515,17 @@ static void plan_close(Plan *p) {
     free(p->class_of);
 }
 
-/* On a GPU, if a step has few tokens: names a larger batch, in the largest micro-batches for which there is memory. */
-static void note_small_step(const Job *j) {
-    int64_t samples = job_samples_of_full_step(j);
-    double need = INFINITY;
-    if (!samples) return;
-    Job *larger = (Job *)checked_malloc(sizeof *larger);
-    Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-    *larger = *j;
-    larger->opt.trace = NULL;
-    for (int64_t batch = samples; batch && need > j->available_memory; batch /= 2) {
-        larger->opt.batch = (int)batch;
-        larger->opt.accum = (int)(samples / batch);
-        dry_run_open(dry_run, larger, 0, NULL);
-        need = need_of_device(j, &dry_run->parallel.comm);
-        trainer_close(dry_run);
-    }
-    if (need <= j->available_memory) print_larger_step(j, &larger->opt, need);
-    free(dry_run);
-    free(larger);
-}
-
 static void write_run_files(const Trainer *trainer) {
     const Job *j = trainer->job;
     Plan plan;
-    FILE *f = out_file_create(j->opt.out, "config.txt");
-    options_write(&j->opt, f);
-    if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
-    f = out_file_create(j->opt.out, "layout.json");
+    FILE *f = out_file_create(j->run.out, "config.txt");
+    options_write(j->options, &j->run, f);
+    if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->run.out, strerror(errno));
+    f = out_file_create(j->run.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);
-    if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
+    if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->run.out, strerror(errno));
     plan_open(&plan, j);
-    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL, NULL, NULL);
+    plan_write_file(j->run.out, &plan, samples_per_step(&j->run, &j->mesh) * j->run.seq, NULL, NULL, NULL);
     plan_close(&plan);
 }
 
@@ -1546,12 +1539,11 @@ static int rank_train(Trainer *trainer) {
         const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
         print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm),
                      trainer->load_seconds);
-        logger_open(&trainer->logger, &j->opt, &p->comm, &dry->dev, &trainer->progress, j->resume_from.dir[0] != 0,
-                    trainer->saved_by_stage_before);
-        note_small_step(j);
+        logger_open(&trainer->logger, j->options, &j->run, &p->comm, &dry->dev, &trainer->progress,
+                    j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
                     begins_later_stage(j) || j->resume_from.data_changed);
-        if (j->opt.out) write_run_files(trainer);
+        if (j->run.out) write_run_files(trainer);
     }
     int complete = train(trainer);
     loader_close(&trainer->loader, &trainer->parallel.dev);
@@ -1568,7 +1560,7 @@ static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
     int rank = trainer->parallel.rank;
     while (*complete && j->next) {
         j = j->next;
-        if (trainer->job->opt.after_save) wait_for_commands(&trainer->writer);
+        if (trainer->job->run.after_save) wait_for_commands(&trainer->writer);
         comm_phase(&trainer->parallel.comm, PHASE_START); // the next stage opens everything again
         StageResult before = trainer_end_stage(trainer);
         trainer_close(dry_run);
@@ -1597,6 +1589,7 @@ static void rank_open(Trainer *trainer, Trainer *dry_run, Job *j, int rank) {
     // processes, only rank 0 checks its host, but with NCCL each rank checks its own GPU.
     if (checks) check_memory(j, &dry_run->parallel.comm);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
+    if (rank == 0) note_inputs(j);
     trainer_open(trainer, dry_run, j, rank, NULL);
 }
 
@@ -1607,7 +1600,7 @@ static void rank_main(Job *j, int rank) {
     int complete = rank_train(trainer);
     train_later_stages(trainer, dry_run, j, &complete);
     if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
-    if (j->opt.after_save) wait_for_commands(&trainer->writer);
+    if (j->run.after_save) wait_for_commands(&trainer->writer);
     trainer_close(trainer);
     trainer_close(dry_run);
     free(trainer);
@@ -1621,14 +1614,13 @@ static void rank_main(Job *j, int rank) {
 int main(int argc, char **argv) {
     static Job job; // large for a small stack
     int process = process_begin(argv);
-    job.opt = options_parse(argc, argv);
+    job_take_options(&job, options_parse(argc, argv));
     job.purpose = training();
-    if (help_or_version(&job.opt, process == 0)) return 0;
-    int saves = options_train(&job.opt) && job.opt.out;
-    if (options_train(&job.opt)) signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
-    LaunchInfo started = process_connect(&job.opt, saves, seconds_to_connect(&job.opt), &argc, &argv);
+    if (help_or_version(&job.run, process == 0)) return 0;
+    signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
+    LaunchInfo started = process_connect(&job.run, job.run.out != NULL, seconds_to_connect(&job.run), &argc, &argv);
     job_open(&job, &started);
-    if (job.opt.out) signals_install(under_mpirun());
+    if (job.run.out) signals_install(under_mpirun());
     launch(&job, started.rank, rank_main);
     job_close(&job);
     comm_end_process();

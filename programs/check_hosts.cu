@@ -110,7 +110,7 @@ static void print_advice(const HostCheck *h) {
     double hybrid = step_communication(h->hybrid, h->num_hybrid, parameters);
     printf("advice: for %s, a step communicates for %.3g s when parameters are sharded over all hosts, and for %.3g s "
            "with hybrid sharding (--dp-shard %d --dp-replicate %d), not counting what overlaps with computation: ",
-           h->job->opt.model, full, hybrid, m->size[AXIS_DP_SHARD] / run_hosts.count, run_hosts.count);
+           h->job->run.model, full, hybrid, m->size[AXIS_DP_SHARD] / run_hosts.count, run_hosts.count);
     if (hybrid < 0.8 * full) printf("use hybrid sharding if the model's state fits into the memory of a host\n");
     else printf("shard over all hosts, which needs less memory\n");
 }
@@ -174,7 +174,7 @@ static void add_link(cJSON *links, const HostCheck *h, const char *name, int is_
 
 /* Writes OUT/cluster.json; dev/kernels/collectives.cu documents the format. */
 static void write_cluster(const HostCheck *h) {
-    const Options *o = &h->job->opt;
+    const RunSettings *run = &h->job->run;
     int ranks_per_host = run_hosts.hosts[0].ranks, of_device = uses_nccl(h->job);
     char name[256];
     cJSON *root = cJSON_CreateObject();
@@ -201,11 +201,11 @@ static void write_cluster(const HostCheck *h) {
         add_link(links, h, "between_hosts", 0);
     }
     char *text = json_text(root, 1);
-    FILE *f = out_file_create(o->out, "cluster.json");
+    FILE *f = out_file_create(run->out, "cluster.json");
     int failed = fprintf(f, "%s\n", text) < 0;
-    if (fclose(f) || failed) user_error("cannot write cluster.json under %s: %s", o->out, strerror(errno));
+    if (fclose(f) || failed) user_error("cannot write cluster.json under %s: %s", run->out, strerror(errno));
     free(text);
-    printf("written: %s/cluster.json, for plan_llama3 --cluster\n", o->out);
+    printf("written: %s/cluster.json, for plan_llama3 --cluster\n", run->out);
 }
 
 // ---------------------------------------------------------------------------
@@ -213,10 +213,11 @@ static void write_cluster(const HostCheck *h) {
 
 /* Shortens --timeout, unless it was given, so that a dead network is reported within seconds. Returns how long ranks
  * may take to connect. */
-static double check_hosts_limits(Options *o) {
+static double check_hosts_limits(Job *j) {
     double processes = processes_of_launcher();
-    if (!option_given(o, "timeout")) o->timeout = 5 + 0.01 * processes;
-    return option_given(o, "timeout") ? seconds_to_connect(o) : 4 + 0.02 * processes;
+    if (option_given(j->options, "timeout")) return seconds_to_connect(&j->run);
+    j->run.timeout = 5 + 0.01 * processes;
+    return 4 + 0.02 * processes;
 }
 
 static void measure_all(HostCheck *h, char *buffers) {
@@ -225,7 +226,7 @@ static void measure_all(HostCheck *h, char *buffers) {
     gather_facts(h, &listener);
     check_networks(h, &listener);
     h->starts = gather_starts(h->comm, j);
-    if (j->opt.out && run_hosts.count > 1) h->sees_out = gather_views_of_out(h->comm, j->opt.out);
+    if (j->run.out && run_hosts.count > 1) h->sees_out = gather_views_of_out(h->comm, j->run.out);
     h->rates = measure_hosts(h->comm, &j->config);
 #ifdef HAVE_MPI
     if (j->host_transport == transport_find("mpi")) h->links = measure_links(h->comm, &h->num_links);
@@ -249,7 +250,7 @@ static void report_all(HostCheck *h, double seconds) {
     check_links_of_hosts(h);
     check_against_cluster(h);
     print_advice(h);
-    if (h->job->opt.out) write_cluster(h);
+    if (h->job->run.out) write_cluster(h);
     printf("checked %d host%s with %d rank%s in %.1f s\n", run_hosts.count, run_hosts.count == 1 ? "" : "s",
            h->comm->mesh.world, h->comm->mesh.world == 1 ? "" : "s", seconds);
     if (!h->problems) printf("no problem found\n");
@@ -272,16 +273,16 @@ static void check_hosts(Job *j, int rank) {
     measure_ops(&dry_run, &j->config);
     comm_open_dry_run(&comm, &dry_run, &j->mesh, rank);
     arena_alloc(&dry_run, MEM_COMM, "measured", 2 * LARGEST_COLLECTIVE);
-    device_open(&dev, &dry_run, j->opt.out, rank);
+    device_open(&dev, &dry_run, j->run.out, rank);
     ops_open(&dev, 0);
-    if (rank == 0 && j->opt.out) make_directories(j->opt.out);
-    comm_open(&comm, &dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
+    if (rank == 0 && j->run.out) make_directories(j->run.out);
+    comm_open(&comm, &dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->run.timeout);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
     char *buffers = (char *)arena_alloc(&dev, MEM_COMM, "measured", 2 * LARGEST_COLLECTIVE);
     h->job = j;
     h->comm = &comm;
     if (rank == 0 && ((HostsJob *)j)->cluster)
-        cluster_open(&h->cluster, ((HostsJob *)j)->cluster, &j->mesh, j->opt.threads, j->transport->name, 0);
+        cluster_open(&h->cluster, ((HostsJob *)j)->cluster, &j->mesh, j->run.threads, j->transport->name, 0);
     measure_all(h, buffers);
     measure_hybrid(h, buffers);
     if (rank == 0) report_all(h, seconds_now() - start);
@@ -309,12 +310,10 @@ int main(int argc, char **argv) {
     static HostsJob h; // large for a small stack
     Job *j = &h.job;
     Program program = hosts_program;
-    process_begin(argv);
-    program_options_parse(&program, &h, &j->opt, argc, argv);
-    if (program_help_or_version(&program, &j->opt)) return 0;
+    if (!program_begin(&program, &h, j, argc, argv)) return 0;
     j->purpose = hosts_purpose();
-    double to_connect = check_hosts_limits(&j->opt);
-    LaunchInfo started = process_connect(&j->opt, 0, to_connect, &argc, &argv);
+    double to_connect = check_hosts_limits(j);
+    LaunchInfo started = process_connect(&j->run, 0, to_connect, &argc, &argv);
     job_open(j, &started);
     launch(j, started.rank, check_hosts);
     finish_results();

@@ -15,9 +15,9 @@ static const OptionRow convert_options[] = {
     GROUP("what is written"),
     TEXT("export", path, "DIR|FILE.gguf", NULL,
          "write the model as a Hugging Face directory, or as a GGUF file for llama.cpp and ollama"),
-    TEXT("dtype", dtype, "fp32|fp16|bf16|int8|int8:all|q8_0", "fp32",
-         "dtype of the weights; int8: the matrices of blocks in int8, to be loaded as a frozen --base; int8:all: all "
-         "tensors; q8_0: the matrices of a GGUF file in 8 bits"),
+    CHOICE("dtype", dtype, "fp32|fp16|bf16|int8|int8:all|q8_0", "fp32",
+           "dtype of the weights; int8: the matrices of blocks in int8, to be loaded as a frozen --base; int8:all: all "
+           "tensors; q8_0: the matrices of a GGUF file in 8 bits"),
     FLAG("merge", merge, "add the adapters of --adapters DIR to the weights of --model"),
 };
 #undef FIELD
@@ -27,40 +27,37 @@ static const Program convert_program = {
 /* Refuses combinations of options whose output would not be what the user asked for. */
 static void convert_check(const Conversion *c) {
     const Job *j = &c->job;
-    const Options *o = &j->opt;
-    const char *path = c->opt.path, *dtype = c->opt.dtype;
+    const RunSettings *run = &j->run;
+    const char *path = c->opt.path, *dtype = export_dtypes[c->opt.dtype];
     int merges = c->opt.merge, writes_int8 = export_base(&c->opt) > BASE_FROZEN, writes_gguf = is_gguf(path);
     if (j->stored_base > BASE_FROZEN && !merges && writes_int8)
         user_error("--export --dtype %s: the weights of %s are int8 already: copy the directory, or dequantize it with "
                    "--dtype fp32 or bf16",
-                   dtype, o->model);
+                   dtype, run->model);
     if (writes_gguf && writes_int8)
         user_error("--export %s --dtype %s: expected fp32, fp16, bf16 or q8_0, which is the int8 of GGUF files: use "
                    "--dtype q8_0",
                    path, dtype);
-    if (!writes_gguf && !strcmp(dtype, "q8_0"))
+    if (!writes_gguf && c->opt.dtype == EXPORT_Q8_0)
         user_error("--export %s --dtype q8_0: q8_0 is a format of GGUF files: use --export FILE.gguf, or --dtype int8",
                    path);
-    if (writes_gguf && o->lora_rank && !merges)
+    if (writes_gguf && run->lora_rank && !merges)
         user_error("--export %s: a GGUF file holds a whole model: add --merge to export the model with the adapters, "
                    "or export a directory",
                    path);
-    if (merges && !o->lora_rank)
+    if (merges && !run->lora_rank)
         user_error("--merge adds adapters to the model's weights, and there are no adapters: add --adapters DIR, or "
                    "remove --merge");
-    if (o->lora_rank && !merges)
+    if (run->lora_rank && !merges)
         user_error("--export with --adapters would only copy the adapters: add --merge to export the model with them, "
                    "or remove --export");
-    if (j->config.base <= BASE_FROZEN || o->lora_rank) return;
+    if (j->config.base <= BASE_FROZEN || run->lora_rank) return;
+    const char *base = option_choice(run, "base");
     if (j->stored_base > BASE_FROZEN)
-        user_error("--export --base %s: an export of %s always dequantizes its int8 weights: remove --base", o->base,
-                   o->model);
-    if (writes_int8)
-        user_error("--export --base %s --dtype %s: --dtype alone decides how weights are written: remove --base",
-                   o->base, dtype);
-    user_error("--export --base %s would write weights rounded to int8 in full precision: remove --base, or use "
-               "--dtype %s to write int8",
-               o->base, o->base);
+        user_error("--export --base %s: an export of %s always dequantizes its int8 weights: remove --base", base,
+                   run->model);
+    user_error("--export --base %s --dtype %s: --dtype alone decides how weights are written: remove --base", base,
+               dtype);
 }
 
 static int tokenizer_copies_have(const TokenizerCopies *all, const char *name) {
@@ -77,7 +74,7 @@ static void convert_note_tokenizer(const Conversion *c) {
     if (!m->text) {
         if (tokenizer_copies_have(&c->files.copies, "vocab.json"))
             fprintf(stderr, "note: the tokenizer vocab.json and merges.txt of %s is copied as it is\n",
-                    c->job.opt.model);
+                    c->job.run.model);
     } else if (!model_tokenizer_is_known(m, what)) {
         fprintf(stderr, "note: the tokenizer %s %s; it is copied as it is\n", m->path, what);
     } else if (!m->tokenizer->merges && !tokenizer_fits_json(m->tokenizer)) {
@@ -92,11 +89,11 @@ static void convert_prepare(Job *j) {
     Conversion *c = (Conversion *)j;
     ModelTokenizer *m = &c->text;
     int writes_gguf = is_gguf(c->opt.path);
-    const char *model = preset_find(j->opt.model) ? NULL : j->opt.model;
+    const char *model = preset_find(j->run.model) ? NULL : j->run.model;
     convert_check(c);
-    model_tokenizer_find(m, &j->opt, NULL);
+    model_tokenizer_find(m, &j->run, NULL);
     if (writes_gguf) model_tokenizer_need(m, "--export FILE.gguf", NULL, j, 0);
-    if (j->opt.tokenizer) model_tokenizer_open(m);
+    if (j->run.tokenizer) model_tokenizer_open(m);
     model_tokenizer_try(m);
     tokenizer_files_open(&c->files, m->path, m->text, m->length, m->tokenizer, model, j->config.max_positions);
     if (writes_gguf) gguf_tokenizer_open(&c->gguf_tokenizer, m->tokenizer, j->config.V, &c->files);
@@ -113,17 +110,13 @@ static void convert_files(CheckpointWriter *w, const Job *j) {
         w->source = (void *)(uintptr_t)&j->weights;
     }
     w->tokenizer = &c->files.copies;
-    w->dtype_option = c->opt.dtype;
+    w->dtype_option = export_dtypes[c->opt.dtype];
     w->put_tensor = convert_tensor;
     if (is_gguf(c->opt.path)) export_gguf(&w->exported, w->whole, c);
     else export_files(&w->exported, w->whole, &c->opt);
 }
 
-static void convert_rank(Job *j, int rank) {
-    Trainer *trainer = program_open_rank(j, rank);
-    model_export(&trainer->writer, (const Conversion *)j);
-    program_close_rank(trainer);
-}
+static void convert_work(Trainer *trainer) { model_export(&trainer->writer, (const Conversion *)trainer->job); }
 
 static Purpose convert_purpose(int merges) {
     Purpose p = ZERO;
@@ -132,6 +125,7 @@ static Purpose convert_purpose(int merges) {
     p.merges_adapters = merges;
     p.prepare = convert_prepare;
     p.files = convert_files;
+    p.work = convert_work;
     return p;
 }
 
@@ -146,14 +140,10 @@ static void conversion_close(Conversion *c) {
 int main(int argc, char **argv) {
     static Conversion c; // large for a small stack
     c.program = convert_program;
-    process_begin(argv);
-    program_options_parse(&c.program, &c.opt, &c.job.opt, argc, argv);
-    if (program_help_or_version(&c.program, &c.job.opt)) return 0;
+    if (!program_begin(&c.program, &c.opt, &c.job, argc, argv)) return 0;
     if (!c.opt.path) user_error("--export DIR or FILE.gguf is missing: convert_llama3 --help tells what it does");
     c.job.purpose = convert_purpose(c.opt.merge);
-    LaunchInfo started = process_connect(&c.job.opt, 0, seconds_to_connect(&c.job.opt), &argc, &argv);
-    job_open(&c.job, &started);
-    launch(&c.job, started.rank, convert_rank);
+    program_run(&c.job, &argc, &argv);
     conversion_close(&c);
     comm_end_process();
     return 0;

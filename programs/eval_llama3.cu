@@ -108,9 +108,9 @@ static void eval_count_bytes(Evaluations *e) {
 
 static void eval_prepare_file(Evaluations *e) {
     Job *j = &e->job;
-    j->val = dataset_open(e->opt.eval, j->opt.seq, j->config.V, 1);
+    j->val = dataset_open(e->opt.eval, j->run.seq, j->config.V, 1);
     eval_check_tokenizer(e);
-    if (j->opt.doc_mask) eval_document_ends(e);
+    if (j->run.doc_mask) eval_document_ends(e);
     job_check_data(j, &j->val);
     if (!j->val.target_bytes) eval_count_bytes(e);
 }
@@ -135,22 +135,22 @@ static void eval_print(const Evaluations *e, const Evaluation *found) {
  * as many tokens as the model's default. */
 static void eval_prepare_requests(Evaluations *e) {
     Job *j = &e->job;
-    Options *o = &j->opt;
+    RunSettings *run = &j->run;
     ModelTokenizer *m = &e->text;
     const char *path = e->opt.score ? e->opt.score : e->opt.choices;
     int cp = j->mesh.size[AXIS_CP], whole = 2 * SCORE_LENGTHS * cp;
     char what[UNSUPPORTED_BYTES], why_none[4096 + UNSUPPORTED_BYTES] = "there is none next to the model";
-    if (o->tokenizer || model_tokenizer_is_known(m, what)) model_tokenizer_open(m); // requests may hold ids alone
+    if (run->tokenizer || model_tokenizer_is_known(m, what)) model_tokenizer_open(m); // requests may hold ids alone
     if (m->tokenizer) model_tokenizer_check(m, j->config.V, 1);
     else if (m->text) snprintf(why_none, sizeof why_none, "%s %s", m->path, what);
     requests_read(&e->requests, path, e->opt.choices != NULL, m->tokenizer, why_none, j->config.V);
-    if (!option_given(o, "seq")) {
-        int64_t default_tokens = (int64_t)o->batch * o->seq, longest = requests_longest(&e->requests);
-        o->seq = (int)min_i64(round_up(longest, whole), j->config.max_positions / (2 * cp) * (2 * cp));
-        if (!option_given(o, "batch")) o->batch = (int)max_i64(1, default_tokens / o->seq);
+    if (!option_given(j->options, "seq")) {
+        int64_t default_tokens = (int64_t)run->batch * run->seq, longest = requests_longest(&e->requests);
+        run->seq = (int)min_i64(round_up(longest, whole), j->config.max_positions / (2 * cp) * (2 * cp));
+        if (!option_given(j->options, "batch")) run->batch = (int)max_i64(1, default_tokens / run->seq);
     }
-    requests_cut(&e->requests, o->seq);
-    requests_make_batches(&e->requests, o->batch, o->seq, cp > 1);
+    requests_cut(&e->requests, run->seq);
+    requests_make_batches(&e->requests, run->batch, run->seq, cp > 1);
     j->purpose.softmax_statistics = 1;
     j->purpose.input_hash = e->requests.hash;
     j->purpose.input_option = e->opt.score ? "score" : "choices";
@@ -158,8 +158,8 @@ static void eval_prepare_requests(Evaluations *e) {
 
 static void eval_prepare(Job *j) {
     Evaluations *e = (Evaluations *)j;
-    model_tokenizer_find(&e->text, &j->opt, e->opt.eval);
-    if (j->opt.tokenizer) model_tokenizer_open(&e->text);
+    model_tokenizer_find(&e->text, &j->run, e->opt.eval);
+    if (j->run.tokenizer) model_tokenizer_open(&e->text);
     if (e->opt.eval) eval_prepare_file(e);
     else eval_prepare_requests(e);
 }
@@ -170,7 +170,7 @@ static void eval_check_options(const Evaluations *e) {
     if (modes != 1)
         user_error("expected one of --eval, --score and --choices, found %s: eval_llama3 --help explains them",
                    modes ? "several" : "none");
-    if (e->job.opt.doc_mask && !o->eval)
+    if (e->job.run.doc_mask && !o->eval)
         user_error("--doc-mask has no effect with --%s, where each text is a single document: remove --doc-mask",
                    o->score ? "score" : "choices");
 }
@@ -194,7 +194,7 @@ static void eval_file(Trainer *trainer) {
     if (!isfinite(found.loss))
         user_error("the loss of %s on %s is %g, expected a finite number: check that the weights are those of this "
                    "model",
-                   e->job.opt.model, e->opt.eval, found.loss);
+                   e->job.run.model, e->opt.eval, found.loss);
     if (trainer->parallel.rank == 0) eval_print(e, &found);
 }
 
@@ -207,11 +207,9 @@ static void eval_requests(Trainer *trainer) {
     else print_accuracy(&s);
 }
 
-static void eval_rank(Job *j, int rank) {
-    Trainer *trainer = program_open_rank(j, rank);
+static void eval_work(Trainer *trainer) {
     if (evaluations_of(trainer)->opt.eval) eval_file(trainer);
     else eval_requests(trainer);
-    program_close_rank(trainer);
 }
 
 static Purpose eval_purpose(void) {
@@ -219,6 +217,7 @@ static Purpose eval_purpose(void) {
     p.program = eval_program.name;
     p.prepare = eval_prepare;
     p.dry_run = eval_dry_run;
+    p.work = eval_work;
     return p;
 }
 
@@ -233,14 +232,9 @@ int main(int argc, char **argv) {
     static Evaluations e; // large for a small stack
     e.program = eval_program;
     e.job.purpose = eval_purpose();
-    process_begin(argv);
-    program_options_parse(&e.program, &e.opt, &e.job.opt, argc, argv);
-    if (program_help_or_version(&e.program, &e.job.opt)) return 0;
+    if (!program_begin(&e.program, &e.opt, &e.job, argc, argv)) return 0;
     eval_check_options(&e);
-    LaunchInfo started = process_connect(&e.job.opt, 0, seconds_to_connect(&e.job.opt), &argc, &argv);
-    job_open(&e.job, &started);
-    launch(&e.job, started.rank, eval_rank);
-    finish_results();
+    program_run(&e.job, &argc, &argv);
     evaluations_close(&e);
     comm_end_process();
     return 0;

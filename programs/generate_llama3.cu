@@ -37,7 +37,7 @@ static const Program generate_program = {
 /* Sets the model's stop tokens, which apply in addition to the tokenizer's. `form`: the chat template, whose
  * end-of-message token is one too; NULL: no chat. */
 static void generate_stop_tokens(Generation *g, const ChatTemplate *form) {
-    const char *model = g->job.opt.model;
+    const char *model = g->job.run.model;
     g->stop_tokens = model_ids_read(preset_find(model) ? NULL : model).eos;
     if (form) stop_token_add(&g->stop_tokens, tokenizer_special(g->text.tokenizer, form->end));
 }
@@ -45,7 +45,7 @@ static void generate_stop_tokens(Generation *g, const ChatTemplate *form) {
 /* Sets the sampling options; a request may override them. */
 static void generate_sampling(Generation *g) {
     const GenerateOptions *o = &g->opt;
-    const Sampling s = {o->temperature, o->top_p, 0, (uint64_t)g->job.opt.seed};
+    const Sampling s = {o->temperature, o->top_p, 0, (uint64_t)g->job.run.seed};
     g->prompts.defaults.sampling = s;
     g->prompts.defaults.max_tokens = o->max_tokens;
     g->prompts.vocab_size = g->job.config.V;
@@ -75,8 +75,8 @@ static void generate_prompts(Generation *g) {
     if (o->prompt && (o->prompt[0] || !o->prompts)) prompts_add(&g->prompts, t, o->prompt, strlen(o->prompt), 0);
     if (o->prompts) prompts_read(&g->prompts, t, o->prompts);
     generate_check_lengths(g);
-    g->job.opt.batch = 1;
-    g->job.opt.seq = g->prompts.longest;
+    g->job.run.batch = 1;
+    g->job.run.seq = g->prompts.longest;
     g->job.purpose.cached_positions = g->prompts.most;
     generate_stop_tokens(g, NULL);
 }
@@ -94,20 +94,21 @@ static void generate_check_template(const Generation *g) {
 
 /* A conversation of up to --seq tokens, which is computed in parts of CHAT_ORDER_TOKENS. */
 static void generate_chat(Generation *g) {
-    Options *o = &g->job.opt;
+    RunSettings *run = &g->job.run;
     g->chat_template = chat_template_find(g->text.tokenizer, g->text.path);
     generate_check_template(g);
-    int positions = option_given(o, "seq") ? o->seq : (int)min_i64(CHAT_POSITIONS, g->job.config.max_positions);
+    int positions =
+        option_given(g->job.options, "seq") ? run->seq : (int)min_i64(CHAT_POSITIONS, g->job.config.max_positions);
     g->job.purpose.cached_positions = positions;
-    o->batch = 1;
-    o->seq = (int)min_i64(CHAT_ORDER_TOKENS, positions);
+    run->batch = 1;
+    run->seq = (int)min_i64(CHAT_ORDER_TOKENS, positions);
     generate_stop_tokens(g, g->chat_template);
 }
 
 static void generate_prepare(Job *j) {
     Generation *g = (Generation *)j;
     const char *texts = g->opt.prompt ? "--prompt" : "--prompts";
-    model_tokenizer_find(&g->text, &j->opt, NULL);
+    model_tokenizer_find(&g->text, &j->run, NULL);
     model_tokenizer_need(&g->text, g->opt.chat ? "--chat" : texts, NULL, j, 1);
     generate_sampling(g);
     if (g->opt.chat) generate_chat(g);
@@ -120,9 +121,9 @@ static void generate_check_options(const Generation *g) {
     if (writes == o->chat)
         user_error("expected --prompt or --prompts, or --chat, found %s: generate_llama3 --help explains them",
                    writes ? "both" : "none of them");
-    if (option_given(&g->job.opt, "seq") && !o->chat)
+    if (option_given(g->job.options, "seq") && !o->chat)
         user_error("--seq %d has no effect without --chat, where it limits the length of a conversation: remove it",
-                   g->job.opt.seq);
+                   g->job.run.seq);
 }
 
 // ---------------------------------------------------------------------------
@@ -133,18 +134,12 @@ static void generate_or_converse(Trainer *trainer) {
     else generate(trainer);
 }
 
-static void generate_rank(Job *j, int rank) {
-    Trainer *trainer = program_open_rank(j, rank);
-    generate_or_converse(trainer);
-    program_close_rank(trainer);
-}
-
 static Purpose generate_purpose(void) {
     Purpose p = ZERO;
     p.program = generate_program.name;
     p.computes_tokens = 1;
     p.prepare = generate_prepare;
-    p.dry_run = generate_or_converse;
+    p.dry_run = p.work = generate_or_converse;
     return p;
 }
 
@@ -159,14 +154,9 @@ int main(int argc, char **argv) {
     static Generation g; // large for a small stack
     g.program = generate_program;
     g.job.purpose = generate_purpose();
-    process_begin(argv);
-    program_options_parse(&g.program, &g.opt, &g.job.opt, argc, argv);
-    if (program_help_or_version(&g.program, &g.job.opt)) return 0;
+    if (!program_begin(&g.program, &g.opt, &g.job, argc, argv)) return 0;
     generate_check_options(&g);
-    LaunchInfo started = process_connect(&g.job.opt, 0, seconds_to_connect(&g.job.opt), &argc, &argv);
-    job_open(&g.job, &started);
-    launch(&g.job, started.rank, generate_rank);
-    finish_results();
+    program_run(&g.job, &argc, &argv);
     generation_close(&g);
     comm_end_process();
     return 0;

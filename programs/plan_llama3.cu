@@ -22,8 +22,8 @@
 /* Plans a stage, which is the whole run without --recipe. `stages`: a recipe's stages, to which this one is added;
  * NULL: there is none. The files under --out describe the last stage that was planned, and plan.json lists all. */
 static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *cluster, cJSON *stages) {
-    const Options *o = &j->opt;
-    int64_t tokens = samples_per_step(o, &j->mesh) * o->seq;
+    const RunSettings *run = &j->run;
+    int64_t tokens = samples_per_step(run, &j->mesh) * run->seq;
     Plan plan;
     EventLists events;
     Simulation simulation;
@@ -31,9 +31,10 @@ static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *clus
     cJSON *goodput = NULL;
     char problem[8192];
     double start = seconds_now();
-    int simulates_all = !strcmp(of->opt.simulate, "all");
+    int simulates_all = of->opt.simulate == SIMULATE_ALL;
     plan_dry_run(&plan, j, simulates_all ? DRY_RUN_ALL : DRY_RUN_STAGES, &events);
-    if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (o->trace || o->out), problem, sizeof problem))
+    if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (run->trace || run->out), problem,
+                       sizeof problem))
         run_failure("the ranks of the plan do not fit together: %s", problem);
     print_stage(j);
     plan_print(stdout, j, &plan, tokens);
@@ -45,19 +46,19 @@ static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *clus
     if (!stages && simulates_all) print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
     if (of->opt.mtbf) {
         GoodputPlan with_failures = goodput_plan(of, j, cluster, estimate.step_seconds);
-        goodput = print_goodput(stdout, &with_failures, o);
+        goodput = print_goodput(stdout, &with_failures, run);
     }
     if (stages) cJSON_AddItemToArray(stages, stage_json(j, &plan, cluster ? estimate_json(&estimate) : NULL));
     cJSON *listed = stages ? cJSON_Duplicate(stages, 1) : NULL;
     for (const Job *s = j->next; s && s->problem; s = s->next) cJSON_AddItemToArray(listed, stage_json(s, NULL, NULL));
-    if (o->out) {
-        report_write_file(o->out, j, &plan, &simulation, cluster, &estimate, goodput);
-        plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput, listed);
+    if (run->out) {
+        report_write_file(run->out, j, &plan, &simulation, cluster, &estimate, goodput);
+        plan_write_file(run->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput, listed);
     } else {
         cJSON_Delete(goodput);
         cJSON_Delete(listed);
     }
-    if (o->trace) write_simulated_trace(j, &simulation);
+    if (run->trace) write_simulated_trace(j, &simulation);
     StageTime time = {memory_needed(&plan, cluster), estimate.step_seconds, estimate.mfu,
                       cluster ? estimate.flops / estimate.step_seconds : 0};
     simulation_close(&simulation);
@@ -83,7 +84,7 @@ static void plan_stages(Planning *of, const Cluster *cluster) {
 /* Refuses options that a plan cannot honour. */
 static void check_plan_options(const Planning *p) {
     const PlanOptions *o = &p->opt;
-    const Options *run = &p->job.opt;
+    const RunSettings *run = &p->job.run;
     if (o->search && !o->cluster)
         user_error("--search compares estimated step times, which need a cluster: add --cluster FILE (dev/clusters has "
                    "some), or remove --search");
@@ -93,7 +94,7 @@ static void check_plan_options(const Planning *p) {
     if (o->search && program_given(&p->program, "simulate"))
         user_error("--simulate %s has no effect with --search, which simulates one rank of each pipeline stage of "
                    "every layout: remove --simulate",
-                   o->simulate);
+                   o->simulate == SIMULATE_ALL ? "all" : "stages");
     if (run->trace && !o->cluster)
         user_error("--trace %s: an estimated timeline needs a cluster: add --cluster FILE (dev/clusters has some), or "
                    "remove --trace",
@@ -118,11 +119,11 @@ static void plan_all(Planning *p, const Cluster *cluster) {
 
 #ifndef TESTING_PROGRAM
 /* Says what the plan of GPUs takes to be as on this machine, unless it is asked for. */
-static void note_gpus(const Options *o, const Cluster *c) {
+static void note_gpus(const RunSettings *run, const Cluster *c) {
     int in_fp32 = FLOATX == DTYPE_F32;
-    if (!c->rates.times.has_streams || (asks_nccl(o) && !in_fp32)) return;
+    if (!c->rates.times.has_streams || (asks_nccl(run) && !in_fp32)) return;
     fprintf(stderr, "note: %s describes GPUs%s%s\n", c->path,
-            asks_nccl(o) ? "" : "; --transport nccl plans memory and communication as NCCL needs them",
+            asks_nccl(run) ? "" : "; --transport nccl plans memory and communication as NCCL needs them",
             in_fp32 ? "; this build plans in fp32, and one of make PRECISION=bf16 in bf16" : "");
 }
 
@@ -130,19 +131,18 @@ int main(int argc, char **argv) {
     static Planning p; // large for a small stack
     Cluster cluster;
     Job *j = &p.job;
-    output_prepare();
     p.program = plan_program;
-    program_options_parse(&p.program, &p.opt, &j->opt, argc, argv);
-    if (program_help_or_version(&p.program, &j->opt)) return 0;
+    if (!program_begin(&p.program, &p.opt, j, argc, argv)) return 0;
     check_plan_options(&p);
     check_goodput_options(&p);
     j->purpose = plan_purpose(p.opt.world);
     LaunchInfo started = {0, 1, 0, 1, 1};
     job_open(j, &started);
     if (p.opt.cluster) {
-        cluster_open(&cluster, p.opt.cluster, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
+        cluster_open(&cluster, p.opt.cluster, &j->mesh, j->run.threads, option_choice(&j->run, "transport"),
+                     transport_sums(&j->run));
         for (Job *s = j; s; s = s->next) s->op_times = &cluster.rates.times;
-        note_gpus(&j->opt, &cluster);
+        note_gpus(&j->run, &cluster);
     }
     plan_all(&p, p.opt.cluster ? &cluster : NULL);
     if (p.opt.cluster) cluster_close(&cluster);

@@ -35,7 +35,7 @@ static void fuzz_cluster(Bytes in) {
     const char *path = give("cluster.json", in.at, in.left);
     const Mesh *mesh = &layouts[kind % 4];
     int sums = kind >> 5 & 1;
-    cluster_open(&c, path, mesh, kind >> 2 & 1, kind >> 3 & 1 ? "threads" : NULL, sums);
+    cluster_open(&c, path, mesh, kind >> 2 & 1, kind >> 3 & 1 ? "threads" : "auto", sums);
     held.taken = 1;
     check_cluster(&c, mesh);
     cluster_close(&c);

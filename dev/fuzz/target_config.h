@@ -56,8 +56,8 @@ static void check_rope(const Llama3Config *c) {
 static void check_plan(Job *j, int rank) {
     Traffic expected[AXES][COLLECTIVES];
     static Trainer dry_run;
-    int accum = j->opt.accum, long_dry_run = (int64_t)j->opt.batch * j->opt.seq / 16 > 512;
-    j->opt.accum = 1 + (accum - 1) % 4;
+    int accum = j->run.accum, long_dry_run = (int64_t)j->run.batch * j->run.seq / 16 > 512;
+    j->run.accum = 1 + (accum - 1) % 4;
     if (long_dry_run) {
         trainer_bind(&dry_run, j, rank);
         device_open_dry_run(&dry_run.parallel.dev, j->threads_per_rank, 0);
@@ -66,7 +66,7 @@ static void check_plan(Job *j, int rank) {
     } else {
         dry_run_open(&dry_run, j, rank, NULL);
     }
-    expected_traffic(expected, &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
+    expected_traffic(expected, &j->config, j->mesh.world, rank, &j->run, sizeof(StepReport));
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_dry_run; i++) {
         Traffic e = expected[i / COLLECTIVES][i % COLLECTIVES],
                 w = dry_run.parallel.comm.traffic_started[i / COLLECTIVES][i % COLLECTIVES];
@@ -74,7 +74,7 @@ static void check_plan(Job *j, int rank) {
                "row %d: expected %" PRId64 " calls and %" PRId64 " bytes, the dry run has %" PRId64 " and %" PRId64, i,
                e.calls, e.bytes, w.calls, w.bytes);
     }
-    j->opt.accum = accum;
+    j->run.accum = accum;
     RankClass all = {rank, &dry_run, &dry_run.parallel.dev, {{{{0, 0}}}}};
     int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP],
         few = !long_dry_run && accum <= 64 && parts <= 8; // of others, as if all were as this one
@@ -170,9 +170,9 @@ static void fuzz_config(Bytes in) {
     words_add(&w, folder);
     memset(&planning, 0, sizeof planning);
     planning.program = plan_program;
-    program_options_parse(&planning.program, &planning.opt, &j->opt, w.count, w.words);
+    job_take_options(j, program_options_parse(&planning.program, &planning.opt, w.count, w.words));
     j->purpose = plan_purpose(planning.opt.world);
-    j->opt.out = NULL; // no plan.json
+    j->run.out = NULL; // no plan.json
     job_prepare(j, choose_transport(j, 1), 1, 1);
     check_table(&j->table, &j->config);
     check_plan(j, rank % j->mesh.world);

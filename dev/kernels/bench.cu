@@ -8,7 +8,7 @@
 #define TESTING
 #include "train_llama3.cu"
 #include "programs/shared/median.h" // defines: median_of
-#include "one_rank.h" // defines: OneRank, one_rank_open, one_rank_close
+#include "one_rank.h"               // defines: OneRank, one_rank_open, one_rank_close
 
 static void forward_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
@@ -68,7 +68,7 @@ enum { BENCH_ROUNDS = 64 };
 typedef struct {
     int rounds;
     double steps[BENCH_ROUNDS], matmuls[BENCH_ROUNDS], ratios[BENCH_ROUNDS]; // seconds; ratios: matmuls / steps
-    OpStat ops[OP_COUNT];                                                 // of one step; seconds are means
+    OpStat ops[OP_COUNT];                                                    // of one step; seconds are means
 } Measured;
 
 static void write_random_tokens(FILE *f) {
@@ -109,13 +109,13 @@ static void measure(Trainer *trainer, Measured *m) {
 }
 
 static void print_measured(const char *model, const Trainer *trainer, Measured *m) {
-    const Options *opt = &trainer->job->opt;
+    const RunSettings *run = &trainer->job->run;
     const OpStat *ops = m->ops;
     double flops =
         ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
     double step = median_of(m->steps, m->rounds), matmul = median_of(m->matmuls, m->rounds);
     printf("%s, %s, %d threads, %d rounds, medians\n", model, PRECISION_NAME, trainer->parallel.dev.threads, m->rounds);
-    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of matmuls\n", 1e3 * step, opt->batch * opt->seq / step,
+    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of matmuls\n", 1e3 * step, run->batch * run->seq / step,
            flops / step / 1e9);
     printf("  matmuls   %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * matmul, flops / matmul / 1e9);
     printf("  the whole step runs at %.1f %% of the rate of its matmuls\n", 100 * median_of(m->ratios, m->rounds));
@@ -138,7 +138,7 @@ int main(int argc, char **argv) {
     fclose(f);
     char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--data", path, (char *)"--warmup", (char *)"0"};
     static Job job;
-    job.opt = options_parse(7, arguments);
+    job_take_options(&job, options_parse(7, arguments));
     job.purpose = training();
     OneRank *o = one_rank_open(&job);
     unlink(path);

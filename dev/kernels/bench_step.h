@@ -135,12 +135,12 @@ static void train_answers(int argc, char **argv) {
     for (int i = 2; i < argc; i++) arguments[count++] = argv[i];
     for (const char *word : more) arguments[count++] = (char *)word;
     Job *j = new_array(Job, 1);
-    j->opt = options_parse(count, arguments);
+    job_take_options(j, options_parse(count, arguments));
     j->purpose = training();
-    Llama3Config c = config_load(j->opt.model);
-    int64_t T = j->opt.seq ? j->opt.seq : c.T,
-            samples = max_i64(64, 4 * (int64_t)(j->opt.batch ? j->opt.batch : c.B) * j->opt.accum);
-    write_tokens(path, j->opt.vocab_size ? j->opt.vocab_size : c.V, samples * T + 1);
+    Llama3Config c = config_load(j->run.model);
+    int64_t T = j->run.seq ? j->run.seq : c.T,
+            samples = max_i64(64, 4 * (int64_t)(j->run.batch ? j->run.batch : c.B) * j->run.accum);
+    write_tokens(path, j->run.vocab_size ? j->run.vocab_size : c.V, samples * T + 1);
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     pthread_mutex_init(&j->thread_world.lock, NULL);
@@ -153,7 +153,7 @@ static void train_answers(int argc, char **argv) {
     trainer_open(trainer, dry_run, j, 0, NULL);
     unlink(path);
     printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n",
-           T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);
+           T * j->run.batch * j->run.accum, planned, free_before - device_memory(0), flops);
     fflush(stdout);
     int64_t step = 0;
     int wanted;

@@ -8,7 +8,7 @@
 #define TESTING_PROGRAM
 #include "programs/generate_llama3.cu"
 #include "programs/shared/median.h" // defines: median_of
-#include "one_rank.h" // defines: OneRank, one_rank_open, one_rank_close
+#include "one_rank.h"               // defines: OneRank, one_rank_open, one_rank_close
 
 enum { BUFFER_BYTES = 1 << 29, STREAMS_OF_SUMS = 8, DECODE_ROUNDS = 64 };
 
@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     static Generation asked;
     asked.program = generate_program;
     asked.job.purpose = generate_purpose();
-    program_options_parse(&asked.program, &asked.opt, &asked.job.opt, 7, arguments);
+    job_take_options(&asked.job, program_options_parse(&asked.program, &asked.opt, 7, arguments));
     OneRank *o = one_rank_open(&asked.job);
     Generator g = generator_open(&o->trainer);
     measure(&g, rounds, tokens);

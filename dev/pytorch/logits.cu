@@ -19,7 +19,7 @@ static void all_logits(Model *m, int T, FILE *out) {
     fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
 }
 
-static void dry_run_window(Trainer *trainer) { generator_dry_run(trainer, trainer->job->opt.seq, 0); }
+static void dry_run_window(Trainer *trainer) { generator_dry_run(trainer, trainer->job->run.seq, 0); }
 
 int main(int argc, char **argv) {
     if (argc < 4 || argc > 5 || atoi(argv[3]) < 1)
@@ -31,13 +31,13 @@ int main(int argc, char **argv) {
     if (!ids || length % (sizeof(int32_t) * (size_t)T))
         user_error("%s is no file of int32 ids in windows of %d", argv[2], T);
     static Job job;
-    job.opt = options_parse(argc == 5 ? 5 : 3, arguments);
+    job_take_options(&job, options_parse(argc == 5 ? 5 : 3, arguments));
     job.purpose = generate_purpose();
     job.purpose.prepare = NULL; // there is no prompt
     job.purpose.dry_run = dry_run_window;
     job.purpose.cached_positions = T;
-    job.opt.batch = 1;
-    job.opt.seq = T; // as if the prompt were a window
+    job.run.batch = 1;
+    job.run.seq = T; // as if the prompt were a window
     Trainer *trainer = &one_rank_open(&job)->trainer;
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
         next_token_logits(trainer, (int32_t *)(ids + at), T, 0);

@@ -209,7 +209,7 @@ version_of() {
     local name=${1##*/} code missing='' what features
     "$1" --version >version 2>.log
     code=$?
-    for what in precision compiler "the build uses" "this processor has" MPI cJSON PCRE2 zlib; do
+    for what in precision compiler "the build uses" "this processor has" MPI cJSON zlib; do
         grep -qE "^$what: .+" version || missing+=" $what"
     done
     grep -qE "^$name, commit ([^ ]*[0-9a-f]{7,}(-dirty)?|unknown)$" version || missing+=" commit"
@@ -1042,12 +1042,12 @@ adapters() {
     bad "--export onto adapters" "adapters exists already and is another model" --model trained --export adapters
     bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained \
         --adapters nowhere --eval good/val.tok --seq 16
-    bad "--adapters of another rank" "--lora-rank 8, but the adapters in adapters have rank 4" "${lora[@]}" \
+    bad "--adapters of another rank" "--lora-rank 8, but the adapters in adapters have 4" "${lora[@]}" \
         --lora-rank 8 --adapters adapters
-    bad "--adapters of another alpha" "--lora-alpha 4, but the adapters in adapters have alpha 8" "${lora[@]}" \
+    bad "--adapters of another alpha" "--lora-alpha 4, but the adapters in adapters have 8" "${lora[@]}" \
         --lora-alpha 4 --adapters adapters
     bad "--adapters of other matrices" \
-        "--lora-targets q,v, but the adapters in adapters are for q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets \
+        "--lora-targets q,v, but the adapters in adapters have q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets \
         q,v --adapters adapters
     bad "--adapters of another model" \
         "adapters/adapter_model.safetensors: tensor .*q_proj.lora_A.weight is 4 x 32 F32, but the model .* has 4 x 64" \

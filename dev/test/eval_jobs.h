@@ -10,7 +10,7 @@ static int is_evaluation(int argc, char **argv) {
 static Job *evaluation_job(int argc, char **argv) {
     Evaluations *e = new_array(Evaluations, 1);
     e->program = eval_program;
-    program_options_parse(&e->program, &e->opt, &e->job.opt, argc, argv);
+    job_take_options(&e->job, program_options_parse(&e->program, &e->opt, argc, argv));
     e->job.purpose = eval_purpose();
     return &e->job;
 }

@@ -16,6 +16,7 @@ trap 'rm -rf "$work"' EXIT
 
 declare -a build=() group=() expected=() name=() # by number of the fault
 declare -A alone=() tests=() programs=()         # own copies by number; BUILD,GROUP; the programs of each build
+declare -A links=() # other programs of a build, of which its copy takes those that make has built, without faults
 while IFS=$'\t' read -r i when b g e n; do
     if [[ $mode != all && $when = more ]] || [[ ! $n =~ ${ONLY:-} ]]; then continue; fi
     build[i]=$b group[i]=$g expected[i]=$e name[i]=$n
@@ -63,6 +64,17 @@ build_copy() {
         >"$copy.said" 2>&1 || echo "FAIL planted: ${copy##*/} does not build: $(grep -m1 error "$copy.said")"
 }
 
+# link_programs COPY PROGRAM…: gives a copy the programs of the source as it is, which most faults do not concern
+link_programs() {
+    local copy=$1 program
+    shift
+    mkdir -p "$copy/${1%/*}"
+    for program in "$@"; do
+        [ -x "$program" ] || make --no-print-directory -s PRECISION="${copy##*/}" "$program"
+        [[ " ${programs[${copy##*/}]} " == *" $program "* ]] || ln -sf "$top/$program" "$copy/$program"
+    done
+}
+
 # run_test COPY BUILD GROUP COMMAND…: COMMAND with a test of a copy as its arguments, in the copy's folder
 run_test() {
     local copy=$work/$1 program group=$3
@@ -105,6 +117,7 @@ check_fault() {
 build_all() {
     local i b
     for b in "${!programs[@]}"; do at_once build_copy "$b" "$b" $(printf '%s\n' ${programs[$b]} | sort -u); done
+    for b in "${!links[@]}"; do link_programs "$work/$b" ${links[$b]}; done
     for i in "${!alone[@]}"; do
         at_once build_copy "${alone[$i]}" "${build[i]}" "$(program_of "${build[i]}" "${group[i]}")"
     done
@@ -117,12 +130,13 @@ build_all() {
 }
 
 for i in "${!name[@]}"; do
-    program=$(program_of "${build[i]}" "${group[i]}")
+    program=$(program_of "${build[i]}" "${group[i]}") suite=${group[i]%% *}
     programs[${build[i]}]+=" $program"
     case $program in
         build/cpu-*/train_llama3) # of a suite: with the programs that it calls
-            for other in $(others_of "${group[i]%% *}"); do
-                programs[${build[i]}]+=" ${program%/*}/${other}_llama3"
+            for other in $(others_of "$suite"); do
+                if [[ $mode = all || $suite = chat ]]; then programs[${build[i]}]+=" ${program%/*}/${other}_llama3"
+                else links[${build[i]}]+=" ${program%/*}/${other}_llama3"; fi
             done ;;
     esac
 done

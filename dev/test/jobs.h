@@ -90,7 +90,7 @@ static const char *make_document_file(const char *name, int64_t count, int vocab
 
 static Job *training_job(int argc, char **argv) {
     Job *j = new_array(Job, 1);
-    j->opt = options_parse(argc, argv);
+    job_take_options(j, options_parse(argc, argv));
     j->purpose = training();
     return j;
 }
@@ -117,7 +117,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     job_prepare(j, world, world, world);
-    if (!j->opt.threads) j->threads_per_rank = world == 1 && transport == &transport_threads ? 2 : 1;
+    if (!j->run.threads) j->threads_per_rank = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
     return j;
 }

@@ -189,7 +189,7 @@ check_closure() {
     done
     lines=$(cat "${all[@]}" | wc -l)
     tokens=$("$work/style" --count "${all[@]}" | awk '{ sum += $2 } END { print sum }')
-    options=$(grep -cE '^ +(INT|REAL|TEXT|TEXT_OR_EMPTY|FLAG)\("' run/setup/options.h)
+    options=$(grep -E '^ +(INT|REAL|TEXT|CHOICE|CHOICE_OR_NUMBER|FLAG)\(' run/setup/options.h | grep -vc 'NULL),$')
     local found=("$lines" "$tokens" "${#all[@]}" "$options")
     read -ra most < <(tr -cd '0-9 ' <<<"$closure")
     for i in "${!what[@]}"; do

@@ -148,7 +148,7 @@ static void widened_body(Job *j, int rank) {
         int64_t n = t->rows * t->cols, all = t->whole_rows * t->whole_cols, run, whole;
         if (!u->table_unit->frozen) continue;
         float *want = (float *)checked_malloc(sizeof(float) * (size_t)all);
-        tensor_init(want, t, &trainer->job->config, (uint64_t)j->opt.seed, 0, all, 1);
+        tensor_init(want, t, &trainer->job->config, (uint64_t)j->run.seed, 0, all, 1);
         for (int64_t at = 0; at < all && is_quantized(trainer->job->config.base, t->row); at += INT8_BLOCK) {
             int8_t bytes[INT8_BLOCK];
             int64_t m = min_i64(INT8_BLOCK, all - at);

@@ -18,7 +18,7 @@
 static Job *conversion_job(int argc, char **argv) {
     Conversion *c = new_array(Conversion, 1);
     c->program = convert_program;
-    program_options_parse(&c->program, &c->opt, &c->job.opt, argc, argv);
+    job_take_options(&c->job, program_options_parse(&c->program, &c->opt, argc, argv));
     c->job.purpose = convert_purpose(c->opt.merge);
     return &c->job;
 }
@@ -37,9 +37,8 @@ static Job *any_job(int argc, char **argv) {
 }
 
 static void any_rank(Job *j, int rank) {
-    if (j->purpose.converts) convert_rank(j, rank);
-    else if (j->purpose.trains) rank_main(j, rank);
-    else eval_rank(j, rank);
+    if (j->purpose.trains) rank_main(j, rank);
+    else program_rank(j, rank);
 }
 
 /* `loss`: of the model that is exported. */

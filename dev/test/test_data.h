@@ -241,7 +241,7 @@ static void workers_body(Job *j, int rank) {
     size_t dry_run = o->dry_run.parallel.dev.arenas[MEM_HOST].peak,
            measured = o->trainer.parallel.dev.arenas[MEM_HOST].peak;
     char name[96];
-    snprintf(name, sizeof name, "--workers %d: memory of the dry run = measured", j->opt.workers);
+    snprintf(name, sizeof name, "--workers %d: memory of the dry run = measured", j->run.workers);
     CHECK(name, dry_run == measured && device_peak(&o->dry_run.parallel.dev) == device_peak(&o->trainer.parallel.dev),
           "host memory of %zu and %zu bytes; %d started", dry_run, measured, o->trainer.loader.num_workers);
     close_rank(o);

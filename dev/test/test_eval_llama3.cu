@@ -18,7 +18,7 @@ static Job *eval_or_training_job(int argc, char **argv) {
 
 static void eval_or_training_rank(Job *j, int rank) {
     if (j->purpose.trains) rank_main(j, rank);
-    else eval_rank(j, rank);
+    else program_rank(j, rank);
 }
 
 static void test_layouts_of_evaluation(void) {

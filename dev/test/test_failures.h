@@ -28,7 +28,7 @@ static void same_samples(Job *j, int rank) {
         arena_release(
             &o->trainer.parallel.dev, MEM_HOST,
             (size_t)((char *)o->trainer.loader.ring[0].inputs - o->trainer.parallel.dev.arenas[MEM_HOST].base));
-        LoaderOptions options = {j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores_per_rank};
+        LoaderOptions options = {j->run.seq, 0, 1, 0, 0, j->run.steps, 0, j->cores_per_rank};
         loader_open(&o->trainer.loader, &o->trainer.parallel.dev, &j->data, &s, &options);
         o->trainer.parallel.dev.arenas[MEM_HOST].used = mark;
     }
@@ -201,7 +201,7 @@ static void run_dead_worker(void *path) {
 static void truncated_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->trainer, 1);
-    if (rank == 0 && truncate(j->opt.data, 64 + 2 * 17))
+    if (rank == 0 && truncate(j->run.data, 64 + 2 * 17))
         run_failure("the file could not be truncated"); // one window is left
     for (int step = 2; step <= 100; step++) train_step(&o->trainer, step);
 }

@@ -55,7 +55,7 @@ static void generation_body(Job *j, int rank) {
 static Job *generation_job(int argc, char **argv) {
     Generation *g = new_array(Generation, 1);
     g->program = generate_program;
-    program_options_parse(&g->program, &g->opt, &g->job.opt, argc, argv);
+    job_take_options(&g->job, program_options_parse(&g->program, &g->opt, argc, argv));
     g->job.purpose = generate_purpose();
     g->job.purpose.prepare = NULL;
     g->job.purpose.dry_run = generation_dry_run;
@@ -72,8 +72,8 @@ static void test_generation(void) {
     for (int world = 1; world <= 2; world++) {
         snprintf(arguments, sizeof arguments, "--model %s/odd", FIXTURES);
         Job *j = make_job(arguments, world, &transport_threads);
-        j->opt.batch = 1;
-        j->opt.seq = PROMPT_TOKENS;
+        j->run.batch = 1;
+        j->run.seq = PROMPT_TOKENS;
         launch(j, 0, generation_body);
         snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text",
                  world);

@@ -174,7 +174,7 @@ static void test_async_and_spares(void) {
 /* The printed rows: three per save mode and, at the end, one for each number of spares. */
 static void check_rows(const GoodputPlan *p, const Planning *of) {
     FILE *f = fopen("/dev/null", "w");
-    cJSON *json = print_goodput(f, p, &of->job.opt), *rows = cJSON_GetObjectItemCaseSensitive(json, "rows"), *row,
+    cJSON *json = print_goodput(f, p, &of->job.run), *rows = cJSON_GetObjectItemCaseSensitive(json, "rows"), *row,
           *part;
     int async = 0, with_given_spares = 0, count = cJSON_GetArraySize(rows);
     double apart = 0;
@@ -207,7 +207,7 @@ static void test_goodput_plan(void) {
              path);
     Job *j = make_job(arguments, 8, &transport_threads);
     Cluster cluster;
-    cluster_open(&cluster, path, &j->mesh, 0, NULL, 0);
+    cluster_open(&cluster, path, &j->mesh, 0, "auto", 0);
     GoodputPlan p = goodput_plan((Planning *)j, j, &cluster, 0.25);
     double bytes = 12.0 * (double)j->table.num_parameters;
     double gather = bytes / 2 * 3 / 4 / cluster.collectives[AXIS_FSDP][ALL_GATHER].bandwidth + bytes / 2 / 1e8;

@@ -254,7 +254,7 @@ static void between_body(Job *j, int rank) {
     int validates = trainer->job->val.num_files > 0;
     Traffic expected[AXES][COLLECTIVES];
     expected_traffic(expected, &trainer->job->config, trainer->parallel.mesh.world, trainer->parallel.rank,
-                     &trainer->job->opt, sizeof(StepReport));
+                     &trainer->job->run, sizeof(StepReport));
     for (int step = 1; step <= 3; step++) {
         StepStats s = train_step(trainer, step);
         __atomic_fetch_add(&between.as_expected,

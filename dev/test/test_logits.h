@@ -43,7 +43,7 @@ static void logit_body(Job *j, int rank) {
     Trainer *trainer = &o->trainer;
     Model *m = &trainer->model;
     LogitRun run = ZERO;
-    StepBatch *batch = loader_next(&trainer->loader, &trainer->parallel.dev, j->opt.timeout);
+    StepBatch *batch = loader_next(&trainer->loader, &trainer->parallel.dev, j->run.timeout);
     fixture_loss(trainer, batch);
     device_read(m->dev, run.validation, m->losses, sizeof run.validation);
     micro_step(trainer, batch);

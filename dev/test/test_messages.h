@@ -29,7 +29,7 @@ static Member *member_open(Job *j, int rank, size_t bytes) {
     dry_run.gpu = device_of(rank);
     dry_run.by_nccl = uses_nccl(j);
     device_open(&m->dev, &dry_run, ".", rank);
-    comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
+    comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->run.timeout);
     comm_phase(&m->comm, PHASE_STEP);
     return m;
 }
@@ -47,7 +47,7 @@ static void run_members(int process, int world, const Transport *transport, doub
     Mesh mesh = {world, {1, 1, world, 1, 1}};
     j->mesh = mesh;
     j->transport = transport;
-    j->opt.timeout = timeout;
+    j->run.timeout = timeout;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     pthread_mutex_init(&j->thread_world.lock, NULL);
     launch(j, process, body);

@@ -54,7 +54,8 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
     Job *j = make_job(arguments, world, &transport_threads);
     estimated.job = j;
-    cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport, transport_sums(&j->opt));
+    cluster_open(&estimated.cluster, path, &j->mesh, j->run.threads, option_choice(&j->run, "transport"),
+                 transport_sums(&j->run));
     estimated.cluster.rates.times.has_streams = estimates_gpus && !CUDA_BUILD;
     j->op_times = &estimated.cluster.rates.times;
     plan_dry_run(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
@@ -69,7 +70,7 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
 /* Tokens per second of the last estimate, if a step took `seconds`. */
 static double estimated_tokens(double seconds) {
     const Job *j = estimated.job;
-    return (double)(samples_per_step(&j->opt, &j->mesh) * j->opt.seq) / seconds;
+    return (double)(samples_per_step(&j->run, &j->mesh) * j->run.seq) / seconds;
 }
 
 static double off_by(double have, double want) { return fabs(have / want - 1); }
@@ -100,7 +101,7 @@ static void test_estimated_communication(void) {
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
     Traffic expected[AXES][COLLECTIVES], all = {0, 0};
     Estimate e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
-    expected_traffic(expected, &w.job->config, w.parallel.mesh.world, w.parallel.rank, &w.job->opt, sizeof(StepReport));
+    expected_traffic(expected, &w.job->config, w.parallel.mesh.world, w.parallel.rank, &w.job->run, sizeof(StepReport));
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         all.calls += expected[i / COLLECTIVES][i % COLLECTIVES].calls;
         all.bytes += expected[i / COLLECTIVES][i % COLLECTIVES].bytes;
@@ -239,7 +240,7 @@ static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Tr
     const RankClass *c = &p->classes[p->class_of[own->parallel.rank]];
     const cJSON *said = class_in_json(json, own->parallel.rank);
     Traffic expected[AXES][COLLECTIVES];
-    expected_traffic(expected, &j->config, j->mesh.world, own->parallel.rank, &j->opt, sizeof(StepReport));
+    expected_traffic(expected, &j->config, j->mesh.world, own->parallel.rank, &j->run, sizeof(StepReport));
     int differ = memcmp(expected, c->traffic[EXPECTED], sizeof expected) != 0 ||
                  memcmp(expected, own->parallel.comm.traffic_started, sizeof expected) != 0 ||
                  memcmp(expected, c->traffic[DRY_RUN], sizeof expected) != 0;
@@ -387,7 +388,7 @@ static void test_alternatives(void) {
     for (int i = 0; i < a.count; i++) {
         Layout *c = &a.list[i];
         char words[sizeof c->change], value[64], planned[64];
-        Options said = a.base.opt;
+        RunSettings said = a.base.run;
         snprintf(words, sizeof words, "%s", c->change);
         for (char *name = strtok(words, " "), *word; name; name = strtok(NULL, " ")) {
             word = strtok(NULL, " ");
@@ -397,7 +398,7 @@ static void test_alternatives(void) {
         if (strstr(c->change, "1f1b")) said.pp_chunks = 1;
         for (int r = 0; r < OPTION_ROWS; r++) {
             option_as_text(&said, &option_rows[r], value, sizeof value);
-            option_as_text(&c->opt, &option_rows[r], planned, sizeof planned);
+            option_as_text(&c->run, &option_rows[r], planned, sizeof planned);
             wrong += option_rows[r].kind != OPT_GROUP && strcmp(value, planned) != 0;
         }
     }

@@ -18,7 +18,7 @@ static Job *plan_or_training_job(int argc, char **argv) {
     if (!has_word(argv, argc, "--plan")) return training_job(argc, argv);
     Planning *p = new_array(Planning, 1);
     p->program = plan_program;
-    program_options_parse(&p->program, &p->opt, &p->job.opt, argc, argv);
+    job_take_options(&p->job, program_options_parse(&p->program, &p->opt, argc, argv));
     p->job.purpose = plan_purpose(p->opt.world);
     return &p->job;
 }

@@ -4,7 +4,7 @@
 
 /* Every step trains on this one batch, in place of the loader's. */
 static void feed(Trainer *trainer, const float *ids, const float *targets) {
-    int n = trainer->job->opt.batch * trainer->job->opt.seq;
+    int n = trainer->job->run.batch * trainer->job->run.seq;
     loader_close(&trainer->loader, &trainer->parallel.dev);
     trainer->loader.produced = INT64_MAX;
     trainer->loader.consumed = 0;
@@ -14,8 +14,8 @@ static void feed(Trainer *trainer, const float *ids, const float *targets) {
         memcpy(b->targets, targets, sizeof(int32_t) * (size_t)n);
         b->num_targets = 0;
         for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
-        for (int t = 0; t < n && b->docs; t += trainer->job->opt.seq)
-            document_ids(b->docs + t, b->inputs + t, trainer->job->opt.seq,
+        for (int t = 0; t < n && b->docs; t += trainer->job->run.seq)
+            document_ids(b->docs + t, b->inputs + t, trainer->job->run.seq,
                          trainer->job->data.files[0].header.document_end);
     }
 }

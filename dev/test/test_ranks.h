@@ -119,7 +119,7 @@ static void check_profiled_traffic(const Trainer *trainer) {
     Traffic expected[AXES][COLLECTIVES];
     if (trainer->parallel.comm.transport != &transport_mpi) return;
     expected_traffic(expected, &trainer->job->config, trainer->parallel.mesh.world, trainer->parallel.rank,
-                     &trainer->job->opt, sizeof(StepReport));
+                     &trainer->job->run, sizeof(StepReport));
     for (int a = 0; a < AXES; a++)
         for (int op = 0; op < COLLECTIVES; op++) {
             int c = 0;
@@ -145,7 +145,7 @@ static void check_profiled_traffic(const Trainer *trainer) {
 static int64_t expected_state_bytes(const Trainer *trainer) {
     const Device *dev = &trainer->parallel.dev;
     const Fsdp *fsdp = &trainer->parallel.fsdp;
-    const Options *opt = &trainer->job->opt;
+    const RunSettings *opt = &trainer->job->run;
     int sharded = opt->sharding != NO_SHARD;
     // local accumulation adds an unsharded gradient
     int local = opt->accumulate == ACCUMULATE_LOCALLY && opt->accum > 1 && fsdp->ranks > 1 && sharded;

@@ -22,7 +22,8 @@ static char *data_of_history(const History *h, const Job *j, size_t *length) {
     RunData d = ZERO;
     char *text;
     dry_run_open(&w, j, 0, NULL);
-    d.opt = &j->opt;
+    d.options = j->options;
+    d.run = &j->run;
     d.comm = &w.parallel.comm;
     d.planned = &w.parallel.dev;
     d.history = (History *)(uintptr_t)h;
@@ -197,9 +198,8 @@ static void test_hostile_texts(void) {
     size_t length;
     History *h = history_open();
     Job *j = page_job("");
-    j->opt.model = hostile;
-    j->opt.given[option_find("model") - option_rows] = 1;
-    j->opt.after_save = "true";
+    j->run.model = hostile;
+    j->run.after_save = "true";
     mkdir(scratch_path("page"), 0777);
     snprintf(path, sizeof path, "%s/page/after-save.log", scratch_dir);
     FILE *f = fopen(path, "w");
@@ -238,7 +238,7 @@ static void test_killed_writer(void) {
     snprintf(page, sizeof page, "%s/page/run.html", scratch_dir);
     unlink(page);
     dry_run_open(&w, j, 0, NULL);
-    run_data_open(&d, &j->opt, &w.parallel.comm, &w.parallel.dev, 0);
+    run_data_open(&d, j->options, &j->run, &w.parallel.comm, &w.parallel.dev, 0);
     CHECK("run.html is there when a run starts", !access(page, F_OK), "%zu bytes", strlen(run_html));
     d.ranks = ranks;
     d.steps = 1;

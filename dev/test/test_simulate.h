@@ -556,8 +556,8 @@ static Estimate estimate_by(const char *options, int world, DryRunKind kind, dou
     Cluster cluster;
     snprintf(arguments, sizeof arguments, "--plan --cluster dev/clusters/h100-8.json %s", options);
     Job *j = make_job(arguments, world, &transport_threads);
-    cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport,
-                 transport_sums(&j->opt));
+    cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, j->run.threads, option_choice(&j->run, "transport"),
+                 transport_sums(&j->run));
     j->op_times = &cluster.rates.times;
     plan_dry_run(&plan, j, kind, &events);
     int fits = plan_simulate(&simulation, &plan, &events, &cluster, 0, problem, sizeof problem);
@@ -679,7 +679,7 @@ static void test_plan_page(void) {
     Trainer w;
     Estimate e = estimate_with(make_cluster_file("page.json", 1e9, 1e9, 1e-5, 1e9, ""), options, 16, &w);
     FILE *f = text_stream_open(&text, &length);
-    estimated.job->opt.model = "tiny & </script>";
+    estimated.job->run.model = "tiny & </script>";
     report_write(f, report_json(estimated.job, &estimated.plan, &estimated.simulation, &estimated.cluster, &e, NULL));
     text_stream_close(f);
     const char *at = strstr(text, begin);
@@ -718,8 +718,8 @@ static void test_search(void) {
         make_job("--plan --cluster dev/clusters/h100-8.json --search --model llama3-8b --seq 8192 --batch 1 --accum 8",
                  16, &transport_threads);
     Cluster cluster;
-    cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, j->opt.threads, j->opt.transport,
-                 transport_sums(&j->opt));
+    cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, j->run.threads, option_choice(&j->run, "transport"),
+                 transport_sums(&j->run));
     search_run(s, j, &cluster);
     double have = cluster.memory, best = s->best[0].estimate.step_seconds, memory, fastest = INFINITY;
     int sorted = s->count == BEST, tried = 0;
@@ -734,12 +734,12 @@ static void test_search(void) {
         tried++;
         fastest = fmin(fastest, e.step_seconds);
     }
-    const Options *b = &s->best[0].opt;
+    const RunSettings *b = &s->best[0].run;
     snprintf(options, sizeof options,
              "--model llama3-8b --seq 8192 --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum "
              "%d --sharding %s --accumulate %s --recompute %s%s",
              b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum, strategies[b->sharding].name,
-             b->accumulate == ACCUMULATE_LOCALLY ? "local" : "sharded", b->recompute,
+             b->accumulate == ACCUMULATE_LOCALLY ? "local" : "sharded", option_choice(b, "recompute"),
              b->pp_light_ends ? " --pp-light-ends" : "");
     if (b->pp_chunks > 1)
         snprintf(options + strlen(options), sizeof options - strlen(options),
@@ -767,7 +767,7 @@ static void test_search_bounds(void) {
         s[all] = (Search *)checked_malloc(sizeof *s[all]);
         s[all]->keeps_slow = all;
         Cluster cluster;
-        cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, 0, NULL, 0);
+        cluster_open(&cluster, ((Planning *)j)->opt.cluster, &j->mesh, 0, "auto", 0);
         search_run(s[all], j, &cluster);
         cluster_close(&cluster);
         end_job(j);

@@ -387,7 +387,7 @@ static void see_memory(Job *j, int rank) {
     if (rank == 0) {
         memory_of_nccl[0] = p->comm.library_memory;
         memory_of_nccl[1] = nccl_memory(&p->mesh, o->dry_run.parallel.comm.traffic_started, p->dev.reductions_apart,
-                                        transport_sums(&j->opt));
+                                        transport_sums(&j->run));
         memory_of_nccl[2] = before - device_memory(p->dev.gpu);
         streams_of_rank = __builtin_popcount(p->dev.streams_used);
     }

@@ -17,13 +17,13 @@ static void trace_body(Job *j, int rank) {
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
     if (rank == 0)
-        logger_open(&trainer->logger, &j->opt, &trainer->parallel.comm, &trainer->dry_run->parallel.dev,
+        logger_open(&trainer->logger, j->options, &j->run, &trainer->parallel.comm, &trainer->dry_run->parallel.dev,
                     &trainer->progress, 0, 0);
     train(trainer);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
     int64_t before = own_allocations;
-    train_step(trainer, trainer->job->opt.steps + 1);
+    train_step(trainer, trainer->job->run.steps + 1);
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
     __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
     if (rank == 0) {

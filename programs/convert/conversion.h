@@ -4,9 +4,12 @@
 #include "../shared/model_tokenizer.h" // defines: ModelTokenizer, TokenizerFiles, Program, Job
 #include "gguf.h"                      // defines: GgufMetadata, is_gguf, gguf_layout, modelfile_text
 
+enum { EXPORT_FP32, EXPORT_FP16, EXPORT_BF16, EXPORT_INT8, EXPORT_INT8_ALL, EXPORT_Q8_0 }; // values of --dtype
+static const char *const export_dtypes[] = {"fp32", "fp16", "bf16", "int8", "int8:all", "q8_0"};
+
 typedef struct {
-    const char *path, *dtype; // of --export and --dtype
-    int merge;
+    const char *path; // of --export
+    int dtype, merge; // dtype: EXPORT_FP32, …
 } ConvertOptions;
 
 typedef struct {

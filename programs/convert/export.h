@@ -11,15 +11,14 @@
 /* Which weights --dtype stores in int8. export_dtype returns the dtype of all others; with --dtype int8 that is this
  * build's precision. */
 static BaseKind export_base(const ConvertOptions *o) {
-    if (!strcmp(o->dtype, "int8")) return BASE_INT8;
-    if (!strcmp(o->dtype, "int8:all")) return BASE_INT8_ALL;
-    return BASE_TRAINED;
+    if (o->dtype == EXPORT_INT8) return BASE_INT8;
+    return o->dtype == EXPORT_INT8_ALL ? BASE_INT8_ALL : BASE_TRAINED;
 }
 static StDtype export_dtype(const ConvertOptions *o) {
-    const char *dtype = export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype;
-    if (!strcmp(dtype, "bf16")) return ST_BF16;
-    if (!strcmp(dtype, "fp16")) return ST_F16;
-    return strcmp(dtype, "q8_0") ? ST_F32 : GGUF_Q8_0;
+    if (export_base(o) > BASE_FROZEN) return FLOATX == DTYPE_F32 ? ST_F32 : ST_BF16;
+    if (o->dtype == EXPORT_Q8_0) return GGUF_Q8_0;
+    if (o->dtype == EXPORT_FP16) return ST_F16;
+    return o->dtype == EXPORT_BF16 ? ST_BF16 : ST_F32;
 }
 
 /* The files of a directory: the model, with the adapters' update if they are merged. */

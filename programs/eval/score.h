@@ -94,7 +94,7 @@ static void score_batch(Scoring *s, int64_t index) {
     Model *m = &trainer->model;
     RequestScore *mine = s->batch_scores;
     size_t bytes = sizeof *mine * MOST_SCORE_ROWS;
-    int least_rows = p->cp.size > 1 ? trainer->job->opt.batch : 1;
+    int least_rows = p->cp.size > 1 ? trainer->job->run.batch : 1;
     model_set_tokens(m, (int)max_i64(least_rows, batch->rows), batch->T / p->cp.size, 0);
     if (!p->dev.dry_run) {
         memset(mine, 0, bytes);
@@ -158,7 +158,7 @@ static void note_cut_contexts(const Scoring *s) {
     const Requests *r = s->requests;
     if (!r->num_cut) return;
     fprintf(stderr, "note: %" PRId64 " of %" PRId64 " requests are longer than --seq %d: their contexts begin later\n",
-            r->num_cut, r->count, s->trainer->job->opt.seq);
+            r->num_cut, r->count, s->trainer->job->run.seq);
 }
 
 /* Scores all requests, and refuses scores that are not finite. */
@@ -170,7 +170,7 @@ static void score_all(Scoring *s) {
     if (bad >= 0)
         user_error("%s, line %d: the log-probability is %g, expected a finite number: check that the weights of %s are "
                    "those of this model",
-                   r->path, r->requests[bad].line, s->scores[bad].logprob, s->trainer->job->opt.model);
+                   r->path, r->requests[bad].line, s->scores[bad].logprob, s->trainer->job->run.model);
 }
 
 /* --score: one line of JSON for each request, in the order of the file. */

@@ -100,7 +100,7 @@ static int chat_read_some(Conversation *chat) {
  * that it waits, because they would take its silence for a failure. */
 static char *chat_read_line(Conversation *chat, Trainer *trainer) {
     const ChatOrder waiting = {CHAT_WAIT, 0, 0, {0}};
-    double told = seconds_now(), interval = fmin(5, trainer->job->opt.timeout / 4);
+    double told = seconds_now(), interval = fmin(5, trainer->job->run.timeout / 4);
     int has_noted = 0;
     for (;;) {
         char *line = chat_take_line(chat);
@@ -316,7 +316,7 @@ static void chat_on_other_ranks(Generator *g) {
 
 static void converse(Trainer *trainer) {
     if (trainer->parallel.dev.dry_run) {
-        int longest = trainer->job->opt.seq;
+        int longest = trainer->job->run.seq;
         generator_dry_run(trainer, longest, trainer->job->purpose.cached_positions - longest);
         return;
     }

@@ -162,7 +162,7 @@ static int32_t next_token(Generator *g, const Sampling *s, const float *logits, 
     if (!logits_are_finite(logits, V))
         user_error("the logits of token %" PRId64 " are not finite numbers: check that the weights of %s are those of "
                    "this model",
-                   number + 1, g->trainer->job->opt.model);
+                   number + 1, g->trainer->job->run.model);
     return sample_token(logits, V, s, uniform_of_seed(s->seed, number), g->scratch);
 }
 

@@ -188,7 +188,7 @@ static void check_out(HostCheck *h) {
     for (int host = 0; h->sees_out && host < run_hosts.count; host++) {
         Sentence t = {text, sizeof text, 0};
         if (h->sees_out[run_hosts.hosts[host].first_rank]) continue;
-        say_unshared_out(&t, h->job->opt.out, &run_hosts.hosts[host]);
+        say_unshared_out(&t, h->job->run.out, &run_hosts.hosts[host]);
         problem(h, "%s", text);
     }
 }

@@ -5,15 +5,15 @@
 
 typedef struct {
     char change[160];    // how it differs from the plan, as options
-    Options opt;         // with a number for every axis of the mesh
+    RunSettings run;     // with a number for every axis of the mesh
     double matmul_speed; // relative to the cluster's matmuls
     double memory;       // bytes of the rank that needs the most
     const char *cluster; // the file with its rates; NULL: memory only
     Estimate estimate;   // with a cluster only
 } Layout;
 
-static Mesh mesh_of_options(const Options *o, int world) {
-    Mesh m = {world, {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate}};
+static Mesh mesh_of_options(const RunSettings *run, int world) {
+    Mesh m = {world, {run->tp, run->cp, run->pp, run->dp_shard, run->dp_replicate}};
     return m;
 }
 
@@ -21,14 +21,14 @@ static Mesh mesh_of_options(const Options *o, int world) {
 static Layout layout_of(const Job *j, const char *cluster) {
     Layout c;
     memset(&c, 0, sizeof c);
-    c.opt = j->opt;
+    c.run = j->run;
     c.matmul_speed = 1;
     c.cluster = cluster;
-    c.opt.tp = j->mesh.size[AXIS_TP];
-    c.opt.cp = j->mesh.size[AXIS_CP];
-    c.opt.pp = j->mesh.size[AXIS_PP];
-    c.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD];
-    c.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
+    c.run.tp = j->mesh.size[AXIS_TP];
+    c.run.cp = j->mesh.size[AXIS_CP];
+    c.run.pp = j->mesh.size[AXIS_PP];
+    c.run.dp_shard = j->mesh.size[AXIS_DP_SHARD];
+    c.run.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
     return c;
 }
 
@@ -53,16 +53,17 @@ static int layout_try(Layout *c, const Job *base) {
     char problem[1024];
     Cluster cluster;
     Job j = *base;
-    j.opt = c->opt;
-    j.mesh = mesh_of_options(&c->opt, base->mesh.world);
-    if (j.config.lora_rank) j.config.base = base_kind(j.opt.base);
+    j.run = c->run;
+    j.mesh = mesh_of_options(&c->run, base->mesh.world);
+    if (j.config.lora_rank) j.config.base = base_kind(j.run.base);
     if (!job_layout_fits(&j, problem, sizeof problem)) return 0;
     j.op_times = NULL;
     if (!c->cluster) {
         layout_simulate(c, &j, NULL);
         return 1;
     }
-    cluster_open(&cluster, c->cluster, &j.mesh, j.opt.threads, j.opt.transport, transport_sums(&j.opt));
+    cluster_open(&cluster, c->cluster, &j.mesh, j.run.threads, option_choice(&j.run, "transport"),
+                 transport_sums(&j.run));
     for (int i = 0; i < cluster.rates.count; i++) {
         OpRate *r = &cluster.rates.ops[i];
         if (r->op != OP_ATTENTION_FORWARD && r->op != OP_ATTENTION_BACKWARD) r->rate *= c->matmul_speed;
@@ -104,42 +105,42 @@ __attribute__((format(printf, 2, 3))) static void add_alternative(Alternatives *
 /* Tries each other of these values of an option. */
 static void add_other_values(Alternatives *a, const char *option, const char *const *values, int n) {
     char present[64];
-    option_text(&a->base.opt, option, present, sizeof present);
+    option_text(&a->base.run, option, present, sizeof present);
     for (int i = 0; i < n; i++) {
         if (!strcmp(values[i], present)) continue;
-        option_set(&next_alternative(a)->opt, option_find(option), option, values[i]);
+        option_set(&next_alternative(a)->run, option_find(option), option, values[i]);
         add_alternative(a, "--%s %s", option, values[i]);
     }
 }
 
 static void add_other_schedules(Alternatives *a) {
     for (int v = 1; v <= 16 && v <= MAX_STAGES; v *= 2) {
-        if (v == a->base.opt.pp_chunks) continue;
+        if (v == a->base.run.pp_chunks) continue;
         Layout *c = next_alternative(a);
-        c->opt.pp_chunks = v;
-        c->opt.pp_schedule = v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
+        c->run.pp_chunks = v;
+        c->run.pp_schedule = v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
         if (v > 1) add_alternative(a, "--pp-schedule interleaved --pp-chunks %d", v);
         else add_alternative(a, "--pp-schedule 1f1b");
     }
 }
 
 static void add_other_batches(Alternatives *a) {
-    const Options *o = &a->base.opt;
-    int accums[2] = {o->accum % 2 ? 0 : o->accum / 2, o->accum <= 1 << 15 ? o->accum * 2 : 0};
+    const RunSettings *run = &a->base.run;
+    int accums[2] = {run->accum % 2 ? 0 : run->accum / 2, run->accum <= 1 << 15 ? run->accum * 2 : 0};
     for (int i = 0; i < 2; i++) {
         if (!accums[i]) continue;
-        next_alternative(a)->opt.accum = accums[i];
+        next_alternative(a)->run.accum = accums[i];
         add_alternative(a, "--accum %d", accums[i]);
     }
-    if (o->batch % 2 == 0) {
+    if (run->batch % 2 == 0) {
         Layout *c = next_alternative(a);
-        c->opt.batch = o->batch / 2;
-        c->opt.accum = o->accum * 2;
-        add_alternative(a, "--batch %d --accum %d", c->opt.batch, c->opt.accum);
+        c->run.batch = run->batch / 2;
+        c->run.accum = run->accum * 2;
+        add_alternative(a, "--batch %d --accum %d", c->run.batch, c->run.accum);
     }
-    if (o->seq % (4 * o->cp) == 0) {
-        next_alternative(a)->opt.seq = o->seq / 2;
-        add_alternative(a, "--seq %d", o->seq / 2);
+    if (run->seq % (4 * run->cp) == 0) {
+        next_alternative(a)->run.seq = run->seq / 2;
+        add_alternative(a, "--seq %d", run->seq / 2);
     }
 }
 
@@ -148,15 +149,15 @@ static void alternatives_open(Alternatives *a, const Job *j, const char *cluster
     static const char *const recompute[] = {"none", "selective", "full"};
     static const char *const sharding[] = {"full_shard", "shard_grad_op"}, *const accumulate[] = {"sharded", "local"};
     static const char *const bases[] = {PRECISION_NAME, "int8", "int8:all"};
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     a->job = j;
     a->base = layout_of(j, cluster);
     a->list = (Layout *)checked_malloc(sizeof *a->list * MAX_ALTERNATIVES);
     a->count = 0;
     add_other_values(a, "recompute", recompute, 3);
-    if (a->base.opt.pp > 1) add_other_schedules(a);
+    if (a->base.run.pp > 1) add_other_schedules(a);
     if (mesh_group_size(&j->mesh, AXIS_FSDP) > 1) add_other_values(a, "sharding", sharding, 2);
-    if (o->accum > 1) add_other_values(a, "accumulate", accumulate, 2);
+    if (run->accum > 1) add_other_values(a, "accumulate", accumulate, 2);
     add_other_batches(a);
     if (j->config.lora_rank && j->stored_base <= BASE_FROZEN) add_other_values(a, "base", bases, 3);
     for (int faster = 0; faster < 2 && cluster; faster++) {
@@ -171,14 +172,14 @@ static void alternatives_close(Alternatives *a) { free(a->list); }
 // printed
 
 /* The longest --seq, in steps that the mesh divides, with which no rank needs more than `bytes`; 0: none fits. */
-static int longest_seq(const Job *j, const char *recompute, double bytes) {
+static int longest_seq(const Job *j, int recompute, double bytes) {
     int step = 256 * (int)max_i64(1, j->mesh.size[AXIS_CP] / 128);
     int fits = 0, too_long = j->config.max_positions / step + 1;
     while (too_long - fits > 1) {
         int middle = (fits + too_long) / 2;
         Layout c = layout_of(j, NULL);
-        c.opt.recompute = recompute;
-        c.opt.seq = middle * step;
+        c.run.recompute = recompute;
+        c.run.seq = middle * step;
         if (layout_try(&c, j) && c.memory <= bytes) fits = middle;
         else too_long = middle;
     }
@@ -186,13 +187,13 @@ static int longest_seq(const Job *j, const char *recompute, double bytes) {
 }
 
 static void print_longest_seq(FILE *f, const Job *j, double bytes) {
-    int none = longest_seq(j, "none", bytes), selective = longest_seq(j, "selective", bytes);
-    int full = longest_seq(j, "full", bytes);
+    int none = longest_seq(j, RECOMPUTE_NONE, bytes), selective = longest_seq(j, RECOMPUTE_SELECTIVE, bytes);
+    int full = longest_seq(j, RECOMPUTE_FULL, bytes);
     if (none || selective || full)
         fprintf(f,
                 "  longest --seq in %.0f GB per rank with --batch %d: %d with --recompute none, %d with selective, %d "
                 "with full\n",
-                bytes / 1e9, j->opt.batch, none, selective, full);
+                bytes / 1e9, j->run.batch, none, selective, full);
     else
         fprintf(f,
                 "  no --seq fits in %.0f GB per rank: use more ranks, or --base int8 with adapters, so that each rank "

@@ -88,7 +88,7 @@ static double full_attention_flops(const Device *dry_run, int T) {
 static Estimate estimate_of(const Plan *p, const EventLists *events, const Cluster *c, const Simulation *s,
                             const Job *j) {
     Estimate e = ZERO;
-    double share = 1.0 / s->mesh.world, tokens = (double)samples_per_step(&j->opt, &j->mesh) * j->opt.seq;
+    double share = 1.0 / s->mesh.world, tokens = (double)samples_per_step(&j->run, &j->mesh) * j->run.seq;
     e.step_seconds = s->seconds;
     e.tokens_per_second = tokens / e.step_seconds;
     for (int i = 0; i < s->mesh.world; i++) {
@@ -107,7 +107,7 @@ static Estimate estimate_of(const Plan *p, const EventLists *events, const Clust
         for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * dry_run->ops[o].seconds;
         e.flops += share * device_flops(dry_run, 0);
         e.recomputed += share * device_flops(dry_run, 1);
-        e.full_attention_flops += share * full_attention_flops(dry_run, j->opt.seq);
+        e.full_attention_flops += share * full_attention_flops(dry_run, j->run.seq);
     }
     add_communication(&e, s, events);
     e.mfu = e.flops / e.step_seconds / c->peak;
@@ -123,7 +123,7 @@ static double exposed_seconds(const Estimate *e) {
 
 /* Do the planned ranks have GPUs, which communicate over NCCL? `c` NULL: no cluster is known. */
 static int plans_nccl(const Job *j, const Cluster *c) {
-    return asks_nccl(&j->opt) || (c && c->rates.times.has_streams);
+    return asks_nccl(&j->run) || (c && c->rates.times.has_streams);
 }
 
 /* Bytes that NCCL allocates on the rank that needs the most memory. */

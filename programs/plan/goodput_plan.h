@@ -45,7 +45,7 @@ static double gather_seconds(const Job *j, const Cluster *c) {
     const Mesh *m = &j->mesh;
     double bytes = checkpoint_bytes(j), seconds = 0;
     int shards = mesh_group_size(m, AXIS_FSDP), tp = m->size[AXIS_TP], pp = m->size[AXIS_PP];
-    if (j->opt.sharding == NO_SHARD) shards = 1;
+    if (j->run.sharding == NO_SHARD) shards = 1;
     if (shards > 1)
         seconds += collective_seconds(&c->collectives[AXIS_FSDP][ALL_GATHER], bytes / tp * (shards - 1) / shards);
     if (tp > 1) seconds += collective_seconds(&c->collectives[AXIS_TP][ALL_GATHER], bytes * (tp - 1) / tp);
@@ -71,11 +71,11 @@ static GoodputPlan goodput_plan(const Planning *of, const Job *j, const Cluster 
     in->spares = o->spares;
     in->host_mtbf = 3600 * o->mtbf;
     in->repair = 3600 * o->repair;
-    in->detect = program_given(&of->program, "detect") ? o->detect : j->opt.timeout;
+    in->detect = program_given(&of->program, "detect") ? o->detect : j->run.timeout;
     in->relaunch = o->relaunch;
     in->step = o->step_seconds ? o->step_seconds : step_seconds;
-    in->steps = j->opt.steps;
-    in->seed = (uint64_t)j->opt.seed;
+    in->steps = j->run.steps;
+    in->seed = (uint64_t)j->run.seed;
     p.bytes = checkpoint_bytes(j);
     p.gather = cluster ? gather_seconds(j, cluster) : 0;
     p.save_measured = program_given(&of->program, "save-seconds");
@@ -165,9 +165,9 @@ static void spares_rows(FILE *f, cJSON *rows, const GoodputInput *given, int is_
 }
 
 /* Prints the table. Returns the same figures for plan.json. */
-static cJSON *print_goodput(FILE *f, const GoodputPlan *p, const Options *o) {
+static cJSON *print_goodput(FILE *f, const GoodputPlan *p, const RunSettings *run) {
     const GoodputInput *in = &p->in;
-    int is_async = o->save_mode == SAVE_ASYNC;
+    int is_async = run->save_mode == SAVE_ASYNC;
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "run_mtbf_s", run_mtbf(in));
     cJSON_AddNumberToObject(json, "failures_expected", expected_failures(in));
@@ -181,14 +181,14 @@ static cJSON *print_goodput(FILE *f, const GoodputPlan *p, const Options *o) {
     fprintf(f, "    %-5s  %-12s %9s %7s %18s", "saves", "interval", "steps", "spares", "goodput");
     for (int i = 0; i < LOST_CAUSES; i++) fprintf(f, "%12s", lost_names[i]);
     fprintf(f, "\n");
-    int64_t best = goodput_rows(f, rows, in, 0, o->save_every);
+    int64_t best = goodput_rows(f, rows, in, 0, run->save_every);
     if (p->pause_known) {
-        int64_t best_async = goodput_rows(f, rows, in, 1, o->save_every);
+        int64_t best_async = goodput_rows(f, rows, in, 1, run->save_every);
         best = is_async ? best_async : best;
     } else {
         fprintf(f, "    async saves are not simulated: add --pause-seconds X, for how long one stops training\n");
     }
-    int64_t interval = o->save_every ? min_i64(o->save_every, in->steps) : best;
+    int64_t interval = run->save_every ? min_i64(run->save_every, in->steps) : best;
     spares_rows(f, rows, in, is_async && p->pause_known, interval);
     return json;
 }

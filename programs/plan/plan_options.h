@@ -3,9 +3,11 @@
 #define PLAN_OPTIONS_H
 #include "../shared/program.h" // defines: Program, OptionRow, Job, Purpose
 
+enum { SIMULATE_ALL, SIMULATE_STAGES };
+
 typedef struct {
-    const char *cluster, *simulate;
-    int plan, world, search, hosts, spares;
+    const char *cluster;
+    int simulate, plan, world, search, hosts, spares;
     double mtbf, repair, detect, relaunch, step_seconds, save_seconds, pause_seconds; // mtbf, repair: hours
 } PlanOptions;
 
@@ -22,10 +24,11 @@ static const OptionRow plan_options[] = {
     TEXT("cluster", cluster, "FILE", NULL,
          "estimate the time of a step on the machines that FILE describes (examples in dev/clusters and dev/results); "
          "with --out, also write plan.html"),
-    TEXT("simulate", simulate, "all|stages", "all",
-         "all: dry-run and simulate every rank; stages: only one rank of each pipeline stage, which is much faster, "
-         "but prints no alternative options and ignores that tensor-parallel ranks differ by a row where --tp does not "
-         "divide a size"),
+    CHOICE(
+        "simulate", simulate, "all|stages", "all",
+        "all: dry-run and simulate every rank; stages: only one rank of each pipeline stage, which is much faster, "
+        "but prints no alternative options and ignores that tensor-parallel ranks differ by a row where --tp does not "
+        "divide a size"),
     FLAG("search", search,
          "with --cluster: list the fastest layouts that fit in memory and train as many sequences per step as these "
          "options; options of "

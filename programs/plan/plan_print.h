@@ -13,7 +13,7 @@ static const RankClass *plan_largest(const Plan *p) {
 
 /* Bytes that NCCL allocates on a rank of this class, if the ranks have GPUs, next to the arenas. */
 static double class_nccl_memory(const Plan *p, const RankClass *c) {
-    return nccl_memory(p->mesh, c->traffic[DRY_RUN], p->reductions_apart, transport_sums(&p->job->opt));
+    return nccl_memory(p->mesh, c->traffic[DRY_RUN], p->reductions_apart, transport_sums(&p->job->run));
 }
 
 /* Prints which of `n` flags are set as ranges, "0-3, 8-11, …", at most `most` of them. */
@@ -85,7 +85,7 @@ static void print_class_memory(FILE *f, const Device *dry_run, int with_buffers)
 }
 
 static void print_class(FILE *f, const Plan *p, const RankClass *c, int with_buffers) {
-    double nccl = asks_nccl(&p->job->opt) && p->mesh->world > 1 ? class_nccl_memory(p, c) : 0;
+    double nccl = asks_nccl(&p->job->run) && p->mesh->world > 1 ? class_nccl_memory(p, c) : 0;
     print_class_memory(f, c->dry_run, with_buffers);
     if (nccl > 0) fprintf(f, "    %-45s %22.0f  (%.2f GB)\n", "NCCL, in addition, at most", nccl, nccl / 1e9);
     fprintf(f, "  FLOPs per rank and step: %.6g (a matmul M x N x K counts 2MNK; attention counts unmasked pairs)\n",
@@ -109,8 +109,8 @@ static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_
     fprintf(f,
             "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64
             " tokens per step; ",
-            j->opt.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "",
-            j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", strategies[j->opt.sharding].name,
+            j->run.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "",
+            j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", strategies[j->run.sharding].name,
             mesh_group_size(m, AXIS_FSDP), replicas, replicas > 1 ? "s" : "", tokens_per_step);
     if (p->count == 1) fprintf(f, "all ranks have the same memory, FLOPs and traffic\n");
     else fprintf(f, "%d kinds of ranks, which differ in memory, FLOPs or traffic\n", p->count);
@@ -131,12 +131,12 @@ static cJSON *stage_json(const Job *j, const Plan *p, cJSON *estimate) {
     json_add_integer(json, "steps", s->steps);
     json_add_integer(json, "tokens", s->tokens);
     json_add_integer(json, "batch", stage_batch(s, &j->mesh));
-    json_add_integer(json, "seq", j->opt.seq);
+    json_add_integer(json, "seq", j->run.seq);
     if (j->problem) cJSON_AddStringToObject(json, "problem", j->problem);
     if (!p) return json;
     const RankClass *largest = plan_largest(p);
-    json_add_integer(json, "micro_batch", j->opt.batch);
-    json_add_integer(json, "accum", j->opt.accum);
+    json_add_integer(json, "micro_batch", j->run.batch);
+    json_add_integer(json, "accum", j->run.accum);
     cJSON *memory = cJSON_AddObjectToObject(json, "memory");
     for (int i = 0; i < MEM_CATEGORIES; i++)
         json_add_integer(memory, mem_category_names[i], (int64_t)largest->dry_run->arenas[i].peak);

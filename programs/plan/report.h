@@ -136,12 +136,12 @@ static cJSON *report_json(const Job *j, const Plan *p, const Simulation *s, cons
     char mesh[160];
     cJSON *root = cJSON_CreateObject();
     mesh_print(mesh, sizeof mesh, p->mesh->size, 1);
-    cJSON_AddStringToObject(root, "model", j->opt.model);
+    cJSON_AddStringToObject(root, "model", j->run.model);
     cJSON_AddNumberToObject(root, "world", p->mesh->world);
     cJSON_AddStringToObject(root, "precision", PRECISION_NAME);
-    cJSON_AddStringToObject(root, "sharding", strategies[j->opt.sharding].name);
+    cJSON_AddStringToObject(root, "sharding", strategies[j->run.sharding].name);
     cJSON_AddStringToObject(root, "mesh", mesh);
-    json_add_integer(root, "tokens_per_step", samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
+    json_add_integer(root, "tokens_per_step", samples_per_step(&j->run, &j->mesh) * j->run.seq);
     json_add_integer(root, "parameters", j->table.num_parameters);
     if (c) add_estimate(root, s, c, e);
     cJSON *classes = cJSON_AddArrayToObject(root, "classes"), *axes = cJSON_AddArrayToObject(root, "axes");
@@ -175,8 +175,8 @@ static void report_write_file(const char *out, const Job *j, const Plan *p, cons
 /* Writes --trace: the estimated timeline of the first rank of each pipeline stage. The simulation has recorded their
  * times. */
 static void write_simulated_trace(const Job *j, const Simulation *s) {
-    FILE *f = fopen(j->opt.trace, "w");
-    if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
+    FILE *f = fopen(j->run.trace, "w");
+    if (!f) user_error("cannot write --trace %s: %s", j->run.trace, strerror(errno));
     fputs(trace_header, f);
     for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
         int rank = stage * mesh_stride(&j->mesh, AXIS_PP), simulated = stage * mesh_stride(&s->mesh, AXIS_PP);
@@ -188,7 +188,7 @@ static void write_simulated_trace(const Job *j, const Simulation *s) {
         free(dry_run);
     }
     fputs(trace_footer, f);
-    if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
+    if (fclose(f)) user_error("cannot write --trace %s: %s", j->run.trace, strerror(errno));
 }
 
 #endif

@@ -24,7 +24,7 @@ static void print_stage_times(FILE *f, const Job *j, const Cluster *c, const Sta
         days += stage_days;
         tokens += (double)s->tokens;
         fprintf(f, "%-6d %-20s %10" PRId64 " %12.4g %8" PRId64 " %8d", (int)(s - j->recipe.stages) + 1,
-                s->name[0] ? s->name : "-", s->steps, (double)s->tokens, stage_batch(s, &j->mesh), j->opt.seq);
+                s->name[0] ? s->name : "-", s->steps, (double)s->tokens, stage_batch(s, &j->mesh), j->run.seq);
         if (j->problem) fprintf(f, "  does not fit the layout: %s", j->problem);
         else fprintf(f, " %7.2f GB", times->memory / 1e9);
         if (c && !j->problem)

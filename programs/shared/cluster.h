@@ -291,9 +291,10 @@ static void cluster_collective(CollectiveRate *rate, const cJSON *root, const ch
 
 /* Reads the rates for a rank of `mesh`. Ranks are placed on hosts in the order of their numbers. If the rates are those
  * of a whole host, each rank gets 1 / ranks_per_host of them, or threads / cores if that is less. `threads` 0: all
- * cores; `transport` NULL: any. `transport_sums`: the transport adds gradients while it reduces them. */
+ * cores; `transport` "auto": any. `transport_sums`: the transport adds gradients while it reduces them. */
 static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int threads, const char *transport,
                          int transport_sums) {
+    if (!strcmp(transport, "auto")) transport = NULL;
     memset(c, 0, sizeof *c);
     cJSON *root = json_read_object(path, "a cluster file as make -C dev/kernels collectives writes it");
     if (!root) user_error("cannot read --cluster %s: %s", path, strerror(errno));

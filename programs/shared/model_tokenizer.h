@@ -16,12 +16,12 @@ typedef struct {
 } ModelTokenizer;
 
 /* Finds the tokenizer and reads its file. `data`: the pattern of token files; NULL: there are none. */
-static void model_tokenizer_find(ModelTokenizer *m, const Options *o, const char *data) {
+static void model_tokenizer_find(ModelTokenizer *m, const RunSettings *run, const char *data) {
     char in_model[4096];
     char **paths = NULL;
-    int count = data && !o->tokenizer ? pattern_expand(data, &paths) : 0;
-    snprintf(in_model, sizeof in_model, "%s/", o->model);
-    if (o->tokenizer) snprintf(m->path, sizeof m->path, "%s", o->tokenizer);
+    int count = data && !run->tokenizer ? pattern_expand(data, &paths) : 0;
+    snprintf(in_model, sizeof in_model, "%s/", run->model);
+    if (run->tokenizer) snprintf(m->path, sizeof m->path, "%s", run->tokenizer);
     else if (!count || !tokenizer_find_beside(m->path, sizeof m->path, paths[0]))
         tokenizer_find_beside(m->path, sizeof m->path, in_model);
     for (int i = 0; i < count; i++) free(paths[i]);
@@ -71,7 +71,7 @@ static void model_tokenizer_need(ModelTokenizer *m, const char *option, const ch
     if (!m->path[0])
         user_error("%s needs a tokenizer, and there is no tokenizer.model or tokenizer.json next to %s: give one with "
                    "--tokenizer FILE",
-                   option, data ? data : j->opt.model);
+                   option, data ? data : j->run.model);
     model_tokenizer_open(m);
     model_tokenizer_check(m, j->config.V, may_exceed);
 }

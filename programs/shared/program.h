@@ -17,10 +17,10 @@ static int program_given(const Program *p, const char *name) {
     return p->given[option_row(p->rows, p->count, name) - p->rows];
 }
 
-/* Reads the command line. `own`: receives the program's own options. */
-static void program_options_parse(Program *p, void *own, Options *o, int argc, char **argv) {
+/* Reads the command line. Returns the options of train_llama3, which job_close frees; `own` receives the program's. */
+static const Options *program_options_parse(Program *p, void *own, int argc, char **argv) {
+    Options *o = options_open();
     options_set_defaults(own, p->rows, p->count);
-    options_set_defaults(o, option_rows, OPTION_ROWS);
     for (int i = 1; i < argc; i++) {
         const OptionRow *row = option_read(own, p->rows, p->count, argc, argv, &i);
         if (row) {
@@ -32,6 +32,7 @@ static void program_options_parse(Program *p, void *own, Options *o, int argc, c
         user_error("unknown option %s: %s --help lists all options", argv[i], p->name);
     }
     options_check(o);
+    return o;
 }
 
 /* The options of train_llama3 that the program takes, by their names alone. */
@@ -50,31 +51,42 @@ static void program_print_taken(const Program *p) {
 }
 
 /* Prints what --help or --version asks for, and returns whether one was given. */
-static int program_help_or_version(const Program *p, const Options *o) {
+static int program_help_or_version(const Program *p, const RunSettings *run) {
     int prints = process_end.process == 0;
-    if (prints && o->help) {
+    if (prints && run->help) {
         options_print_help(stdout, p->rows, p->count, NULL);
         program_print_taken(p);
     }
-    if (prints && o->version && !o->help) print_version(stdout, p->name);
-    if (prints && (o->help || o->version)) finish_results();
-    return o->help || o->version;
+    if (prints && run->version && !run->help) print_version(stdout, p->name);
+    if (prints && (run->help || run->version)) finish_results();
+    return run->help || run->version;
 }
 
-/* Opens the model on a rank of a program that does not train. */
-static Trainer *program_open_rank(Job *j, int rank) {
+/* Reads the command line of a program. Returns 0 if it asks for --help or --version, which is printed. */
+static int program_begin(Program *p, void *own, Job *j, int argc, char **argv) {
+    process_begin(argv);
+    job_take_options(j, program_options_parse(p, own, argc, argv));
+    return !program_help_or_version(p, &j->run);
+}
+
+/* A rank of a program that does not train: opens the model and works with it. */
+static void program_rank(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     rank_open(trainer, dry_run, j, rank);
-    return trainer;
-}
-
-static void program_close_rank(Trainer *trainer) {
-    Trainer *dry_run = (Trainer *)trainer->dry_run;
+    j->purpose.work(trainer);
     trainer_close(trainer);
     trainer_close(dry_run);
     free(trainer);
     free(dry_run);
+}
+
+/* Runs all ranks. */
+static void program_run(Job *j, int *argc, char ***argv) {
+    LaunchInfo started = process_connect(&j->run, 0, seconds_to_connect(&j->run), argc, argv);
+    job_open(j, &started);
+    launch(j, started.rank, program_rank);
+    finish_results();
 }
 
 #endif

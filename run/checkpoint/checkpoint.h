@@ -29,8 +29,8 @@ typedef struct {
 } Progress;
 
 /* Samples that all ranks consume in a step. */
-static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
-    return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum;
+static int64_t samples_per_step(const RunSettings *run, const Mesh *mesh) {
+    return (int64_t)mesh_data_ranks(mesh) * run->batch * run->accum;
 }
 
 /* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
@@ -79,18 +79,18 @@ static void setting_add_integer(cJSON *settings, int stage, const char *text, in
 /* The settings of a stage. A later stage has only those options that a recipe can change. */
 static void settings_of_stage(cJSON *settings, const Recipe *r, int stage, const Mesh *mesh) {
     const RecipeStage *s = &r->stages[stage];
-    int count = s->opt.lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
+    int count = s->run.lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
     char name[24], value[1024];
     for (int i = 0; i < count; i++) {
         const char *option = training_options[i];
         if (stage && !is_stage_option(option) && strcmp(option, "steps")) continue;
-        if (!strcmp(option, "muon-momentum") && !uses_muon(&s->opt)) continue;
+        if (!strcmp(option, "muon-momentum") && !uses_muon(&s->run)) continue;
         snprintf(name, sizeof name, "--%s", option);
-        option_text(&s->opt, option, value, sizeof value);
+        option_text(&s->run, option, value, sizeof value);
         if (strcmp(option, "steps")) setting_add(settings, stage, name, value);
         else setting_add_integer(settings, stage, name, s->rate.steps);
     }
-    setting_add_integer(settings, stage, "samples a step", samples_per_step(&s->opt, mesh));
+    setting_add_integer(settings, stage, "samples a step", samples_per_step(&s->run, mesh));
     if (!r->path) return;
     setting_add_integer(settings, stage, "first step", s->first_step);
     setting_add_integer(settings, stage, "first step of the learning-rate curve", s->rate.first_step);
@@ -105,7 +105,7 @@ static cJSON *settings_in_force(const Recipe *r, int64_t step, const Mesh *mesh,
     char value[1024];
     for (int i = 0; i <= last; i++) settings_of_stage(settings, r, i, mesh);
     snprintf(value, sizeof value, "%016" PRIx64, base);
-    if (r->stages->opt.lora_rank) setting_add(settings, 0, "base model", value);
+    if (r->stages->run.lora_rank) setting_add(settings, 0, "base model", value);
     setting_add(settings, 0, "precision", PRECISION_NAME);
     if (r->path) setting_add_integer(settings, 0, "longest --seq", r->longest);
     if (!data) return settings;
@@ -331,8 +331,8 @@ static int setting_means_nothing(const char *name, const char *was, int begins_d
 }
 
 /* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
-static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Recipe *r, const Mesh *mesh,
-                             const Dataset *data, uint64_t base) {
+static void settings_compare(Checkpoint *c, const cJSON *then, const RunSettings *run, const Recipe *r,
+                             const Mesh *mesh, const Dataset *data, uint64_t base) {
     int64_t step = c->progress.step;
     const RecipeStage *next = &r->stages[recipe_stage_after(r, step)];
     int begins_data = step && next->first_step == step && next->begins_data; // `data` is other data than that of `step`
@@ -360,7 +360,7 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
             used += snprintf(list + used, (size_t)(room - used), "%s%s not given, was %s", used ? "; " : "", name, was);
     }
     cJSON_Delete(now);
-    if (used && !o->allow_changes)
+    if (used && !run->allow_changes)
         user_error("--resume %s: options that affect the training result have changed (%s): give the old values, or "
                    "add --allow-changes",
                    c->dir, list);
@@ -392,10 +392,10 @@ static void config_compare(const char *dir, const Llama3Config *mine, const char
 
 /* The directory of the checkpoint that --resume means: a checkpoint, or the newest one of a run's directory. "" with
  * --resume auto and no checkpoint in --out yet. */
-static void checkpoint_find(char dir[4096], const Options *o) {
+static void checkpoint_find(char dir[4096], const RunSettings *run) {
     char path[4096 + 32];
-    int is_auto = !strcmp(o->resume, "auto");
-    const char *given = is_auto ? o->out : o->resume;
+    int is_auto = !strcmp(run->resume, "auto");
+    const char *given = is_auto ? run->out : run->resume;
     snprintf(dir, 4096, "%s", given);
     snprintf(path, sizeof path, "%s/trainer.json", given);
     if (!is_auto && entry_exists(path)) return;
@@ -461,12 +461,12 @@ static Progress checkpoint_progress(const char *dir) {
 }
 
 /* Opens the files of weights and moments, and compares their tensors with the table. */
-static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama3Config *config,
+static void checkpoint_open_tensors(Checkpoint *c, const RunSettings *run, const Llama3Config *config,
                                     const TensorTable *table) {
     int first = config->lora_rank ? table_first_adapter(table) : 0;
     if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
     else {
-        config_compare(c->dir, config, o->model);
+        config_compare(c->dir, config, run->model);
         if (!model_weights_open(&c->weights, c->dir, table, BASE_TRAINED))
             user_error("%s has no model.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
     }
@@ -478,16 +478,16 @@ static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama
 
 /* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
  * the model, the data and the fingerprint of the base model. */
-static void checkpoint_open(Checkpoint *c, const Options *o, const Recipe *r, const Mesh *mesh, const Dataset *data,
-                            uint64_t base, const Llama3Config *config, const TensorTable *table) {
+static void checkpoint_open(Checkpoint *c, const RunSettings *run, const Recipe *r, const Mesh *mesh,
+                            const Dataset *data, uint64_t base, const Llama3Config *config, const TensorTable *table) {
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/trainer.json", c->dir);
     cJSON *json = trainer_read(path, &c->fingerprint);
     const cJSON *files = json_object(json, path, "files");
     c->progress = trainer_progress(json, path);
     companions_check(c->dir, files, path);
-    settings_compare(c, json_object(json, path, "settings"), o, r, mesh, data, base);
-    checkpoint_open_tensors(c, o, config, table);
+    settings_compare(c, json_object(json, path, "settings"), run, r, mesh, data, base);
+    checkpoint_open_tensors(c, run, config, table);
     StFiles *opened[] = {&c->weights, &c->moments};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < opened[k]->num_files; i++) {
@@ -497,7 +497,7 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Recipe *r, co
     cJSON_Delete(json);
     if (c->progress.step > recipe_steps(r) && !r->path)
         user_error("--resume %s has finished step %" PRId64 ", but --steps is %d: use a larger --steps", c->dir,
-                   c->progress.step, o->steps);
+                   c->progress.step, run->steps);
     if (c->progress.step > recipe_steps(r))
         user_error("--resume %s has finished step %" PRId64 ", but the stages of %s end after step %" PRId64
                    ": give a stage more tokens",

@@ -25,7 +25,7 @@ typedef void (*PutTensor)(const struct CheckpointWriter *, const OutputTensor *,
 
 typedef struct CheckpointWriter {
     Fsdp *fsdp;
-    const Options *opt;
+    const RunSettings *run;
     const Recipe *recipe;
     const Checkpoint *resume_from;    // the run resumed from it; dir "": a new run
     uint64_t base_fingerprint;        // of the frozen model beneath the adapters
@@ -96,13 +96,13 @@ static void writer_open_parts(CheckpointWriter *w) {
 }
 
 /* Binds the writer; then checkpoint_prepare, export_files or both, and checkpoint_writer_allocate. */
-static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const TensorTable *whole, const Options *o) {
+static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const TensorTable *whole, const RunSettings *run) {
     memset(w, 0, sizeof *w);
     w->fsdp = fsdp;
     w->whole = whole;
-    w->opt = o;
+    w->run = run;
     w->saved_step = -1;
-    after_save_open(&w->after_save, o->after_save, o->out, o->keep);
+    after_save_open(&w->after_save, run->after_save, run->out, run->keep);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
 }
@@ -114,7 +114,7 @@ static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
     w->resume_from = from;
     if (from->dir[0]) {
         char path[4096];
-        checkpoint_path(path, sizeof path, w->opt->out, from->progress.step);
+        checkpoint_path(path, sizeof path, w->run->out, from->progress.step);
         if (!access(path, F_OK)) w->saved_step = from->progress.step; // --out has the checkpoint of this step already
     }
     output_files_add(&w->checkpoint, w->whole, first, end, adapters ? adapters_stem : "model", STATE_MASTER,
@@ -125,7 +125,7 @@ static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
 /* Allocates buffers for a few chunks or, with --save-mode async, for all chunks of this rank. */
 static void checkpoint_writer_allocate(CheckpointWriter *w) {
     Device *dev = w->fsdp->dev;
-    int async = w->checkpoint.num_files && w->opt->save_mode == SAVE_ASYNC;
+    int async = w->checkpoint.num_files && w->run->save_mode == SAVE_ASYNC;
     int64_t share = max_i64(writer_share(w, &w->checkpoint), writer_share(w, &w->exported));
     if (!share) return;
     w->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
@@ -506,7 +506,7 @@ static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const 
 /* Rank 0 makes the checkpoint visible. Everything in it is on disk before it gets its name, and its name is on disk
  * before older checkpoints are removed. */
 static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
-    const char *out = w->opt->out;
+    const char *out = w->run->out;
     char path[4096];
     Companions companions;
     double start = seconds_now(), bytes = 0;
@@ -521,11 +521,11 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     sync_directory(out);
     update_latest_link(out, w->progress.step);
     after_save_check(&w->after_save);
-    remove_old_checkpoints(out, w->opt->keep, after_save_step(&w->after_save));
+    remove_old_checkpoints(out, w->run->keep, after_save_step(&w->after_save));
     w->paused += seconds_now() - start;
     printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path, 1e-6 * bytes,
            seconds_now() - w->start);
-    if (w->opt->save_mode == SAVE_ASYNC) printf("; training paused for %.2f s", w->paused);
+    if (w->run->save_mode == SAVE_ASYNC) printf("; training paused for %.2f s", w->paused);
     printf("\n");
     fflush(stdout);
     companions_free(&companions);
@@ -558,11 +558,11 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
     w->start = seconds_now();
     w->saved_step = at->step;
     if (w->fsdp->fingerprints) fsdp_check_replicas(w->fsdp, at->step); // the files mix chunks of all replicas
-    snprintf(w->dir, sizeof w->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, w->opt->out, STEP_DIGITS, at->step,
+    snprintf(w->dir, sizeof w->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, w->run->out, STEP_DIGITS, at->step,
              comm_random_name(comm, "saving: name"));
     write_start(w, &w->checkpoint);
     w->paused = seconds_now() - w->start;
-    if (w->opt->save_mode != SAVE_ASYNC) checkpoint_commit(w);
+    if (w->run->save_mode != SAVE_ASYNC) checkpoint_commit(w);
     comm_phase(comm, before);
 }
 

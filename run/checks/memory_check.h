@@ -8,7 +8,7 @@
 /* Bytes that NCCL allocates on a rank's GPU. */
 static double nccl_need(const Job *j, const Comm *dry_run) {
     return nccl_memory(&dry_run->mesh, dry_run->traffic_started, dry_run->dev->reductions_apart,
-                       transport_sums(&j->opt));
+                       transport_sums(&j->run));
 }
 
 /* Bytes that all ranks on a device need of it, if each needs what this dry run needed. With NCCL a rank has a GPU of

@@ -27,7 +27,7 @@ typedef struct {
 } Plan;
 
 static UnitSizes unit_sizes_of_rank(const Plan *p, int rank) {
-    RankLayout layout = rank_layout(&p->job->config, p->mesh->world, rank, &p->job->opt);
+    RankLayout layout = rank_layout(&p->job->config, p->mesh->world, rank, &p->job->run);
     return unit_sizes(&layout);
 }
 
@@ -51,7 +51,7 @@ static int plan_representative(const Plan *p, int rank) {
     const Mesh *m = p->mesh;
     int first = rank - mesh_coordinate(m, rank, AXIS_CP) * mesh_stride(m, AXIS_CP);
     first %= mesh_stride(m, AXIS_DP_SHARD);
-    return uses_muon(&p->job->opt) ? muon_representative(p, first, rank) : first;
+    return uses_muon(&p->job->run) ? muon_representative(p, first, rank) : first;
 }
 
 static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) {
@@ -83,7 +83,7 @@ static RankClass *plan_add(Plan *p, int rank, const Comm *dry_run) {
     added->first_rank = rank;
     added->dry_run = dry_run->dev;
     memcpy(added->traffic[DRY_RUN], dry_run->traffic_started, sizeof dry_run->traffic_started);
-    expected_traffic(added->traffic[EXPECTED], &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
+    expected_traffic(added->traffic[EXPECTED], &j->config, j->mesh.world, rank, &j->run, sizeof(StepReport));
     return added;
 }
 

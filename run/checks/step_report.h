@@ -250,13 +250,13 @@ static void say_samples(const StepReports *r, Sentence *t) {
 /* Returns 1 and reports the step if its loss or its gradient norm is an outlier. The caller then skips the update. The
  * learning-rate schedule still advances, and such steps do not count for MOST_SKIPS. All ranks know the same sums and
  * decide alike. */
-static int skip_outlier(const StepReports *r, const Options *o, Progress *progress, const Logger *logger, int64_t step,
-                        StepStats *s) {
+static int skip_outlier(const StepReports *r, const RunSettings *run, Progress *progress, const Logger *logger,
+                        int64_t step, StepStats *s) {
     const double *z = s->z_scores;
     OutlierKind kind = z[OUTLIER_LOSS] >= z[OUTLIER_NORM] ? OUTLIER_LOSS : OUTLIER_NORM;
     char samples[1024] = "";
     Sentence t = {samples, sizeof samples, 0};
-    if (!(z[kind] > o->outlier_z)) return 0;
+    if (!(z[kind] > run->outlier_z)) return 0;
     s->skipped = 1;
     progress->outliers.skipped++;
     if (r->comm->rank) return 1;
@@ -264,8 +264,8 @@ static int skip_outlier(const StepReports *r, const Options *o, Progress *progre
     say_samples(r, &t);
     printf("step %6" PRId64 " | update skipped (outlier %d): loss %g is %.1f and gradient norm %g is %.1f standard "
            "deviations above the mean of the last %d steps (limit: %g); inspect the samples of%s\n",
-           step, progress->outliers.skipped, s->loss, z[OUTLIER_LOSS], s->grad_norm, z[OUTLIER_NORM], o->outlier_window,
-           o->outlier_z, samples);
+           step, progress->outliers.skipped, s->loss, z[OUTLIER_LOSS], s->grad_norm, z[OUTLIER_NORM],
+           run->outlier_window, run->outlier_z, samples);
     fflush(stdout);
     return 1;
 }

@@ -10,14 +10,14 @@
 #include "../../lib/comm/comm.h" // defines: Traffic, Axis, Collective
 #include "../../lib/ops/ops.h"   // defines: LOGIT_ROWS, LOGITS
 #include "../../llama3.h"        // defines: Llama3Config, TENSOR_ALIGN, int8_blocks, stage_blocks
-#include "../setup/options.h"    // defines: Options, number_after_colon
+#include "../setup/options.h"    // defines: Options
 
 // ---------------------------------------------------------------------------
 // one rank's part of the model
 
 typedef struct {
     const Llama3Config *config; // of the whole model
-    const Options *options;
+    const RunSettings *options;
     int64_t tp, cp, pp, fsdp, replicas; // ranks of each axis; fsdp = dp_shard x cp
     int64_t pp_rank, fsdp_rank;
     int64_t has_block_0;       // 1 if this rank has the embedding and the first block
@@ -42,11 +42,11 @@ typedef struct {          // this rank's FSDP units after the split by tp and pp
     int64_t muon_blocks;  // blocks whose matrices this rank makes orthogonal
 } UnitSizes;
 
-static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const Options *o) {
+static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const RunSettings *run) {
     RankLayout l = ZERO;
     l.config = c;
-    l.options = o;
-    int64_t sizes[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate}, given = 1;
+    l.options = run;
+    int64_t sizes[MESH_AXES] = {run->tp, run->cp, run->pp, run->dp_shard, run->dp_replicate}, given = 1;
     for (int a = 0; a < MESH_AXES; a++) given *= max_i64(1, sizes[a]);
     for (int a = 0; a < MESH_AXES; a++)
         if (!sizes[a]) sizes[a] = world / given; // auto
@@ -61,14 +61,14 @@ static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const 
     l.is_first = l.pp_rank == 0;
     l.is_last = l.pp_rank == l.pp - 1;
     l.has_adapters = c->base != BASE_TRAINED;
-    l.micro_batches = o->accum;
-    l.tokens = o->batch * (o->seq / l.cp);
+    l.micro_batches = run->accum;
+    l.tokens = run->batch * (run->seq / l.cp);
     l.activation_bytes = (l.tokens + l.tp - 1) / l.tp * c->C * (int64_t)sizeof(floatX);
-    int64_t every = number_after_colon(o->recompute, "every");
-    int recomputes_all = !strcmp(o->recompute, "full");
-    for (int v = 0; v < o->pp_chunks; v++) {
+    int64_t every = run->recompute == RECOMPUTE_EVERY ? run->recompute_every : 0;
+    int recomputes_all = run->recompute == RECOMPUTE_FULL;
+    for (int v = 0; v < run->pp_chunks; v++) {
         int begin, stage = v * (int)l.pp + (int)l.pp_rank;
-        int count = stage_blocks(c->L, (int)l.pp * o->pp_chunks, o->pp_light_ends, stage, &begin);
+        int count = stage_blocks(c->L, (int)l.pp * run->pp_chunks, run->pp_light_ends, stage, &begin);
         l.blocks += count;
         l.has_block_0 |= stage == 0 && count > 0;
         for (int block = begin; block < begin + count; block++)
@@ -155,15 +155,15 @@ static void add_ends(UnitSizes *u, const RankLayout *l) {
 /* --wrap size:N joins as many blocks to a unit as have N parameters together, within a virtual stage. */
 static UnitSizes unit_sizes(const RankLayout *l) {
     const Llama3Config *c = l->config;
-    const Options *o = l->options;
+    const RunSettings *run = l->options;
     UnitSizes u = ZERO;
     BlockSize b = block_size(l);
     int64_t block_parameters = (2 * (c->NH / l->tp + c->NKV / l->tp) * c->HD * l->tp + 3 * c->F + 2) * (int64_t)c->C;
-    int64_t joined = (number_after_colon(o->wrap, "size") + block_parameters - 1) / block_parameters;
+    int64_t joined = (run->wrap_size + block_parameters - 1) / block_parameters;
     joined = min_i64(c->L, max_i64(1, joined));
-    for (int v = 0; v < o->pp_chunks; v++) {
+    for (int v = 0; v < run->pp_chunks; v++) {
         int begin, stage = v * (int)l->pp + (int)l->pp_rank;
-        int count = stage_blocks(c->L, (int)l->pp * o->pp_chunks, o->pp_light_ends, stage, &begin);
+        int count = stage_blocks(c->L, (int)l->pp * run->pp_chunks, run->pp_light_ends, stage, &begin);
         add_stage(&u, l, &b, count, joined);
     }
     if (c->base < BASE_INT8) u.blocks_shard = u.blocks / l->fsdp * (int64_t)sizeof(floatX);
@@ -192,21 +192,21 @@ static int64_t gradient_bytes(const RankLayout *l, const UnitSizes *u) {
  * Units of adapters are gathered together with their block's unit. Muon: for each n units of blocks, an all-to-all of
  * shards of momentum to the ranks that own the units, and one of the orthogonal matrices back. */
 static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
-    const Options *o = l->options;
-    int64_t k = l->micro_batches, n = l->fsdp, reductions = o->accumulate == ACCUMULATE_LOCALLY ? 1 : k;
+    const RunSettings *run = l->options;
+    int64_t k = l->micro_batches, n = l->fsdp, reductions = run->accumulate == ACCUMULATE_LOCALLY ? 1 : k;
     int64_t blocks_shard = u->blocks_shard + u->adapters / n * (int64_t)sizeof(floatX);
     int64_t block_gathers = u->block_units * (1 + l->has_adapters);
     Traffic reduce = {reductions * gradient_units(l, u), reductions * gradient_bytes(l, u) / n * (n - 1)};
     Traffic gather = {block_gathers + u->end_units, (blocks_shard + u->ends_shard) * (n - 1)};
-    if (o->sharding == FULL_SHARD) {
+    if (run->sharding == FULL_SHARD) {
         gather.calls = k * (2 * block_gathers + u->end_units);
         gather.bytes = k * (2 * blocks_shard + u->ends_shard) * (n - 1);
     }
-    if (o->sharding == NO_SHARD) gather = reduce;
+    if (run->sharding == NO_SHARD) gather = reduce;
     if (n == 1) return;
     out[ALL_GATHER] = gather;
     out[REDUCE_SCATTER] = reduce;
-    if (!uses_muon(o) || o->sharding == NO_SHARD) return;
+    if (!uses_muon(run) || run->sharding == NO_SHARD) return;
     out[ALL_TO_ALL].calls = 2 * ((u->block_units + n - 1) / n);
     out[ALL_TO_ALL].bytes = out[ALL_TO_ALL].calls * (n - 1) * (u->largest / n) * (int64_t)sizeof(floatX);
 }
@@ -282,9 +282,9 @@ static void pp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Unit
 /* Once per step every rank tells all others its report (loss, gradient norm, hashes), with --out or --outlier-window
  * also which samples it consumed, 8 bytes each, and with --z-loss the sum of its z-losses. */
 static void world_traffic(Traffic out[COLLECTIVES], const RankLayout *l, int world, int64_t report_bytes) {
-    const Options *o = l->options;
-    int64_t samples_bytes = o->out || o->outlier_window ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0;
-    int64_t z_loss_bytes = o->z_loss > 0 ? (int64_t)sizeof(ExactSum) : 0;
+    const RunSettings *run = l->options;
+    int64_t samples_bytes = run->out || run->outlier_window ? (int64_t)sizeof(int64_t) * run->accum * run->batch : 0;
+    int64_t z_loss_bytes = run->z_loss > 0 ? (int64_t)sizeof(ExactSum) : 0;
     if (world == 1) return;
     out[ALL_GATHER].calls = 1 + (samples_bytes > 0) + (z_loss_bytes > 0);
     out[ALL_GATHER].bytes = (world - 1) * (report_bytes + samples_bytes + z_loss_bytes);
@@ -292,7 +292,7 @@ static void world_traffic(Traffic out[COLLECTIVES], const RankLayout *l, int wor
 
 /* The traffic formula for one step of `rank`. `report_bytes`: the size of the report that ends a step. */
 static void expected_traffic(Traffic expected[AXES][COLLECTIVES], const Llama3Config *config, int world, int rank,
-                             const Options *options, size_t report_bytes) {
+                             const RunSettings *options, size_t report_bytes) {
     RankLayout layout = rank_layout(config, world, rank, options);
     UnitSizes units = unit_sizes(&layout);
     memset(expected, 0, sizeof(Traffic) * AXES * COLLECTIVES);

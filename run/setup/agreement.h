@@ -47,7 +47,7 @@ static uint64_t hash_of_options(const Job *j) {
     size_t length;
     FILE *f = open_memstream(&text, &length);
     if (!f) run_failure("out of memory");
-    options_write(&j->opt, f);
+    options_write(j->options, &j->run, f);
     fclose(f);
     uint64_t h = hash_bytes(HASH_START, text, length);
     free(text);

@@ -37,10 +37,12 @@ typedef struct {
     void (*prepare)(struct Job *); // reads the program's input, and may set --seq, --batch and the fields above
     void (*files)(struct CheckpointWriter *, const struct Job *); // lays out the files that it writes; NULL: none
     void (*dry_run)(struct Trainer *);                            // what the dry run of a rank computes; NULL: nothing
+    void (*work)(struct Trainer *);                               // what a rank does, if it does not train
 } Purpose;
 
 typedef struct Job {
-    Options opt; // of this stage
+    const Options *options; // the command line
+    RunSettings run;        // what this stage uses
     Purpose purpose;
     Recipe recipe;
     const RecipeStage *stage;
@@ -80,7 +82,7 @@ static int job_trains(const Job *j) { return j->purpose.trains; }
 static int job_runs(const Job *j) { return j->purpose.trains && !j->purpose.plans; }
 /* Do weights go from file to file, so that no rank holds the model? */
 static int job_streams_weights(const Job *j) { return j->purpose.converts && !j->purpose.merges_adapters; }
-static int job_saves(const Job *j) { return job_runs(j) && j->opt.out; }
+static int job_saves(const Job *j) { return job_runs(j) && j->run.out; }
 static int64_t stage_end_step(const Job *j) { return j->stage->first_step + j->stage->steps; }
 /* Does the run enter this stage at its first step, coming from an earlier stage? */
 static int begins_later_stage(const Job *j) {
@@ -90,37 +92,37 @@ static int begins_later_stage(const Job *j) {
 static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
 /* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator. */
 static int job_reductions_apart(const Job *j) {
-    return job_trains(j) && strategies[j->opt.sharding].reshard == AFTER_FORWARD;
+    return job_trains(j) && strategies[j->run.sharding].reshard == AFTER_FORWARD;
 }
 
 // ---------------------------------------------------------------------------
 // what options mean for FSDP and for memory
 
-static int asks_nccl(const Options *o) { return o->transport && !strcmp(o->transport, "nccl"); }
+static int asks_nccl(const RunSettings *run) { return run->transport == TRANSPORT_NCCL; }
 
 /* Does the transport sum gradients while it reduces them? NCCL does, in an order of its own. */
-static int transport_sums(const Options *o) { return asks_nccl(o) && !o->deterministic; }
+static int transport_sums(const RunSettings *run) { return asks_nccl(run) && !run->deterministic; }
 
 /* How the options shard the model. */
-static Sharding sharding_of(const Options *o) {
+static Sharding sharding_of(const RunSettings *run) {
     Sharding s = ZERO;
-    s.strategy = &strategies[o->sharding];
-    s.slots = o->slots;
-    s.micro_batches = o->accum;
-    s.accumulate_locally = o->accumulate == ACCUMULATE_LOCALLY;
-    s.deterministic = o->deterministic;
+    s.strategy = &strategies[run->sharding];
+    s.slots = run->slots;
+    s.micro_batches = run->accum;
+    s.accumulate_locally = run->accumulate == ACCUMULATE_LOCALLY;
+    s.deterministic = run->deterministic;
     s.check_replicas = 1;
-    s.writes_files = o->out != NULL;
-    s.reduce_dtype = o->reduce_dtype == REDUCE_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    s.transport_sums = transport_sums(o);
+    s.writes_files = run->out != NULL;
+    s.reduce_dtype = run->reduce_dtype == REDUCE_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    s.transport_sums = transport_sums(run);
     return s;
 }
 
 /* The categories of memory that are offloaded, as bits by MemCategory. */
-static unsigned offloaded(const Options *o) {
+static unsigned offloaded(const RunSettings *run) {
     unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
-    if (o->offload == OFFLOAD_ALL) return all;
-    return o->offload == OFFLOAD_OPTIMIZER ? optimizer : 0;
+    if (run->offload == OFFLOAD_ALL) return all;
+    return run->offload == OFFLOAD_OPTIMIZER ? optimizer : 0;
 }
 
 // ---------------------------------------------------------------------------
@@ -141,13 +143,13 @@ static void check_needed_options(const Options *o) {
 }
 
 static void check_offload(const Job *j) {
-    const Options *o = &j->opt;
-    if (OFFLOAD_IN_PLACE && o->offload != OFFLOAD_NONE && job_runs(j) && !o->out)
+    const RunSettings *run = &j->run;
+    if (OFFLOAD_IN_PLACE && run->offload != OFFLOAD_NONE && job_runs(j) && !run->out)
         user_error("--offload %s keeps state in files under --out: add --out DIR, on a disk with enough space",
-                   o->offload == OFFLOAD_ALL ? "all" : "optimizer");
-    int all_reduces =
-        o->dp_replicate != 1 || o->sharding == NO_SHARD || (o->accumulate == ACCUMULATE_LOCALLY && o->accum > 1);
-    if (uses_nccl(j) && o->offload == OFFLOAD_ALL && all_reduces)
+                   run->offload == OFFLOAD_ALL ? "all" : "optimizer");
+    int all_reduces = run->dp_replicate != 1 || run->sharding == NO_SHARD ||
+                      (run->accumulate == ACCUMULATE_LOCALLY && run->accum > 1);
+    if (uses_nccl(j) && run->offload == OFFLOAD_ALL && all_reduces)
         user_error("--offload all keeps gradients in host memory, where NCCL cannot all-reduce them: use --offload "
                    "optimizer, or --sharding full_shard or shard_grad_op without --dp-replicate and without "
                    "--accumulate local");
@@ -164,7 +166,7 @@ static int job_gpu_of_rank(const Job *j, int rank) {
 
 /* Refuses packed conversations if each would see those before it in its window. */
 static void check_packed(const Job *j, const Dataset *d) {
-    for (int i = 0; i < d->num_files && !j->opt.doc_mask; i++)
+    for (int i = 0; i < d->num_files && !j->run.doc_mask; i++)
         if (d->files[i].header.flags >> TOKEN_FILE_WINDOW_SHIFT)
             user_error("%s has several conversations in a window, and without --doc-mask each would see those before "
                        "it: add --doc-mask",
@@ -183,35 +185,35 @@ static void check_document_ends(const Dataset *d) {
 /* What --data or --val holds must fit the options. */
 static void job_check_data(const Job *j, const Dataset *d) {
     check_packed(j, d);
-    if (j->opt.doc_mask) check_document_ends(d);
+    if (j->run.doc_mask) check_document_ends(d);
 }
 
 /* The tokenizer of --tokenizer, the one next to the data or, failing that, the one next to the model. */
 static void job_find_tokenizer(Job *j) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     FoundTokenizer *f = &j->tokenizer;
     char in_model[4096];
-    if (o->tokenizer) {
-        found_tokenizer_add(f, o->tokenizer);
-        if (!f->count) user_error("cannot read the tokenizer %s: %s", o->tokenizer, strerror(ENOENT));
+    if (run->tokenizer) {
+        found_tokenizer_add(f, run->tokenizer);
+        if (!f->count) user_error("cannot read the tokenizer %s: %s", run->tokenizer, strerror(ENOENT));
         char sibling[4096];
-        path_beside(sibling, sizeof sibling, o->tokenizer,
+        path_beside(sibling, sizeof sibling, run->tokenizer,
                     strcmp(f->names[0], "tokenizer.json") ? "tokenizer.json" : "tokenizer.model");
         f->is_wanted[0] = 1;
-        if (strcmp(sibling, o->tokenizer)) found_tokenizer_add(f, sibling);
+        if (strcmp(sibling, run->tokenizer)) found_tokenizer_add(f, sibling);
         return;
     }
     if (j->data.num_files) found_tokenizer_look(f, j->data.files[0].path);
     if (f->count) return;
-    snprintf(in_model, sizeof in_model, "%s/", o->model);
+    snprintf(in_model, sizeof in_model, "%s/", run->model);
     found_tokenizer_look(f, in_model);
 }
 
 /* The tokenizer's files that checkpoints get. */
 static void job_tokenizer_files(Job *j) {
-    const char *model = preset_find(j->opt.model) ? NULL : j->opt.model;
+    const char *model = preset_find(j->run.model) ? NULL : j->run.model;
     char in_model[4096];
-    snprintf(in_model, sizeof in_model, "%s/", j->opt.model);
+    snprintf(in_model, sizeof in_model, "%s/", j->run.model);
     if (j->tokenizer.count) tokenizer_copies_take_found(&j->tokenizer_files, &j->tokenizer);
     else if (model) tokenizer_copies_take_vocabulary(&j->tokenizer_files, in_model);
     tokenizer_copies_find_ids(&j->tokenizer_files, model, &j->tokenizer);
@@ -222,44 +224,45 @@ static void job_tokenizer_files(Job *j) {
 
 #define INT8_IS_FROZEN "int8 weights cannot be trained, because a gradient step is smaller than their rounding error"
 
-/* The values of --base, by BaseKind. */
-static const char *const base_names[] = {NULL, PRECISION_NAME, "int8", "int8:all"};
+/* The value of --base for a frozen model in the compute dtype. */
+enum { BASE_OF_BUILD = FLOATX == DTYPE_F32 ? BASE_OF_FP32 : BASE_OF_BF16 };
 
-/* The BaseKind that a value of --base names; BASE_TRAINED if this build cannot keep a base in it. */
-static BaseKind base_kind(const char *base) {
-    for (int k = BASE_FROZEN; k <= BASE_INT8_ALL; k++)
-        if (!strcmp(base, base_names[k])) return (BaseKind)k;
-    return BASE_TRAINED;
+/* The BaseKind that a value of --base means; BASE_TRAINED if this build cannot keep a base in it. */
+static BaseKind base_kind(int base) {
+    if (base == BASE_OF_BUILD) return BASE_FROZEN;
+    if (base == BASE_OF_INT8) return BASE_INT8;
+    return base == BASE_OF_INT8_ALL ? BASE_INT8_ALL : BASE_TRAINED;
 }
 
 /* Takes rank, alpha and targets from the files of --adapters. Options that were given must agree with them. */
 static void job_read_adapters(Job *j) {
+    static const char *const options[] = {"lora-rank", "lora-alpha", "lora-targets"};
     static char names[64];
-    Options *o = &j->opt;
+    RunSettings theirs = j->run;
     Llama3Config c = j->config;
+    char given[128], has[128];
     size_t used = 0;
-    adapters_config_read(&c, o->adapters);
-    j->base_model = adapters_base_model(o->adapters, &j->dropout);
+    adapters_config_read(&c, theirs.adapters);
+    j->base_model = adapters_base_model(theirs.adapters, &j->dropout);
     for (int i = 0; i < LORA_TARGETS; i++)
         if (c.lora_targets >> i & 1)
             used += snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", lora_targets[i].name);
-    if (option_given(o, "lora-rank") && o->lora_rank != c.lora_rank)
-        user_error("--lora-rank %d, but the adapters in %s have rank %d: remove --lora-rank", o->lora_rank, o->adapters,
-                   c.lora_rank);
-    if (option_given(o, "lora-alpha") && o->lora_alpha != c.lora_alpha)
-        user_error("--lora-alpha %g, but the adapters in %s have alpha %g: remove --lora-alpha", o->lora_alpha,
-                   o->adapters, c.lora_alpha);
-    if (option_given(o, "lora-targets") && strcmp(o->lora_targets, names))
-        user_error("--lora-targets %s, but the adapters in %s are for %s: remove --lora-targets", o->lora_targets,
-                   o->adapters, names);
-    o->lora_rank = c.lora_rank;
-    o->lora_alpha = c.lora_alpha;
-    o->lora_targets = names;
+    theirs.lora_rank = c.lora_rank;
+    theirs.lora_alpha = c.lora_alpha;
+    theirs.lora_targets = names;
+    for (int i = 0; i < 3; i++) {
+        option_text(&j->run, options[i], given, sizeof given);
+        option_text(&theirs, options[i], has, sizeof has);
+        if (option_given(j->options, options[i]) && strcmp(given, has))
+            user_error("--%s %s, but the adapters in %s have %s: remove --%s", options[i], given, theirs.adapters, has,
+                       options[i]);
+    }
+    j->run = theirs;
 }
 
 /* A checkpoint of adapters can only be resumed as such, with its base model; one of a whole model only without them. */
 static void job_resume_adapters(const Job *j) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     const char *dir = j->resume_from.dir;
     Llama3Config c = ZERO;
     char path[4096 + 32];
@@ -267,54 +270,56 @@ static void job_resume_adapters(const Job *j) {
     int has_adapters = entry_exists(path);
     c.C = 1 << 20; // the model is not known yet: accept any rank
     if (has_adapters) adapters_config_read(&c, dir);
-    if (has_adapters && !o->lora_rank)
+    if (has_adapters && !run->lora_rank)
         user_error("--resume %s holds adapters of rank %d: resume with --lora-rank %d, the same --model and the same "
                    "--base; to train a whole model, merge the adapters into it (convert_llama3 --merge) and start from "
                    "--model DIR",
                    dir, c.lora_rank, c.lora_rank);
-    if (!has_adapters && o->lora_rank)
+    if (!has_adapters && run->lora_rank)
         user_error("--resume %s holds a whole model, but --lora-rank %d trains adapters: start a new run with "
                    "--model %s",
-                   dir, o->lora_rank, dir);
-    if (has_adapters && !option_given(o, "model"))
+                   dir, run->lora_rank, dir);
+    if (has_adapters && !option_given(j->options, "model"))
         user_error("--resume %s holds adapters: add --model with the model that they were trained for", dir);
-    if (o->adapters)
+    if (run->adapters)
         user_error("--adapters %s and --resume %s both give the adapters to start from: remove one of them",
-                   o->adapters, o->resume);
+                   run->adapters, run->resume);
 }
 
 /* A model whose files are int8 stays int8, except when it is exported in full precision. */
 static void job_stored_base(Job *j) {
-    Options *o = &j->opt;
+    RunSettings *run = &j->run;
     j->stored_base = j->config.base;
     if (j->stored_base <= BASE_FROZEN) return;
-    if (j->purpose.converts && !o->adapters && !o->base) return; // its files get full precision
-    if (o->base && base_kind(o->base) != j->stored_base)
+    int stored = j->stored_base == BASE_INT8 ? BASE_OF_INT8 : BASE_OF_INT8_ALL;
+    if (j->purpose.converts && !run->adapters && run->base == BASE_AUTO) return; // its files get full precision
+    if (run->base != BASE_AUTO && run->base != stored)
         user_error("--base %s: the weights of --model %s are stored as --base %s: remove --base, or give the model "
                    "that they were quantized from",
-                   o->base, o->model, base_names[j->stored_base]);
-    if (job_trains(j) && !o->lora_rank && !o->adapters)
+                   option_choice(run, "base"), run->model, stored == BASE_OF_INT8 ? "int8" : "int8:all");
+    if (job_trains(j) && !run->lora_rank && !run->adapters)
         user_error("--model %s has int8 weights, and " INT8_IS_FROZEN
                    ": add --lora-rank 16 to train adapters, or give the model that they were quantized from",
-                   o->model);
-    o->base = base_names[j->stored_base];
+                   run->model);
+    run->base = stored;
 }
 
 /* --base is how the frozen model is kept; without adapters there is no frozen model. */
 static void job_base(Job *j) {
-    Options *o = &j->opt;
+    RunSettings *run = &j->run;
     job_stored_base(j);
-    if (!o->base) o->base = PRECISION_NAME;
-    j->config.base = base_kind(o->base);
+    if (run->base == BASE_AUTO) run->base = BASE_OF_BUILD;
+    const char *base = option_choice(run, "base");
+    j->config.base = base_kind(run->base);
     if (j->config.base == BASE_TRAINED)
         user_error("--base %s: this build computes in " PRECISION_NAME " and keeps a frozen model in " PRECISION_NAME
                    " or int8: use --base " PRECISION_NAME ", or build with make PRECISION=%s",
-                   o->base, o->base);
-    if (job_trains(j) && !o->lora_rank && !o->adapters && j->config.base != BASE_FROZEN)
+                   base, base);
+    if (job_trains(j) && !run->lora_rank && !run->adapters && j->config.base != BASE_FROZEN)
         user_error("--base %s needs adapters: " INT8_IS_FROZEN "; add --lora-rank 16, or use --base " PRECISION_NAME,
-                   o->base);
-    if (o->adapters) job_read_adapters(j);
-    if (!o->lora_rank && j->config.base == BASE_FROZEN) j->config.base = BASE_TRAINED;
+                   base);
+    if (run->adapters) job_read_adapters(j);
+    if (!run->lora_rank && j->config.base == BASE_FROZEN) j->config.base = BASE_TRAINED;
 }
 
 /* The bit set of linear layers that --lora-targets names. */
@@ -335,31 +340,31 @@ static unsigned parse_lora_targets(const char *names) {
 
 /* Which part of the model is trained, and how the rest is stored. */
 static void job_adapters(Job *j) {
-    Options *o = &j->opt;
+    RunSettings *run = &j->run;
     Llama3Config *c = &j->config;
     job_base(j);
-    if (!j->base_model) j->base_model = checked_strdup(o->model);
-    if (!o->lora_rank) return;
-    if (!job_trains(j) && !j->purpose.measures_hosts && !o->adapters)
+    if (!j->base_model) j->base_model = checked_strdup(run->model);
+    if (!run->lora_rank) return;
+    if (!job_trains(j) && !j->purpose.measures_hosts && !run->adapters)
         user_error("--lora-rank %d creates adapters to be trained, and %s does not train: remove --lora-rank, or give "
                    "trained adapters with --adapters DIR",
-                   o->lora_rank, j->purpose.program);
-    if (o->lora_rank > c->C)
+                   run->lora_rank, j->purpose.program);
+    if (run->lora_rank > c->C)
         user_error("--lora-rank %d exceeds the hidden size of %s, %d: use a smaller rank; 8 to 64 is usual",
-                   o->lora_rank, o->model, c->C);
-    if (o->lora_alpha == 0) o->lora_alpha = 2.0 * o->lora_rank;
-    c->lora_rank = o->lora_rank;
-    c->lora_alpha = o->lora_alpha;
-    c->lora_targets = parse_lora_targets(o->lora_targets);
+                   run->lora_rank, run->model, c->C);
+    if (run->lora_alpha == 0) run->lora_alpha = 2.0 * run->lora_rank;
+    c->lora_rank = run->lora_rank;
+    c->lora_alpha = run->lora_alpha;
+    c->lora_targets = parse_lora_targets(run->lora_targets);
 }
 
 static void job_optimizer(Job *j) {
-    const Options *o = &j->opt;
-    if (uses_muon(o) && o->lora_rank)
+    const RunSettings *run = &j->run;
+    if (uses_muon(run) && run->lora_rank)
         user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
                    "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
-                   o->lora_rank);
-    j->config.muon = uses_muon(o);
+                   run->lora_rank);
+    j->config.muon = uses_muon(run);
 }
 
 // ---------------------------------------------------------------------------
@@ -368,11 +373,11 @@ static void job_optimizer(Job *j) {
 /* Token counts and byte counts of a step are 64-bit integers. A rank receives at most two all-gathers and one
  * reduce-scatter of every unit per micro-batch. */
 static void check_counters(const Job *j, int world) {
-    const Options *o = &j->opt;
-    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * o->batch * o->seq * o->accum;
+    const RunSettings *run = &j->run;
+    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * run->batch * run->seq * run->accum;
     for (int u = 0; u < j->table.num_units; u++)
         elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * world;
-    double bytes = 3.0 * sizeof(float) * elements * o->accum;
+    double bytes = 3.0 * sizeof(float) * elements * run->accum;
     if (tokens > 0x1p62 || bytes > 0x1p62)
         user_error("one step has %.3g tokens, and a rank receives up to %.3g bytes: that exceeds the 64-bit counters; "
                    "use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model",
@@ -389,9 +394,9 @@ static double job_datasheet_rate(const Job *j, int world) {
 
 /* The model FLOPs utilization of a step that took `seconds`; 0: not known. */
 static double job_mfu(const Job *j, double seconds) {
-    double tokens = (double)mesh_data_ranks(&j->mesh) * j->opt.batch * j->opt.accum * j->opt.seq;
+    double tokens = (double)mesh_data_ranks(&j->mesh) * j->run.batch * j->run.accum * j->run.seq;
     if (j->datasheet_rate <= 0) return 0;
-    return mfu_flops_per_token(&j->table, &j->config, j->opt.seq) * tokens / seconds / j->datasheet_rate;
+    return mfu_flops_per_token(&j->table, &j->config, j->run.seq) * tokens / seconds / j->datasheet_rate;
 }
 
 /* The common divisors of a and b as text, "1, 2, 4". */
@@ -407,19 +412,20 @@ static void divisors_of(char *text, size_t size, int a, int b) {
  */
 static void job_pipeline_options(Job *j) {
     static const char *const pipeline_options[] = {"pp-schedule", "pp-chunks", "pp-light-ends"};
-    Options *o = &j->opt;
-    int interleaved = o->pp_schedule == SCHEDULE_INTERLEAVED, pp = j->mesh.size[AXIS_PP];
+    RunSettings *run = &j->run;
+    int interleaved = run->pp_schedule == SCHEDULE_INTERLEAVED, pp = j->mesh.size[AXIS_PP];
     for (int i = 0; i < 3; i++)
-        if (pp == 1 && o->pp_chunks != 1 && option_changed(o, pipeline_options[i])) // 1: as config.txt says it
+        if (pp == 1 && run->pp_chunks != 1 &&
+            option_changed(j->options, pipeline_options[i])) // 1: as config.txt says it
             user_error("--%s has no effect without --pp: add --pp N, or remove --%s", pipeline_options[i],
                        pipeline_options[i]);
-    if (!o->pp_chunks) o->pp_chunks = interleaved ? 2 : 1;
-    if (interleaved != (o->pp_chunks > 1))
+    if (!run->pp_chunks) run->pp_chunks = interleaved ? 2 : 1;
+    if (interleaved != (run->pp_chunks > 1))
         user_error("--pp-schedule %s with --pp-chunks %d: 1f1b has one virtual stage per rank, interleaved has two or "
                    "more; change one of the two options",
-                   interleaved ? "interleaved" : "1f1b", o->pp_chunks);
-    if (pp > 1 && !option_given(o, "sharding")) o->sharding = SHARD_GRAD_OP;
-    if (pp > 1 && !option_given(o, "accumulate")) o->accumulate = ACCUMULATE_LOCALLY;
+                   interleaved ? "interleaved" : "1f1b", run->pp_chunks);
+    if (pp > 1 && !option_given(j->options, "sharding")) run->sharding = SHARD_GRAD_OP;
+    if (pp > 1 && !option_given(j->options, "accumulate")) run->accumulate = ACCUMULATE_LOCALLY;
 }
 
 /* Weights that share an int8 scale must lie on one tensor-parallel rank. Returns the first tensor that --tp would split
@@ -439,7 +445,7 @@ static const TensorRow *find_split_int8_block(const Llama3Config *c, int tp) {
 #define REFUSE(...) return snprintf(problem, size, __VA_ARGS__), 0
 
 static int tensor_parallel_fits(const Job *j, char *problem, size_t size) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     const Llama3Config *c = &j->config;
     int tp = j->mesh.size[AXIS_TP], smallest = (int)min_i64(c->V, c->F);
     char fits[256];
@@ -447,7 +453,7 @@ static int tensor_parallel_fits(const Job *j, char *problem, size_t size) {
     if (c->NH % tp || c->NKV % tp)
         REFUSE("--tp %d does not divide %s's %d query heads and %d key/value heads, which are split over the ranks: "
                "use --tp %s",
-               tp, o->model, c->NH, c->NKV, fits);
+               tp, run->model, c->NH, c->NKV, fits);
     const TensorRow *split = find_split_int8_block(c, tp);
     if (split) {
         const char *layer = strstr(split->name, "%d."); // "model.layers.%d.self_attn.o_proj"
@@ -459,33 +465,33 @@ static int tensor_parallel_fits(const Job *j, char *problem, size_t size) {
     }
     if (tp > smallest)
         REFUSE("--tp %d is too large for %s, whose vocabulary or MLP has only %d rows to split: use a smaller --tp", tp,
-               o->model, smallest);
+               run->model, smallest);
     return 1;
 }
 
 static int context_parallel_fits(const Job *j, char *problem, size_t size) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     int cp = j->mesh.size[AXIS_CP], halves = 2 * cp;
     char fits[256], shorter[32] = "";
-    if (cp == 1 || o->seq % halves == 0) return 1;
-    divisors_of(fits, sizeof fits, o->seq / 2, o->seq / 2);
-    if (o->seq > halves) snprintf(shorter, sizeof shorter, "--seq %d or ", o->seq / halves * halves);
+    if (cp == 1 || run->seq % halves == 0) return 1;
+    divisors_of(fits, sizeof fits, run->seq / 2, run->seq / 2);
+    if (run->seq > halves) snprintf(shorter, sizeof shorter, "--seq %d or ", run->seq / halves * halves);
     REFUSE("--cp %d splits each sequence into %d equal parts, and --seq %d is not a multiple of %d: use %s--seq %d, or "
            "--cp %s",
-           cp, halves, o->seq, halves, shorter, (o->seq / halves + 1) * halves, fits);
+           cp, halves, run->seq, halves, shorter, (run->seq / halves + 1) * halves, fits);
 }
 
 static int pipeline_parallel_fits(const Job *j, char *problem, size_t size) {
-    const Options *o = &j->opt;
-    int pp = j->mesh.size[AXIS_PP], stages = pp * o->pp_chunks, most = j->config.L + (o->pp_light_ends ? 2 : 0);
+    const RunSettings *run = &j->run;
+    int pp = j->mesh.size[AXIS_PP], stages = pp * run->pp_chunks, most = j->config.L + (run->pp_light_ends ? 2 : 0);
     if (stages > most)
         REFUSE("--pp %d x --pp-chunks %d = %d virtual stages%s, but %s has %d blocks: use at most %d virtual stages",
-               pp, o->pp_chunks, stages, o->pp_light_ends ? ", the first and the last with one block fewer" : "",
-               o->model, j->config.L, most);
-    if (o->pp_chunks > 1 && pp > 1 && o->accum % pp)
+               pp, run->pp_chunks, stages, run->pp_light_ends ? ", the first and the last with one block fewer" : "",
+               run->model, j->config.L, most);
+    if (run->pp_chunks > 1 && pp > 1 && run->accum % pp)
         REFUSE("--pp-schedule interleaved needs --accum to be a multiple of --pp %d, and --accum is %d: use --accum %d "
                "or %d",
-               pp, o->accum, (int)max_i64(1, o->accum / pp) * pp, (o->accum / pp + 1) * pp);
+               pp, run->accum, (int)max_i64(1, run->accum / pp) * pp, (run->accum / pp + 1) * pp);
     return 1;
 }
 
@@ -506,19 +512,19 @@ static int job_layout_fits(const Job *j, char *problem, size_t size) {
 
 /* The sampler of `rank` in this stage. */
 static Sampler job_sampler(const Job *j, int rank) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     const Mesh *mesh = &j->mesh;
     Sampler s = ZERO;
     s.samples = dataset_samples(&j->data);
-    s.seed = (uint64_t)o->seed;
-    s.pad = o->tail == TAIL_PAD;
+    s.seed = (uint64_t)run->seed;
+    s.pad = run->tail == TAIL_PAD;
     s.shards = mesh->size[AXIS_DP_SHARD];
     s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
     s.replicas = mesh->size[AXIS_DP_REPLICATE];
     s.replica = mesh_coordinate(mesh, rank, AXIS_DP_REPLICATE);
-    s.accumulation = o->accum;
-    s.B = o->batch;
-    s.local = o->accumulate == ACCUMULATE_LOCALLY;
+    s.accumulation = run->accum;
+    s.B = run->batch;
+    s.local = run->accumulate == ACCUMULATE_LOCALLY;
     s.start_step = j->start.step;
     s.start_epoch = j->start.epoch;
     s.start_sample = j->start.samples_in_epoch;
@@ -529,59 +535,44 @@ static Sampler job_sampler(const Job *j, int rank) {
 
 /* Finds the checkpoint of --resume. Unless --model is given, the checkpoint's own config.json describes the model. */
 static void job_find_checkpoint(Job *j) {
-    Options *o = &j->opt;
-    if (!o->resume) return;
-    if (!strcmp(o->resume, "auto") && !o->out)
+    RunSettings *run = &j->run;
+    if (!run->resume) return;
+    if (!strcmp(run->resume, "auto") && !run->out)
         user_error("--resume auto looks for checkpoints in --out: add --out DIR, or give the checkpoint's directory");
-    checkpoint_find(j->resume_from.dir, o);
+    checkpoint_find(j->resume_from.dir, run);
     if (!j->resume_from.dir[0]) return;
     job_resume_adapters(j);
-    if (!option_given(o, "model")) o->model = j->resume_from.dir;
-}
-
-enum { TOKENS_OF_FULL_STEP = 32768 }; // AdamW takes 2 % of such a step of Llama-3.2-1B on an H200
-
-/* On a GPU, how many samples per data rank a step would have with TOKENS_OF_FULL_STEP, as a power of two; 0: the run's
- * own step is large enough, or its size was chosen. */
-static int64_t job_samples_of_full_step(const Job *j) {
-    const Options *o = &j->opt;
-    int64_t ranks = mesh_data_ranks(&j->mesh), own = (int64_t)o->batch * o->accum, samples = 1;
-    int is_chosen = option_given(o, "batch") || option_given(o, "accum") || o->recipe || j->resume_from.dir[0];
-    if (!CUDA_BUILD || is_chosen || o->lora_rank || j->mesh.size[AXIS_PP] > 1) return 0; // adapters' AdamW is short
-    if (own * ranks * o->seq >= TOKENS_OF_FULL_STEP) return 0;
-    while (samples * ranks * o->seq < TOKENS_OF_FULL_STEP) samples *= 2;
-    while (samples * ranks > dataset_samples(&j->data)) samples /= 2; // a step must fit into an epoch
-    return samples > own ? samples : 0;
+    if (!option_given(j->options, "model")) run->model = j->resume_from.dir;
 }
 
 /* The configuration of the model. */
 static void job_model(Job *j) {
-    Options *o = &j->opt;
-    j->config = config_load(o->model);
+    RunSettings *run = &j->run;
+    j->config = config_load(run->model);
     if (!j->purpose.plans) {
         ops_require_head_size(j->config.HD);
         j->available_memory = device_memory_with_total(job_gpu_of_rank(j, 0), &j->total_memory);
     }
-    if (o->vocab_size) j->config.V = o->vocab_size;
+    if (run->vocab_size) j->config.V = run->vocab_size;
     job_adapters(j);
     job_optimizer(j);
 }
 
 /* The shape of a micro-batch. */
 static void check_micro_batch(const Job *j) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     enum { MOST_TOKENS = 1 << 30 };
-    if (o->seq > j->config.max_positions && j->recipe.path)
+    if (run->seq > j->config.max_positions && j->recipe.path)
         user_error("%s: \"seq\" is %d, and %s has %d positions: use a smaller \"seq\", or add "
                    "\"max_position_embeddings\": %d",
-                   stage_place(&j->recipe, j->stage), o->seq, o->model, j->config.max_positions, o->seq);
-    if (o->seq > j->config.max_positions)
-        user_error("--seq %d exceeds the %d positions of %s: use a smaller --seq", o->seq, j->config.max_positions,
-                   o->model);
-    if ((int64_t)o->batch * o->seq > MOST_TOKENS)
+                   stage_place(&j->recipe, j->stage), run->seq, run->model, j->config.max_positions, run->seq);
+    if (run->seq > j->config.max_positions)
+        user_error("--seq %d exceeds the %d positions of %s: use a smaller --seq", run->seq, j->config.max_positions,
+                   run->model);
+    if ((int64_t)run->batch * run->seq > MOST_TOKENS)
         user_error("--batch %d x --seq %d = %" PRId64
                    " tokens per micro-batch, but at most %d are supported: use a smaller --batch and a larger --accum",
-                   o->batch, o->seq, (int64_t)o->batch * o->seq, (int)MOST_TOKENS);
+                   run->batch, run->seq, (int64_t)run->batch * run->seq, (int)MOST_TOKENS);
 }
 
 /* Cores per rank: those of this process, at most as many as its container may keep busy, divided by the ranks that
@@ -602,14 +593,14 @@ static int threads_of_environment(void) {
 }
 
 static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
-    Options *o = &j->opt;
-    const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
+    RunSettings *run = &j->run;
+    const int asked[MESH_AXES] = {run->tp, run->cp, run->pp, run->dp_shard, run->dp_replicate};
     j->mesh = mesh_open(world, asked, j->purpose.plans);
     job_pipeline_options(j);
     j->local_ranks = local_ranks;
     j->cores_per_rank = job_cores(ranks_sharing, local_ranks);
-    j->threads_of_environment = o->threads ? 0 : threads_of_environment();
-    j->threads_per_rank = o->threads ? o->threads : j->cores_per_rank;
+    j->threads_of_environment = run->threads ? 0 : threads_of_environment();
+    j->threads_per_rank = run->threads ? run->threads : j->cores_per_rank;
     if (j->threads_of_environment) j->threads_per_rank = j->threads_of_environment;
 }
 
@@ -617,8 +608,8 @@ static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
 static void job_enter_stage(Job *j, int i) {
     char problem[1024];
     j->stage = &j->recipe.stages[i];
-    j->opt = j->stage->opt;
-    j->opt.steps = (int)recipe_steps(&j->recipe);
+    j->run = j->stage->run;
+    j->run.steps = (int)recipe_steps(&j->recipe);
     j->config = stage_config(j->config, j->stage);
     check_micro_batch(j);
     snprintf(problem, sizeof problem, "%s", j->stage->problem);
@@ -631,51 +622,51 @@ static void job_enter_stage(Job *j, int i) {
         if (j->recipe.path) user_error("%s: %s", stage_place(&j->recipe, j->stage), problem);
         user_error("%s", problem);
     }
-    table_open(&j->table, &j->config, number_after_colon(j->opt.wrap, "size"), &WHOLE_MODEL);
+    table_open(&j->table, &j->config, j->run.wrap_size, &WHOLE_MODEL);
     table_freeze(&j->table, &j->recipe, j->stage);
     check_counters(j, j->mesh.world);
 }
 
 /* The weights to start from: files of the model, adapters, or random numbers from the seed. */
 static void job_weights(Job *j) {
-    const Options *o = &j->opt;
-    int from_model = !preset_find(o->model) && (!j->resume_from.dir[0] || o->lora_rank); // not from the checkpoint
-    j->has_weights = from_model && model_weights_open(&j->weights, o->model, &j->table, j->stored_base);
+    const RunSettings *run = &j->run;
+    int from_model = !preset_find(run->model) && (!j->resume_from.dir[0] || run->lora_rank); // not from the checkpoint
+    j->has_weights = from_model && model_weights_open(&j->weights, run->model, &j->table, j->stored_base);
     if (!j->has_weights && j->stored_base > BASE_FROZEN)
         user_error("%s/config.json describes int8 weights, but there is no model.safetensors next to it: copy the "
                    "whole directory",
-                   o->model);
-    if (o->adapters) adapters_open(&j->adapters, o->adapters, &j->table);
-    else if (j->has_weights) model_refuse_adapters(o->model);
-    if (o->lora_rank)
+                   run->model);
+    if (run->adapters) adapters_open(&j->adapters, run->adapters, &j->table);
+    else if (j->has_weights) model_refuse_adapters(run->model);
+    if (run->lora_rank)
         j->base_fingerprint =
-            j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)o->seed);
+            j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)run->seed);
     if (!j->has_weights && !job_trains(j))
         user_error("%s has no weights: %s needs --model DIR with a model.safetensors, such as a checkpoint of "
                    "train_llama3",
-                   o->model, j->purpose.program);
+                   run->model, j->purpose.program);
 }
 
 /* --tail against the data: a step must fit into an epoch; a mixture has no epoch that a step could end. */
 static void job_check_tail(const Job *j) {
-    const Options *o = &j->opt;
-    int64_t per_step = samples_per_step(o, &j->mesh), samples = dataset_samples(&j->data);
-    if (j->data.mixture && option_changed(o, "tail"))
+    const RunSettings *run = &j->run;
+    int64_t per_step = samples_per_step(run, &j->mesh), samples = dataset_samples(&j->data);
+    if (j->data.mixture && option_changed(j->options, "tail"))
         user_error("--tail %s has no effect on a mixture, whose sources begin their next epochs within a step: remove "
                    "--tail, or the weights of --data",
-                   o->tail == TAIL_PAD ? "pad" : "drop");
-    if (!j->data.mixture && o->tail == TAIL_DROP && samples < per_step)
+                   run->tail == TAIL_PAD ? "pad" : "drop");
+    if (!j->data.mixture && run->tail == TAIL_DROP && samples < per_step)
         user_error("%s holds %" PRId64
                    " samples of --seq %d, but one step takes %d data ranks x batch %d x accum %d = %" PRId64
                    ": reduce one of these, add data, or use --tail pad",
-                   o->data, samples, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
+                   run->data, samples, run->seq, mesh_data_ranks(&j->mesh), run->batch, run->accum, per_step);
 }
 
 /* The token files of this stage, and how much of each source earlier stages have used. */
 static void job_training_data(Job *j) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     const Recipe *r = &j->recipe;
-    j->data = dataset_open_windows(o->data, o->seq, r->longest / o->seq, j->config.V, 0, r->path != NULL);
+    j->data = dataset_open_windows(run->data, run->seq, r->longest / run->seq, j->config.V, 0, r->path != NULL);
     recipe_number_sources(r, &j->data);
     recipe_count_used(r, j->stage, &j->data);
     if (r->path) recipe_check_epochs(r, j->stage, &j->data);
@@ -687,17 +678,17 @@ static void job_training_data(Job *j) {
 static void job_checkpoint(Job *j) {
     const RecipeStage *wrote = &j->recipe.stages[recipe_stage_after(&j->recipe, j->resume_from.progress.step - 1)];
     Llama3Config config = stage_config(j->model_config, wrote);
-    checkpoint_open(&j->resume_from, &j->opt, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &config, &j->table);
+    checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &config, &j->table);
 }
 
 static void job_data(Job *j) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     job_training_data(j);
     if (j->resume_from.dir[0]) job_checkpoint(j);
-    if (o->val) j->val = dataset_open(o->val, o->seq, j->config.V, 1);
+    if (run->val) j->val = dataset_open(run->val, run->seq, j->config.V, 1);
     if (!j->before) job_find_tokenizer(j); // read once: the files may change while the run trains
-    found_tokenizer_check(&j->tokenizer, &j->data, o->tokenizer != NULL);
-    found_tokenizer_check(&j->tokenizer, &j->val, o->tokenizer != NULL);
+    found_tokenizer_check(&j->tokenizer, &j->data, run->tokenizer != NULL);
+    found_tokenizer_check(&j->tokenizer, &j->val, run->tokenizer != NULL);
     job_check_data(j, &j->data);
     job_check_data(j, &j->val);
 }
@@ -710,25 +701,25 @@ static int job_first_stage(Job *j) {
 
 /* Refuses what a recipe cannot change or does not mean. */
 static void check_recipe_options(const Job *j) {
-    const Options *o = &j->opt;
-    if (!o->recipe) return;
-    for (int i = 0; i < j->recipe.count && o->lora_rank; i++)
+    const RunSettings *run = &j->run;
+    if (!run->recipe) return;
+    for (int i = 0; i < j->recipe.count && run->lora_rank; i++)
         if (j->recipe.stages[i].num_frozen)
             user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
-                       stage_place(&j->recipe, &j->recipe.stages[i]), o->lora_rank);
+                       stage_place(&j->recipe, &j->recipe.stages[i]), run->lora_rank);
 }
 
 /* Sets the position in the data at which the stage begins, from where the stage before it ended or the run resumes. */
 static void job_place_in_data(Job *j) {
     const RecipeStage *s = j->stage;
     Progress *at = &j->start;
-    int begins = begins_later_stage(j), before = begins ? s[-1].opt.seq : s->opt.seq;
+    int begins = begins_later_stage(j), before = begins ? s[-1].run.seq : s->run.seq;
     if ((begins && s->begins_data) || j->resume_from.data_changed) at->epoch = at->samples_in_epoch = 0;
-    if (at->samples_in_epoch * before % s->opt.seq)
+    if (at->samples_in_epoch * before % s->run.seq)
         user_error("%s: the stage would begin within a sequence of %d tokens, because an epoch has ended in the stage "
                    "before: make its \"batch\" a multiple of %d",
-                   stage_place(&j->recipe, s), s->opt.seq, s->opt.seq / before);
-    at->samples_in_epoch = at->samples_in_epoch * before / s->opt.seq;
+                   stage_place(&j->recipe, s), s->run.seq, s->run.seq / before);
+    at->samples_in_epoch = at->samples_in_epoch * before / s->run.seq;
     at->data = &j->data;
 }
 
@@ -750,7 +741,7 @@ static Job *job_of_next_stage(Job *j) {
     next->config = j->model_config;
     job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
     if (next->purpose.plans) return next;    // its data may be on other machines
-    next->opt.trace = NULL;                  // the timeline is that of the stage in which the run starts
+    next->run.trace = NULL;                  // the timeline is that of the stage in which the run starts
     if (stage_end_step(j) > j->start.step) { // the position that a checkpoint of the last step has
         Sampler sampler = job_sampler(j, 0);
         int64_t before = sampler_position(&sampler, stage_end_step(j) - 1, &next->start.epoch);
@@ -763,8 +754,8 @@ static Job *job_of_next_stage(Job *j) {
 
 /* Checks everything that can be refused. `ranks_sharing`: how many ranks share the cores of this process. */
 static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
-    Options *o = &j->opt;
-    if (!j->purpose.plans && !j->purpose.measures_hosts) check_needed_options(o);
+    RunSettings *run = &j->run;
+    if (!j->purpose.plans && !j->purpose.measures_hosts) check_needed_options(j->options);
     check_offload(j);
     if (world > 1 && j->transport && j->transport->check_host)
         j->transport->check_host(job_gpu_of_rank(j, 0), j->local_rank, local_ranks, j->host_transport);
@@ -772,17 +763,17 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_model(j);
     job_mesh(j, world, local_ranks, ranks_sharing);
     j->model_config = j->config;
-    j->recipe = recipe_open(o);
+    j->recipe = recipe_open(run, j->options);
     check_recipe_options(j);
-    recipe_schedule(&j->recipe, o, &j->config, &j->mesh);
+    recipe_schedule(&j->recipe, j->options, &j->config, &j->mesh);
     job_enter_stage(j, job_first_stage(j));
-    if (job_runs(j) && !o->data)
+    if (job_runs(j) && !run->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)%s",
                    j->recipe.path ? ", or give the recipe's first stage \"data\"" : "");
     if (job_runs(j)) j->datasheet_rate = job_datasheet_rate(j, world);
     if (!j->purpose.plans && !j->purpose.measures_hosts) job_weights(j);
-    if (job_runs(j) || (j->purpose.measures_hosts && o->data)) job_data(j);
+    if (job_runs(j) || (j->purpose.measures_hosts && run->data)) job_data(j);
     if (j->purpose.prepare) j->purpose.prepare(j);
     if (!job_trains(j)) return;
     if (job_saves(j)) job_tokenizer_files(j);
@@ -791,105 +782,85 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
         last->next = job_of_next_stage(last);
 }
 
-/* Rank 0 says what of the inputs has no effect, or another one than may be expected. */
-static void job_note_inputs(const Job *j) {
-    const Options *o = &j->opt;
-    const Dataset *sets[] = {&j->data, &j->val};
-    if (j->weights.ignores_index)
-        fprintf(stderr,
-                "note: %s/model.safetensors.index.json names other files; they are not read, because there is "
-                "a model.safetensors\n",
-                o->model);
-    for (int s = 0, noted = 0; s < 2; s++)
-        for (int i = 0; i < sets[s]->num_files && j->tokenizer.count && !noted; i++) {
-            noted = token_file_lacks_tokenizer(&sets[s]->files[i]);
-            if (noted)
-                fprintf(stderr, "note: %s does not say with which tokenizer it was made; %s is taken for it\n",
-                        sets[s]->files[i].path, j->tokenizer.path);
-        }
-    if (!job_runs(j)) return;
-    if (j->dropout > 0)
-        fprintf(stderr, "note: %s/adapter_config.json has \"lora_dropout\" %g; this program trains without dropout\n",
-                o->adapters, j->dropout);
-    if (!o->recipe && o->steps < o->warmup)
-        fprintf(stderr, "note: with --warmup %d and --steps %d the learning rate never reaches --lr %g\n", o->warmup,
-                o->steps, o->lr);
-}
-
 /* Rank 0 checks the outputs last, because checking may create a directory. */
 static void job_check_outputs(Job *j) {
-    if (j->opt.out)
-        j->out_lock = out_directory_open(j->opt.out, j->resume_from.dir, j->resume_from.progress.step, !!j->opt.resume,
-                                         j->opt.keep);
-    job_note_inputs(j);
-    if (j->opt.trace) trace_check(j->opt.trace);
+    if (j->run.out)
+        j->out_lock = out_directory_open(j->run.out, j->resume_from.dir, j->resume_from.progress.step, !!j->run.resume,
+                                         j->run.keep);
+    if (j->run.trace) trace_check(j->run.trace);
 }
 
 // ---------------------------------------------------------------------------
 // the transport and the number of ranks, from how the program was started
 
-static void check_transport_option(const Options *o, int under_mpi, int processes) {
-    const char *asked = o->transport ? o->transport : "";
-    if (!strcmp(asked, "mpi") && !under_mpi)
+static void check_transport_option(const RunSettings *run, int under_mpi, int processes) {
+    if (run->transport == TRANSPORT_MPI && !under_mpi)
         user_error("--transport mpi needs a launcher: start with mpirun -np N, or with srun");
     if (!under_mpi && processes > 1)
         user_error("--transport threads runs all ranks in one process, but %d processes were started: use --ranks N "
                    "without mpirun",
                    processes);
-    if (under_mpi && o->ranks && o->ranks != processes)
-        user_error("--ranks %d, but mpirun started %d: remove --ranks%s", o->ranks, processes,
+    if (under_mpi && run->ranks && run->ranks != processes)
+        user_error("--ranks %d, but mpirun started %d: remove --ranks%s", run->ranks, processes,
                    processes == 1 ? ", or add --transport threads to run the ranks as threads of this process" : "");
-    if (CUDA_BUILD && !strcmp(asked, "mpi"))
+    if (CUDA_BUILD && run->transport == TRANSPORT_MPI)
         user_error("--transport mpi sends from host memory, but this build computes on GPUs: remove --transport, or "
                    "use ./train_llama3");
-    if (!CUDA_BUILD && !strcmp(asked, "nccl"))
+    if (!CUDA_BUILD && asks_nccl(run))
         user_error("--transport nccl sends from GPU memory, but this build computes on CPUs: remove --transport, or "
                    "use ./train_llama3_cuda");
 }
 
 /* The transport of ranks that are threads of a CUDA build, unless --transport names one: NCCL if each rank can have a
  * GPU of its own, or threads if all of them share the only GPU. `gpus`: how many there are. */
-static const char *transport_of_gpus(int ranks, int gpus) {
+static int transport_of_gpus(int ranks, int gpus) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (gpus == 1) return "threads";
+    if (gpus == 1) return TRANSPORT_THREADS;
     if (ranks > gpus)
         user_error("--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank: use --ranks %d, "
                    "or let all %d ranks share the first GPU with --transport threads",
                    ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
                    gpus, ranks);
-    return "nccl";
+    return TRANSPORT_NCCL;
 }
 
 /* Chooses the transports. Returns the number of ranks. */
 static int choose_transport(Job *j, int processes) {
-    Options *o = &j->opt;
-    int asks_threads = o->transport && !strcmp(o->transport, "threads"), under_mpi = launched_by_mpi() && !asks_threads;
+    RunSettings *run = &j->run;
+    int is_auto = run->transport == TRANSPORT_AUTO;
+    int under_mpi = launched_by_mpi() && run->transport != TRANSPORT_THREADS;
     if (j->purpose.plans) {
         // what the planned run would use; without a GPU here, the plan is for another machine
-        int shares_gpu = o->ranks > 1 && device_count_or_none() == 1;
-        if (CUDA_BUILD && !o->transport && !shares_gpu) o->transport = "nccl";
+        int shares_gpu = run->ranks > 1 && device_count_or_none() == 1;
+        if (CUDA_BUILD && is_auto && !shares_gpu) run->transport = TRANSPORT_NCCL;
         if (j->purpose.world) return j->purpose.world;
-        return o->ranks ? o->ranks : processes;
+        return run->ranks ? run->ranks : processes;
     }
-    check_transport_option(o, under_mpi, processes);
-    if (CUDA_BUILD && under_mpi && processes > 1 && !o->transport) o->transport = "nccl";
-    if (CUDA_BUILD && !under_mpi && o->ranks > 1 && !o->transport)
-        o->transport = transport_of_gpus(o->ranks, device_count());
+    check_transport_option(run, under_mpi, processes);
+    if (CUDA_BUILD && under_mpi && processes > 1 && is_auto) run->transport = TRANSPORT_NCCL;
+    if (CUDA_BUILD && !under_mpi && run->ranks > 1 && is_auto)
+        run->transport = transport_of_gpus(run->ranks, device_count());
     j->host_transport = under_mpi ? transport_find("mpi") : &transport_threads;
-    j->transport = o->transport ? transport_find(o->transport) : j->host_transport;
+    j->transport = run->transport ? transport_find(option_choice(run, "transport")) : j->host_transport;
     if (!j->transport)
         user_error(
             "--transport %s, which several GPUs need: this build has no NCCL: install it next to the CUDA toolkit "
             "and build again, or share one GPU with --ranks N --transport threads",
-            o->transport);
+            option_choice(run, "transport"));
     if (under_mpi) return processes;
-    return o->ranks ? o->ranks : 1;
+    return run->ranks ? run->ranks : 1;
+}
+
+/* Gives a job its command line. Its settings are complete after job_open; until then they are what was given. */
+static void job_take_options(Job *j, const Options *options) {
+    j->options = options;
+    j->run = options->run;
 }
 
 static void job_open(Job *j, const LaunchInfo *s) {
     int world = choose_transport(j, s->world), threads = 0; // ranks that are, or will be, threads of this process
     if (j->host_transport == &transport_threads) threads = world;
-    else if (j->purpose.plans) threads = j->opt.ranks;
+    else if (j->purpose.plans) threads = j->run.ranks;
     if (run_hosts.count && (!run_hosts.of_rank || j->host_transport == &transport_threads)) run_hosts_of_threads(world);
     j->local_rank = s->local;
     job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
@@ -919,6 +890,7 @@ static void job_close(Job *j) {
     tokenizer_copies_close(&j->tokenizer_files);
     thread_world_close(&j->thread_world);
     table_close(&j->table);
+    free((void *)j->options);
 }
 
 #endif

@@ -84,22 +84,22 @@ static int process_begin(char **argv) {
 
 /* Prints what --help or --version asks for, and returns whether one was given. `prints`: this process is the one that
  * prints. */
-static int help_or_version(const Options *o, int prints) {
-    if (prints && o->help) options_print_help(stdout, option_rows, OPTION_ROWS, NULL);
-    else if (prints && o->version) print_version(stdout, "train_llama3");
-    if (prints && (o->help || o->version)) finish_results();
-    return o->help || o->version;
+static int help_or_version(const RunSettings *run, int prints) {
+    if (prints && run->help) options_print_help(stdout, option_rows, OPTION_ROWS, NULL);
+    else if (prints && run->version) print_version(stdout, "train_llama3");
+    if (prints && (run->help || run->version)) finish_results();
+    return run->help || run->version;
 }
 
 /* How long ranks on several hosts may take to connect, before they read anything: as long as other parts of the
  * start-up, but at most two minutes. */
-static double seconds_to_connect(const Options *o) { return fmin(120, 4 * o->timeout); }
+static double seconds_to_connect(const RunSettings *run) { return fmin(120, 4 * run->timeout); }
 
 /* After the command line is read: connects the processes. `saves`: signals ask for a checkpoint. */
-static LaunchInfo process_connect(const Options *o, int saves, double to_connect, int *argc, char ***argv) {
-    device_prepare_process(launched_by_mpi() || o->ranks > 1);
+static LaunchInfo process_connect(const RunSettings *run, int saves, double to_connect, int *argc, char ***argv) {
+    device_prepare_process(launched_by_mpi() || run->ranks > 1);
     signals_install_for_start(saves, under_mpirun(), launched_by_mpi(), process_end.process == 0);
-    return comm_start_process(argc, argv, o->timeout, to_connect);
+    return comm_start_process(argc, argv, run->timeout, to_connect);
 }
 
 typedef struct {

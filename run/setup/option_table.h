@@ -13,77 +13,81 @@ typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_CHOICE, OPT_TEXT, OPT_FLAG } Op
 
 typedef struct {
     OptionKind kind;
-    const char *name;     // without the dashes; OPT_GROUP: the heading in --help
-    size_t offset;        // of the field in the program's struct of options
-    double low, high;     // smallest and largest value of a number; a text: high 1 if it may be empty
-    const char *values;   // lower case: the choices, separated by |; capitals: a placeholder for --help
-    const char *fallback; // default, as it would be typed; NULL: none
+    const char *name;           // without the dashes; OPT_GROUP: the heading in --help
+    size_t offset;              // of the field in the program's struct of options
+    double low, high;           // smallest and largest value of a number; a text: high 1 if it may be empty
+    size_t number, number_size; // the field for the N or X of a choice like muon:X; size 0: no choice has a number
+    const char *values;         // lower case: the choices, separated by |; capitals: a placeholder for --help
+    const char *fallback;       // default, as it would be typed; NULL: none
     const char *help; // NULL: not an option of the command line, but a setting that the value of another one implies
 } OptionRow;
 
-// rows of a table, without the columns that their kind does not have; FIELD gives the offset of a field
+// rows of a table, without the columns that their kind does not have; FIELD gives the offset of a field, SIZE its size
 #define GROUP(name)                                                                                                    \
-    { OPT_GROUP, name, 0, 0, 0, NULL, NULL, NULL }
+    { OPT_GROUP, name, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 #define INT(name, field, low, high, values, fallback, help)                                                            \
-    { OPT_INT, name, FIELD(field), low, high, values, fallback, help }
+    { OPT_INT, name, FIELD(field), low, high, 0, 0, values, fallback, help }
 #define REAL(name, field, low, high, values, fallback, help)                                                           \
-    { OPT_REAL, name, FIELD(field), low, high, values, fallback, help }
+    { OPT_REAL, name, FIELD(field), low, high, 0, 0, values, fallback, help }
 #define CHOICE(name, field, values, fallback, help)                                                                    \
-    { OPT_CHOICE, name, FIELD(field), 0, 0, values, fallback, help }
+    { OPT_CHOICE, name, FIELD(field), 0, 0, 0, 0, values, fallback, help }
+#define CHOICE_OR_NUMBER(name, field, number, values, fallback, help)                                                  \
+    { OPT_CHOICE, name, FIELD(field), 0, 0, FIELD(number), SIZE(number), values, fallback, help }
 #define TEXT(name, field, values, fallback, help)                                                                      \
-    { OPT_TEXT, name, FIELD(field), 0, 0, values, fallback, help }
+    { OPT_TEXT, name, FIELD(field), 0, 0, 0, 0, values, fallback, help }
 #define TEXT_OR_EMPTY(name, field, values, fallback, help)                                                             \
-    { OPT_TEXT, name, FIELD(field), 0, 1, values, fallback, help }
+    { OPT_TEXT, name, FIELD(field), 0, 1, 0, 0, values, fallback, help }
 #define FLAG(name, field, help)                                                                                        \
-    { OPT_FLAG, name, FIELD(field), 0, 0, NULL, NULL, help }
+    { OPT_FLAG, name, FIELD(field), 0, 0, 0, 0, NULL, NULL, help }
 
-/* The number of a value "word:N", from 1 to 10^15; 0 if `value` has another form. */
-static int64_t number_after_colon(const char *value, const char *word) {
-    size_t n = strlen(word);
-    if (strncmp(value, word, n) || value[n] != ':') return 0;
-    const char *digits = value + n + 1;
-    if (!digits[0] || digits[strspn(digits, "0123456789")] || strlen(digits) > 15) return 0;
-    return strtoll(digits, NULL, 10);
-}
-
-/* Reads the number of a value "word:X". Returns 0 if `value` has another form. */
-static int real_after_colon(const char *value, const char *word, double *x) {
-    size_t n = strlen(word);
-    char *end;
-    if (strncmp(value, word, n) || value[n] != ':') return 0;
-    const char *digits = value + n + 1;
-    *x = strtod(digits, &end);
-    return digits[0] && !digits[strspn(digits, "+-.0123456789eE")] && !*end;
-}
-
-/* Which of the choices "a|b|c" `value` is, counted from 0; -1: none of them. */
-static int choice_index(const char *value, const char *choices) {
+/* Which of the choices "a|b|c" the first `n` characters of `text` are, counted from 0; -1: none of them. */
+static int choice_index(const char *text, size_t n, const char *choices) {
     for (int i = 0; *choices; i++) {
-        size_t n = strcspn(choices, "|");
-        if (strlen(value) == n && !strncmp(value, choices, n)) return i;
-        choices += n + (choices[n] == '|');
+        size_t length = strcspn(choices, "|");
+        if (length == n && !strncmp(text, choices, n)) return i;
+        choices += length + (choices[length] == '|');
     }
     return -1;
 }
 
 /* The text of a choice. */
-static void choice_text(char *value, size_t size, const char *choices, int index) {
+static void choice_text(char *text, size_t size, const char *choices, int index) {
     for (; index > 0; index--) choices = strchr(choices, '|') + 1;
-    snprintf(value, size, "%.*s", (int)strcspn(choices, "|"), choices);
+    snprintf(text, size, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
-/* Is `value` one of the choices "a|b|c"? A choice like every:N stands for the word with any whole number, and one like
- * muon:X with any number from 0 to below 1. */
-static int is_valid_choice(const char *value, const char *choices) {
-    char word[64], choice[72];
-    double x;
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(value, ":"), value);
-    int has_colon = value[strlen(word)] == ':';
-    snprintf(choice, sizeof choice, "%s:N", word);
-    if (has_colon && choice_index(choice, choices) >= 0) return number_after_colon(value, word) > 0;
-    snprintf(choice, sizeof choice, "%s:X", word);
-    if (has_colon && choice_index(choice, choices) >= 0) return real_after_colon(value, word, &x) && x >= 0 && x < 1;
-    return choice_index(value, choices) >= 0;
+/* Reads the digits of a choice "word:N", a whole number of at most `size` bytes from 1 to 10^15, or of "word:X", a
+ * number from 0 to below 1. Returns whether it is one. */
+static int choice_number(const char *digits, int is_whole, size_t size, double *number) {
+    char *end;
+    if (!digits[0] || digits[strspn(digits, is_whole ? "0123456789" : "+-.0123456789eE")]) return 0;
+    *number = strtod(digits, &end);
+    double most = size == sizeof(int) ? INT32_MAX : 1e15;
+    return !*end && (is_whole ? *number >= 1 && *number <= most : *number >= 0 && *number < 1);
+}
+
+/* Sets an option to a choice; in a choice like every:N or muon:X, N and X stand for any number. If the word alone is
+ * a choice, too, it is the choice. Returns 0 if `value` is no choice. */
+static int option_set_choice(void *options, const OptionRow *row, const char *value) {
+    size_t word = strcspn(value, ":");
+    char with_number[72];
+    double number;
+    int index = choice_index(value, strlen(value), row->values);
+    void *field = (char *)options + row->number;
+    if (row->number_size && !value[word] && strstr(row->values, ":N")) memset(field, 0, row->number_size);
+    for (int is_whole = 0; is_whole < 2 && value[word]; is_whole++) {
+        int n = snprintf(with_number, sizeof with_number, "%.*s:%c", (int)word, value, is_whole ? 'N' : 'X');
+        int numbered = choice_index(with_number, (size_t)n, row->values);
+        if (numbered < 0) continue;
+        if (!choice_number(value + word + 1, is_whole, row->number_size, &number)) return 0;
+        if (!is_whole) *(double *)field = number;
+        else if (row->number_size == sizeof(int)) *(int *)field = (int)number;
+        else *(int64_t *)field = (int64_t)number;
+        index = choice_index(value, word, row->values);
+        if (index < 0) index = numbered;
+    }
+    if (index >= 0) *(int *)((char *)options + row->offset) = index;
+    return index >= 0;
 }
 
 /* `called`: how errors name the option, "--lr" or its place in a recipe. */
@@ -115,16 +119,9 @@ static void option_set(void *options, const OptionRow *row, const char *called, 
         option_set_number(field, row, called, value);
         return;
     }
-    if (row->kind == OPT_CHOICE) {
-        int index = choice_index(value, row->values);
-        if (index < 0) user_error("%s %s: expected one of %s", called, value, row->values);
-        *(int *)field = index;
-        return;
-    }
-    int is_placeholder = row->values[0] >= 'A' && row->values[0] <= 'Z'; // "FILE|GLOB" is no list of choices
-    if (strchr(row->values, '|') && !is_placeholder && !is_valid_choice(value, row->values))
+    if (row->kind == OPT_TEXT) *(const char **)field = value;
+    else if (!option_set_choice(options, row, value))
         user_error("%s %s: expected one of %s", called, value, row->values);
-    *(const char **)field = value;
 }
 
 static void options_set_defaults(void *options, const OptionRow *rows, int count) {
@@ -161,6 +158,15 @@ static const OptionRow *option_read(void *options, const OptionRow *rows, int co
     return row;
 }
 
+/* A choice as it would be typed, with its number. */
+static void choice_as_text(const void *options, const OptionRow *row, char *value, size_t size) {
+    const void *number = (const char *)options + row->number;
+    choice_text(value, size, row->values, *(const int *)((const char *)options + row->offset));
+    char *colon = strstr(value, ":N");
+    if (colon && row->number_size == sizeof(int64_t))
+        snprintf(colon, size - (size_t)(colon - value), ":%" PRId64, *(const int64_t *)number);
+}
+
 /* An option's value as it would be typed; flags: "on" or "off". Returns whether config.txt lists it. */
 static int option_as_text(const void *options, const OptionRow *row, char *value, size_t size) {
     const void *field = (const char *)options + row->offset;
@@ -169,7 +175,7 @@ static int option_as_text(const void *options, const OptionRow *row, char *value
     value[0] = 0;
     if (row->kind == OPT_INT) snprintf(value, size, "%d", *(const int *)field);
     if (row->kind == OPT_REAL) snprintf(value, size, "%.9g", *(const double *)field);
-    if (row->kind == OPT_CHOICE) choice_text(value, size, row->values, *(const int *)field);
+    if (row->kind == OPT_CHOICE) choice_as_text(options, row, value, size);
     if (row->kind == OPT_FLAG) snprintf(value, size, is_on ? "on" : "off");
     if (text) snprintf(value, size, "%s", text);
     return row->kind == OPT_INT || row->kind == OPT_REAL || row->kind == OPT_CHOICE || is_on || text;

@@ -1,25 +1,31 @@
 /* options.h: the command line. One table parses it, checks it, and prints --help and config.txt.
  *
- * To add an option, add a row and a field of Options. A caller may rely on: after options_parse every value is within
- * its row's bounds, or 0 or NULL if its option has no default and was not given.
- * job_prepare (job.h) checks whether options fit each other, the model and the machine.
+ * To add an option, add a row and a field of RunSettings. A caller may rely on: after options_parse every value is
+ * within its row's bounds, or 0 or NULL if its option has no default and was not given. Options never change. What a
+ * run uses are the RunSettings of its Job, a copy that job_open (job.h) completes where an option says 0 or auto, and
+ * where the model, the checkpoint, the adapters, the mesh or a recipe decide.
  */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 #include "../../dataloader.h"   // defines: LOADER_MAX_WORKERS
 #include "../../fsdp.h"         // defines: STRATEGY_NAMES, MAX_SLOTS
-#include "../../optimizer.h"    // defines: RATE_SHAPE_NAMES
+#include "../../optimizer.h"    // defines: RATE_SHAPE_NAMES, rate_shape_names
 #include "option_table.h"       // defines: OptionRow, option_read, option_set, option_as_text, write_shell_word
 #include "../checks/outliers.h" // defines: MAX_OUTLIER_WINDOW
 #include "retired_options.h"    // defines: skip_retired
 
-// the values of options that are choices, in the order of the table
+// the values of options that are choices, in the order of the table; those of lr_schedule are RateShape (optimizer.h)
 enum { TAIL_DROP, TAIL_PAD };
 enum { ACCUMULATE_SHARDED, ACCUMULATE_LOCALLY };
 enum { SCHEDULE_1F1B, SCHEDULE_INTERLEAVED };
 enum { REDUCE_FP32, REDUCE_BF16 };
 enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER, OFFLOAD_ALL };
 enum { SAVE_SYNC, SAVE_ASYNC };
+enum { WRAP_BLOCK, WRAP_SIZE };
+enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_EVERY };
+enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
+enum { BASE_AUTO, BASE_OF_FP32, BASE_OF_BF16, BASE_OF_INT8, BASE_OF_INT8_ALL };
+enum { TRANSPORT_AUTO, TRANSPORT_THREADS, TRANSPORT_MPI, TRANSPORT_NCCL };
 
 typedef struct { // in the groups of --help; the table below says what each one means
     const char *model, *tokenizer;
@@ -29,23 +35,30 @@ typedef struct { // in the groups of --help; the table below says what each one 
     int seq, batch, accum, accumulate;
     int tp, cp, pp, dp_shard, dp_replicate; // 0: auto
     int pp_schedule, pp_chunks, pp_light_ends;
-    int sharding, slots, reduce_dtype, offload; // sharding: index into strategies (fsdp.h)
-    const char *wrap, *recompute;
-    int logit_rows;
-    const char *recipe, *lr_schedule, *optimizer;
-    int steps, warmup, lr_decay, outlier_window;
+    int sharding, wrap, slots, reduce_dtype, offload; // sharding: index into strategies (fsdp.h)
+    int64_t wrap_size;                                // parameters; 0: one block
+    int recompute, logit_rows;
+    int64_t recompute_every; // blocks
+    const char *recipe;
+    int optimizer, steps, lr_schedule, lr_decay, warmup, outlier_window;
     double lr, min_lr, muon_momentum, weight_decay, beta1, beta2, eps, clip, z_loss, outlier_z;
-    const char *lora_targets, *base, *adapters;
-    int lora_rank;
+    const char *lora_targets, *adapters;
+    int lora_rank, base;
     double lora_alpha;
-    const char *out, *after_save, *resume, *transport, *trace;
-    int save_every, save_mode, keep, allow_changes, val_every, val_batches, seed, threads, ranks, deterministic;
-    double timeout; // seconds
-    int help, version;
+    const char *out, *after_save, *resume, *trace;
+    int save_every, save_mode, keep, allow_changes, val_every, val_batches, seed, threads, ranks, transport;
+    int deterministic;
+    double timeout;    // seconds
+    int help, version; // asked for, instead of a run
+} RunSettings;
+
+typedef struct {
+    RunSettings run; // what was given, and defaults for the rest
     char given[128]; // 1 for each row of the table that was on the command line
 } Options;
 
-#define FIELD(f) offsetof(Options, f)
+#define FIELD(f) offsetof(RunSettings, f)
+#define SIZE(f) sizeof(((RunSettings *)0)->f)
 static const OptionRow option_rows[] = {
     GROUP("model"),
     TEXT("model", model, "NAME|DIR", "tiny",
@@ -100,8 +113,8 @@ static const OptionRow option_rows[] = {
     CHOICE("sharding", sharding, STRATEGY_NAMES, "full_shard",
            "full_shard: ZeRO-3; shard_grad_op: ZeRO-2, weights stay unsharded from forward to backward; no_shard: "
            "DDP, every rank holds all state"),
-    TEXT("wrap", wrap, "block|size:N", "block",
-         "what one FSDP unit holds: a block, or as many blocks as have N parameters together"),
+    CHOICE_OR_NUMBER("wrap", wrap, wrap_size, "block|size:N", "block",
+                     "what one FSDP unit holds: a block, or as many blocks as have N parameters together"),
     INT("slots", slots, 2, MAX_SLOTS - 2, "N", "2",
         "how many blocks may be unsharded at once; 2 prefetches one block ahead"),
     CHOICE("reduce-dtype", reduce_dtype, "fp32|bf16", "fp32",
@@ -109,9 +122,10 @@ static const OptionRow option_rows[] = {
     CHOICE("offload", offload, "none|optimizer|all", "none",
            "keep the optimizer's state, or all sharded state, " OFFLOAD_HELP),
     GROUP("memory"),
-    TEXT("recompute", recompute, "none|selective|full|every:N", "none",
-         "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
-         "those of every Nth block"),
+    CHOICE_OR_NUMBER(
+        "recompute", recompute, recompute_every, "none|selective|full|every:N", "none",
+        "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "
+        "those of every Nth block"),
     INT("logit-rows", logit_rows, 0, 1 << 30, "N", "0",
         "tokens whose logits exist at a time; 0: on a GPU at most 8192 tokens and 2^30 logits, on a CPU at most 1024 "
         "and 2^25; fewer take less memory and more time"),
@@ -120,13 +134,15 @@ static const OptionRow option_rows[] = {
          "train in stages that FILE describes, JSON with their tokens, batch, sequence length, learning rate and data "
          "(examples in dev/recipes)"),
     INT("steps", steps, 1, 1 << 30, "N", "100", "optimizer steps"),
-    TEXT("optimizer", optimizer, "adamw|muon|muon:X", "adamw",
-         "muon: orthogonalized momentum (Nesterov, X, 0.95) for the matrices of the blocks, AdamW for everything "
-         "else, both with --lr; keeps 12 instead of 16 bytes per parameter of these matrices"),
+    CHOICE_OR_NUMBER(
+        "optimizer", optimizer, muon_momentum, "adamw|muon|muon:X", "adamw",
+        "muon: orthogonalized momentum (Nesterov, X, 0.95) for the matrices of the blocks, AdamW for everything "
+        "else, both with --lr; keeps 12 instead of 16 bytes per parameter of these matrices"),
     REAL("lr", lr, 0, 1e3, "X", "0.0003", "peak learning rate"),
-    TEXT("lr-schedule", lr_schedule, RATE_SHAPE_NAMES "|wsd:N", "cosine",
-         "what follows the warm-up: a cosine or a straight line down to --min-lr, --lr until the end (constant), or "
-         "--lr until the last N steps, a tenth of all, which fall to --min-lr in a straight line (wsd)"),
+    CHOICE_OR_NUMBER(
+        "lr-schedule", lr_schedule, lr_decay, RATE_SHAPE_NAMES "|wsd:N", "cosine",
+        "what follows the warm-up: a cosine or a straight line down to --min-lr, --lr until the end (constant), or "
+        "--lr until the last N steps, a tenth of all, which fall to --min-lr in a straight line (wsd)"),
     REAL("min-lr", min_lr, -1, 1e3, "X", "-1", "learning rate after the last step; -1: a tenth of --lr"),
     INT("warmup", warmup, 0, 1 << 30, "N", "10", "steps of linear warm-up"),
     REAL("weight-decay", weight_decay, 0, 1e3, "X", "0.1", "AdamW's weight decay; norm weights have none"),
@@ -148,10 +164,10 @@ static const OptionRow option_rows[] = {
          "LoRA scaling factor alpha; the update is multiplied by alpha / rank; 0: twice the rank"),
     TEXT("lora-targets", lora_targets, "NAMES", "q,k,v,o,gate,up,down",
          "linear layers that have adapters, separated by commas"),
-    TEXT("base", base, "fp32|bf16|int8|int8:all", NULL,
-         "with adapters, how the frozen model is stored: in the precision of the build (the default), with the "
-         "matrices of its blocks in int8 (64 weights share a scale), or with all tensors in int8; a model whose files "
-         "are int8 stays so"),
+    CHOICE("base", base, "auto|fp32|bf16|int8|int8:all", "auto",
+           "with adapters, how the frozen model is stored: in the precision of the build, with the matrices of its "
+           "blocks in int8 (64 weights share a scale), or with all tensors in int8; auto: as in the model's files if "
+           "these are int8, else in the precision of the build"),
     TEXT("adapters", adapters, "DIR", NULL,
          "adapters to start from: adapter_config.json and adapter_model.safetensors in the format of Hugging Face "
          "PEFT"),
@@ -181,9 +197,10 @@ static const OptionRow option_rows[] = {
     REAL(
         "timeout", timeout, 0.1, 1e6, "SECONDS", "600",
         "longest wait for another rank; four times as long during start-up, validation, saving and the end of the run"),
-    TEXT("transport", transport, "threads|mpi|nccl", NULL,
-         "communication backend (default: for GPUs nccl, or threads if all --ranks share the only GPU; for CPUs mpi "
-         "under mpirun or srun, threads otherwise)"),
+    CHOICE(
+        "transport", transport, "auto|threads|mpi|nccl", "auto",
+        "communication backend; auto: for GPUs nccl, or threads if all --ranks share the only GPU; for CPUs mpi under "
+        "mpirun or srun, threads otherwise"),
     INT("ranks", ranks, 0, 4096, "N", "0", "run N ranks as threads of one process, without mpirun; 0: one rank"),
     FLAG("deterministic", deterministic,
          "sum in a fixed order: FSDP and pipeline layouts with equally many micro-batches give equal bits, if the "
@@ -200,100 +217,98 @@ static const OptionRow option_rows[] = {
         "print what a bug report needs: commit, precision, compiler, features of the processor, versions of libraries"),
 };
 #undef FIELD
+#undef SIZE
 enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
 static_assert((int)OPTION_ROWS <= (int)sizeof(((Options *)0)->given), "Options.given has room for every row");
 
 /* The row of an option, by its name without dashes; NULL: there is none. */
 static const OptionRow *option_find(const char *name) { return option_row(option_rows, OPTION_ROWS, name); }
 
-/* Is there anything to train on? */
-static int options_train(const Options *o) { return o->data || o->recipe; }
-
 static int option_given(const Options *o, const char *name) { return o->given[option_find(name) - option_rows]; }
+
+static void option_text(const RunSettings *run, const char *name, char *value, size_t size) {
+    option_as_text(run, option_find(name), value, size);
+}
+
+/* The text of a choice. Valid until the thread's next call. */
+static const char *option_choice(const RunSettings *run, const char *name) {
+    static __thread char text[64];
+    option_text(run, name, text, sizeof text);
+    return text;
+}
 
 /* Was the option given, with another value than its default? A config.txt that is given back has all of them. */
 static int option_changed(const Options *o, const char *name) {
-    const OptionRow *row = option_find(name);
-    Options as_default = ZERO;
-    options_set_defaults(&as_default, option_rows, OPTION_ROWS);
+    RunSettings defaults = ZERO;
     char is[4096], was[4096];
-    option_as_text(o, row, is, sizeof is);
-    option_as_text(&as_default, row, was, sizeof was);
+    options_set_defaults(&defaults, option_rows, OPTION_ROWS);
+    option_text(&o->run, name, is, sizeof is);
+    option_text(&defaults, name, was, sizeof was);
     return option_given(o, name) && strcmp(is, was) != 0;
 }
 
-/* Takes the numbers of --optimizer muon:X and --lr-schedule wsd:N apart from their words. */
-static void options_split(Options *o) {
-    if (real_after_colon(o->optimizer, "muon", &o->muon_momentum)) o->optimizer = "muon";
-    int64_t decay = number_after_colon(o->lr_schedule, "wsd");
-    if (decay > INT32_MAX) user_error("--lr-schedule wsd:%" PRId64 ": expected at most %d steps", decay, INT32_MAX);
-    if (decay) {
-        o->lr_decay = (int)decay;
-        o->lr_schedule = "wsd";
-    }
-}
+static int uses_muon(const RunSettings *run) { return run->optimizer == OPTIMIZER_MUON; }
 
-/* Resolves --min-lr -1 and the numbers within values. `place`: of the options in a recipe, for errors; "": the command
- * line. */
-static void options_check_rate(Options *o, const char *place) {
-    options_split(o);
-    int decays = !strcmp(o->lr_schedule, "wsd"), is_constant = !strcmp(o->lr_schedule, "constant");
+/* Checks the learning rate's curve, and resolves --min-lr -1. `place`: of the settings in a recipe, for errors; "": the
+ * command line. */
+static void settings_check_rate(RunSettings *run, const char *place) {
+    int decays = run->lr_schedule == RATE_WSD, is_constant = run->lr_schedule == RATE_CONSTANT;
     int is_field = place[0] != 0;
     const char *colon = is_field ? ": " : "", *minimum = is_field ? "\"min_lr\"" : "--min-lr",
                *schedule = is_field ? "\"lr_schedule\"" : "--lr-schedule";
-    if (o->min_lr < 0 && o->min_lr != -1)
-        user_error("%s%s%s %g: expected 0 or more, or -1 for a tenth of the peak", place, colon, minimum, o->min_lr);
-    if (o->lr_decay && !decays) // in a recipe
+    if (run->min_lr < 0 && run->min_lr != -1)
+        user_error("%s%s%s %g: expected 0 or more, or -1 for a tenth of the peak", place, colon, minimum, run->min_lr);
+    if (run->lr_decay && !decays) // in a recipe
         user_error("%s%s\"lr_decay\" %d has no effect with %s %s: use %s wsd, or remove \"lr_decay\"", place, colon,
-                   o->lr_decay, schedule, o->lr_schedule, schedule);
-    if (o->min_lr >= 0 && is_constant && o->min_lr != o->lr) // config.txt has the rate as its minimum
+                   run->lr_decay, schedule, rate_shape_names[run->lr_schedule], schedule);
+    if (run->min_lr >= 0 && is_constant && run->min_lr != run->lr) // config.txt has the rate as its minimum
         user_error("%s%s%s %g has no effect with %s constant: remove %s, or use another schedule", place, colon,
-                   minimum, o->min_lr, schedule, minimum);
-    if (o->min_lr < 0) o->min_lr = is_constant ? o->lr : o->lr / 10;
+                   minimum, run->min_lr, schedule, minimum);
+    if (run->min_lr < 0) run->min_lr = is_constant ? run->lr : run->lr / 10;
+}
+
+static Options *options_open(void) {
+    Options *o = new_array(Options, 1);
+    options_set_defaults(&o->run, option_rows, OPTION_ROWS);
+    return o;
 }
 
 /* Reads the option at argv[*at] and moves *at to its last word. Returns 0 if there is no such option. */
 static int options_read(Options *o, int argc, char **argv, int *at) {
-    const OptionRow *row = option_read(o, option_rows, OPTION_ROWS, argc, argv, at);
+    const OptionRow *row = option_read(&o->run, option_rows, OPTION_ROWS, argc, argv, at);
     if (row) o->given[row - option_rows] = 1;
     return row != NULL;
 }
 
 /* What is known before the model and the machine are. */
 static void options_check(Options *o) {
-    options_check_rate(o, "");
-    if (o->outlier_window == 1)
+    settings_check_rate(&o->run, "");
+    if (o->run.outlier_window == 1)
         user_error("--outlier-window 1: expected 2 or more steps, since one value has no standard deviation, or 0 to "
                    "skip no outliers");
 }
 
-static Options options_parse(int argc, char **argv) {
-    Options o = ZERO;
-    options_set_defaults(&o, option_rows, OPTION_ROWS);
+/* Reads the command line of train_llama3. job_close frees what it returns. */
+static const Options *options_parse(int argc, char **argv) {
+    Options *o = options_open();
     for (int i = 1; i < argc; i++)
-        if (!options_read(&o, argc, argv, &i) && !skip_retired(argc, argv, &i))
+        if (!options_read(o, argc, argv, &i) && !skip_retired(argc, argv, &i))
             user_error("unknown option %s: ./train_llama3 --help lists all options", argv[i]);
-    options_check(&o);
+    options_check(o);
     return o;
-}
-
-static int uses_muon(const Options *o) { return !strcmp(o->optimizer, "muon"); }
-
-static void option_text(const Options *o, const char *name, char *value, size_t size) {
-    option_as_text(o, option_find(name), value, size);
 }
 
 /* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from
  * stage to stage, those that were given. */
-static void options_write(const Options *o, FILE *f) {
+static void options_write(const Options *o, const RunSettings *run, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
-        if (o->recipe && !o->given[i]) continue;
-        if (!row->help || !option_as_text(o, row, value, sizeof value)) continue;
-        if (!strcmp(row->name, "optimizer") && uses_muon(o))
-            snprintf(value, sizeof value, "muon:%.9g", o->muon_momentum);
-        if (!strcmp(row->name, "lr-schedule") && o->lr_decay) snprintf(value, sizeof value, "wsd:%d", o->lr_decay);
+        if (run->recipe && !o->given[i]) continue;
+        if (!row->help || !option_as_text(run, row, value, sizeof value)) continue;
+        if (!strcmp(row->name, "optimizer") && uses_muon(run))
+            snprintf(value, sizeof value, "muon:%.9g", run->muon_momentum);
+        if (!strcmp(row->name, "lr-schedule") && run->lr_decay) snprintf(value, sizeof value, "wsd:%d", run->lr_decay);
         if (row->kind == OPT_FLAG) fprintf(f, "--%s\n", row->name);
         else fprintf(f, "--%s %s\n", row->name, value);
     }

@@ -20,7 +20,7 @@
 enum { MOST_RECIPE_STAGES = 64, MOST_FROZEN = 32 };
 
 typedef struct {
-    Options opt;                     // in force in this stage
+    RunSettings run;                 // in force in this stage
     char name[64];                   // for messages; "" if the recipe gives none
     int64_t wanted_tokens;           // the stage lasts at least so long; 0: --steps steps
     int64_t batch;                   // sequences per step of all ranks; 0: data ranks x --batch x --accum
@@ -107,14 +107,14 @@ static void stage_set_option(RecipeStage *s, const char *place, int i, const cJS
     snprintf(called, sizeof called, "%s: \"%s\":", place, stage_options[i].field);
     if (row->kind == OPT_FLAG) {
         if (!cJSON_IsBool(item)) user_error("%s expected true or false", called);
-        *(int *)((char *)&s->opt + row->offset) = cJSON_IsTrue(item);
+        *(int *)((char *)&s->run + row->offset) = cJSON_IsTrue(item);
         return;
     }
     int is_word = row->kind == OPT_TEXT || row->kind == OPT_CHOICE;
     if (cJSON_IsNumber(item) && !is_word) snprintf(value, sizeof value, "%.17g", item->valuedouble);
     else if (cJSON_IsString(item) && is_word) snprintf(value, sizeof value, "%.60s", item->valuestring);
     else user_error("%s expected %s", called, is_word ? row->values : "a number");
-    option_set(&s->opt, row, called, checked_strdup(value));
+    option_set(&s->run, row, called, checked_strdup(value));
 }
 
 /* Can a recipe change this option from stage to stage? */
@@ -138,9 +138,9 @@ static void stage_read_options(RecipeStage *s, const Options *given, const cJSON
     s->begins_rate = is_first || lr;
     for (int i = 0; i < STAGE_OPTIONS && s->begins_rate && !is_first; i++) {
         const OptionRow *row = option_find(stage_options[i].option);
-        if (stage_options[i].of_rate) option_set(&s->opt, row, row->name, row->fallback);
+        if (stage_options[i].of_rate) option_set(&s->run, row, row->name, row->fallback);
     }
-    if (!is_first && lr) s->opt.warmup = 0;
+    if (!is_first && lr) s->run.warmup = 0;
     for (int i = 0; i < STAGE_OPTIONS; i++) {
         const char *field = stage_options[i].field;
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, field);
@@ -154,8 +154,8 @@ static void stage_read_options(RecipeStage *s, const Options *given, const cJSON
     }
     int gives_minimum = cJSON_GetObjectItemCaseSensitive(json, "min_lr") != NULL;
     if (!s->begins_rate) return;
-    if (!gives_minimum && !(is_first && option_given(given, "min-lr"))) s->opt.min_lr = -1;
-    options_check_rate(&s->opt, place);
+    if (!gives_minimum && !(is_first && option_given(given, "min-lr"))) s->run.min_lr = -1;
+    settings_check_rate(&s->run, place);
 }
 
 /* {"PATTERN": WEIGHT, ...} as a value of --data. */
@@ -182,7 +182,7 @@ static void stage_read_data(RecipeStage *s, const cJSON *data, const char *place
     }
     text_stream_close(f);
     if (!(sum > 0)) user_error("%s: the weights of \"data\" sum to 0: give at least one file a weight above 0", place);
-    s->opt.data = text;
+    s->run.data = text;
 }
 
 static void stage_read_frozen(RecipeStage *s, const cJSON *list, const char *place) {
@@ -237,10 +237,10 @@ static void stage_read(Recipe *r, RecipeStage *s, const Options *given, const cJ
     stage_read_model(s, json, place);
     s->begins_data = is_first;
     if (!data) return;
-    const char *before = s->opt.data;
+    const char *before = s->run.data;
     stage_check_given(given, "data", place, "data");
     stage_read_data(s, data, place);
-    s->begins_data |= !before || strcmp(before, s->opt.data);
+    s->begins_data |= !before || strcmp(before, s->run.data);
 }
 
 /* Replaces // comments with blanks; // inside a string is not a comment. */
@@ -255,41 +255,41 @@ static void blank_comments(char *text) {
     }
 }
 
-/* The recipe of the options: one stage, or the stages of --recipe. */
-static Recipe recipe_open(const Options *o) {
-    Recipe r = {o->recipe, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0, 0};
-    r.stages->opt = *o;
+/* The recipe of a run: one stage, or the stages of --recipe. */
+static Recipe recipe_open(const RunSettings *run, const Options *given) {
+    Recipe r = {run->recipe, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0, 0};
+    r.stages->run = *run;
     r.stages->begins_rate = r.stages->begins_data = 1;
-    r.stages->max_epochs = o->recipe ? 1 : INFINITY;
-    if (!o->recipe) return r;
+    r.stages->max_epochs = run->recipe ? 1 : INFINITY;
+    if (!run->recipe) return r;
     size_t length;
-    char *text = read_regular_file(o->recipe, &length);
-    if (!text) user_error("cannot read --recipe %s: %s", o->recipe, strerror(errno));
+    char *text = read_regular_file(run->recipe, &length);
+    if (!text) user_error("cannot read --recipe %s: %s", run->recipe, strerror(errno));
     r.fingerprint = hash_bytes(HASH_START, text, length);
     blank_comments(text);
-    cJSON *json = json_parse_object(text, length, o->recipe, "a recipe, {\"stages\": [{\"tokens\": …}, …]}");
-    json_refuse_duplicates(json, o->recipe);
+    cJSON *json = json_parse_object(text, length, run->recipe, "a recipe, {\"stages\": [{\"tokens\": …}, …]}");
+    json_refuse_duplicates(json, run->recipe);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "stages"), *field, *stage;
     int count = cJSON_GetArraySize(list);
     cJSON_ArrayForEach(field, json) {
         if (strcmp(field->string, "stages"))
-            user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", o->recipe, field->string);
+            user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", run->recipe, field->string);
     }
     if (!cJSON_IsArray(list) || count < 1 || count > MOST_RECIPE_STAGES)
-        user_error("%s: \"stages\" must be an array of 1 to %d stages", o->recipe, MOST_RECIPE_STAGES);
-    if (option_given(o, "steps"))
+        user_error("%s: \"stages\" must be an array of 1 to %d stages", run->recipe, MOST_RECIPE_STAGES);
+    if (option_given(given, "steps"))
         user_error("--steps %d has no effect with --recipe, whose stages last for their \"tokens\": remove --steps",
-                   o->steps);
+                   run->steps);
     r.count = 0;
     cJSON_ArrayForEach(stage, list) {
         RecipeStage *s = &r.stages[r.count++];
         if (s > r.stages) *s = s[-1];
-        stage_read(&r, s, o, stage);
+        stage_read(&r, s, given, stage);
     }
     cJSON_Delete(json);
     free(text);
     for (int i = 1; i < r.count; i++)
-        if (r.stages[i].opt.data && !r.stages->opt.data)
+        if (r.stages[i].run.data && !r.stages->run.data)
             user_error("%s: \"data\" is missing, and stage %d has it: the first stage needs \"data\", too",
                        stage_place(&r, r.stages), i + 1);
     return r;
@@ -311,11 +311,11 @@ static Llama3Config stage_config(Llama3Config c, const RecipeStage *s) {
 }
 
 static void stage_sequence(const Recipe *r, RecipeStage *s, const Llama3Config *c) {
-    int before = s > r->stages ? s[-1].opt.seq : 1;
-    if (!s->opt.seq) s->opt.seq = c->T;
-    if (s->opt.seq < before)
+    int before = s > r->stages ? s[-1].run.seq : 1;
+    if (!s->run.seq) s->run.seq = c->T;
+    if (s->run.seq < before)
         user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
-                   stage_place(r, s), s->opt.seq, before, before);
+                   stage_place(r, s), s->run.seq, before, before);
 }
 
 /* Divides the batch over the ranks: "batch" = data ranks x --batch x --accum. Without --batch a micro-batch has at most
@@ -323,33 +323,33 @@ static void stage_sequence(const Recipe *r, RecipeStage *s, const Llama3Config *
 static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *given, const Llama3Config *c,
                                 const Mesh *mesh) {
     int64_t ranks = mesh_data_ranks(mesh), each = max_i64(1, s->batch / ranks);
-    Options *o = &s->opt;
+    RunSettings *run = &s->run;
     s->problem[0] = 0;
     if (!s->batch) {
-        if (!o->batch) o->batch = c->B;
+        if (!run->batch) run->batch = c->B;
         return;
     }
-    int64_t unit = ranks * (option_given(given, "batch") ? o->batch : 1);
+    int64_t unit = ranks * (option_given(given, "batch") ? run->batch : 1);
     if (s->batch % unit)
         snprintf(s->problem, sizeof s->problem,
                  "\"batch\" is %" PRId64 " sequences, which %" PRId64 " data rank%s x --batch %" PRId64
                  " do not divide: use %" PRId64 ", another multiple of %" PRId64 ", or another layout",
                  s->batch, ranks, ranks == 1 ? "" : "s", unit / ranks, blocks_of(s->batch, unit) * unit, unit);
     if (!option_given(given, "batch")) {
-        int64_t most = max_i64(1, (int64_t)c->B * c->T / o->seq);
-        o->batch = (int)min_i64(most, each);
-        while (each % o->batch) o->batch--;
+        int64_t most = max_i64(1, (int64_t)c->B * c->T / run->seq);
+        run->batch = (int)min_i64(most, each);
+        while (each % run->batch) run->batch--;
     }
-    if (each / o->batch > 1 << 16)
+    if (each / run->batch > 1 << 16)
         user_error("%s: \"batch\" %" PRId64 " takes %" PRId64
                    " micro-batches a step, but at most %d are supported: use more ranks or a larger --batch",
-                   stage_place(r, s), s->batch, each / o->batch, 1 << 16);
-    o->accum = (int)max_i64(1, each / o->batch);
+                   stage_place(r, s), s->batch, each / run->batch, 1 << 16);
+    run->accum = (int)max_i64(1, each / run->batch);
 }
 
 /* Sequences per step of all ranks. */
 static int64_t stage_batch(const RecipeStage *s, const Mesh *mesh) {
-    return s->batch ? s->batch : (int64_t)mesh_data_ranks(mesh) * s->opt.batch * s->opt.accum;
+    return s->batch ? s->batch : (int64_t)mesh_data_ranks(mesh) * s->run.batch * s->run.accum;
 }
 
 /* a · b, but at most MOST_TOKENS_OF_RUN. check_counters (job.h) refuses steps that are too large for counters. */
@@ -364,9 +364,9 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greate
  * the next one can begin with a sequence of any length, or with other data. */
 static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
     const RecipeStage *next = s < &r->stages[r->count - 1] ? s + 1 : NULL;
-    int64_t per_step = product_or_most(stage_batch(s, mesh), s->opt.seq);
+    int64_t per_step = product_or_most(stage_batch(s, mesh), s->run.seq);
     int64_t ends_at = next ? r->longest : 1; // the stage's tokens are a multiple of this
-    s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->opt.steps;
+    s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->run.steps;
     if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
     if (s > r->stages) s->first_step = s[-1].first_step + s[-1].steps;
     if (s->first_step + s->steps > 1 << 30)
@@ -392,17 +392,17 @@ static int64_t rate_decay(const LearningRate *rate, int64_t asked) {
 
 /* Sets the learning-rate curve that begins in stage s, in every stage that it spans. */
 static void stage_rates(Recipe *r, RecipeStage *s) {
-    const Options *o = &s->opt;
+    const RunSettings *run = &s->run;
     RecipeStage *end = s + 1;
     while (end < &r->stages[r->count] && !end->begins_rate) end++;
     LearningRate rate = ZERO;
-    rate.shape = rate_shape_find(o->lr_schedule);
-    rate.peak = o->lr;
-    rate.minimum = o->min_lr;
-    rate.warmup = o->warmup;
+    rate.shape = (RateShape)run->lr_schedule;
+    rate.peak = run->lr;
+    rate.minimum = run->min_lr;
+    rate.warmup = run->warmup;
     rate.first_step = s->first_step;
     rate.steps = end[-1].first_step + end[-1].steps - s->first_step;
-    rate.decay = rate_decay(&rate, o->lr_decay);
+    rate.decay = rate_decay(&rate, run->lr_decay);
     if (rate.shape == RATE_WSD && rate.warmup + rate.decay > rate.steps && r->path)
         user_error("%s: a warm-up of %" PRId64 " steps and a decay of %" PRId64 " steps do not fit into the %" PRId64
                    " steps of the learning-rate curve: shorten one of them, or give the stage more tokens",
@@ -413,12 +413,12 @@ static void stage_rates(Recipe *r, RecipeStage *s) {
 /* Sets what depends on the ranks. `given`: the options of the command line; `c`: the model. */
 static void recipe_schedule(Recipe *r, const Options *given, const Llama3Config *c, const Mesh *mesh) {
     for (int i = 0; i < r->count; i++) stage_sequence(r, &r->stages[i], c);
-    r->longest = r->stages[r->count - 1].opt.seq;
+    r->longest = r->stages[r->count - 1].run.seq;
     for (int i = 0; i < r->count; i++) {
         RecipeStage *s = &r->stages[i];
-        if (r->longest % s->opt.seq)
+        if (r->longest % s->run.seq)
             user_error("%s: \"seq\" %d does not divide %d, the longest sequence of the recipe: use a divisor of %d",
-                       stage_place(r, s), s->opt.seq, r->longest, r->longest);
+                       stage_place(r, s), s->run.seq, r->longest, r->longest);
         stage_micro_batches(r, s, given, c, mesh);
     }
     for (int i = 0; i < r->count; i++) stage_steps(r, &r->stages[i], mesh);
@@ -484,10 +484,10 @@ static const RecipeStage *end_of_data(const Recipe *r, const RecipeStage *first)
 static void recipe_number_sources(const Recipe *r, Dataset *d) {
     char *seen[MOST_RECIPE_STAGES * 4];
     int count = 0;
-    for (int i = 0; i < r->count && r->path && r->stages[i].opt.data; i++) {
+    for (int i = 0; i < r->count && r->path && r->stages[i].run.data; i++) {
         DataList list;
         if (!r->stages[i].begins_data) continue;
-        data_list_parse(&list, r->stages[i].opt.data);
+        data_list_parse(&list, r->stages[i].run.data);
         for (int k = 0; k < list.count; k++) {
             int n = 0;
             while (n < count && strcmp(seen[n], list.entries[k].pattern)) n++;
@@ -522,7 +522,7 @@ static void add_used(const char *text, int64_t windows, Dataset *d) {
 static void recipe_count_used(const Recipe *r, const RecipeStage *s, Dataset *d) {
     if (!d->mixture || !r->path) return;
     for (const RecipeStage *first = r->stages; end_of_data(r, first) <= s; first = end_of_data(r, first))
-        add_used(first->opt.data, windows_of_stages(r, first, end_of_data(r, first)), d);
+        add_used(first->run.data, windows_of_stages(r, first, end_of_data(r, first)), d);
 }
 
 /* Refuses a stage by whose end a source is used more often than "max_epochs". */
@@ -538,7 +538,7 @@ static void recipe_check_epochs(const Recipe *r, const RecipeStage *s, const Dat
             user_error("%s: \"data\": '%s' has %" PRId64 " tokens, and the stages up to this one use %" PRId64
                        " of them: %.2f epochs, where \"max_epochs\" allows %g; add data, lower its weight, give the "
                        "stage fewer tokens, or raise \"max_epochs\"",
-                       stage_place(r, s), d->mixture ? d->sources[k].pattern : s->opt.data, have * r->longest,
+                       stage_place(r, s), d->mixture ? d->sources[k].pattern : s->run.data, have * r->longest,
                        by_end * r->longest, epochs, s->max_epochs);
         if (!d->mixture) return;
     }

@@ -4,10 +4,8 @@
 #ifndef VERSION_H
 #define VERSION_H
 #include "../../lib/device/base.h" // defines: PRECISION_NAME, CUDA_BUILD
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <cjson/cJSON.h> // defines: cJSON_Version
-#include <pcre2.h>       // defines: pcre2_config
-#include <zlib.h>        // defines: zlibVersion
+#include <cjson/cJSON.h>           // defines: cJSON_Version
+#include <zlib.h>                  // defines: zlibVersion
 #ifdef HAVE_MPI
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX
@@ -90,7 +88,6 @@ static void print_cuda_versions(FILE *f) {
 }
 
 static void print_libraries(FILE *f) {
-    char pcre2[64] = "";
 #ifdef HAVE_MPI
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
@@ -106,8 +103,7 @@ static void print_libraries(FILE *f) {
     if (!CUDA_BUILD) fprintf(f, "oneDNN: not in this build\n");
 #endif
     print_cuda_versions(f);
-    pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
-    fprintf(f, "cJSON: %s\nPCRE2: %s\nzlib: %s\n", cJSON_Version(), pcre2, zlibVersion());
+    fprintf(f, "cJSON: %s\nzlib: %s\n", cJSON_Version(), zlibVersion());
 }
 
 /* `program`: its name in a CPU build. */

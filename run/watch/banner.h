@@ -1,4 +1,5 @@
-/* banner.h: what a training run prints before its first step: model, weights, ranks, memory, groups and data. */
+/* banner.h: what a run prints before its first step: notes about its inputs; model, weights, ranks, memory, groups and
+ * data. */
 #ifndef BANNER_H
 #define BANNER_H
 #include "../setup/job.h"     // defines: Job, job_runs
@@ -16,13 +17,38 @@ static const char *with_commas(char text[32], int64_t n) {
     return text;
 }
 
+/* Rank 0 says what of the inputs has no effect, or another one than may be expected. */
+static void note_inputs(const Job *j) {
+    const RunSettings *run = &j->run;
+    const Dataset *sets[] = {&j->data, &j->val};
+    if (j->weights.ignores_index)
+        fprintf(stderr,
+                "note: %s/model.safetensors.index.json names other files; they are not read, because there is "
+                "a model.safetensors\n",
+                run->model);
+    for (int s = 0, noted = 0; s < 2; s++)
+        for (int i = 0; i < sets[s]->num_files && j->tokenizer.count && !noted; i++) {
+            noted = token_file_lacks_tokenizer(&sets[s]->files[i]);
+            if (noted)
+                fprintf(stderr, "note: %s does not say with which tokenizer it was made; %s is taken for it\n",
+                        sets[s]->files[i].path, j->tokenizer.path);
+        }
+    if (!job_runs(j)) return;
+    if (j->dropout > 0)
+        fprintf(stderr, "note: %s/adapter_config.json has \"lora_dropout\" %g; this program trains without dropout\n",
+                run->adapters, j->dropout);
+    if (!run->recipe && run->steps < run->warmup)
+        fprintf(stderr, "note: with --warmup %d and --steps %d the learning rate never reaches --lr %g\n", run->warmup,
+                run->steps, run->lr);
+}
+
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 static void print_model(const Job *j) {
-    printf("model: %s, %.1f M parameters, %s\n", j->opt.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME);
-    if (j->has_weights) printf("weights: read from %s\n", j->opt.model);
+    printf("model: %s, %.1f M parameters, %s\n", j->run.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME);
+    if (j->has_weights) printf("weights: read from %s\n", j->run.model);
     else if (j->resume_from.dir[0]) printf("weights: read from the checkpoint\n");
-    else printf("weights: random initialization (seed %d)\n", j->opt.seed);
+    else printf("weights: random initialization (seed %d)\n", j->run.seed);
 }
 
 /* The GPUs of rank 0's host that compute: "GPUs: 8 x NVIDIA H200". If a launcher shows each rank a GPU of its own, all
@@ -49,13 +75,13 @@ static void print_ranks(const Job *j, const Fsdp *fsdp, const Device *dry_run, c
     size_t offloaded = device_arenas(dry_run, 1);
     printf("ranks: %d x %d thread%s%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
            plural(j->threads_per_rank), j->threads_of_environment ? " (OMP_NUM_THREADS)" : "", j->transport->name,
-           strategies[j->opt.sharding].name, fsdp->ranks);
+           strategies[j->run.sharding].name, fsdp->ranks);
     if (fsdp->replicas > 1) printf(", %d replicas", fsdp->replicas);
     printf("\n");
     print_gpus(j);
     printf("memory per rank: %.1f MB", (double)device_peak(dry_run) / 1e6);
     if (offloaded) printf(" and %.1f MB " OFFLOAD_PLACE, (double)offloaded / 1e6);
-    if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->opt.out))
+    if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->run.out))
         printf(", which is memory, too: --out is on a tmpfs; choose a directory on a disk");
     printf("\n");
     layout_print(&j->mesh, layout, stdout);
@@ -78,12 +104,12 @@ static void print_sources(const Job *j, const Sampler *sampler) {
 }
 
 static void print_data(const Job *j, const Loader *loader) {
-    const Options *o = &j->opt;
+    const RunSettings *run = &j->run;
     char samples[32];
     printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
            "; %d loader worker%s per rank\n",
-           with_commas(samples, dataset_samples(&j->data)), o->seq, mesh_data_ranks(&j->mesh),
-           plural(mesh_data_ranks(&j->mesh)), o->accum, o->accum == 1 ? "" : "es", o->batch,
+           with_commas(samples, dataset_samples(&j->data)), run->seq, mesh_data_ranks(&j->mesh),
+           plural(mesh_data_ranks(&j->mesh)), run->accum, run->accum == 1 ? "" : "es", run->batch,
            sampler_global_batch(&loader->sampler), loader->num_workers, plural(loader->num_workers));
     print_sources(j, &loader->sampler);
 }
@@ -96,18 +122,6 @@ static void print_resumed(const Checkpoint *from, double seconds) {
     printf("\n");
 }
 
-/* Recommends the batch of `larger`, which needs `need` bytes of the GPU. */
-static void print_larger_step(const Job *j, const Options *larger, double need) {
-    char own[32], more[32];
-    with_commas(own, samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
-    with_commas(more, samples_per_step(larger, &j->mesh) * j->opt.seq);
-    fprintf(stderr,
-            "note: a step has only %s tokens, so that the optimizer takes a larger part of its time than it needs to. "
-            "With --batch %d --accum %d it has %s and needs %.1f of the %.1f GB that are free on the GPU. This is not "
-            "the default, because a larger batch changes the result of training\n",
-            own, larger->batch, larger->accum, more, need / 1e9, j->available_memory / 1e9);
-}
-
 /* A stage of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */
 static void print_stage(const Job *j) {
     const Recipe *r = &j->recipe;
@@ -117,8 +131,8 @@ static void print_stage(const Job *j) {
     printf("stage %d of %d%s%s%s: steps %" PRId64 " to %" PRId64 ", %s tokens; %" PRId64 " sequences of %d tokens a "
            "step; lr %s, %g to %g at its end\n",
            (int)(s - r->stages) + 1, r->count, s->name[0] ? " (" : "", s->name, s->name[0] ? ")" : "",
-           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh), j->opt.seq,
-           j->opt.lr_schedule, learning_rate_at(&s->rate, s->first_step + 1),
+           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh), j->run.seq,
+           rate_shape_names[j->run.lr_schedule], learning_rate_at(&s->rate, s->first_step + 1),
            learning_rate_at(&s->rate, stage_end_step(j)));
     if (s->num_frozen) printf("frozen: %s\n", stage_frozen(s, frozen, sizeof frozen));
     if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);

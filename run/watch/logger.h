@@ -28,7 +28,7 @@ typedef struct {                    // of one training step
 } StepStats;
 
 typedef struct Logger {
-    const Options *opt;
+    const RunSettings *run;
     const Comm *comm;
     const Progress *progress; // after the step that is being reported
     FILE *metrics, *consumed; // consumed: samples.jsonl; NULL without --out
@@ -42,7 +42,7 @@ typedef struct Logger {
 
 /* The files must be complete: a line that is lost, because the disk is full for a moment, could not be found again. */
 __attribute__((noreturn)) static void logger_failed(const Logger *l) {
-    user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->opt->out, strerror(errno));
+    user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->run->out, strerror(errno));
 }
 
 /* Writes a line to one of the files. */
@@ -53,18 +53,18 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
 
 /* Opens the files of a run that has come as far as `at`. `resumed`: from a checkpoint; `saved`: the step of a
  * checkpoint that no line of metrics.jsonl has named yet; 0: none. */
-static void logger_open(Logger *l, const Options *o, const Comm *comm, const Device *planned, const Progress *at,
-                        int resumed, int64_t saved) {
-    const char *out = o->out;
+static void logger_open(Logger *l, const Options *o, const RunSettings *run, const Comm *comm, const Device *planned,
+                        const Progress *at, int resumed, int64_t saved) {
+    const char *out = run->out;
     memset(l, 0, sizeof *l);
-    l->opt = o;
+    l->run = run;
     l->comm = comm;
     l->progress = at;
     l->samples = at->samples;
     l->ranks = new_array(RankFigures, comm->mesh.world);
     l->resumed = resumed;
     l->saved = saved;
-    run_data_open(&l->page, o, comm, planned, at->step);
+    run_data_open(&l->page, o, run, comm, planned, at->step);
     if (!out) return;
     l->metrics = out_file_open(out, "metrics.jsonl", "a");
     l->consumed = out_file_open(out, "samples.jsonl", "a");
@@ -96,7 +96,7 @@ static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before,
     json_add_integer(line, "windows", dataset_samples(data));
     json_add_integer(line, "seq", data->T);
     json_add_integer(line, "pieces", data->pieces);
-    cJSON_AddStringToObject(line, "tail", l->opt->tail == TAIL_PAD ? "pad" : "drop");
+    cJSON_AddStringToObject(line, "tail", l->run->tail == TAIL_PAD ? "pad" : "drop");
     json_add_integer(line, "consumed_before", consumed_before);
     if (data->mixture) logger_sources(line, data, consumed_before);
     logger_line(l, l->consumed, line);
@@ -174,7 +174,7 @@ static void logger_close(Logger *l, int run_ends) {
 
 /* Once the commands of --after-save have ended, run.html shows the output of the last one, too. */
 static void logger_free(Logger *l) {
-    if (l->page.has_ended && l->opt->after_save) logger_page(l);
+    if (l->page.has_ended && l->run->after_save) logger_page(l);
     free(l->page.history);
     free(l->ranks);
 }
@@ -243,13 +243,13 @@ static void json_add_source_epochs(cJSON *line, const Progress *progress) {
 
 static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks,
                            const RankSummary *all) {
-    const Options *o = l->opt;
+    const RunSettings *run = l->run;
     int world = l->comm->mesh.world;
     cJSON *line = cJSON_CreateObject();
     json_add_integer(line, "step", step);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->targets ? s->loss : NAN)); // of no target there is none
     cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
-    if (o->z_loss > 0) cJSON_AddItemToObject(line, "z_loss", json_real("%.9g", s->z_loss));
+    if (run->z_loss > 0) cJSON_AddItemToObject(line, "z_loss", json_real("%.9g", s->z_loss));
     if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
     if (l->resumed) cJSON_AddTrueToObject(line, "resumed");
     if (l->saved) json_add_integer(line, "saved", l->saved);
@@ -260,7 +260,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     json_add_integer(line, "samples", l->samples);
     if (l->progress->data && l->progress->data->mixture) json_add_source_epochs(line, l->progress);
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
-    cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * o->seq) / s->seconds));
+    cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * run->seq) / s->seconds));
     json_add_share(line, "matmul_share", s->matmul_share);
     json_add_share(line, "mfu", s->mfu);
     cJSON_AddItemToObject(line, "wait_s", json_real("%.6f", s->wait_seconds));
@@ -270,7 +270,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     json_add_device(line, l->comm);
     json_add_rank_range(line, all);
     json_add_integer(line, "slowest_rank", all->slowest);
-    if (world <= 64 || step == o->steps) json_add_ranks(line, ranks, world);
+    if (world <= 64 || step == run->steps) json_add_ranks(line, ranks, world);
     history_add_line(l->page.history, line, step);
     logger_line(l, l->metrics, line);
 }
@@ -289,14 +289,14 @@ static void logger_outlier(const Logger *l, int64_t step, const StepStats *s, Ou
 }
 
 static void logger_progress(const Logger *l, int64_t step, const StepStats *s, const RankSummary *all) {
-    const Options *o = l->opt;
+    const RunSettings *run = l->run;
     const Device *dev = l->comm->dev;
-    double rate = (double)(s->samples * o->seq) / s->seconds; // tokens/s
-    flockfile(stdout);                                        // keeps the line whole while other ranks print
-    printf("step %6" PRId64 "/%d | ", step, o->steps);
+    double rate = (double)(s->samples * run->seq) / s->seconds; // tokens/s
+    flockfile(stdout);                                          // keeps the line whole while other ranks print
+    printf("step %6" PRId64 "/%d | ", step, run->steps);
     if (s->targets) printf("loss %7.4f", s->loss);
     else printf("no targets");
-    if (o->z_loss > 0) printf(" | z-loss %.2e", s->z_loss);
+    if (run->z_loss > 0) printf(" | z-loss %.2e", s->z_loss);
     printf(" | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", s->grad_norm, s->lr, s->seconds, rate);
     if (s->matmul_share > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->matmul_share);
     if (s->mfu > 0) printf(" | MFU %4.1f %%", 100 * s->mfu);
@@ -329,7 +329,7 @@ static void logger_step(Logger *l, int64_t step, const StepStats *s, const RankF
     }
     if (l->metrics) logger_metrics(l, step, s, ranks, &all);
     logger_page(l);
-    if (step > 1 && step < l->opt->steps && seconds_now() - l->last_line < 2) return;
+    if (step > 1 && step < l->run->steps && seconds_now() - l->last_line < 2) return;
     l->last_line = seconds_now();
     logger_progress(l, step, s, &all);
 }

@@ -7,7 +7,7 @@
  */
 #ifndef RUN_DATA_H
 #define RUN_DATA_H
-#include "../setup/options.h"       // defines: Options
+#include "../setup/options.h"       // defines: Options, RunSettings
 #include "history.h"                // defines: History, HistoryBucket
 #include "../checks/rank_figures.h" // defines: RankFigures, rank_row
 
@@ -16,7 +16,8 @@ extern const char run_html[]; // from the object that the Makefile makes of dev/
 static const double PAGE_SECONDS = 5, PAGE_SHARE = 500;
 
 typedef struct {
-    const Options *opt;
+    const Options *options;
+    const RunSettings *run;
     const Comm *comm;
     History *history;
     RankFigures *ranks;                        // (world) sums over the steps since this start
@@ -87,8 +88,8 @@ static void write_memory_and_ranks(FILE *f, const RunData *d) {
 /* The end of after-save.log, to which a command such as `generate_llama3` writes samples. */
 static void write_after_save(FILE *f, const RunData *d) {
     char path[4096], text[4000];
-    snprintf(path, sizeof path, "%s/after-save.log", d->opt->out);
-    if (!d->opt->after_save) return;                        // the file may be there from an earlier start
+    snprintf(path, sizeof path, "%s/after-save.log", d->run->out);
+    if (!d->run->after_save) return;                        // the file may be there from an earlier start
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // a pipe of this name must not stop training
     FILE *log = fd < 0 ? NULL : fdopen(fd, "r");
     if (!log) return;
@@ -102,11 +103,11 @@ static void write_after_save(FILE *f, const RunData *d) {
 }
 
 /* All options in force: [name, value, whether it was given, whether it is a flag]. */
-static void write_options(FILE *f, const Options *o) {
+static void write_options(FILE *f, const Options *o, const RunSettings *run) {
     char value[4096];
     fprintf(f, "\"options\":[");
     for (int i = 0, n = 0; i < OPTION_ROWS; i++) {
-        if (!option_as_text(o, &option_rows[i], value, sizeof value)) continue;
+        if (!option_as_text(run, &option_rows[i], value, sizeof value)) continue;
         fprintf(f, "%s[\"%s\",", n++ ? ",\n" : "", option_rows[i].name);
         json_write_script_string(f, value, strlen(value));
         fprintf(f, ",%d,%d]", !!o->given[i], option_rows[i].kind == OPT_FLAG);
@@ -122,14 +123,14 @@ static void run_data_print(FILE *f, const RunData *d) {
             "var run_data = {\"has_ended\":%d,\"written\":%" PRId64 ",\"world\":%d,\"steps\":%d,\"first_step\":"
             "%" PRId64 ",\"last_step\":%" PRId64 ",\"stride\":%" PRId64 ",\"outliers\":%" PRId64 ",\"unreadable\":"
             "%" PRId64 ",\"most_skips\":%d,\"elapsed\":%.6g,\"elapsed_steps\":%" PRId64 ",\"write_seconds\":%.3g,\n",
-            d->has_ended, (int64_t)time(NULL), d->comm->mesh.world, d->opt->steps, h->first_step, h->last_step,
+            d->has_ended, (int64_t)time(NULL), d->comm->mesh.world, d->run->steps, h->first_step, h->last_step,
             h->stride, h->outliers, h->unreadable, MOST_SKIPS, seconds_now() - d->started, d->steps, d->write_seconds);
     write_key_text(f, "precision", PRECISION_NAME);
     write_key_text(f, "mesh", axes);
     write_curves(f, h);
     write_memory_and_ranks(f, d);
     write_after_save(f, d);
-    write_options(f, d->opt);
+    write_options(f, d->options, d->run);
     fprintf(f, "};\n");
 }
 
@@ -142,14 +143,14 @@ static void run_data_write(RunData *d) {
     FILE *f = text_stream_open(&text, &length);
     run_data_print(f, d);
     text_stream_close(f);
-    int failed = replace_text_file(d->opt->out, "run.html", run_html, strlen(run_html));
-    if (!failed) failed = replace_text_file(d->opt->out, "run-data.js", text, length);
+    int failed = replace_text_file(d->run->out, "run.html", run_html, strlen(run_html));
+    if (!failed) failed = replace_text_file(d->run->out, "run-data.js", text, length);
     free(text);
     if (failed && !d->noted_failure)
         fprintf(stderr,
                 "note: cannot write run.html and run-data.js in %s: %s; training continues, and they are "
                 "written again when that is possible\n",
-                d->opt->out, strerror(failed));
+                d->run->out, strerror(failed));
     d->noted_failure |= !!failed;
     double now = seconds_now();
     d->write_seconds += now - start;
@@ -158,17 +159,19 @@ static void run_data_write(RunData *d) {
 
 /* `planned`: rank 0's dry run. `steps_before`: the step that the run resumes from, whose history is read from
  * metrics.jsonl; 0: a new run. */
-static void run_data_open(RunData *d, const Options *o, const Comm *comm, const Device *planned, int64_t steps_before) {
+static void run_data_open(RunData *d, const Options *o, const RunSettings *run, const Comm *comm, const Device *planned,
+                          int64_t steps_before) {
     char path[4096];
     memset(d, 0, sizeof *d);
-    d->opt = o;
+    d->options = o;
+    d->run = run;
     d->comm = comm;
     d->planned = planned;
     d->started = seconds_now();
-    if (!o->out) return;
+    if (!run->out) return;
     d->history = history_open();
-    (void)replace_text_file(o->out, "run.html", run_html, strlen(run_html)); // run_data_write reports a failure
-    snprintf(path, sizeof path, "%s/metrics.jsonl", o->out);
+    (void)replace_text_file(run->out, "run.html", run_html, strlen(run_html)); // run_data_write reports a failure
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run->out);
     if (steps_before) history_read(d->history, path, steps_before);
 }
 
