@@ -288,12 +288,12 @@ static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
 /* Returns the unit's weights to the pool, if the strategy frees them at this point of the step. Offloaded weights of
  * DDP are fetched like sharded ones, so they are freed like those of full_shard. Dequantized weights are freed always.
  */
-static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint now) {
+static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
     ReshardPoint first = fsdp->sharding.strategy->reshard;
     if (fsdp->weights_offloaded && first == RESHARD_NEVER) first = AFTER_FORWARD;
     pool_release(fsdp, POOL_DEQUANTIZED, u->dequantized);
     u->dequantized = NULL;
-    if (now < first) return;
+    if (point < first) return;
     pool_release(fsdp, POOL_WEIGHTS, u->unsharded_weights);
     u->unsharded_weights = NULL;
 }

@@ -563,10 +563,10 @@ static void blocks_prefetch(Model *m, int unit) {
     fsdp_prefetch(m->fsdp, fsdp_unit(m, unit));
     if (adapters) fsdp_prefetch(m->fsdp, adapters);
 }
-static void blocks_reshard(Model *m, int unit, ReshardPoint now) {
+static void blocks_reshard(Model *m, int unit, ReshardPoint point) {
     FsdpUnit *adapters = adapters_of(m, unit);
-    fsdp_reshard(m->fsdp, fsdp_unit(m, unit), now);
-    if (adapters) fsdp_reshard(m->fsdp, adapters, now);
+    fsdp_reshard(m->fsdp, fsdp_unit(m, unit), point);
+    if (adapters) fsdp_reshard(m->fsdp, adapters, point);
 }
 
 // ---------------------------------------------------------------------------
@@ -587,34 +587,34 @@ static void prefetch_forward(Model *m, int unit) {
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
-/* Starts to unshard the units of blocks that backward needs after `unit`, which computes now or next, or is
+/* Starts to unshard the units of blocks that backward needs after unit `after`, which computes now or next, or is
  * stage_end(m) if no block computes yet. Called before a gradient is reduced: on a shared connection the all-gathers
  * would queue behind the reduction. */
-static void prefetch_backward(Model *m, int unit) {
-    for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
+static void prefetch_backward(Model *m, int after) {
+    for (int next = after - 1; next >= m->stage->first_unit && next > after - m->settings.slots; next--)
         blocks_prefetch(m, next);
 }
 
-static void stage_embed_forward(Model *m, ReshardPoint now) {
+static void stage_embed_forward(Model *m, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "forward", embed->table_unit->name);
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
     embed_forward(m);
-    if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, now); // tied: the head needs it too
+    if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, point); // tied: the head needs it too
 }
 
-static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint now) {
+static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "backward", embed->table_unit->name);
     if (!embed->table_unit->frozen) embed_backward(m, micro_batch);
-    fsdp_reshard(m->fsdp, embed, now); // ZeRO-2, last micro-batch: frees it here
+    fsdp_reshard(m->fsdp, embed, point); // ZeRO-2, last micro-batch: frees it here
     if (!embed->table_unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
 /* All blocks of the stage. The residual stream after the last one is the sum of its after_attention and
  * m->sublayer_out. */
-static void stage_blocks_forward(Model *m, ReshardPoint now) {
+static void stage_blocks_forward(Model *m, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++) {
         int unit = table_block_unit(&m->table, l);
@@ -622,20 +622,20 @@ static void stage_blocks_forward(Model *m, ReshardPoint now) {
         blocks_prefetch(m, unit);
         prefetch_forward(m, unit);
         block_forward(m, l);
-        if (l == blocks->first_block + blocks->num_blocks - 1) blocks_reshard(m, unit, now);
+        if (l == blocks->first_block + blocks->num_blocks - 1) blocks_reshard(m, unit, point);
     }
 }
 
 /* All blocks of the stage in reverse order: m->d_x after the last one becomes m->d_x before the first. While a unit
  * computes, FSDP reduces the gradients of the unit that computed before it, unit + 1. */
-static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
+static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
         int unit = table_block_unit(&m->table, l);
         blocks_prefetch(m, unit);
         block_backward(m, l, micro_batch);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
-        blocks_reshard(m, unit, now);
+        blocks_reshard(m, unit, point);
         prefetch_backward(m, unit - 1);
         FsdpUnit *adapters = adapters_of(m, unit), *trained = adapters ? adapters : fsdp_unit(m, unit);
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
@@ -664,13 +664,13 @@ static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) 
 /* Forward of a micro-batch through the stage: from its tokens, or the previous stage's output, to what the next stage
  * receives. The last stage leaves the residual stream to the head. */
 static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch,
-                          ReshardPoint now) {
+                          ReshardPoint point) {
     model_enter_stage(m, step->stage, step->activation_set);
     feed_micro_batch(m, batch, step->micro_batch);
-    if (stage_embeds(m)) stage_embed_forward(m, now);
+    if (stage_embeds(m)) stage_embed_forward(m, point);
     else prefetch_forward(m, m->stage->first_unit - 1);
     pipeline_receive(pipeline, step, m->blocks[0].x);
-    stage_blocks_forward(m, now);
+    stage_blocks_forward(m, point);
     if (stage_has_loss(m)) return; // stage_backward computes the head, forward and backward
     PipelineMessage *out = pipeline_output(pipeline, step);
     if (m->stage->num_blocks)
@@ -684,7 +684,7 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
  * the number of targets in the step. */
 static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch) {
     int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
-    ReshardPoint now = last ? AFTER_LAST_USE : AFTER_BACKWARD;
+    ReshardPoint point = last ? AFTER_LAST_USE : AFTER_BACKWARD;
     model_enter_stage(m, step->stage, step->activation_set);
     if (pipeline->schedule.pp > 1) // another micro-batch may have overwritten its ids and targets
         feed_micro_batch(m, batch, step->micro_batch);
@@ -694,15 +694,15 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
         // In the last stage's schedule, a backward directly follows its forward: the head's input is still there.
         FsdpUnit *head = fsdp_unit(m, m->table.head);
         head_loss(m, step->micro_batch);
-        fsdp_reshard(m->fsdp, head, now);
+        fsdp_reshard(m->fsdp, head, point);
         prefetch_backward(m, end - 1);
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
     } else prefetch_backward(m, end - 1); // while unit end - 1 computes
     pipeline_receive(pipeline, step, m->d_x);
-    stage_blocks_backward(m, step->micro_batch, now);
+    stage_blocks_backward(m, step->micro_batch, point);
     if (stage_embeds(m)) {
-        stage_embed_backward(m, step->micro_batch, now);
+        stage_embed_backward(m, step->micro_batch, point);
         return;
     }
     PipelineMessage *out = pipeline_output(pipeline, step);
@@ -977,15 +977,15 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     s->lr = learning_rate_at(&trainer->job->stage->rate, step);
     judge_outliers(&trainer->progress.outliers, run->outlier_window, s);
     if (s->skipped) {
-        skip_update(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
+        report_skip(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
         return;
     }
     if (skip_outlier(&trainer->reports, run, &trainer->progress, &trainer->logger, step, s)) return;
     if (!s->targets && !trainer->parallel.dev.dry_run) return; // every target is masked: there is nothing to learn
     AdamW adam = {(float)s->lr, (float)run->beta1, (float)run->beta2, (float)run->eps, (float)run->weight_decay};
-    double clip = clip_coefficient(run->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
+    double clip = clip_coefficient(run->clip, s->grad_norm), grad_scale = clip / (double)max_i64(1, s->targets);
     trainer->progress.updates++;
-    optimizer_step(&trainer->optimizer, &adam, (float)mean, (int)trainer->progress.updates);
+    optimizer_step(&trainer->optimizer, &adam, (float)grad_scale, (int)trainer->progress.updates);
 }
 
 /* One training step: forward and backward of all micro-batches, the sum of their gradients over all ranks, and the

@@ -106,7 +106,7 @@ static void bad_gradient(Job *j, int rank) {
     StepReport mine = own_report(trainer, &trainer->loader.ring[0]);
     exchange_reports(&trainer->reports, &trainer->parallel.fsdp, &mine, 0);
     StepStats s = sum_reports(&trainer->reports);
-    if (s.skipped) skip_update(&trainer->reports, &j->table, &trainer->progress, 2, &s);
+    if (s.skipped) report_skip(&trainer->reports, &j->table, &trainer->progress, 2, &s);
 }
 
 static void run_bad_gradient(void *arguments) {

@@ -188,7 +188,7 @@ static void check_reports(const StepReports *r, const Sampler *sampler, int64_t 
 
 /* The loss or the gradient norm is not finite. All ranks know the same sums, so all of them skip the update; after
  * MOST_SKIPS such steps the run ends. */
-static void skip_update(const StepReports *r, const TensorTable *table, Progress *progress, int64_t step,
+static void report_skip(const StepReports *r, const TensorTable *table, Progress *progress, int64_t step,
                         const StepStats *s) {
     char cause[300];
     int owner = -1, source = -1, used = 0;
