@@ -1,28 +1,24 @@
 # make            train_llama3 and the programs around it (programs/) in the best precision of this machine (or
 #                 PRECISION=fp32|bf16); if nvcc is installed, or with CUDA=1, train_llama3_cuda too (CUDA= leaves it
-#                 out)
-# make plan_llama3   one program alone
-# make planner    build/planner.html: plan_llama3 in a browser, as one page without a server (with emscripten)
+#                 out). make plan_llama3: one program alone
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make finetune   the same with a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 fetches it, MODEL=DIR has it
 # make test       installs what is missing, builds both precisions and runs the tests: 8 minutes on two cores
 # make test-all   all tests (ONLY=REGEX: suites whose names match; RESUME=1: those that have not passed at this commit)
-# make test-hosts  runs on two to four hosts, which are namespaces of this machine, under mpirun and Slurm; as root. It
-#                 installs ssh, munge and Slurm (Debian, Ubuntu)
-# make measure    a million executions of each fuzz target, and the unit tests in other builds: hours
 # make bench      speed, next to that of the matmuls alone
-# make figures    the figures of the book, each drawn from a fresh run (NAMES="cp-mask …": only those)
-# make fuzz       a million executions of each fuzz target (RUNS=n)
-# make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
-# make ops        the ops as a shared library for PyTorch (dev/pytorch/llama3_ops.py); ops-deps installs what it needs
-# make mine       checks and times a kernel of your own (dev/kernels/mine); make mine-pytorch: next to PyTorch
-# make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
-# make book       the book and the guide as HTML; make book-test runs the commands of its chapters (PAGE=NN: of one)
+# make book       the book and the guide as HTML
 # make exercise   lists the book's exercises; N=7 prints one; make answer N=7 A='12.3 GB' checks an answer
 # make faults     lists twenty bugs to find; make fault N=3 plants one and draws its curve, make fault-answer N=3
 #                 explains it (docs/book/fault-lab.md)
-# make deps       installs what is missing        make clean
-# DEPS=DIR        the libraries are below DIR: no root is needed (dev/fetch_libraries.sh DIR fetches them)
+# make mine       checks and times a kernel of your own (dev/kernels/mine); make mine-pytorch: next to PyTorch
+# make deps       installs what is missing. DEPS=DIR: the libraries are below DIR, and no root is needed
+#                 (dev/fetch_libraries.sh DIR fetches them)
+# make help-all   this list, and all other targets
+## make test-hosts  runs on two to four hosts, which are namespaces of this machine, under mpirun and Slurm; as root. It
+##                 installs ssh, munge and Slurm (Debian, Ubuntu)
+## make measure    a million executions of each fuzz target, and the unit tests in other builds: hours
+## make fuzz       a million executions of each fuzz target (RUNS=n)
+## make clean      removes what was built
 
 CC       ?= cc
 ARCH     ?= native
@@ -193,9 +189,14 @@ bench: deps
 fuzz: deps
 	@$(MAKE) --no-print-directory -C dev/fuzz $(if $(RUNS),RUNS=$(RUNS))
 
+help:
+	@sed -n '/^#/!q; /^##/!s/^# //p' Makefile
+help-all: help
+	@sed -n 's/^## //p' Makefile dev/*.mk dev/*/*.mk
+
 clean:
 	rm -rf build train_llama3 $(OTHER_PROGRAMS) train_llama3_cuda
 
-.PHONY: all every-program always programs demo finetune test test-all test-hosts measure bench fuzz clean
+.PHONY: all every-program always programs help help-all demo finetune test test-all test-hosts measure bench fuzz clean
 .PHONY: test-fp32 test-bf16 test-all-fp32 test-all-bf16 test-fp32-programs test-bf16-programs test-all-fp32-programs \
         test-all-bf16-programs

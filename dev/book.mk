@@ -1,4 +1,5 @@
 # book.mk: the book. The Makefile includes it.
+## make book-test  runs the commands of its chapters (PAGE=NN: of one)
 # `make book` installs mkdocs-material into build/book/venv; with PYTHON=FILE it uses that Python, which must have it.
 BOOK_PYTHON := $(or $(PYTHON),build/book/venv/bin/python)
 

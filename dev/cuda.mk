@@ -1,4 +1,6 @@
 # cuda.mk: builds with CUDA, and with the emulator of dev/cuda_on_cpu. The Makefile includes it.
+## make cuda-on-cpu   train_llama3_cuda and its test in the emulator (dev/cuda_on_cpu), both precisions
+## make gpu-programs  everything that dev/gpu_check.sh runs on a machine with a GPU, to which build/ may be copied
 NVCC  := $(call program,nvcc /usr/local/cuda/bin/nvcc)
 CUDA  ?= $(if $(NVCC),1)
 CUDA_PRECISION := $(if $(filter command line environment,$(origin PRECISION)),$(PRECISION),bf16)

@@ -1,4 +1,5 @@
 # figures.mk: the figures of the book (dev/figures).
+## make figures    the figures of the book, each drawn from a fresh run (NAMES="cp-mask …": only those)
 # `make figures` redraws all of them from fresh runs, NAMES="cp-mask …" only those. It takes some minutes.
 .PHONY: figures figures-programs figure-programs-fp32 figure-programs-bf16
 

@@ -1,4 +1,5 @@
 # planner.mk: make planner, build/planner.html: plan_llama3 in a browser. The Makefile includes it.
+## make planner    build/planner.html: plan_llama3 in a browser, as one page without a server (with emscripten)
 #
 # Emscripten compiles the program for wasm64, in which pointers have 64 bits, because the addresses of a dry run go far
 # beyond 4 GB. Binaryen then lowers its memory to 32 bits, which every browser has; those addresses are never used.

@@ -1,0 +1,177 @@
+/* muon.h: Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982; torch.optim.Muon with match_rms_adamw): the
+ * matrices of the blocks are updated by their momentum, made orthogonal by Newton-Schulz iterations on whole matrices.
+ *
+ * A shard may begin in the middle of a matrix. So of every n consecutive units of blocks, each of the n fsdp ranks owns
+ * one. One all-to-all sends each rank the whole momentum of its unit, and a second one returns the results to the
+ * shards: a rank receives 2 (n - 1) shards in the compute dtype. Under no_shard each rank iterates on all units. Under
+ * tensor parallelism the owner's tp group all-gathers each matrix, and all of its ranks compute the same iterations: tp
+ * times the arithmetic. A caller may rely on: the result has the same bits as with tp 1.
+ */
+#ifndef MUON_H
+#define MUON_H
+#include "fsdp.h"
+
+/* Newton-Schulz: X' = a X + b (X X^T) X + c (X X^T)^2 X, which moves all singular values towards 1. */
+enum { MUON_ITERATIONS = 5 };
+static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
+
+typedef struct {
+    Fsdp *fsdp;
+    float momentum;
+    int first_unit, num_units; // of blocks; 0: nothing is trained with Muon
+    int owners;                // ranks that divide the units; 1: this rank has whole units
+    int64_t part;              // elements that one rank has of the largest unit
+    // while a group of units is updated:
+    size_t mark;     // where MEM_COMM began
+    floatX *shards;  // (owners, part) of each unit of the group: momentum, then the orthogonal matrices
+    floatX *unit;    // (owners, part) this rank's unit; with one owner the same memory as shards
+    Request request; // of the all-to-alls, and of the all-gathers over tp
+} Muon;
+
+static void muon_open(Muon *m, Fsdp *fsdp, float momentum) {
+    const TensorTable *table = fsdp->table;
+    memset(m, 0, sizeof *m);
+    m->fsdp = fsdp;
+    m->momentum = momentum;
+    m->owners = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
+    for (int i = 0; i < table->num_units; i++) {
+        const FsdpUnit *u = &fsdp->units[i];
+        if (!unit_has_muon(fsdp, u)) continue;
+        if (!m->num_units) m->first_unit = i; // units of blocks follow each other
+        m->num_units++;
+        m->part = max_i64(m->part, u->state_count);
+    }
+}
+
+static void muon_close(Muon *m) { request_close(&m->request); }
+
+/* The first unit after those that are updated together with unit `first`: units that AdamW alone updates, or a group of
+ * as many units of blocks as there are owners. */
+static int muon_group_end(const Muon *m, int first) {
+    int units_end = m->first_unit + m->num_units;
+    if (first < m->first_unit) return m->first_unit;
+    return first < units_end ? (int)min_i64(first + m->owners, units_end) : m->fsdp->table->num_units;
+}
+
+static int muon_has(const Muon *m, int unit) { return unit >= m->first_unit && unit < m->first_unit + m->num_units; }
+
+/* A buffer for a unit. With full_shard it comes from the pool of gathered weights: during the update all blocks are
+ * resharded. */
+static floatX *muon_buffer(Muon *m, const FsdpUnit *u) {
+    Fsdp *fsdp = m->fsdp;
+    if (pool_find(&fsdp->pools[POOL_WEIGHTS], UNIT_BLOCK)) return (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
+    return arena_array(floatX, fsdp->dev, MEM_COMM, "a unit that Muon updates", m->owners * m->part);
+}
+
+/* Takes the buffers for a group of units that begins with `unit`. */
+static void muon_begin(Muon *m, int unit) {
+    const FsdpUnit *u = &m->fsdp->units[unit];
+    m->mark = arena_mark(m->fsdp->dev, MEM_COMM);
+    m->shards = muon_buffer(m, u);
+    m->unit = m->owners > 1 ? muon_buffer(m, u) : m->shards;
+}
+
+static void muon_end(Muon *m) {
+    pool_release(m->fsdp, POOL_WEIGHTS, m->shards);
+    if (m->owners > 1) pool_release(m->fsdp, POOL_WEIGHTS, m->unit);
+    arena_release(m->fsdp->dev, MEM_COMM, m->mark);
+}
+
+/* The address of unit `unit`'s shard in m->shards. `first`: the first unit of its group. */
+static floatX *muon_shard(const Muon *m, int first, int unit) { return m->shards + (unit - first) * m->part; }
+
+/* Approximates U V^T of x = U S V^T, (rows, cols): five iterations bring the singular values to about 0.7 to 1.2
+ * (Jordan et al. 2024). The iterations multiply by the smaller Gram matrix: X X^T from the left or, if there are more
+ * rows than columns, X^T X from the right, which equals the iterations on the transposed matrix. */
+static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
+    int64_t m = min_i64(rows, cols), count = rows * cols;
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    floatX *gram = (floatX *)scratch(dev, "Newton-Schulz: Gram matrix", sizeof(floatX) * (size_t)(m * m));
+    float *matmul = (float *)scratch(dev, "Newton-Schulz: matmul", sizeof(float) * (size_t)count); // count >= m * m
+    normalize_matrix(dev, x, count);
+    for (int i = 0; i < MUON_ITERATIONS; i++) {
+        gram_matrix(dev, gram, x, rows, cols);
+        symmetric_matmul(dev, matmul, gram, gram, m, m);
+        weighted_sum(dev, gram, MUON_B, matmul, MUON_C, m * m);
+        symmetric_matmul(dev, matmul, gram, x, rows, cols);
+        weighted_sum(dev, x, MUON_A, matmul, 1, count);
+    }
+    arena_release(dev, MEM_WORKSPACE, mark);
+}
+
+/* Copies between a whole tensor, (whole_rows, whole_cols), and the slice of tp rank `rank`, (rows, cols). */
+enum { MUON_TO_WHOLE, MUON_TO_PART };
+static void copy_tp_part(Device *dev, const Tensor *t, int tp, int rank, floatX *whole, floatX *part, int direction) {
+    int by_columns = t->row->split == SPLIT_COLUMNS;
+    int64_t length = by_columns ? t->whole_cols : t->whole_rows, begin = split_begin(length, tp, rank);
+    int64_t rows = by_columns ? t->whole_rows : split_count(length, tp, rank);
+    int64_t cols = by_columns ? split_count(length, tp, rank) : t->whole_cols;
+    floatX *place = whole + (by_columns ? begin : begin * cols);
+    size_t row = sizeof(floatX) * (size_t)cols, whole_row = sizeof(floatX) * (size_t)t->whole_cols;
+    if (direction == MUON_TO_WHOLE) device_copy_rows(dev, place, whole_row, part, row, row, (int)rows);
+    else device_copy_rows(dev, part, row, place, whole_row, row, (int)rows);
+}
+
+/* Makes a matrix orthogonal, of which this tp rank has the slice `mine` (rows, cols). */
+static void orthogonalize_matrix(Muon *m, const Tensor *t, floatX *mine) {
+    Fsdp *fsdp = m->fsdp;
+    Device *dev = fsdp->dev;
+    int tp = fsdp->table->part.tp, rank = fsdp->table->part.tp_rank;
+    if (tp == 1) {
+        newton_schulz(dev, mine, t->rows, t->cols);
+        return;
+    }
+    int by_columns = t->row->split == SPLIT_COLUMNS;
+    int64_t whole_size = t->whole_rows * t->whole_cols, length = by_columns ? t->whole_cols : t->whole_rows;
+    int64_t largest = (length + tp - 1) / tp * (whole_size / length); // the unit has room for the largest part
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    floatX *parts = (floatX *)scratch(dev, "parts of a matrix", sizeof(floatX) * (size_t)(tp * largest));
+    floatX *whole = (floatX *)scratch(dev, "a whole matrix", sizeof(floatX) * (size_t)whole_size);
+    all_gather_start(fsdp->comm, &m->request, AXIS_TP, "parts of a matrix", mine, parts, (size_t)largest, FLOATX);
+    comm_wait(fsdp->comm, &m->request);
+    for (int i = 0; i < tp; i++) copy_tp_part(dev, t, tp, i, whole, parts + i * largest, MUON_TO_WHOLE);
+    newton_schulz(dev, whole, t->whole_rows, t->whole_cols);
+    copy_tp_part(dev, t, tp, rank, whole, mine, MUON_TO_PART);
+    arena_release(dev, MEM_WORKSPACE, mark);
+}
+
+/* All-to-all between the shards of a group's units and whole units; it is its own inverse. */
+static void muon_all_to_all(Muon *m, const char *what, const floatX *send, floatX *recv) {
+    if (m->owners == 1) return;
+    all_to_all_start(m->fsdp->comm, &m->request, AXIS_FSDP, what, send, recv, (size_t)m->part, FLOATX);
+    comm_wait(m->fsdp->comm, &m->request);
+}
+
+/* Makes the matrices of this rank's unit orthogonal. The all-to-all has parts as large as the largest unit's, so the
+ * shards of a smaller unit have gaps between them in m->unit. Then the iterations run on a copy without gaps in
+ * m->shards, which is free between the two all-to-alls. */
+static void muon_orthogonalize_unit(Muon *m, const FsdpUnit *u) {
+    const Fsdp *fsdp = m->fsdp;
+    size_t shard = sizeof(floatX) * (size_t)u->state_count, part = sizeof(floatX) * (size_t)m->part;
+    int has_gaps = m->owners > 1 && shard < part;
+    floatX *unit = has_gaps ? m->shards : m->unit;
+    if (has_gaps) device_copy_rows(fsdp->dev, unit, shard, m->unit, part, shard, m->owners);
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
+        const Tensor *t = &fsdp->table->tensors[i];
+        if (t->is_muon) orthogonalize_matrix(m, t, unit + t->offset);
+    }
+    if (has_gaps) device_copy_rows(fsdp->dev, m->unit, part, unit, shard, shard, m->owners);
+}
+
+/* Replaces the momentum in m->shards by the orthogonal updates of units [first, end), which form a group. */
+static void muon_orthogonalize(Muon *m, int first, int end) {
+    int own = first + (m->owners > 1 ? m->fsdp->rank : 0);
+    muon_all_to_all(m, "momentum of matrices", m->shards, m->unit);
+    if (own < end) muon_orthogonalize_unit(m, &m->fsdp->units[own]);
+    muon_all_to_all(m, "orthogonal matrices", m->unit, m->shards);
+}
+
+/* Applies the orthogonal update, scaled by 0.2 sqrt(max(rows, cols)), which gives it the root mean square of AdamW's
+ * updates (Liu et al. 2025, section 2.2). Called after muon_orthogonalize. */
+static void muon_update_piece(Muon *m, const ShardPiece *p, const floatX *shard, float *master, floatX *copy, float lr,
+                              float weight_decay) {
+    float adjust = 0.2f * sqrtf((float)max_i64(p->tensor->whole_rows, p->tensor->whole_cols));
+    muon_update(m->fsdp->dev, master, copy, shard + p->at, p->count, lr, adjust, weight_decay);
+}
+
+#endif
