@@ -49,8 +49,8 @@ static size_t paragraph_size(const Corpus *corpus, double fraction) {
     double total = (double)corpus->len, largest = 0;
     if (corpus->json_lines) return 0;
     for (size_t d = 0; d < corpus->count; d++) largest = fmax(largest, (double)corpus->files[d].len);
-    if ((double)corpus->count * fraction >= VAL_DOCUMENTS && largest <= 0.25 * fraction * total) return 0;
-    return (size_t)fmin(PARAGRAPH_MAX, fmax(PARAGRAPH_MIN, total * fraction / VAL_PARAGRAPHS));
+    if ((double)corpus->count * fraction >= (double)VAL_DOCUMENTS && largest <= 0.25 * fraction * total) return 0;
+    return (size_t)fmin(PARAGRAPH_MAX, fmax(PARAGRAPH_MIN, total * fraction / (double)VAL_PARAGRAPHS));
 }
 
 // ---------------------------------------------------------------------------
@@ -113,7 +113,7 @@ static void reader_fill(Reader *r, size_t have) {
 
 /* Reads one paragraph. If it goes to the other output, the section ends before it. */
 static void reader_paragraph(Reader *r) {
-    size_t size = r->paragraph ? r->paragraph : PARAGRAPH_MAX;
+    size_t size = r->paragraph ? r->paragraph : (size_t)PARAGRAPH_MAX;
     reader_fill(r, r->section + size + size / 2 + 1);
     size_t len = paragraph_end(r->text, r->have + r->left, r->section, size) - r->section;
     int val = r->paragraph ? is_validation(&r->split, len) : r->val;
@@ -494,7 +494,7 @@ static void refuse_too_little(TextJob *j) {
                    "documents, or a larger --val-fraction",
                    r->documents);
     user_error("%.1f KB of text are too few to split into training and validation; give at least about %d KB",
-               (double)text_job_bytes(j) / 1e3, (int)(PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
+               (double)text_job_bytes(j) / 1e3, (int)((double)PARAGRAPH_MIN / r->split.fraction / 1000) + 1);
 }
 
 static void reader_open(Reader *r, const TokensOptions *o) {

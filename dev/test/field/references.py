@@ -38,7 +38,7 @@ from safetensors.torch import load_file, save_file, save_model  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 PROGRAM = Path(sys.argv[1] if len(sys.argv) > 1 else TOP / "build" / "cpu-fp32" / "train_llama3").resolve()
-CHAT = TOP / "build" / "data" / "chat"
+CONVERSATIONS = [PROGRAM.with_name("tokens_llama3"), "--conversations"]
 LLAMA3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'"
@@ -244,7 +244,7 @@ def same_ids(name, folder, end):
         messages = [{"role": role, "content": content} for role, content in talk]
         Path("talk.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
         Path("talk.tok").unlink(missing_ok=True)
-        command = [CHAT, "--tokenizer", f"{folder}/tokenizer.json", "--out-train", "talk.tok", "talk.jsonl"]
+        command = [*CONVERSATIONS, "--tokenizer", f"{folder}/tokenizer.json", "--out-train", "talk.tok", "talk.jsonl"]
         done = subprocess.run(command, capture_output=True, text=True)
         theirs = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
         ours = done.stderr
@@ -278,7 +278,7 @@ def templates():
     ):
         model("talk", chatml, None, {"eos_token": chatml[2], "chat_template": text})
         if name == "ChatML indented":  # the line end before the block stays: another template
-            command = [CHAT, "--tokenizer", "talk/tokenizer.json", "--out-train", "no.tok", "talk.jsonl"]
+            command = [*CONVERSATIONS, "--tokenizer", "talk/tokenizer.json", "--out-train", "no.tok", "talk.jsonl"]
             done = subprocess.run(command, capture_output=True, text=True)
             check(f"{name} is another template", "cannot render" in done.stderr, done.stderr)
         else:
