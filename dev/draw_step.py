@@ -2,7 +2,7 @@
 """draw_step.py TRACE STEP OUT.svg: draws one training step of a --trace file as an SVG.
 
 Each rank has a lane for what it computes, with the time that it waits below, and lanes for its collectives in flight.
-Needs Python's standard library only; dev/figures draws. The figure in the README is this run:
+Needs Python's standard library only; dev/course/figures draws. The figure in the README is this run:
 
     ./train_llama3 --ranks 4 --model tiny --data data/kjv/train.tok --seq 128 --batch 2 --steps 20 --trace t.json
     python3 dev/draw_step.py t.json 13 docs/guide/step.svg
@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "figures"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "course" / "figures"))
 from sources import Trace  # noqa: E402
 from step_timeline import StepTimeline  # noqa: E402
 

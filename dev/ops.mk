@@ -1,6 +1,6 @@
 # ops.mk: the ops of lib/ops/ops.h as a shared library for PyTorch (dev/pytorch/llama3_ops.py). Part of the Makefile.
 # build/libllama3_ops.so has both precisions; build/libllama3_ops_cuda.so, if nvcc is installed, has them for GPUs.
-## make ops        that library; make ops-deps installs what it needs, make ops-test tests it
+## make ops        the ops as a shared library for PyTorch; make ops-deps installs what it needs, make ops-test tests it
 OPS_FLAGS := -fPIC -fvisibility=hidden -Wno-unused-function
 OPS_IN     = $(foreach p,fp32 bf16,build/$(1)-$(p)/ops_library.o)
 

@@ -1,7 +1,8 @@
 """definitions.py: where the project's C sources define a name, found by words and brackets, not by lines.
 
-Pages link to functions by name (links.py, hooks.py), and exercises cut functions out (dev/exercises/functions.py).
-A definition is a function with its body, a type, a constant of an enum, a variable at file scope, or a macro.
+Pages link to functions by name (links.py, hooks.py), and exercises cut functions out (functions.py of
+dev/course/exercises). A definition is a function with its body, a type, a constant of an enum, a variable at file
+scope, or a macro.
 """
 
 import re

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # exercises.sh [all]: checks the exercises of the book. Right answers are derived here a second time, by formulas that
-# share nothing with dev/exercises, and must be accepted; plausible wrong ones must be rejected, with the hint that
-# names the mistake. `all` also builds the exercises in which a function is to be written: with the original body, and
-# with two wrong ones each.
+# share nothing with dev/course/exercises, and must be accepted; plausible wrong ones must be rejected, with the hint
+# that names the mistake. `all` also builds the exercises in which a function is to be written: with the original body,
+# and with two wrong ones each.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 source dev/test/checks.sh
@@ -10,7 +10,7 @@ mode=${1:-fast}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 EXERCISES_DIR=build/test-exercises # not where a reader works
-exercise=(python3 dev/exercises/exercise.py)
+exercise=(python3 dev/course/exercises/exercise.py)
 
 # verdict N right|wrong PATTERN NAME: what the program says about the function of an exercise
 verdict() {
@@ -41,7 +41,7 @@ refused() {
 numbers() {
     python3 - <<'PYTHON'
 import contextlib, io, itertools, math, re, sys
-sys.path.insert(0, "dev/exercises")
+sys.path.insert(0, "dev/course/exercises")
 import exercise
 
 def printed(*arguments):
@@ -202,7 +202,7 @@ bad_input() {
 page() {
     local folder title chapter learn missing='' count=0
     "${exercise[@]}" list >"$work/list"
-    for folder in dev/exercises/[0-9][0-9]-*; do
+    for folder in dev/course/exercises/[0-9][0-9]-*; do
         title=$(sed -n 's/^title: //p' "$folder/question.md")
         chapter=$(sed -n 's/^chapter: //p' "$folder/question.md")
         learn=$(sed -n 's/^learn: //p' "$folder/question.md")

@@ -22,13 +22,13 @@ check_row() {
 }
 
 check_rows() {
-    local row rows=(dev/fault_lab/[0-9][0-9].sh) listed top
+    local row rows=(dev/course/fault_lab/[0-9][0-9].sh) listed top
     for row in "${rows[@]}"; do check_row "$row"; done
-    dev/fault_lab/lab.sh changes >"$said/changes"
+    dev/course/fault_lab/lab.sh changes >"$said/changes"
     if python3 dev/test/plant.py check "$said/changes" >"$said/check"; then
         pass "the changes of all rows match the source" "$(cat "$said/check")"
     else fail "the changes of all rows match the source" "$(cat "$said/check")"; fi
-    dev/fault_lab/lab.sh list >"$said/list"
+    dev/course/fault_lab/lab.sh list >"$said/list"
     listed=$(awk 'NR > 1 { printf "%s ", $1 }' "$said/list")
     if [ "$listed" = "$(seq -s ' ' 1 20) " ]; then pass "make faults lists the faults 1 to 20" "$listed"
     else fail "make faults lists the faults 1 to 20" "listed: $listed"; fi
@@ -37,17 +37,17 @@ check_rows() {
     else pass "make faults does not give the bugs away" "none of ${#rows[@]} titles is in the list"; fi
     top=$PWD
     cd "$said" || exit
-    bad "an unknown number" "expected a number from 1 to 20" "$top/dev/fault_lab/lab.sh" fault 21
-    bad "no number" "make fault N=3" "$top/dev/fault_lab/lab.sh" fault
+    bad "an unknown number" "expected a number from 1 to 20" "$top/dev/course/fault_lab/lab.sh" fault 21
+    bad "no number" "make fault N=3" "$top/dev/course/fault_lab/lab.sh" fault
     cd "$top" || exit
 }
 
-plant() { dev/fault_lab/lab.sh test "$1" || echo "FAIL fault $1: ended early"; }
+plant() { dev/course/fault_lab/lab.sh test "$1" || echo "FAIL fault $1: ended early"; }
 
 # plant_all: JOBS faults at a time
 plant_all() {
     local n
-    dev/fault_lab/lab.sh plant || exit 1
+    dev/course/fault_lab/lab.sh plant || exit 1
     for n in $(seq 1 20); do
         [[ $n =~ ^(${ONLY:-.*})$ ]] || continue
         while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-$(nproc)}" ]; do wait -n || true; done

@@ -6,7 +6,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 source dev/test/checks.sh
-figures=docs/book/figures draw=dev/figures/figures.py
+figures=docs/book/figures draw=dev/course/figures/figures.py
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 small=(--small)

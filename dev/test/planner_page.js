@@ -13,8 +13,8 @@ const path = require('path');
 
 const top = path.join(__dirname, '../..');
 const read = file => fs.readFileSync(file, 'utf8');
-const shared = new Function('performance', read(`${top}/dev/planner/settings.js`) +
-    read(`${top}/dev/planner/run.js`).replace("'use strict';", '') +
+const shared = new Function('performance', read(`${top}/dev/course/planner/settings.js`) +
+    read(`${top}/dev/course/planner/run.js`).replace("'use strict';", '') +
     ';return {controls, planner_arguments, planner_run, settings_to_link, settings_of_link, initial_settings};')(performance);
 const LAYOUTS = 50, WANTED = ['plan/plan.json', 'plan/plan.html'];
 

@@ -1,13 +1,14 @@
-# planting.sh: sourced by faults.sh and dev/fault_lab/lab.sh, which plant faults into a copy of the source.
+# planting.sh: sourced by faults.sh and dev/course/fault_lab/lab.sh, which plant faults into a copy of the source.
 
 # How a failing line of a check begins; an extended regular expression.
 failing='FAIL|failure:|CUDA on a CPU:'
 
 # copy_source DIR: copies what the program and its tests are built from and read
 copy_source() {
-    mkdir -p "$1/dev"
+    mkdir -p "$1/dev/course"
     cp ./*.h ./*.cu Makefile "$1/"
     cp -r lib run programs "$1/"
+    cp dev/course/course.mk "$1/dev/course/"
     cp -r dev/*.mk dev/pages dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu dev/kernels "$1/dev/"
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """make_page.py BUILD PAGE: puts the planner's page together, one file without external parts: the program as compressed
-WebAssembly in both precisions, the cluster files, and what dev/planner/of_program.c prints."""
+WebAssembly in both precisions, the cluster files, and what dev/course/planner/of_program.c prints."""
 import base64
 import gzip
 import json

@@ -3,7 +3,7 @@
 
 Each folder NN-name has question.md, which begins with its title, chapter and purpose, and exercise.py, which computes
 the right answer by running the project's programs, at the moment when somebody answers. Called by make: exercise,
-answer and solution (dev/exercises.mk). The exit code is 1 only if something could not be read or run.
+answer and solution (dev/course/course.mk). The exit code is 1 only if something could not be read or run.
 """
 import importlib.util
 import os

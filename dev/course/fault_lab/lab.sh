@@ -11,7 +11,7 @@
 #   lab.sh test N     runs, check and curves of one fault in that copy, for dev/test/fault_lab.sh
 # Everything is below build/fault_lab. The healthy programs are built by make.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 source dev/test/planting.sh
 failing+='|error:'
 lab=build/fault_lab healthy_programs=build/fault_lab/healthy
@@ -26,7 +26,7 @@ die() { echo "error: $*" >&2; exit 1; }
 load() {
     [[ ${1:-} =~ ^[0-9]+$ ]] || die "a fault has a number from 1 to 20, as in: make fault N=3 (make faults lists them)"
     number=$((10#$1))
-    row=dev/fault_lab/$(printf %02d "$number").sh
+    row=dev/course/fault_lab/$(printf %02d "$number").sh
     [ -f "$row" ] || die "there is no fault $1: expected a number from 1 to 20 (make faults lists them)"
     area='' layout='' model=plain tokens=train.tok resumes='' one_rank="--batch 16"
     title='' change='' unchecked='' check='' expected='' bug='' unseen='' found='' known=''
@@ -37,7 +37,7 @@ load() {
 list() {
     local row
     echo "fault  area                          layout"
-    for row in dev/fault_lab/[0-9][0-9].sh; do
+    for row in dev/course/fault_lab/[0-9][0-9].sh; do
         load "$(basename "$row" .sh)"
         printf '%5d  %-28s  %s%s\n' "$number" "$area" "$layout" "${resumes:+, resumed after step $middle}"
     done
@@ -52,7 +52,7 @@ hash_of_source() { hash_of ./*.h ./*.cu lib/*/*.h lib/ops/cpu/*.h run/*/*.h prog
 # changes: all faults, numbered as here, and then those changes that leave out a check, as dev/test/plant.py reads them
 changes() (
     local row changes='' unchecked_changes=''
-    for row in dev/fault_lab/[0-9][0-9].sh; do
+    for row in dev/course/fault_lab/[0-9][0-9].sh; do
         load "$(basename "$row" .sh)"
         changes+="more $number"$'\n'"  fp32 $check: $expected"$'\n'"$change"$'\n'
         [ -z "$unchecked" ] ||
@@ -111,7 +111,7 @@ plant_all() {
 # use_planted: commands in $dir that start the programs of that copy with this fault; the healthy programs are its, too
 use_planted() {
     local program
-    [ -f $lab/planted/built ] || die "there is no copy with all faults: dev/fault_lab/lab.sh plant builds it"
+    [ -f $lab/planted/built ] || die "there is no copy with all faults: dev/course/fault_lab/lab.sh plant builds it"
     healthy_programs=$lab/planted
     rm -rf "$dir"
     mkdir -p "$dir"
@@ -133,7 +133,7 @@ write_data() {
     flock 9
     rm -rf $new
     mkdir -p $new
-    python3 dev/fault_lab/data.py $new
+    python3 dev/course/fault_lab/data.py $new
     for name in plain tied scaled; do
         mkdir -p $new/$name
         mv $new/$name.json $new/$name/config.json
@@ -211,7 +211,7 @@ draw_curves() {
         healthy_run plain $one_rank --seed "$seed"
         ends+=("$run/metrics.jsonl")
     done
-    python3 dev/fault_lab/curves.py draw "fault $number: $area, $layout" "$lab/$number.svg" "$dir/curve.json" \
+    python3 dev/course/fault_lab/curves.py draw "fault $number: $area, $layout" "$lab/$number.svg" "$dir/curve.json" \
         "$dir/faulty/metrics.jsonl" "$healthy/metrics.jsonl" "${ends[@]}"
 }
 
@@ -236,7 +236,7 @@ run_check() {
             steps=20
             train "$programs/train_llama3" "$out/layout" $layout --deterministic
             train "$programs/train_llama3" "$out/one" $one_rank --deterministic
-            python3 dev/fault_lab/curves.py compare "$out/one/metrics.jsonl" "$out/layout/metrics.jsonl" \
+            python3 dev/course/fault_lab/curves.py compare "$out/one/metrics.jsonl" "$out/layout/metrics.jsonl" \
                 "--deterministic, $layout, has the digits of one rank" || true ;;
         resume | audit)
             if [ "$1" = healthy ]; then healthy_run resumed $layout
@@ -245,7 +245,7 @@ run_check() {
                 resumed "$programs/train_llama3" "$run" $layout
             fi
             if [ "$kind" = resume ]; then
-                python3 dev/fault_lab/curves.py compare "$run.jsonl" "$run/metrics.jsonl" \
+                python3 dev/course/fault_lab/curves.py compare "$run.jsonl" "$run/metrics.jsonl" \
                     "a resume after step $middle has the digits of a run without it" || true
             elif "$programs/tokens_llama3" --audit --out "$run" 2>&1; then
                 echo "pass --audit: no sample was consumed twice in an epoch"
@@ -331,7 +331,7 @@ show_answer() {
     echo "  healthy: ${healthy_line:0:400}"
     paragraph "The bug" "$bug"
     if [ -f "$dir/curve.json" ]; then
-        python3 dev/fault_lab/curves.py tell "$dir/curve.json"
+        python3 dev/course/fault_lab/curves.py tell "$dir/curve.json"
     fi
     paragraph "Why the curve does not name it" "$unseen"
     paragraph "Why this check does" "$found"
@@ -353,8 +353,8 @@ test_one() {
     else echo "FAIL fault $number: no process has reached its branch"; fi
     if [[ $healthy_line = pass* ]]; then echo "pass fault $number: the healthy program passes: ${healthy_line:0:200}"
     else echo "FAIL fault $number: the healthy program does not pass '$check': $healthy_line"; fi
-    if grep -q '</svg>' "$lab/$number.svg" && curve=$(python3 dev/fault_lab/curves.py row "$dir/curve.json" "$number" \
-        "$title" "$(describe_check)" "${caught:0:160}"); then
+    if grep -q '</svg>' "$lab/$number.svg" && curve=$(python3 dev/course/fault_lab/curves.py row \
+        "$dir/curve.json" "$number" "$title" "$(describe_check)" "${caught:0:160}"); then
         echo "pass fault $number: the curve is drawn: $(sed -n 2p "$dir/curve.txt")"
         echo "$curve" >"$dir/row"
     else echo "FAIL fault $number: no curve: $(cat "$dir/curve.txt")"; fi

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WORK = Path("build/figures")  # relative to ROOT, so that the commands in the figures are the same everywhere
 TRAIN = "build/cpu-fp32/train_llama3"
 PLAN_FP32 = "build/cpu-fp32/plan_llama3"
@@ -24,7 +24,7 @@ LAYOUT_405B = (
     "--sharding shard_grad_op --accumulate local --pp-schedule interleaved --pp-chunks 8 --pp-light-ends"
 )
 TOKENS = WORK / "text.tok"
-TOKENS_COMMAND = f"python3 dev/figures/sources.py {TOKENS}"
+TOKENS_COMMAND = f"python3 dev/course/figures/sources.py {TOKENS}"
 
 
 def write_tokens(path):

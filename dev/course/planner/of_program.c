@@ -3,9 +3,9 @@
  *                        depends on them, so that a planner for the browser is compiled with the same
  *   of_program page      JSON: the style of run.html and plan.html, the presets, and the table of options
  */
-#include "../../lib/ops/cpu/vectors.h" // defines: VL, MR, PAIR
-#include "../../lib/io/json.h"        // defines: cJSON, json_write_line
-#include "../../run/setup/options.h"     // defines: option_rows
+#include "../../../lib/ops/cpu/vectors.h" // defines: VL, MR, PAIR
+#include "../../../lib/io/json.h"        // defines: cJSON, json_write_line
+#include "../../../run/setup/options.h"     // defines: option_rows
 
 /* The options, by name: what --help says of them. */
 static cJSON *options_json(void) {

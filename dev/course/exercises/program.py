@@ -11,7 +11,7 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CLUSTER = "dev/clusters/h100-8.json"
 PLANNER = "build/cpu-bf16/plan_llama3"
 TRAINER = "build/cpu-fp32/train_llama3"
