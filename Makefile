@@ -129,8 +129,8 @@ build/%/flags: always
 # New tables under dev/results change no program: tests that write them must not relink what other tests run.
 build/%/commit.o: always
 	@mkdir -p $(@D)
-	@export GIT_OPTIONAL_LOCKS=0; commit=$$(git describe --always 2>/dev/null || echo unknown); \
-	    git diff --quiet HEAD -- . ':!dev/results' 2>/dev/null || commit=$$commit-dirty; \
+	@export GIT_OPTIONAL_LOCKS=0; commit=$$(git describe --always 2>/dev/null) || commit=unknown; \
+	    [ $$commit = unknown ] || git diff --quiet HEAD -- . ':!dev/results' || commit=$$commit-dirty; \
 	    text="const char *build_commit = \"$$commit\";"; source=$(@:.o=.c); \
 	    if ! [ -e $@ ] || ! echo "$$text" | cmp -s - $$source; then \
 	        echo "$$text" > $$source && $(CC) -c $$source -o $@; fi
