@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-HEADER = ROOT / "lib" / "ops.h"
+HEADER = ROOT / "lib" / "ops" / "ops.h"
 PRECISIONS = ("fp32", "bf16")
 HANDLE_FUNCTIONS = ("open", "close", "use_stream", "cost", "struct_bytes")
 
