@@ -252,7 +252,7 @@ typedef struct {
     int64_t block_stride;         // elements from a block to the next one
 } Unit;
 
-/* A run of blocks: one virtual stage of the pipeline. */
+/* Consecutive blocks that a pipeline rank computes: a virtual stage. Without --pp one stage has all blocks. */
 typedef struct {
     int first_block, num_blocks;
     int first_unit; // of the first block

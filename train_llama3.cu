@@ -8,30 +8,30 @@
  * memory, FLOPs and traffic of any rank.
  */
 #include "lib/io/output.h"       // defines: finish_results, flush_results, note_lost_progress
-#include "lib/device/device.h"   // defines: arena_alloc, device_phase, device_copy, device_open_dry_run
+#include "lib/device/device.h"   // defines: floatX (bf16 or fp32), Device, ExactSum, Span, arena_alloc, device_phase
 #include "lib/comm/comm_open.h"  // defines: LaunchInfo, comm_start_process, comm_open
-#include "lib/ops/ops.h"         // defines: rmsnorm_forward, rope_forward, attention_forward, …
-#include "llama3.h"              // defines: Llama3Config, TensorTable
-#include "fsdp.h"                // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
+#include "lib/ops/ops.h"         // defines: each op; Logits, ZLoss, AttentionShape; LOGIT_ROWS, LOGITS (defaults)
+#include "llama3.h"              // defines: Llama3Config, WeightKind, TensorTable with its Units, Stage
+#include "fsdp.h"                // defines: Fsdp, FsdpUnit (a Unit's buffers), ReshardPoint, fsdp_unshard, …
 #include "shared_gradients.h"    // defines: sum_shared_gradients
-#include "optimizer.h"           // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
-#include "tensor_parallel.h"     // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
-#include "context_parallel.h"    // defines: cp_all_gather_kv, cp_reduce_scatter_kv
-#include "pipeline_parallel.h"   // defines: Pipeline, pipeline_receive, pipeline_send
-#include "lora.h"                // defines: lora_linear_forward, lora_linear_backward_input, lora_linear_backward_…
+#include "optimizer.h"           // defines: AdamW (its settings), Optimizer, learning_rate_at, clip_coefficient
+#include "tensor_parallel.h"     // defines: TpBuffer, tp_all_gather_tokens, tp_reduce_scatter_tokens, …
+#include "context_parallel.h"    // defines: KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
+#include "pipeline_parallel.h"   // defines: PipelineStep (one forward or backward), PipelineMessage, Pipeline
+#include "lora.h"                // defines: Linear (a layer's weights, adapters and gradients), Adapter, Lora
 #include "dataloader.h"          // defines: Dataset, Loader, StepBatch, loader_next, read_window
-#include "run/setup/options.h"   // defines: Options, options_parse, options_write
+#include "run/setup/options.h"   // defines: Options, RunSettings, RECOMPUTE_NONE, …, options_parse
 #include "run/setup/job.h"       // defines: Job, job_open: everything that is checked before ranks start
 #include "run/setup/agreement.h" // defines: check_agreement, check_shared_out
-#include "run/checks/ledger.h"   // defines: Ledger, ledger_check, expected_traffic
-#include "run/checks/memory_check.h"   // defines: check_memory, need_of_device, nccl_need
-#include "run/checks/step_report.h"    // defines: exchange_reports, sum_reports, judge_outliers, mean_z_loss, …
-#include "run/checkpoint/checkpoint.h" // defines: Checkpoint, weights_load
+#include "run/checks/ledger.h"   // defines: Ledger, ledger_check: expected, dry-run and measured traffic
+#include "run/checks/memory_check.h"          // defines: check_memory, need_of_device, nccl_need
+#include "run/checks/step_report.h"           // defines: StepReport (what ranks tell each other), exchange_reports, …
+#include "run/checkpoint/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
 #include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
 #include "run/checks/mfu.h"                   // defines: matmul_rate
-#include "run/watch/logger.h"                 // defines: Logger, StepStats, logger_step
+#include "run/watch/logger.h"                 // defines: StepStats (a step as its line of metrics has it), Logger
 #include "run/watch/banner.h"                 // defines: print_banner, print_stage; includes run/checks/layout.h
 #include "run/watch/trace.h"                  // defines: trace_write, trace_as_one_event
 #include "run/setup/launch.h"                 // defines: process_begin, help_or_version, process_connect, launch
@@ -44,10 +44,11 @@
  * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
 typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 
-/* One block's activations. A micro-batch has N = B·T tokens on this context-parallel rank. Activations between matmuls
- * are of all N and of this tensor-parallel rank's heads and part of F; QKV = (NH + 2·NKV)·HD is the width of a token's
- * queries, keys and values. The residual stream and the norms are of n tokens: N, or this tensor-parallel rank's share
- * of them. The middle column says from which Keep on each is kept. */
+/* One block's activations. A micro-batch has N = B·T tokens on this context-parallel rank: B sequences of T. The model
+ * has hidden size C, L blocks, MLPs of width F, a vocabulary of V, and NH query and NKV key/value heads of HD elements.
+ * Activations between matmuls are of all N tokens and of this tensor-parallel rank's heads and part of F; QKV = (NH +
+ * 2·NKV)·HD is the width of a token's queries, keys and values. The residual stream and the norms are of n tokens: N,
+ * or this tensor-parallel rank's share of them. The middle column says from which Keep on each is kept. */
 typedef struct {
     Keep keep;
     floatX *x;               // (n, C)       KEEP_INPUT    residual stream before the block
@@ -79,7 +80,7 @@ typedef struct {
     Llama3Config config;    // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
     TensorTable table;      // this rank's tensors
     int training;           // activations are kept for backward
-    int softmax_statistics; // of logits are read
+    int softmax_statistics; // largest logit and sum of exponentials are kept for each token
     Device *dev;
     Fsdp *fsdp;
     TensorParallel *tp;
@@ -91,9 +92,9 @@ typedef struct {
     int32_t *ids, *targets;      // (N)
     int32_t *docs;               // (B, T·cp) each token's document; NULL without --doc-mask
     int32_t *own_docs;           // (N) the same of this rank's tokens: `docs` itself if cp = 1
-    const Stage *stage;          // the virtual stage that is computed
+    const Stage *stage;          // the part of a pipeline that is computed: without --pp the whole model
     BlockActivations *blocks;    // (num_activations) of the stage's blocks, for the current micro-batch
-    int num_activations;         // when training one for each block of the stage, else 1, which each block overwrites
+    int num_activations;         // in training, one for each block of the stage; else 1, which each block overwrites
     BlockActivations *sets;      // the activations of all virtual stages and micro-batches in flight
     int first_set[MAX_STAGES];   // where those of each virtual stage begin in `sets`
     BlockActivations recomputed; // buffers for what blocks do not keep, shared by all of them
@@ -108,7 +109,7 @@ typedef struct {
     int fp32_rows;        // tokens in a chunk of fp32 logits, in the same memory
     float *losses;        // (n·tp)
     ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
-    ZLoss z_loss;         // its losses: (n·tp), NULL without --z-loss
+    ZLoss z_loss;         // z_loss.losses: (n·tp), NULL without --z-loss
     ExactSum *z_loss_sum; // as loss_sum; NULL without --z-loss
     Lora lora;            // buffers of the adapters
     float *cos_sin;       // (num_positions, 2, HD/2) rotary embedding
@@ -196,9 +197,10 @@ static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, cons
     Linear layer = ZERO;
     layer.w = weight_of(block, first);
     layer.d_w = gradient_of(block, first);
-    layer.accumulates = block->accumulates || adapters->accumulates; // only one of the two is trained
+    layer.accumulates =
+        block->accumulates || adapters->accumulates; // the block or its adapters: one of them is trained
     layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
-    for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) {
+    for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) { // and what is fused with it
         WeightKind kind = (WeightKind)k;
         int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
         if (is_adapted(c, kind)) {
@@ -400,8 +402,9 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 }
 
 // ---------------------------------------------------------------------------
-// a block, backward. Each function mirrors its forward and the norm before it, last line first. The gradients
-// of weights come late: nothing waits for them, and tensor-parallel collectives of other gradients run meanwhile.
+// a block, backward. Each function goes through its forward, and through the norm that its forward begins with, from
+// the last line to the first. Gradients of weights are computed while a tensor-parallel collective of another gradient
+// runs, because nothing waits for them.
 //
 // m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
 // the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.
@@ -503,9 +506,9 @@ const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     return tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, m->final_norm, "head input");
 }
 
-/* From m->logits, which hold the gradients of the logits of tokens [first, first + count). x is the output of the final
- * norm; d_final_norm is its gradient. */
-static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) = */,
+/* Backward of the head's matmul for tokens [first, first + count). m->logits has the gradients of their logits, which
+ * have replaced the logits; x is the output of the final norm, and d_final_norm receives its gradient. */
+static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) */,
                                 const floatX *x /* (N,C) */, int first, int count) {
     int C = m->config.C, V = m->config.V, accumulates = w->accumulates || first > 0;
     int64_t at = (int64_t)first * C, stride = logits_stride(V);
@@ -515,7 +518,7 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
 }
 
 /* Adds up the losses of this rank's n tokens: each tp rank has computed those of all N. */
-static void sum_losses(const Model *m, ExactSum *sum, const float *losses /* (N) */) {
+static void sum_losses(const Model *m, ExactSum *sum, const float *losses /* (n·tp) */) {
     exact_total(m->dev, sum, losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
 }
 
@@ -579,19 +582,19 @@ static int stage_end(const Model *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* While `unit` computes, the next --slots - 1 units of blocks are all-gathered; while the last unit of blocks computes,
- * the head. `unit` may also be the embedding, or first_unit - 1 if no unit of the stage computes yet. */
+/* While `unit` computes, the units of blocks after it are all-gathered, one fewer than there are slots; while the last
+ * one computes, the head. `unit` may also be the embedding, or first_unit - 1 before the first unit of the stage. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
-/* Starts to unshard the units of blocks that backward needs after unit `after`, which computes now or next, or is
- * stage_end(m) if no block computes yet. Called before a gradient is reduced: on a shared connection the all-gathers
- * would queue behind the reduction. */
-static void prefetch_backward(Model *m, int after) {
-    for (int next = after - 1; next >= m->stage->first_unit && next > after - m->settings.slots; next--)
+/* The same in backward, which goes from the last unit to the first: while `unit` computes, the units of blocks before
+ * it are all-gathered. `unit` is stage_end(m) while the head computes. A caller that reduces a gradient calls this
+ * first, because on a shared connection the all-gathers would queue behind the reduction. */
+static void prefetch_backward(Model *m, int unit) {
+    for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
         blocks_prefetch(m, next);
 }
 
@@ -608,7 +611,7 @@ static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint point) 
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "backward", embed->table_unit->name);
     if (!embed->table_unit->frozen) embed_backward(m, micro_batch);
-    fsdp_reshard(m->fsdp, embed, point); // ZeRO-2, last micro-batch: frees it here
+    fsdp_reshard(m->fsdp, embed, point); // shard_grad_op frees it here, after the last micro-batch
     if (!embed->table_unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
@@ -626,8 +629,8 @@ static void stage_blocks_forward(Model *m, ReshardPoint point) {
     }
 }
 
-/* All blocks of the stage in reverse order: m->d_x after the last one becomes m->d_x before the first. While a unit
- * computes, FSDP reduces the gradients of the unit that computed before it, unit + 1. */
+/* All blocks of the stage from the last to the first: m->d_x is the gradient of what the last one wrote, and becomes
+ * that of what the first one read. While a unit computes, FSDP reduces the gradients of the unit that computed before. */
 static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
@@ -658,8 +661,8 @@ static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) 
 }
 
 // ---------------------------------------------------------------------------
-// pipeline steps: one micro-batch through one stage, in the order of the schedule (pipeline_parallel.h). Without
-// pipeline parallelism there is one stage, which embeds and computes the loss
+// pipeline steps: one micro-batch through one stage, in the order of the schedule (pipeline_schedule.h). Without --pp
+// there is one stage, which embeds, computes all blocks, and computes the loss.
 
 /* Forward of a micro-batch through the stage: from its tokens, or the previous stage's output, to what the next stage
  * receives. The last stage leaves the residual stream to the head. */
@@ -698,7 +701,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
         prefetch_backward(m, end - 1);
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
-    } else prefetch_backward(m, end - 1); // while unit end - 1 computes
+    } else prefetch_backward(m, end - 1);
     pipeline_receive(pipeline, step, m->d_x);
     stage_blocks_backward(m, step->micro_batch, point);
     if (stage_embeds(m)) {
@@ -755,7 +758,8 @@ static Keep block_keeps(const Model *m, int l) {
     return l % s->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
 }
 
-/* Allocates the buffers whose Keep (middle column of BlockActivations) is in [first, last]; `shared` has the others. */
+/* Allocates those buffers of a block that are kept from `first` to `last` (the middle column of BlockActivations); the
+ * others are those of `shared`. */
 static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
                                    const BlockActivations *shared) {
     const Llama3Config *c = &m->config;
@@ -803,8 +807,8 @@ static void blocks_open(Model *m, const Schedule *schedule) {
     model_enter_stage(m, 0, 0);
 }
 
-/* Tokens whose logits exist at the same time; every tp rank has the same numbers, whatever its part of the vocabulary.
- * In a bf16 build that trains, the memory of floatX logits has room for half as many in fp32. */
+/* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
+ * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
 static void logits_open(Model *m) {
     int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
     int64_t rows = m->settings.logit_rows;
@@ -914,7 +918,7 @@ typedef struct {
     StateArenas state; // weights and moments
     Progress progress;
     int save_signals_seen, noted_lost_lines;
-    int64_t saved; // see logger_open
+    int64_t saved; // step of a checkpoint that no line of metrics.jsonl has named yet; 0: none
 } StageResult;
 
 typedef struct Trainer {
@@ -931,7 +935,7 @@ typedef struct Trainer {
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
     StepReports reports;           // what the ranks tell each other at the end of a step
-    int64_t saved_by_stage_before; // see logger_open
+    int64_t saved_by_stage_before; // StageResult.saved of the recipe's stage before this one
     int is_checked;                // traffic and memory of a step were compared with those of the dry run
 
     // evaluation
@@ -967,14 +971,15 @@ static StepReport own_report(Trainer *trainer, const StepBatch *batch) {
     mine.samples_hash = batch->samples_hash;
     mine.seeds = sampler_fingerprint(&trainer->loader.sampler) ^ mix64(trainer->parallel.fsdp.seed);
     mine.is_writing = is_writing(&trainer->writer);
-    mine.figures.tokens = (int64_t)run->batch * run->seq * run->accum / mesh_stride(mesh, AXIS_DP_SHARD);
+    int sharing = mesh_stride(mesh, AXIS_DP_SHARD); // tp · cp · pp ranks that compute the same samples together
+    mine.figures.tokens = (int64_t)run->batch * run->seq * run->accum / sharing;
     return mine;
 }
 
 /* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const RunSettings *run = &trainer->job->run;
-    s->lr = learning_rate_at(&trainer->job->stage->rate, step);
+    s->lr = learning_rate_at(&trainer->job->stage->rate, step); // of this stage of the recipe
     judge_outliers(&trainer->progress.outliers, run->outlier_window, s);
     if (s->skipped) {
         report_skip(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
@@ -1007,7 +1012,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
-    exchange_reports(&trainer->reports, &p->fsdp, &mine, start);
+    exchange_reports(&trainer->reports, &p->fsdp, &mine, start); // with this rank's part of the gradient norm
     int64_t first_window = dev->dry_run ? 0 : batch->windows[0]; // the sample that an error message names
     loader_release(&trainer->loader, dev);
 

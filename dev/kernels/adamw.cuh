@@ -85,5 +85,5 @@ static const Version op_versions[] = {
     {"2 one pass", "One thread computes all of an element's step and its copy: each tensor is read and written once.",
      adamw_one_pass<1>},
     {"3 vectors", "Loads of 16 bytes: each thread has four loads of four elements in flight.", adamw_one_pass<4>},
-    {"in use", "The op of lib/cuda.", adamw_in_use},
+    {"in use", "The op of lib/ops/cuda.", adamw_in_use},
     END_OF_VERSIONS};

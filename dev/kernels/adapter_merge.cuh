@@ -23,6 +23,7 @@ static void merge_by_rows(Case *c) {
 static const Version op_versions[] = {
     {"1 a row a thread",
      "The elements of w that a warp touches together are a row apart: 32 cache lines for 32 of them.", merge_by_rows},
-    {"in use", "The op of lib/cuda, an element a thread: a warp reads 32 adjacent elements of w and of each row of a.",
+    {"in use",
+     "The op of lib/ops/cuda, an element a thread: a warp reads 32 adjacent elements of w and of each row of a.",
      merge_in_use},
     END_OF_VERSIONS};

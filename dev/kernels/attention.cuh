@@ -246,7 +246,8 @@ static const Version forward_versions[] = {
      "for the other. A block computes several tiles, so that its next loads overlap with its output.",
      forward_producer},
 #endif
-    {"in use", "The op of lib/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.", forward_in_use},
+    {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
+     forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -416,5 +417,6 @@ static const Version backward_versions[] = {
      "summed by atomic additions of 16 bytes while dK is computed.",
      backward_wgmma},
 #endif
-    {"in use", "The op of lib/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.", backward_in_use},
+    {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
+     backward_in_use},
     END_OF_VERSIONS};

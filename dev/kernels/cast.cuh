@@ -23,5 +23,5 @@ static const Version op_versions[] = {
     {"2 four", "One load of 16 bytes and one store of 8 per thread.", cast_by<4>},
     {"3 sixteen bytes out",
      "As many elements as fill a store of 16 bytes: in bf16 eight, with two loads in flight at once.", cast_by<WIDE>},
-    {"in use", "The op of lib/cuda (in fp32 a tree_sum of one piece, which is a copy).", cast_in_use},
+    {"in use", "The op of lib/ops/cuda (in fp32 a tree_sum of one piece, which is a copy).", cast_in_use},
     END_OF_VERSIONS};

@@ -111,7 +111,8 @@ static const Version op_versions[] = {
      "Largest logit and sum in one pass (Milakov & Gimelshein 2018), with loads of 16 bytes: the row is read twice.",
      loss_online},
     {"in use",
-     "The op of lib/cuda: the end of the row stays in shared memory, which in bf16 holds 115,712 logits on an H100; "
+     "The op of lib/ops/cuda: the end of the row stays in shared memory, which in bf16 holds 115,712 logits on an "
+     "H100; "
      "the beginning of a longer row is still in the L2 cache. So memory is read once.",
      loss_in_use},
     {"in use: 4 slices",

@@ -26,5 +26,5 @@ static const Version op_versions[] = {
     {"2 a store of 16 bytes",
      "Each thread converts as many elements as fill a store of 16 bytes, but reads their bytes one by one.",
      dequantize_by_bytes<WIDE>},
-    {"in use", "The op of lib/cuda: the bytes are loaded as words, too.", dequantize_in_use},
+    {"in use", "The op of lib/ops/cuda: the bytes are loaded as words, too.", dequantize_in_use},
     END_OF_VERSIONS};

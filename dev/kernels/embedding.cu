@@ -211,7 +211,7 @@ static const Version backward_versions[] = {
      "Columns divided over threads instead, with a scatter in each: the speed does not depend on the tokens, and the "
      "bits do not depend on the number of threads; but each thread reads short pieces of all rows.",
      backward_columns},
-    {"in use: columns", "The op of lib/cpu: version 4.", backward_in_use},
+    {"in use: columns", "The op of lib/ops/cpu: version 4.", backward_in_use},
     END_OF_VERSIONS};
 #endif
 

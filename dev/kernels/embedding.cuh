@@ -33,7 +33,7 @@ static void forward_vectors(Case *c) {
 static const Version forward_versions[] = {
     {"1 an element a thread", "Adjacent threads copy adjacent elements of a row.", forward_elements},
     {"2 vectors", "16 bytes per thread.", forward_vectors},
-    {"in use", "The op of lib/cuda.", forward_in_use},
+    {"in use", "The op of lib/ops/cuda.", forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -98,7 +98,8 @@ static const Version backward_versions[] = {
      "each reads all ids, and the owner of a frequent token works alone.",
      backward_first_owns},
     {"in use: sorted",
-     "The op of lib/cuda: tokens are sorted by id, blocks sum up 64 sorted tokens each, then the parts of a row are "
+     "The op of lib/ops/cuda: tokens are sorted by id, blocks sum up 64 sorted tokens each, then the parts of a row "
+     "are "
      "added in order. dx and the table's rows are loaded four tokens ahead.",
      backward_in_use},
     END_OF_VERSIONS};

@@ -222,7 +222,7 @@ static void plain(Case *c) {
 #define PLAIN                                                                                                          \
     {                                                                                                                  \
         "5 threads",                                                                                                   \
-            "Blocks divided over threads: the plain matmul of lib/cpu, in use without oneDNN and, in bf16, on "        \
+            "Blocks divided over threads: the plain matmul of lib/ops/cpu, in use without oneDNN and, in bf16, on "    \
             "processors "                                                                                              \
             "without bf16 instructions.",                                                                              \
             plain                                                                                                      \

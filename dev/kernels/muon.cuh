@@ -78,7 +78,7 @@ template <int W> static void update_steps(Case *c) {
 
 static const char an_element[] = "In bf16 a warp loads and stores 64 bytes at a time, half a cache line.";
 static const char sixteen_bytes[] = "Loads of 16 bytes.";
-static const char in_use[] = "The op of lib/cuda: the same, and by element if a tensor is not aligned.";
+static const char in_use[] = "The op of lib/ops/cuda: the same, and by element if a tensor is not aligned.";
 static const Version momentum_versions[] = {{"1 an element a thread", an_element, momentum_steps<1>},
                                             {"2 sixteen bytes", sixteen_bytes, momentum_steps<4>},
                                             {"in use", in_use, momentum_in_use},

@@ -1,4 +1,4 @@
-/* pages.cu: all pages with CUDA steps in one program, so that lib/cuda, which takes long to compile, is compiled once.
+/* pages.cu: all pages with CUDA steps in one program, so that lib/ops/cuda is compiled only once.
  *
  *   pages NAME|all [options of a page: page.h]
  */

@@ -100,7 +100,7 @@ static const Version forward_versions[] = {
      forward_row_a_warp},
     {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until its rstd is known.",
      forward_vectors},
-    {"in use", "The op of lib/cuda.", forward_in_use},
+    {"in use", "The op of lib/ops/cuda.", forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -214,7 +214,8 @@ static const Version backward_versions[] = {
      "waits for memory twice.",
      backward_one_pass},
     {"in use",
-     "The op of lib/cuda: the next row's x, dout and residual gradient are under way while a row is computed and the "
+     "The op of lib/ops/cuda: the next row's x, dout and residual gradient are under way while a row is computed and "
+     "the "
      "block adds up its dot product. A barrier of the warp keeps their loads in front of the sum.",
      backward_in_use},
     END_OF_VERSIONS};

@@ -66,21 +66,22 @@ static void rope_vectors(Case *c) {
                     (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
 }
 
-static const Version rope_versions[] = {{"1 pow, cos and sin",
-                                         "The formula, a pair per thread: a power in double, then the hardware's "
-                                         "approximate sine and cosine; hundreds of instructions to move 8 bytes "
-                                         "(bf16).",
-                                         rope_pairs<false>},
-                                        {"2 a table",
-                                         "Cosines and sines of all positions, computed once: 8 bytes more per pair, "
-                                         "but from the caches, since all heads of a token read the same ones.",
-                                         rope_pairs<true>},
-                                        {"3 vectors",
-                                         "Loads of 16 bytes: an eighth of the instructions (bf16), and the divisions "
-                                         "that compute a thread's head and element are done once for eight pairs.",
-                                         rope_vectors},
-                                        {"in use",
-                                         "The op of lib/cuda: x is loaded before the position and the angles, which "
-                                         "take two loads in a row.",
-                                         rope_in_use},
-                                        END_OF_VERSIONS};
+static const Version rope_versions[] = {
+    {"1 pow, cos and sin",
+     "The formula, a pair per thread: a power in double, then the hardware's "
+     "approximate sine and cosine; hundreds of instructions to move 8 bytes "
+     "(bf16).",
+     rope_pairs<false>},
+    {"2 a table",
+     "Cosines and sines of all positions, computed once: 8 bytes more per pair, "
+     "but from the caches, since all heads of a token read the same ones.",
+     rope_pairs<true>},
+    {"3 vectors",
+     "Loads of 16 bytes: an eighth of the instructions (bf16), and the divisions "
+     "that compute a thread's head and element are done once for eight pairs.",
+     rope_vectors},
+    {"in use",
+     "The op of lib/ops/cuda: x is loaded before the position and the angles, which "
+     "take two loads in a row.",
+     rope_in_use},
+    END_OF_VERSIONS};

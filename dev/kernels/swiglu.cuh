@@ -49,7 +49,7 @@ static const Version forward_versions[] = {
     {"2 vectors",
      "Loads of 16 bytes: in bf16 the same bytes with an eighth of the instructions, and eight times as many in flight.",
      forward_vectors},
-    {"in use", "The op of lib/cuda.", forward_in_use},
+    {"in use", "The op of lib/ops/cuda.", forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -132,5 +132,5 @@ static const Version backward_versions[] = {
      "Loads and stores of 16 bytes, and the division that finds row and column once per thread instead of once per "
      "element.",
      backward_vectors},
-    {"in use", "The op of lib/cuda.", backward_in_use},
+    {"in use", "The op of lib/ops/cuda.", backward_in_use},
     END_OF_VERSIONS};

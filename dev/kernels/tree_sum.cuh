@@ -73,7 +73,7 @@ static const Version op_versions[] = {
      "is read once.",
      sum_width<1, 1>},
     {"3 vectors", "Loads of 16 bytes, with the loads of all pieces in flight together.", sum_vectors},
-    {"in use", "The op of lib/cuda.", sum_in_use},
+    {"in use", "The op of lib/ops/cuda.", sum_in_use},
     END_OF_VERSIONS};
 static const Version pieces_versions[] = {
-    {"in use", "The op of lib/cuda: tree_sum with floatX pieces and output.", pieces_in_use}, END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda: tree_sum with floatX pieces and output.", pieces_in_use}, END_OF_VERSIONS};

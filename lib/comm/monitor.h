@@ -79,8 +79,7 @@ static inline void monitor_look_at_network(HeartbeatTable *table) {
 }
 
 /* The ranks of this host are still connecting after the time that they may take: prints what this host's network looks
- * like. Each
- * host does so before the first of them ends the run. */
+ * like. Each host does so before the first of them ends the run. */
 static inline void monitor_note_network(const HeartbeatTable *table) {
     char text[2048];
     Sentence t = {text, sizeof text - 1, 0};

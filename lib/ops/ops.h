@@ -1,4 +1,4 @@
-/* ops.h: the ops that the model calls, one contract each. The CPU implements them in lib/cpu, NVIDIA GPUs in lib/cuda.
+/* ops.h: the ops that the model calls, one contract each; lib/ops/cpu and lib/ops/cuda implement them.
  *
  * Every op adds its FLOPs and bytes to the op ledger and then calls the implementation, unless the device is a dry run.
  * Tensors are row-major and in the device's memory. A caller may rely on: sums are fp32 whatever floatX is; results

@@ -1,7 +1,7 @@
 /* vectors.cuh: what the CUDA kernels share: vectors of elements in registers, sums over warps and blocks, launches.
  *
- * A caller may rely on: every kernel in lib/cuda gives the same bits on each run, except attention's dq on tensor cores
- * without dev->deterministic. Launchers, the functions cuda_<op>, never wait for the GPU.
+ * A caller may rely on: every kernel in lib/ops/cuda gives the same bits on each run, except attention's dq on tensor
+ * cores without dev->deterministic. Launchers, the functions cuda_<op>, never wait for the GPU.
  */
 #ifndef CUDA_VECTORS_CUH
 #define CUDA_VECTORS_CUH
