@@ -630,7 +630,7 @@ static void stage_blocks_forward(Model *m, ReshardPoint point) {
 }
 
 /* All blocks of the stage from the last to the first: m->d_x is the gradient of what the last one wrote, and becomes
- * that of what the first one read. While a unit computes, FSDP reduces the gradients of the unit before it. */
+ * that of what the first one read. While a unit computes, FSDP reduces the previous unit's gradients. */
 static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
