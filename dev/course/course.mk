@@ -63,11 +63,7 @@ EMCC := $(EMSCRIPTEN_HERE) emcc -sMEMORY64=2
 WASM_LIBRARIES := $(PLANNER_DIR)/emscripten/sysroot/lib/wasm64-emscripten
 WASM_FLAGS := -O2 -std=c11 -mbulk-memory -ffp-contract=off -D_GNU_SOURCE -Idev/course/planner
 PLANNER_SOURCES := $(PLANNER_DIR)/sources
-PCRE2_PARTS := auto_possess chartables compile config context convert dfa_match error extuni find_bracket jit_compile \
-               maketables match match_data newline ord2utf pattern_info script_run serialize string_utils study \
-               substitute substring tables ucd valid_utf xclass
-PLANNER_OBJECTS := $(addprefix $(PLANNER_DIR)/,host.o version.o run_html.o cJSON.o crc32.o zutil.o) \
-                   $(PCRE2_PARTS:%=$(PLANNER_DIR)/pcre2_%.o)
+PLANNER_OBJECTS := $(addprefix $(PLANNER_DIR)/,host.o version.o run_html.o cJSON.o crc32.o zutil.o)
 PLANNER_MODULES := $(PLANNER_DIR)/fp32.wasm $(PLANNER_DIR)/bf16.wasm
 PLANNER_PARTS   := $(wildcard dev/pages/*.js $(addprefix dev/course/planner/,*.js *.html *.css *.py))
 
@@ -90,7 +86,7 @@ $(addprefix $(PLANNER_DIR)/of_program-,fp32 bf16): $(PLANNER_DIR)/of_program-%: 
 $(PLANNER_DIR)/program.json: $(PLANNER_DIR)/of_program-fp32
 	$< page > $@
 
-$(PLANNER_SOURCES)/include/pcre2.h: dev/course/planner/fetch_sources.sh | emscripten-needed
+$(PLANNER_SOURCES)/include/zlib.h: dev/course/planner/fetch_sources.sh | emscripten-needed
 	dev/course/planner/fetch_sources.sh $(PLANNER_SOURCES)
 	@touch $@
 
@@ -111,19 +107,15 @@ $(PLANNER_DIR)/version.o: $(PLANNER_DIR)/commit.o
 $(PLANNER_DIR)/run_html.o: $(PLANNER_DIR)/pages.o
 	$(EMCC) -c $(PLANNER_DIR)/pages.c -o $@
 
-$(PLANNER_DIR)/cJSON.o: $(PLANNER_SOURCES)/include/pcre2.h
+$(PLANNER_DIR)/cJSON.o: $(PLANNER_SOURCES)/include/zlib.h
 	$(EMCC) $(WASM_FLAGS) -w -c $(PLANNER_SOURCES)/cjson/cJSON.c -o $@
 
-$(PLANNER_DIR)/crc32.o $(PLANNER_DIR)/zutil.o: $(PLANNER_SOURCES)/include/pcre2.h
+$(PLANNER_DIR)/crc32.o $(PLANNER_DIR)/zutil.o: $(PLANNER_SOURCES)/include/zlib.h
 	$(EMCC) $(WASM_FLAGS) -w -c $(PLANNER_SOURCES)/zlib/$(@F:.o=.c) -o $@
-
-$(PLANNER_DIR)/pcre2_%.o: $(PLANNER_SOURCES)/include/pcre2.h
-	$(EMCC) $(WASM_FLAGS) -w -DHAVE_CONFIG_H -DPCRE2_CODE_UNIT_WIDTH=8 -DSUPPORT_UNICODE \
-	    -c $(PLANNER_SOURCES)/pcre2/src/$(@F:.o=.c) -o $@
 
 # Emscripten's int64_t is a long long and its PRId64 says long, of the same size: -Wno-format.
 $(PLANNER_DIR)/fp32.o $(PLANNER_DIR)/bf16.o: $(PLANNER_DIR)/%.o: programs/plan_llama3.cu \
-        dev/course/planner/omp.h $(PLANNER_DIR)/of_program-% $(PLANNER_SOURCES)/include/pcre2.h
+        dev/course/planner/omp.h $(PLANNER_DIR)/of_program-% $(PLANNER_SOURCES)/include/zlib.h
 	$(EMCC) -x c $(WASM_FLAGS) -I$(PLANNER_SOURCES)/include $(if $(filter bf16,$*),-DPRECISION_BF16) \
 	    $$($(PLANNER_DIR)/of_program-$* vectors) -Wall -Wextra -Wno-unused -Wno-unused-parameter \
 	    -Wno-unknown-pragmas -Wno-format $(depend) -c $< -o $@

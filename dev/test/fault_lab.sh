@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# fault_lab.sh [all]: tests the fault laboratory, dev/course/fault_lab. Without `all`: every row is complete, and every edit
-# still matches; nothing is compiled. With `all`: every fault is planted, its check finds it, the healthy
+# fault_lab.sh [all]: tests the fault laboratory, dev/course/fault_lab. Without `all`: every row is complete, and every
+# edit still matches; nothing is compiled. With `all`: every fault is planted, its check finds it, the healthy
 # program passes the same check, and the curve is drawn; then dev/results/fault-lab.md is written. ONLY=REGEX: the
 # faults with these numbers, and no table. JOBS=N: so many faults at a time; by default as many as there are cores.
 set -uo pipefail

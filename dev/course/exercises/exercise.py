@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "book")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "book")]
 sys.dont_write_bytecode = True
 import answers    # noqa: E402  both after the path is set
 import functions  # noqa: E402

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# fetch_sources.sh DIR: fetches the sources of cJSON, PCRE2 and zlib, which are compiled to WebAssembly for
-# build/planner.html, and unpacks them into DIR: cjson/, pcre2/, zlib/, and their headers in include/. They are source
-# packages of Debian or Ubuntu. It needs no root, but apt-get and dpkg-source.
+# fetch_sources.sh DIR: fetches the sources of cJSON and zlib, which are compiled to WebAssembly for
+# build/planner.html, and unpacks them into DIR: cjson/, zlib/, and their headers in include/. They are source packages
+# of Debian or Ubuntu. It needs no root, but apt-get and dpkg-source.
 set -euo pipefail
 export LC_ALL=C
 die() { echo "error: $*" >&2; exit 1; }
@@ -29,15 +29,10 @@ apt=(-qq -o "Dir::Etc::SourceList=$downloads/sources.list" -o Dir::Etc::SourcePa
     -o "Dir::State::lists=$downloads/lists" -o "Dir::Cache=$downloads/cache" -o APT::Sandbox::User=root)
 cd "$downloads"
 apt-get "${apt[@]}" update || die "apt-get could not fetch the list of source packages; see above"
-apt-get "${apt[@]}" source cjson pcre2 zlib >log 2>&1 ||
-    die "apt-get could not fetch the sources of cjson, pcre2 and zlib: $(tail -n 1 log)"
-rm -rf "$dir/cjson" "$dir/pcre2" "$dir/zlib" "$dir/include"
-for package in cjson pcre2 zlib; do mv "$package"-*/ "$dir/$package"; done
-# PCRE2 comes with a configuration and tables for compilers without ./configure.
-cd "$dir/pcre2/src"
-cp config.h.generic config.h
-cp pcre2.h.generic pcre2.h
-cp pcre2_chartables.c.dist pcre2_chartables.c
+apt-get "${apt[@]}" source cjson zlib >log 2>&1 ||
+    die "apt-get could not fetch the sources of cjson and zlib: $(tail -n 1 log)"
+rm -rf "$dir/cjson" "$dir/zlib" "$dir/include"
+for package in cjson zlib; do mv "$package"-*/ "$dir/$package"; done
 mkdir -p "$dir/include/cjson"
 cp "$dir/cjson/cJSON.h" "$dir/include/cjson/"
-cp pcre2.h "$dir/zlib/zlib.h" "$dir/zlib/zconf.h" "$dir/include/"
+cp "$dir/zlib/zlib.h" "$dir/zlib/zconf.h" "$dir/include/"

@@ -20,7 +20,7 @@ def main():
     build, page = map(pathlib.Path, sys.argv[1:])
     program = json.loads((build / "program.json").read_text())
     style = program.pop("style")
-    program["clusters"] = {file.stem: file.read_text() for file in sorted(HERE.parent.glob("clusters/*.json"))}
+    program["clusters"] = {file.stem: file.read_text() for file in sorted(HERE.parents[1].glob("clusters/*.json"))}
     modules = {precision: base64.b64encode(gzip.compress((build / f"{precision}.wasm").read_bytes(), mtime=0)).decode()
                for precision in ("bf16", "fp32")}
     commit = re.search('"(.*)"', (build / "commit.c").read_text()).group(1)
@@ -30,7 +30,7 @@ def main():
         "VECTORS": str(program.pop("vector_floats")),
         "PROGRAM": inert(json.dumps(program)),
         "MODULES": json.dumps(modules),
-        "DRAW": inert((HERE.parent / "pages" / "page.js").read_text()),
+        "DRAW": inert((HERE.parents[1] / "pages" / "page.js").read_text()),
         **{name.upper(): inert((HERE / f"{name}.js").read_text()) for name in ("run", "worker", "settings", "page")},
     }
     text = re.sub("@([A-Z]+)@", lambda match: parts[match.group(1)], (HERE / "page.html").read_text())

@@ -1,18 +1,17 @@
 /* of_program.c: what the planner's page takes from the program when it is built.
  *   of_program vectors   the vectors of this machine's build, as options of the compiler; the work space of attention
  *                        depends on them, so that a planner for the browser is compiled with the same
- *   of_program page      JSON: the style of run.html and plan.html, the presets, and the table of options
+ *   of_program page      JSON: the style of run.html and plan.html, the presets, and the tables of options
  */
-#include "../../../lib/ops/cpu/vectors.h" // defines: VL, MR, PAIR
-#include "../../../lib/io/json.h"        // defines: cJSON, json_write_line
-#include "../../../run/setup/options.h"     // defines: option_rows
+#include "../../../lib/ops/cpu/vectors.h"        // defines: VL, MR, PAIR
+#include "../../../lib/io/json.h"                // defines: cJSON, json_write_line
+#include "../../../programs/plan/plan_options.h" // defines: option_rows, plan_options
 
-/* The options, by name: what --help says of them. */
-static cJSON *options_json(void) {
-    cJSON *options = cJSON_CreateObject();
-    for (int i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &option_rows[i];
-        if (row->kind == OPT_GROUP) continue;
+/* Adds options by name: what --help says of them. */
+static void add_options(cJSON *options, const OptionRow *rows, int count) {
+    for (int i = 0; i < count; i++) {
+        const OptionRow *row = &rows[i];
+        if (row->kind == OPT_GROUP || !row->help) continue;
         cJSON *option = cJSON_AddObjectToObject(options, row->name);
         cJSON_AddStringToObject(option, "help", row->help);
         if (row->values) cJSON_AddStringToObject(option, "values", row->values);
@@ -20,7 +19,6 @@ static cJSON *options_json(void) {
         if (row->kind == OPT_INT) cJSON_AddNumberToObject(option, "low", row->low);
         if (row->kind == OPT_INT) cJSON_AddNumberToObject(option, "high", row->high);
     }
-    return options;
 }
 
 extern const char run_html[]; // from the object that the Makefile makes of dev/pages
@@ -43,9 +41,10 @@ int main(int argc, char **argv) {
     char *style = page_style_text();
     cJSON_AddStringToObject(root, "style", style);
     cJSON_AddNumberToObject(root, "vector_floats", VL);
-    for (int i = 0; i < LLAMA3_PRESETS; i++)
-        cJSON_AddItemToArray(presets, cJSON_CreateString(llama3_presets[i].name));
-    cJSON_AddItemToObject(root, "options", options_json());
+    for (int i = 0; i < LLAMA3_PRESETS; i++) cJSON_AddItemToArray(presets, cJSON_CreateString(llama3_presets[i].name));
+    cJSON *options = cJSON_AddObjectToObject(root, "options");
+    add_options(options, option_rows, OPTION_ROWS);
+    add_options(options, plan_options, sizeof plan_options / sizeof *plan_options);
     json_write_line(stdout, root);
     free(style);
     return 0;
