@@ -12,11 +12,13 @@
 #include <csignal>
 #include <memory>
 #include <mpi.h>
+#include <sys/stat.h>
 
 namespace emu {
 
 struct NcclMember { // of a communicator, as its process introduces itself
     int rank, world, process;
+    uint64_t processes; // which namespace of processes it is in
     cudaUUID_t gpu;
     char host[64];
 };
@@ -110,8 +112,15 @@ inline void hear_all() {
     }
 }
 
+inline uint64_t process_namespace() {
+    struct stat it;
+    return stat("/proc/self/ns/pid", &it) ? 0 : (uint64_t)it.st_ino;
+}
+
+/* Of a process that this one cannot see, on a host with processes of its own, nothing is known. */
 inline bool is_dead(const NcclMember &m) {
     char path[64], state = 'Z';
+    if (m.processes != process_namespace()) return false;
     snprintf(path, sizeof path, "/proc/%d/stat", m.process);
     if (FILE *f = fopen(path, "r")) {
         if (fscanf(f, "%*d %*[^)]) %c", &state) != 1) state = 'Z';
@@ -414,7 +423,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniq
                                 {},
                                 emu::nccl_memory_of(config->maxCTAs),
                                 0};
-    emu::NcclMember me = {rank, 0, (int)getpid(), gpu.uuid, ""};
+    emu::NcclMember me = {rank, 0, (int)getpid(), emu::process_namespace(), gpu.uuid, ""};
     const char *host = getenv("NCCL_HOSTID");
     MPI_Comm_rank(MPI_COMM_WORLD, &me.world);
     if (host) snprintf(me.host, sizeof me.host, "%s", host);
