@@ -117,7 +117,7 @@ inline uint64_t process_namespace() {
     return stat("/proc/self/ns/pid", &it) ? 0 : (uint64_t)it.st_ino;
 }
 
-/* Of a process that this one cannot see, on a host with processes of its own, nothing is known. */
+/* A process that this one cannot see, because its host has process numbers of its own, counts as alive. */
 inline bool is_dead(const NcclMember &m) {
     char path[64], state = 'Z';
     if (m.processes != process_namespace()) return false;
