@@ -1015,7 +1015,7 @@ adapters() {
         "--base int8 needs adapters: int8 weights cannot .*; add --lora-rank 16, or use --base (fp32|bf16)" \
         "${train[@]}" --base int8
     bad "all of it in 8 bits without adapters" "--base int8:all needs adapters" "${train[@]}" --base int8:all
-    bad "--base of a dtype that is none" "--base int4: expected one of fp32\|bf16\|int8\|int8:all" "${lora[@]}" \
+    bad "--base of a dtype that is none" "--base int4: expected one of auto\|fp32\|bf16\|int8\|int8:all" "${lora[@]}" \
         --base int4
     bad "--base of another precision" "--base (fp32|bf16): this build computes in" "${lora[@]}" --base "$other"
     everywhere "adapters on a matrix that is none" \
@@ -1037,7 +1037,7 @@ adapters() {
     bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" \
         --model trained --adapters adapters --export copied
     bad "--export of a model in 8 bits" \
-        "--export --base int8 would write .* in full precision: remove --base, or use --dtype int8" \
+        "--export --base int8 --dtype fp32: --dtype alone decides how weights are written: remove --base" \
         --model trained --base int8 --export rounded
     bad "--export onto adapters" "adapters exists already and is another model" --model trained --export adapters
     bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained \

@@ -301,8 +301,7 @@ gpus_of_run() {
     else fail "dev/test/file_system_shim.c" "does not build: $(head -n 1 .out)"; fi
 }
 
-# A GPU's default sequence is the model's positions, at most 4,096. A step of few tokens has a note with a larger batch
-# that fits into the memory.
+# A GPU's default sequence is the model's positions, at most 4,096. A batch that does not fit into memory is refused.
 default_batch() {
     local chosen running tries=600
     mkdir long
@@ -320,14 +319,8 @@ default_batch() {
     if [ "$chosen" = "--seq 4096" ]; then pass "a GPU's default is 4,096 of 8,192 positions" "$chosen"
     else fail "a GPU's default is 4,096 of 8,192 positions" "$chosen: $(tail -n 1 .out)"; fi
     train=(--model model --data text/train.tok --threads 1)
-    says "a step of few tokens: a batch that fits" \
-        "^note: a step has only 256 tokens, .* With --batch 128 --accum 1 it has 32,768 and needs 0\.[0-9] of the "
-    CUDA_ON_CPU_MEMORY=300000000 says "with less memory, smaller micro-batches" \
-        "^note: a step has only 256 tokens, .* --batch 64 --accum 2 it has 32,768 and needs 0\.[0-9] of the 0\.3 GB"
-    CUDA_ON_CPU_MEMORY=300000000 bad "… and the next larger ones do not fit" "^error: the run needs 0\.[0-9]+ GB" 1 \
+    CUDA_ON_CPU_MEMORY=300000000 bad "a batch that does not fit" "^error: the run needs 0\.[0-9]+ GB" 1 \
         "${train[@]}" --steps 1 --batch 128
-    says "a batch that was chosen needs no note" "^step .* \| MB per rank" --batch 2
-    if grep -q '^note: a step has' .out; then fail "no note with --batch" "$(grep '^note: a step has' .out)"; fi
 }
 
 refusals() {
