@@ -7,26 +7,26 @@
  * (lib/device/device.h). So the same code also runs as a dry run, without arithmetic or memory, which predicts the
  * memory, FLOPs and traffic of any rank.
  */
-#include "lib/io/output.h"       // defines: finish_results, flush_results, note_lost_progress
-#include "lib/device/device.h"   // defines: floatX (bf16 or fp32), Device, ExactSum, Span, arena_alloc, device_phase
-#include "lib/comm/comm_open.h"  // defines: LaunchInfo, comm_start_process, comm_open
-#include "lib/ops/ops.h"         // defines: each op; Logits, ZLoss, AttentionShape; LOGIT_ROWS, LOGITS (defaults)
-#include "llama3.h"              // defines: Llama3Config, WeightKind, TensorTable with its Units, Stage
-#include "fsdp.h"                // defines: Fsdp, FsdpUnit (a Unit's buffers), ReshardPoint, fsdp_unshard, …
-#include "shared_gradients.h"    // defines: sum_shared_gradients
-#include "optimizer.h"           // defines: AdamW (its settings), Optimizer, learning_rate_at, clip_coefficient
-#include "tensor_parallel.h"     // defines: TpBuffer, tp_all_gather_tokens, tp_reduce_scatter_tokens, …
-#include "context_parallel.h"    // defines: KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
-#include "pipeline_parallel.h"   // defines: PipelineStep (one forward or backward), PipelineMessage, Pipeline
-#include "lora.h"                // defines: Linear (a layer's weights, adapters and gradients), Adapter, Lora
-#include "dataloader.h"          // defines: Dataset, Loader, StepBatch, loader_next, read_window
-#include "run/setup/options.h"   // defines: Options, RunSettings, RECOMPUTE_NONE, …, options_parse
-#include "run/setup/job.h"       // defines: Job, job_open: everything that is checked before ranks start
-#include "run/setup/agreement.h" // defines: check_agreement, check_shared_out
-#include "run/checks/ledger.h"   // defines: Ledger, ledger_check: expected, dry-run and measured traffic
-#include "run/checks/memory_check.h"          // defines: check_memory, need_of_device, nccl_need
-#include "run/checks/step_report.h"           // defines: StepReport (what ranks tell each other), exchange_reports, …
-#include "run/checkpoint/checkpoint.h"        // defines: Checkpoint, weights_load
+#include "lib/io/output.h"      // defines: finish_results, flush_results, note_lost_progress
+#include "lib/device/device.h"  // defines: floatX (bf16 or fp32), Device, ExactSum (in any order), Span, arena_alloc
+#include "lib/comm/comm_open.h" // defines: Mesh, Comm (groups of ranks), LaunchInfo, comm_open
+#include "lib/ops/ops.h"        // defines: each op; Logits, ZLoss, AttentionShape; LOGIT_ROWS, LOGITS (defaults)
+#include "llama3.h" // defines: Llama3Config, WeightKind, TensorTable, its Units (what FSDP shards at once), Stage
+#include "fsdp.h"   // defines: Fsdp, FsdpUnit (a Unit's buffers), ReshardPoint (when they may be freed)
+#include "shared_gradients.h"        // defines: sum_shared_gradients
+#include "optimizer.h"               // defines: AdamW (its settings), Optimizer, learning_rate_at, clip_coefficient
+#include "tensor_parallel.h"         // defines: TensorParallel (its tokens are n), TpBuffer, tp_all_gather_tokens, …
+#include "context_parallel.h"        // defines: ContextParallel, KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
+#include "pipeline_parallel.h"       // defines: Schedule, its PipelineSteps (a forward or backward each), Pipeline
+#include "lora.h"                    // defines: Linear (a layer's weights, adapters and gradients), Adapter, Lora
+#include "dataloader.h"              // defines: Dataset, Loader, StepBatch, loader_next, read_window
+#include "run/setup/options.h"       // defines: Options, RunSettings, RECOMPUTE_NONE, …, options_parse
+#include "run/setup/job.h"           // defines: Job, job_open: everything that is checked before ranks start
+#include "run/setup/agreement.h"     // defines: check_agreement, check_shared_out
+#include "run/checks/ledger.h"       // defines: Ledger, ledger_check: expected, dry-run and measured traffic
+#include "run/checks/memory_check.h" // defines: check_memory, need_of_device, nccl_need
+#include "run/checks/step_report.h"  // defines: StepReport (what ranks tell each other), exchange_reports, …
+#include "run/checkpoint/checkpoint.h"        // defines: Checkpoint, Progress, weights_load
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
 #include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
@@ -44,11 +44,11 @@
  * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
 typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 
-/* One block's activations. A micro-batch has N = B·T tokens on this context-parallel rank: B sequences of T. The model
- * has hidden size C, L blocks, MLPs of width F, a vocabulary of V, and NH query and NKV key/value heads of HD elements.
- * Activations between matmuls are of all N tokens and of this tensor-parallel rank's heads and part of F; QKV = (NH +
- * 2·NKV)·HD is the width of a token's queries, keys and values. The residual stream and the norms are of n tokens: N,
- * or this tensor-parallel rank's share of them. The middle column says from which Keep on each is kept. */
+/* One block's activations. A rank has N = B·T tokens of a micro-batch: B sequences, and of each T tokens, its length
+ * divided by cp. The model has hidden size C and L blocks; this tensor-parallel rank has NH query and NKV key/value
+ * heads of HD elements, F columns of the MLP and V rows of the vocabulary. Attention and the MLP compute all N tokens
+ * for these parts; QKV = (NH + 2·NKV)·HD is the width of a token's queries, keys, values. Norms and the residual
+ * stream are of n tokens: N, or this rank's share of them over tp. The middle column: the least Keep that keeps it. */
 typedef struct {
     Keep keep;
     floatX *x;               // (n, C)       KEEP_INPUT    residual stream before the block
@@ -95,8 +95,8 @@ typedef struct {
     const Stage *stage;          // the part of a pipeline that is computed: without --pp the whole model
     BlockActivations *blocks;    // (num_activations) of the stage's blocks, for the current micro-batch
     int num_activations;         // in training, one for each block of the stage; else 1, which each block overwrites
-    BlockActivations *sets;      // the activations of all virtual stages and micro-batches in flight
-    int first_set[MAX_STAGES];   // where those of each virtual stage begin in `sets`
+    BlockActivations *in_flight; // of all virtual stages and micro-batches that are in flight
+    int stage_begin[MAX_STAGES]; // where those of each virtual stage begin in `in_flight`
     BlockActivations recomputed; // buffers for what blocks do not keep, shared by all of them
 
     // forward
@@ -104,7 +104,7 @@ typedef struct {
     floatX *final_x;      // (n, C) residual stream after the last block
     floatX *final_norm;   // (n, C) its final norm
     float *final_rstd;    // (n)
-    void *logits;         // of a chunk: (logit_rows, stride) floatX in training, else (fp32_rows, V) fp32
+    void *logits;         // of a chunk: (logit_rows, stride) floatX if it goes backward, else (fp32_rows, V) fp32
     int logit_rows;       // tokens in a chunk that goes backward; its gradients overwrite the logits
     int fp32_rows;        // tokens in a chunk of fp32 logits, in the same memory
     float *losses;        // (n·tp)
@@ -153,8 +153,8 @@ typedef struct {
     const floatX *mlp_norm;  // (C)
     Linear gate_up;          // (2F, C) gate and up, fused
     Linear down;             // (C, F)
-    float *d_attn_norm;      // (C) backward adds to it
-    float *d_mlp_norm;       // (C) backward adds to it
+    float *d_attn_norm;      // (C) backward adds to it; fsdp_gradients has cleared it
+    float *d_mlp_norm;       // (C) the same
 } BlockWeights;
 
 typedef struct {
@@ -200,7 +200,7 @@ static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, cons
     layer.accumulates =
         block->accumulates || adapters->accumulates; // the block or its adapters: one of them is trained
     layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
-    for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) { // and what is fused with it
+    for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) { // `fused`: with the one before it
         WeightKind kind = (WeightKind)k;
         int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
         if (is_adapted(c, kind)) {
@@ -252,12 +252,12 @@ static HeadWeights head_weights(Model *m, int micro_batch) {
  * head alone) one, for the residual stream. */
 static inline int activations_of_stage(const Stage *stage) { return stage->num_blocks ? stage->num_blocks : 1; }
 
-/* From now on virtual stage v is computed. `set`: which of its sets of activations, one for each micro-batch in flight,
- * is used. */
+/* From now on virtual stage v is computed. `set`: which of the stage's activations are used; each micro-batch in flight
+ * has a set. */
 static void model_enter_stage(Model *m, int v, int set) {
     m->stage = &m->table.stages[v];
     m->num_activations = m->training ? activations_of_stage(m->stage) : 1;
-    m->blocks = m->sets + m->first_set[v] + (m->training ? set * m->num_activations : 0);
+    m->blocks = m->in_flight + m->stage_begin[v] + (m->training ? set * m->num_activations : 0);
 }
 
 static inline BlockActivations *block_activations(const Model *m, int l) {
@@ -270,7 +270,7 @@ static int stage_has_loss(const Model *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
 
-/* Is the gradient of block l's input needed? Not if l is the first block and its embedding, on this rank, is frozen. */
+/* Is the gradient of block l's input needed? Not for block 0 if this rank has the embedding and it is frozen. */
 static int input_gradient_is_read(const Model *m, int l) {
     return l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
 }
@@ -304,7 +304,8 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
     s.q_doc = m->own_docs;
     s.k_doc = m->docs;
     s.q_offset = m->past;
-    if (m->cp->size > 1) { // this rank's queries are two halves, the second of which continues after a gap
+    if (m->cp->size >
+        1) { // queries of parts i and 2·cp - 1 - i of the sequence: under the causal mask all ranks have equal work
         s.q_offset = cp_position(m->cp, 0, m->T);
         s.q_split = m->T / 2;
         s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
@@ -312,8 +313,7 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
     return s;
 }
 
-/* Generation only: appends the new tokens' keys and values to block l's cache and returns those of all tokens so far.
- */
+/* Generation, B = 1: appends the new tokens' keys and values to block l's cache and returns those of all so far. */
 static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
@@ -342,7 +342,7 @@ static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, B
     KeyValue kv = m->kv_cache ? kv_cache_append(m, l, a->qkv) : cp_all_gather_kv(m->cp, a->qkv);
     AttentionShape shape = attention_shape(m, &kv);
     attention_forward(m->dev, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
-    floatX *partial = tp_partial(m->tp, m->sublayer_out);
+    floatX *partial = tp_partial(m->tp, m->sublayer_out); // tp 1: sublayer_out itself; else what is summed into it
     lora_linear_forward(&m->lora, partial, a->attn, &w->o, N);
     tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "attention output");
 }
@@ -384,7 +384,7 @@ static void block_forward(Model *m, int l) {
 }
 
 /* Activation checkpointing: recomputes what the block did not keep, into buffers that all such blocks share. The result
- * has the bits of the forward pass: there too, the norms were taken of the rounded residual stream, as stored. */
+ * has the bits of forward, whose norms also read the residual stream as it is stored, after rounding. */
 static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     if (a->keep == KEEP_ALL) return;
     m->dev->recomputing = 1;
@@ -393,7 +393,7 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
         attention_sublayer_forward(m, l, w, a);
         norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w->mlp_norm);
         mlp_gate_up_forward(m, w, a);
-        tp_keep_tokens(m->tp); // backward finds the gathered input of the MLP and does not gather it again
+        tp_keep_tokens(m->tp); // backward finds both gathered inputs and does not gather them again
     } else {
         norm_forward(m, a->mlp_norm, a->mlp_rstd, NULL, a->after_attention, NULL, w->mlp_norm);
     }
@@ -402,9 +402,9 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 }
 
 // ---------------------------------------------------------------------------
-// a block, backward. Each function goes through its forward, and through the norm that its forward begins with, from
-// the last line to the first. Gradients of weights are computed while a tensor-parallel collective of another gradient
-// runs, because nothing waits for them.
+// a block, backward. Each function undoes its forward from the last line to the first, and then the norm before it.
+// Only gradients of weights are moved: they are computed while a tensor-parallel collective of another gradient runs,
+// because nothing waits for them.
 //
 // m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
 // the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.
@@ -424,7 +424,7 @@ static void mlp_sublayer_backward(Model *m, const BlockWeights *w, BlockActivati
     floatX *partial = tp_partial(m->tp, m->d_norm);
     lora_linear_backward_input(&m->lora, partial, d_gate_up, &w->gate_up, N);
     tp_reduce_scatter_start(m->tp, "d MLP input");
-    lora_linear_backward_weight(&m->lora, d_out, a->swiglu, &w->down, N);
+    lora_linear_backward_weight(&m->lora, d_out, a->swiglu, &w->down, N); // before m->d_x changes, which d_out may be
     tp_reduce_scatter_wait(m->tp, m->d_norm);
     norm_backward(m, w->d_mlp_norm, a->after_attention, a->mlp_rstd, w->mlp_norm);
     tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
@@ -451,7 +451,7 @@ static void attention_sublayer_backward(Model *m, int l, const BlockWeights *w, 
     attention_backward(m->dev, m->d_qkv, dk, dv, m->d_attn, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
     rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
-    floatX *partial = input_gradient_is_read(m, l) ? tp_partial(m->tp, m->d_norm) : NULL;
+    floatX *partial = input_gradient_is_read(m, l) ? tp_partial(m->tp, m->d_norm) : NULL; // adapters: not for block 0
     lora_linear_backward_input(&m->lora, partial, m->d_qkv, &w->qkv, N);
     if (partial) tp_reduce_scatter_start(m->tp, "d attention input");
     lora_linear_backward_weight(&m->lora, d_out, a->attn, &w->o, N);
@@ -503,7 +503,7 @@ const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
         norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].after_attention,
                      m->sublayer_out, w->norm);
     else norm_forward(m, m->final_norm, m->final_rstd, NULL, x, NULL, w->norm);
-    return tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, m->final_norm, "head input");
+    return tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, m->final_norm, "head input"); // in attention's buffer
 }
 
 /* Backward of the head's matmul for tokens [first, first + count). m->logits has the gradients of their logits, which
@@ -583,7 +583,7 @@ static int stage_end(const Model *m) {
 }
 
 /* While `unit` computes, the units of blocks after it are all-gathered, one fewer than there are slots; while the last
- * one computes, the head. `unit` may also be the embedding, or first_unit - 1 before the first unit of the stage. */
+ * one computes, the head. Before the first of them `unit` is first_unit - 1, on the first stage the embedding. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
@@ -630,7 +630,7 @@ static void stage_blocks_forward(Model *m, ReshardPoint point) {
 }
 
 /* All blocks of the stage from the last to the first: m->d_x is the gradient of what the last one wrote, and becomes
- * that of what the first one read. While a unit computes, FSDP reduces the previous unit's gradients. */
+ * that of what the first one read. While a unit computes, FSDP reduces the gradients of the one after it. */
 static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
@@ -639,7 +639,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point)
         block_backward(m, l, micro_batch);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, point);
-        prefetch_backward(m, unit - 1);
+        prefetch_backward(m, unit - 1); // which computes next
         FsdpUnit *adapters = adapters_of(m, unit), *trained = adapters ? adapters : fsdp_unit(m, unit);
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
@@ -692,7 +692,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     if (pipeline->schedule.pp > 1) // another micro-batch may have overwritten its ids and targets
         feed_micro_batch(m, batch, step->micro_batch);
     int end = stage_end(m);
-    prefetch_backward(m, end);
+    prefetch_backward(m, end); // for the loss
     if (stage_has_loss(m)) {
         // In the last stage's schedule, a backward directly follows its forward: the head's input is still there.
         FsdpUnit *head = fsdp_unit(m, m->table.head);
@@ -758,8 +758,8 @@ static Keep block_keeps(const Model *m, int l) {
     return l % s->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
 }
 
-/* Allocates those buffers of a block that are kept from `first` to `last` (the middle column of BlockActivations); the
- * others are those of `shared`. */
+/* Allocates a block's buffers whose Keep (the middle column of BlockActivations) is in [first, last]; the others are
+ * those of `shared`. */
 static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
                                    const BlockActivations *shared) {
     const Llama3Config *c = &m->config;
@@ -782,26 +782,26 @@ static void block_activations_open(Model *m, BlockActivations *a, Keep first, Ke
     a->swiglu = activation(m, "SwiGLU output", N * c->F);
 }
 
-/* All sets of block activations: for training one for each block and micro-batch in flight, else a single one. */
+/* In training each micro-batch in flight has a set of BlockActivations, one for each block; else there is only one. */
 static void blocks_open(Model *m, const Schedule *schedule) {
     const BlockActivations nothing = ZERO;
     int stages = m->table.part.virtual_stages, count = m->training ? 0 : 1;
     Keep least = KEEP_ALL;
     for (int v = 0; v < stages && m->training; v++) {
         const Stage *stage = &m->table.stages[v];
-        m->first_set[v] = count;
+        m->stage_begin[v] = count;
         count += schedule->activation_sets[v] * activations_of_stage(stage);
         for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
             least = (Keep)min_i64(least, block_keeps(m, l));
     }
-    m->sets = new_array(BlockActivations, count);
+    m->in_flight = new_array(BlockActivations, count);
     if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
-    if (!m->training) block_activations_open(m, m->sets, KEEP_INPUT, KEEP_ALL, &nothing);
+    if (!m->training) block_activations_open(m, m->in_flight, KEEP_INPUT, KEEP_ALL, &nothing);
     for (int v = 0; v < stages && m->training; v++) {
         const Stage *stage = &m->table.stages[v];
         for (int i = 0; i < schedule->activation_sets[v] * activations_of_stage(stage); i++) {
             Keep keep = stage->num_blocks ? block_keeps(m, stage->first_block + i % stage->num_blocks) : KEEP_INPUT;
-            block_activations_open(m, &m->sets[m->first_set[v] + i], KEEP_INPUT, keep, &m->recomputed);
+            block_activations_open(m, &m->in_flight[m->stage_begin[v] + i], KEEP_INPUT, keep, &m->recomputed);
         }
     }
     model_enter_stage(m, 0, 0);
@@ -891,7 +891,7 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
 }
 
 static void model_close(Model *m) {
-    free(m->sets);
+    free(m->in_flight);
     table_close(&m->table);
 }
 
@@ -902,10 +902,10 @@ static void model_close(Model *m) {
 // (trainer_allocate).
 
 typedef struct {
-    Mesh mesh;
+    Mesh mesh; // sizes of the axes
     int rank;
     Device dev;
-    Comm comm;
+    Comm comm; // its groups of ranks, and their collectives
     Fsdp fsdp;
     TensorParallel tp;
     ContextParallel cp;
@@ -926,7 +926,7 @@ typedef struct Trainer {
     const struct Trainer *dry_run; // this rank's dry run; NULL: this is the dry run
     Model model;
     Parallel parallel;
-    SharedGradients shared_gradients;
+    SharedGradients shared_gradients; // of norms over tp, and of a tied embedding over pp
     Optimizer optimizer;
     Loader loader;
     CheckpointWriter writer;
@@ -934,7 +934,7 @@ typedef struct Trainer {
     Progress progress;    // steps, samples, updates and skipped updates so far
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
-    StepReports reports;           // what the ranks tell each other at the end of a step
+    StepReports reports;           // buffers for the ranks' StepReports, and for sums of losses and gradients
     int64_t saved_by_stage_before; // StageResult.saved of the recipe's stage before this one
     int is_checked;                // traffic and memory of a step were compared with those of the dry run
 
@@ -981,12 +981,12 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const RunSettings *run = &trainer->job->run;
     s->lr = learning_rate_at(&trainer->job->stage->rate, step); // of this stage of the recipe
     judge_outliers(&trainer->progress.outliers, run->outlier_window, s);
-    if (s->skipped) {
+    if (s->skipped) { // loss or gradient norm is not finite
         report_skip(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
         return;
     }
     if (skip_outlier(&trainer->reports, run, &trainer->progress, &trainer->logger, step, s)) return;
-    if (!s->targets && !trainer->parallel.dev.dry_run) return; // every target is masked: there is nothing to learn
+    if (!s->targets && !trainer->parallel.dev.dry_run) return; // nothing to learn; a dry run has no targets
     AdamW adam = {(float)s->lr, (float)run->beta1, (float)run->beta2, (float)run->eps, (float)run->weight_decay};
     double clip = clip_coefficient(run->clip, s->grad_norm), grad_scale = clip / (double)max_i64(1, s->targets);
     trainer->progress.updates++;
@@ -1000,7 +1000,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     Device *dev = &p->dev;
     double start = seconds_now();
     comm_clear_ledger(&p->comm);
-    int on_host = !is_timed(dev); // without a timeline nobody reads this span: the GPU need not measure it
+    int on_host = !is_timed(dev); // without a timeline, the host's clock will do
     Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, on_host);
     memory_events(dev); // the memory in use when the step begins, for the timeline
     StepBatch *batch = next_batch(trainer, start);
