@@ -299,10 +299,10 @@ static void test_culprits(void) {
 
 static void test_recording_time(void) {
     HeartbeatTable *b = heartbeats_open_threads(2, 1);
-    double start = seconds_now();
+    double start = processor_seconds();
     for (int i = 0; i < 1000000; i++)
         flight_start(b, heartbeat_at(b, 0), AXIS_FSDP, ALL_GATHER, "model.layers.12", 256, DTYPE_F32);
-    double took = (seconds_now() - start) * 1e3;
+    double took = (processor_seconds() - start) * 1e3;
     CHECK("a collective is recorded and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)",
           took);
     munmap(b, heartbeats_bytes(2));

@@ -15,12 +15,6 @@ static struct {
     double polling; // in calls of MPI_Test outside of waits, so far
 } witness;
 
-static double processor_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 int MPI_Test(MPI_Request *request, int *complete, MPI_Status *status) {
     double start = seconds_now();
     int waits = witness.incomplete && processor_seconds() - witness.cpu < longest_poll;
