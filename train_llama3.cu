@@ -1,11 +1,11 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
- * Read it from top to bottom: what a rank has of the model, a block forward and backward, embedding and head, a
- * pipeline stage under FSDP, the training step, validation, opening a rank, its dry run, the training loop, main. The
- * programs that generate, evaluate and convert include this file (programs/). Every piece of arithmetic is an op
- * (lib/ops/ops.h), every communication a collective or a message (lib/comm/comm.h), every buffer comes from an arena
- * (lib/device/device.h). So the same code also runs as a dry run, without arithmetic or memory, which predicts the
- * memory, FLOPs and traffic of any rank.
+ * Read it from top to bottom, or from train_step: it calls run_schedule, that stage_forward and stage_backward, these
+ * stage_blocks_forward and stage_blocks_backward, and these block_forward and block_backward. After the step come
+ * validation, memory, opening a rank, the dry run, the training loop and main. Programs that generate, evaluate or
+ * convert include this file (programs/). Every piece of arithmetic is an op (lib/ops/ops.h), every communication is in
+ * lib/comm/comm.h, every buffer comes from an arena (lib/device/device.h). So the same code also runs as a dry run,
+ * without arithmetic or memory, which predicts the memory, FLOPs and traffic of any rank.
  */
 #include "lib/io/output.h"      // defines: finish_results, flush_results, note_lost_progress
 #include "lib/device/device.h"  // defines: floatX (bf16 or fp32), Device, ExactSum (in any order), Span, arena_alloc
@@ -738,164 +738,6 @@ void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
 }
 
 // ---------------------------------------------------------------------------
-// the memory of the model
-
-static floatX *activation(Model *m, const char *name, int64_t elements) {
-    return arena_array(floatX, m->dev, MEM_ACTIVATIONS, name, elements);
-}
-static float *activation_fp32(Model *m, const char *name, int64_t elements) {
-    return arena_array(float, m->dev, MEM_ACTIVATIONS, name, elements);
-}
-static int32_t *activation_int32(Model *m, const char *name, int64_t elements) {
-    return arena_array(int32_t, m->dev, MEM_ACTIVATIONS, name, elements);
-}
-
-static Keep block_keeps(const Model *m, int l) {
-    const ModelSettings *s = &m->settings;
-    if (!m->training || s->recompute == RECOMPUTE_NONE) return KEEP_ALL;
-    if (s->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
-    if (s->recompute == RECOMPUTE_FULL) return KEEP_INPUT;
-    return l % s->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
-}
-
-/* Allocates a block's buffers whose Keep (the middle column of BlockActivations) is in [first, last]; the others are
- * those of `shared`. */
-static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
-                                   const BlockActivations *shared) {
-    const Llama3Config *c = &m->config;
-    int64_t n = m->tp->tokens, N = (int64_t)m->B * m->T;
-    *a = *shared;
-    a->keep = last;
-    if (first == KEEP_INPUT) a->x = activation(m, "residual stream", n * c->C);
-    if (first <= KEEP_MATMULS && last >= KEEP_MATMULS) {
-        a->qkv = activation(m, "queries, keys, values", N * qkv_width(c));
-        a->attn = activation(m, "attention output", N * c->NH * c->HD);
-        a->lse = activation_fp32(m, "softmax denominators", N * c->NH);
-        a->after_attention = activation(m, "residual stream", n * c->C);
-        a->gate_up = activation(m, "gate and up", 2 * N * c->F);
-    }
-    if (last < KEEP_ALL) return;
-    a->attn_norm = activation(m, "attention norm", n * c->C);
-    a->attn_rstd = activation_fp32(m, "1/rms", n);
-    a->mlp_norm = activation(m, "MLP norm", n * c->C);
-    a->mlp_rstd = activation_fp32(m, "1/rms", n);
-    a->swiglu = activation(m, "SwiGLU output", N * c->F);
-}
-
-/* In training each micro-batch in flight has a set of BlockActivations, one for each block; else there is only one. */
-static void blocks_open(Model *m, const Schedule *schedule) {
-    const BlockActivations nothing = ZERO;
-    int stages = m->table.part.virtual_stages, count = m->training ? 0 : 1;
-    Keep least = KEEP_ALL;
-    for (int v = 0; v < stages && m->training; v++) {
-        const Stage *stage = &m->table.stages[v];
-        m->stage_begin[v] = count;
-        count += schedule->activation_sets[v] * activations_of_stage(stage);
-        for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
-            least = (Keep)min_i64(least, block_keeps(m, l));
-    }
-    m->in_flight = new_array(BlockActivations, count);
-    if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
-    if (!m->training) block_activations_open(m, m->in_flight, KEEP_INPUT, KEEP_ALL, &nothing);
-    for (int v = 0; v < stages && m->training; v++) {
-        const Stage *stage = &m->table.stages[v];
-        for (int i = 0; i < schedule->activation_sets[v] * activations_of_stage(stage); i++) {
-            Keep keep = stage->num_blocks ? block_keeps(m, stage->first_block + i % stage->num_blocks) : KEEP_INPUT;
-            block_activations_open(m, &m->in_flight[m->stage_begin[v] + i], KEEP_INPUT, keep, &m->recomputed);
-        }
-    }
-    model_enter_stage(m, 0, 0);
-}
-
-/* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
- * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
-static void logits_open(Model *m) {
-    int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
-    int64_t rows = m->settings.logit_rows;
-    if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
-    m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
-    int64_t bytes = 0;
-    if (m->training) {
-        m->fp32_rows = (int)max_i64(1, m->logit_rows * (int64_t)sizeof(floatX) / (int64_t)sizeof(float));
-        bytes = m->logit_rows * logits_stride(m->config.V) * (int64_t)sizeof(floatX);
-    }
-    bytes = max_i64(bytes, m->fp32_rows * (int64_t)m->config.V * (int64_t)sizeof(float));
-    m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
-}
-
-static void head_open(Model *m) {
-    const Llama3Config *c = &m->config;
-    int64_t n = m->tp->tokens, all = n * m->tp->size;
-    m->final_x = activation(m, "residual stream", n * c->C);
-    m->final_norm = activation(m, "final norm", n * c->C);
-    m->final_rstd = activation_fp32(m, "1/rms", n);
-    m->losses = activation_fp32(m, "losses", all);
-    m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
-    logits_open(m);
-    device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
-    if (m->training && m->settings.z_loss > 0) {
-        m->z_loss.weight = m->settings.z_loss;
-        m->z_loss.losses = activation_fp32(m, "z-losses", all);
-        device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
-    }
-    tp_open_loss(m->tp, m->logit_rows, m->softmax_statistics);
-}
-
-/* The rotation of every position, and the positions of this rank's tokens. */
-static void positions_open(Model *m, int count) {
-    const Llama3Config *c = &m->config;
-    m->cos_sin = activation_fp32(m, "rotation table", (int64_t)m->num_positions * c->HD);
-    m->positions = activation_int32(m, "positions", count);
-    if (m->dev->dry_run) return;
-    size_t table = sizeof(float) * m->num_positions * c->HD;
-    float *cos_sin = (float *)checked_malloc(table);
-    int32_t *positions = new_array(int32_t, count);
-    rope_table(cos_sin, c, m->num_positions);
-    for (int t = 0; t < count; t++) positions[t] = cp_position(m->cp, t, m->T);
-    device_write(m->dev, m->cos_sin, cos_sin, table);
-    device_write(m->dev, m->positions, positions, sizeof(int32_t) * count);
-    free(cos_sin);
-    free(positions);
-}
-
-/* Buffers for micro-batches of B sequences, of which this rank has T tokens each. cached > 0: generation, with a cache
- * for the keys and values of that many positions. */
-static void model_open(Model *m, const Schedule *schedule, int B, int T, int cached) {
-    const Llama3Config *c = &m->config;
-    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
-    int first_token_id = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
-    tp_open(m->tp, m->fsdp->comm, (int)N, c->C, first_token_id, m->training);
-    cp_open(m->cp, m->fsdp->comm, B, T, Q, KV, m->training);
-    model_set_tokens(m, B, T, 0);
-    int64_t n = m->tp->tokens;
-    blocks_open(m, schedule);
-    m->sublayer_out = activation(m, "sublayer output", n * c->C);
-    if (m->table.embed >= 0) m->ids = activation_int32(m, "token ids", N);
-    if (m->settings.doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
-    m->own_docs = m->docs;
-    if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
-    if (m->table.head >= 0) head_open(m);
-    if (m->training) {
-        m->d_x = activation(m, "d residual stream", n * c->C);
-        m->d_norm = activation(m, "d norm", n * c->C);
-        m->d_qkv = activation(m, "d queries, keys, values", N * qkv_width(c));
-        m->d_attn = activation(m, "d attention output", N * Q);
-        m->d_swiglu = activation(m, "d SwiGLU output", N * c->F);
-    }
-    lora_open(&m->lora, m->dev, c, N, m->training);
-    m->num_positions = cached ? cached : T * m->cp->size;
-    positions_open(m, cached ? cached : T);
-    if (!cached) return;
-    m->kv_cache = activation(m, "cached keys and values", (int64_t)c->L * cached * 2 * KV);
-    m->next_logits = arena_array(float, m->dev, MEM_HOST, "next token's logits", c->V);
-}
-
-static void model_close(Model *m) {
-    free(m->in_flight);
-    table_close(&m->table);
-}
-
-// ---------------------------------------------------------------------------
 // a rank: its place in the mesh, its device and communicators, its shards and everything that it trains with
 //
 // A Trainer is bound to its rank (trainer_bind), then allocated on a dry-run device or on a real one by the same code
@@ -1099,6 +941,164 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
     double bytes = (double)data->target_bytes * ((double)total.targets / (double)data->targets);
     Evaluation e = {total.loss, total.targets, bytes > 0 ? bits / bytes : NAN};
     return e;
+}
+
+// ---------------------------------------------------------------------------
+// the memory of the model
+
+static floatX *activation(Model *m, const char *name, int64_t elements) {
+    return arena_array(floatX, m->dev, MEM_ACTIVATIONS, name, elements);
+}
+static float *activation_fp32(Model *m, const char *name, int64_t elements) {
+    return arena_array(float, m->dev, MEM_ACTIVATIONS, name, elements);
+}
+static int32_t *activation_int32(Model *m, const char *name, int64_t elements) {
+    return arena_array(int32_t, m->dev, MEM_ACTIVATIONS, name, elements);
+}
+
+static Keep block_keeps(const Model *m, int l) {
+    const ModelSettings *s = &m->settings;
+    if (!m->training || s->recompute == RECOMPUTE_NONE) return KEEP_ALL;
+    if (s->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
+    if (s->recompute == RECOMPUTE_FULL) return KEEP_INPUT;
+    return l % s->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
+}
+
+/* Allocates a block's buffers whose Keep (the middle column of BlockActivations) is in [first, last]; the others are
+ * those of `shared`. */
+static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
+                                   const BlockActivations *shared) {
+    const Llama3Config *c = &m->config;
+    int64_t n = m->tp->tokens, N = (int64_t)m->B * m->T;
+    *a = *shared;
+    a->keep = last;
+    if (first == KEEP_INPUT) a->x = activation(m, "residual stream", n * c->C);
+    if (first <= KEEP_MATMULS && last >= KEEP_MATMULS) {
+        a->qkv = activation(m, "queries, keys, values", N * qkv_width(c));
+        a->attn = activation(m, "attention output", N * c->NH * c->HD);
+        a->lse = activation_fp32(m, "softmax denominators", N * c->NH);
+        a->after_attention = activation(m, "residual stream", n * c->C);
+        a->gate_up = activation(m, "gate and up", 2 * N * c->F);
+    }
+    if (last < KEEP_ALL) return;
+    a->attn_norm = activation(m, "attention norm", n * c->C);
+    a->attn_rstd = activation_fp32(m, "1/rms", n);
+    a->mlp_norm = activation(m, "MLP norm", n * c->C);
+    a->mlp_rstd = activation_fp32(m, "1/rms", n);
+    a->swiglu = activation(m, "SwiGLU output", N * c->F);
+}
+
+/* In training each micro-batch in flight has a set of BlockActivations, one for each block; else there is only one. */
+static void blocks_open(Model *m, const Schedule *schedule) {
+    const BlockActivations nothing = ZERO;
+    int stages = m->table.part.virtual_stages, count = m->training ? 0 : 1;
+    Keep least = KEEP_ALL;
+    for (int v = 0; v < stages && m->training; v++) {
+        const Stage *stage = &m->table.stages[v];
+        m->stage_begin[v] = count;
+        count += schedule->activation_sets[v] * activations_of_stage(stage);
+        for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
+            least = (Keep)min_i64(least, block_keeps(m, l));
+    }
+    m->in_flight = new_array(BlockActivations, count);
+    if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
+    if (!m->training) block_activations_open(m, m->in_flight, KEEP_INPUT, KEEP_ALL, &nothing);
+    for (int v = 0; v < stages && m->training; v++) {
+        const Stage *stage = &m->table.stages[v];
+        for (int i = 0; i < schedule->activation_sets[v] * activations_of_stage(stage); i++) {
+            Keep keep = stage->num_blocks ? block_keeps(m, stage->first_block + i % stage->num_blocks) : KEEP_INPUT;
+            block_activations_open(m, &m->in_flight[m->stage_begin[v] + i], KEEP_INPUT, keep, &m->recomputed);
+        }
+    }
+    model_enter_stage(m, 0, 0);
+}
+
+/* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
+ * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
+static void logits_open(Model *m) {
+    int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
+    int64_t rows = m->settings.logit_rows;
+    if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
+    m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
+    int64_t bytes = 0;
+    if (m->training) {
+        m->fp32_rows = (int)max_i64(1, m->logit_rows * (int64_t)sizeof(floatX) / (int64_t)sizeof(float));
+        bytes = m->logit_rows * logits_stride(m->config.V) * (int64_t)sizeof(floatX);
+    }
+    bytes = max_i64(bytes, m->fp32_rows * (int64_t)m->config.V * (int64_t)sizeof(float));
+    m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
+}
+
+static void head_open(Model *m) {
+    const Llama3Config *c = &m->config;
+    int64_t n = m->tp->tokens, all = n * m->tp->size;
+    m->final_x = activation(m, "residual stream", n * c->C);
+    m->final_norm = activation(m, "final norm", n * c->C);
+    m->final_rstd = activation_fp32(m, "1/rms", n);
+    m->losses = activation_fp32(m, "losses", all);
+    m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
+    logits_open(m);
+    device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
+    if (m->training && m->settings.z_loss > 0) {
+        m->z_loss.weight = m->settings.z_loss;
+        m->z_loss.losses = activation_fp32(m, "z-losses", all);
+        device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
+    }
+    tp_open_loss(m->tp, m->logit_rows, m->softmax_statistics);
+}
+
+/* The rotation of every position, and the positions of this rank's tokens. */
+static void positions_open(Model *m, int count) {
+    const Llama3Config *c = &m->config;
+    m->cos_sin = activation_fp32(m, "rotation table", (int64_t)m->num_positions * c->HD);
+    m->positions = activation_int32(m, "positions", count);
+    if (m->dev->dry_run) return;
+    size_t table = sizeof(float) * m->num_positions * c->HD;
+    float *cos_sin = (float *)checked_malloc(table);
+    int32_t *positions = new_array(int32_t, count);
+    rope_table(cos_sin, c, m->num_positions);
+    for (int t = 0; t < count; t++) positions[t] = cp_position(m->cp, t, m->T);
+    device_write(m->dev, m->cos_sin, cos_sin, table);
+    device_write(m->dev, m->positions, positions, sizeof(int32_t) * count);
+    free(cos_sin);
+    free(positions);
+}
+
+/* Buffers for micro-batches of B sequences, of which this rank has T tokens each. cached > 0: generation, with a cache
+ * for the keys and values of that many positions. */
+static void model_open(Model *m, const Schedule *schedule, int B, int T, int cached) {
+    const Llama3Config *c = &m->config;
+    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
+    int first_token_id = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
+    tp_open(m->tp, m->fsdp->comm, (int)N, c->C, first_token_id, m->training);
+    cp_open(m->cp, m->fsdp->comm, B, T, Q, KV, m->training);
+    model_set_tokens(m, B, T, 0);
+    int64_t n = m->tp->tokens;
+    blocks_open(m, schedule);
+    m->sublayer_out = activation(m, "sublayer output", n * c->C);
+    if (m->table.embed >= 0) m->ids = activation_int32(m, "token ids", N);
+    if (m->settings.doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
+    m->own_docs = m->docs;
+    if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
+    if (m->table.head >= 0) head_open(m);
+    if (m->training) {
+        m->d_x = activation(m, "d residual stream", n * c->C);
+        m->d_norm = activation(m, "d norm", n * c->C);
+        m->d_qkv = activation(m, "d queries, keys, values", N * qkv_width(c));
+        m->d_attn = activation(m, "d attention output", N * Q);
+        m->d_swiglu = activation(m, "d SwiGLU output", N * c->F);
+    }
+    lora_open(&m->lora, m->dev, c, N, m->training);
+    m->num_positions = cached ? cached : T * m->cp->size;
+    positions_open(m, cached ? cached : T);
+    if (!cached) return;
+    m->kv_cache = activation(m, "cached keys and values", (int64_t)c->L * cached * 2 * KV);
+    m->next_logits = arena_array(float, m->dev, MEM_HOST, "next token's logits", c->V);
+}
+
+static void model_close(Model *m) {
+    free(m->in_flight);
+    table_close(&m->table);
 }
 
 // ---------------------------------------------------------------------------
