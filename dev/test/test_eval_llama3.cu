@@ -62,9 +62,26 @@ static void compare_mesh_evaluation(int tied) {
     }
 }
 
+static void open_evaluation(void *arguments) { make_job((const char *)arguments, 1, &transport_threads); }
+
+/* A token file that says that windows of 16 tokens hold several conversations. */
+static void test_packed_evaluation(void) {
+    char arguments[1024];
+    uint32_t flags = 16 << TOKEN_FILE_WINDOW_SHIFT;
+    const char *path = strdup(make_token_file("packed.tok", 3201, 64, 0));
+    FILE *f = fopen(path, "r+b");
+    fseek(f, offsetof(TokenFileHeader, flags), SEEK_SET);
+    fwrite(&flags, sizeof flags, 1, f);
+    fclose(f);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --eval %s --seq 16 --batch 3", FIXTURES, path);
+    expect_user_error("packed conversations are refused for evaluation, too", open_evaluation, arguments,
+                      "add --doc-mask");
+}
+
 static void test_evaluation(void) {
     test_layouts_of_evaluation();
     if (CUDA_BUILD) return; // the rest starts child processes
+    test_packed_evaluation();
     for (int tied = 0; tied < 2; tied++)
         if (!is_short || tied == (sizeof(floatX) == 2)) compare_mesh_evaluation(tied);
 }

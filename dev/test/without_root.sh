@@ -59,12 +59,12 @@ refuses "make without root and libraries says how to get them" "fetch_libraries.
 refuses "make deps without root says it too" "without root|Without root" make deps
 refuses "DEPS that names no libraries is an error" "DEPS=.*expected a directory" make DEPS=/nowhere
 works "fetch_libraries.sh" dev/fetch_libraries.sh "$work/libraries"
-works "make DEPS=DIR" make DEPS="$work/libraries" train_llama3 plan_llama3
-found=$(as_user ldd ./train_llama3)
+works "make DEPS=DIR" make DEPS="$work/libraries" train_llama3 plan_llama3 tokens_llama3
+found=$(as_user ldd ./train_llama3 ./tokens_llama3)
 for library in libcjson libpcre2 libz libdnnl libOpenCL; do
-    name="the program finds $library there"
-    if grep -qE "$library.* => $work/libraries/" <<<"$found"; then pass "$name" "$(grep $library <<<"$found")"
-    else fail "$name" "$(grep $library <<<"$found" || echo "it is not among the program's libraries")"; fi
+    name="the programs find $library there"
+    if grep -qE "$library.* => $work/libraries/" <<<"$found"; then pass "$name" "$(grep -m1 $library <<<"$found")"
+    else fail "$name" "$(grep $library <<<"$found" || echo "it is not among the programs' libraries")"; fi
 done
 works "make demo" env STEPS=20 VAL_EVERY=20 make DEPS="$work/libraries" demo
 echo
