@@ -10,11 +10,11 @@
 #include "lib/comm/comm.h" // defines: Comm, Device, Request, all_gather_start, comm_wait
 #include "lib/ops/ops.h"   // defines: sum_pieces
 
-/* Keys and values as attention reads them: of `tokens` tokens of each sequence, `stride` elements apart. */
+/* Keys and values as attention reads them. */
 typedef struct {
     const floatX *k, *v; // (B, tokens, NKV, HD)
-    int64_t stride;
-    int tokens;
+    int64_t stride;      // elements from one token's keys (or values) to the next token's
+    int tokens;          // tokens of each sequence
 } KeyValue;
 
 typedef struct {
@@ -22,12 +22,12 @@ typedef struct {
     Device *dev;
     int size, rank; // of the cp group
     int B, T;       // sequences of a micro-batch; this rank's tokens of each
-    int64_t Q, KV;  // NH·HD and NKV·HD: a token's queries, its keys (or values)
-    // Buffers; NULL if size = 1. The reduce-scatter in backward reuses the first three for gradients.
-    floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens; then their summed gradients
-    floatX *of_ranks;   // (size, B, T, 2·KV) those of all ranks, in the order of ranks; then d_sequence in that order
-    floatX *sequence;   // (B, T·size, 2·KV) of_ranks in the order of the sequence; then received gradients
-    floatX *d_sequence; // (B, T·size, 2·KV) their gradients from this rank's queries; NULL when not training
+    int64_t Q, KV;  // elements of a token's queries, NH·HD, and of its keys or its values, NKV·HD
+    // Buffers; NULL if size = 1. "Later" is in cp_reduce_scatter_kv, which reuses the first three for gradients.
+    floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens; later the sum of their gradients
+    floatX *of_ranks;   // (size, B, T, 2·KV) `own` of all ranks, in the order of ranks; later d_sequence in that order
+    floatX *sequence;   // (B, T·size, 2·KV) of_ranks in the order of the sequence; later the received gradients
+    floatX *d_sequence; // (B, T·size, 2·KV) gradient of `sequence` from this rank's queries; NULL when not training
     Request request;
 } ContextParallel;
 
@@ -66,8 +66,8 @@ static int cp_position(const ContextParallel *cp, int t, int T) {
     return t < half ? cp->rank * half + t : (2 * cp->size - 1 - cp->rank) * half + t - half;
 }
 
-/* Copies the tokens that rank i of a cp group of `ranks` computes, of a whole sequence of `length` tokens. `selected`
- * (length / ranks) may be `sequence` itself. */
+/* selected (length / ranks) = the tokens of `sequence` (length) that rank i of a cp group of `ranks` ranks computes.
+ * `selected` may be `sequence` itself. */
 static void cp_select_halves(int32_t *selected, const int32_t *sequence, int length, int ranks, int i) {
     int half = length / (2 * ranks);
     size_t bytes = sizeof(int32_t) * half;
@@ -75,11 +75,11 @@ static void cp_select_halves(int32_t *selected, const int32_t *sequence, int len
     memmove(selected + half, sequence + (int64_t)(2 * ranks - 1 - i) * half, bytes);
 }
 
-/* Copies keys and values from the order of ranks, cp->of_ranks (size, B, 2 halves), to that of the sequence, (B, 2·size
- * parts), or back. */
+/* Copies keys and values, or gradients, between cp->of_ranks (size, B, T, 2·KV) and `sequence` (B, T·size, 2·KV).
+ * Each half of a rank's T tokens is one of the 2·size parts of the sequence. */
 enum { CP_TO_SEQUENCE, CP_TO_RANKS };
 static void cp_reorder(ContextParallel *cp, floatX *sequence, int direction) {
-    size_t half = sizeof(floatX) * (cp->T / 2) * 2 * cp->KV; // bytes
+    size_t half = sizeof(floatX) * (cp->T / 2) * 2 * cp->KV; // bytes of one part
     size_t rank_stride = 2 * half, sequence_stride = rank_stride * cp->size;
     for (int rank = 0; rank < cp->size; rank++)
         for (int second = 0; second < 2; second++) {
@@ -102,7 +102,7 @@ static void cp_all_gather_start(ContextParallel *cp, const floatX *qkv /* (B·T,
     device_copy_rows(cp->dev, cp->own, row, qkv + cp->Q, qkv_row, row, N);
     all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks, 2 * cp->KV * N, FLOATX);
 }
-static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as started */) {
+static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as given to cp_all_gather_start */) {
     KeyValue own = {qkv + cp->Q, qkv + cp->Q + cp->KV, cp->Q + 2 * cp->KV, cp->T};
     if (cp->size == 1) return own;
     comm_wait(cp->comm, &cp->request);
@@ -111,8 +111,8 @@ static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as 
     return all;
 }
 
-/* Returns the keys and values of all tokens of the sequence, from each rank's rows of queries, keys and values. Valid
- * until the next cp_all_gather_kv or cp_reduce_scatter_kv. */
+/* All-gathers the keys and values in each rank's qkv and returns those of all tokens of the sequence. They are valid
+ * until the next cp_all_gather_kv or cp_reduce_scatter_kv; with one rank they are those in qkv itself. */
 static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
     cp_all_gather_start(cp, qkv);
     return cp_all_gather_wait(cp, qkv);
@@ -121,8 +121,8 @@ static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T
 // ---------------------------------------------------------------------------
 // after attention's backward: the gradients of this rank's keys and values
 
-/* Where attention_backward shall write the gradients of the keys; those of the values follow KV elements later. With
- * one rank that is their place in d_qkv. */
+/* Returns where attention_backward writes the gradient of the keys; that of the values begins KV elements after it.
+ * With one rank both are columns of d_qkv (B·T, Q + 2·KV). */
 static floatX *cp_key_gradient(ContextParallel *cp, floatX *d_qkv) {
     return cp->size == 1 ? d_qkv + cp->Q : cp->d_sequence;
 }
@@ -137,14 +137,14 @@ static void cp_reduce_scatter_start(ContextParallel *cp) {
 static void cp_reduce_scatter_wait(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
     size_t row = sizeof(floatX) * 2 * cp->KV, qkv_row = sizeof(floatX) * (cp->Q + 2 * cp->KV);
     int N = cp->B * cp->T;
-    floatX *pieces = cp->sequence; // (size, B, T, 2·KV) what the queries of each rank contribute
+    floatX *pieces = cp->sequence; // (size, B, T, 2·KV) gradients of this rank's tokens from each rank's queries
     if (cp->size == 1) return;
     comm_wait(cp->comm, &cp->request);
     sum_pieces(cp->dev, cp->own, pieces, cp->size, 2 * cp->KV * N);
     device_copy_rows(cp->dev, d_qkv + cp->Q, qkv_row, cp->own, row, row, N);
 }
 
-/* Sums the gradients of this rank's keys and values over the queries of all ranks, into their columns of d_qkv. */
+/* Writes the gradients of this rank's keys and values, summed over the queries of all ranks, to columns of d_qkv. */
 static void cp_reduce_scatter_kv(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
     cp_reduce_scatter_start(cp);
     cp_reduce_scatter_wait(cp, d_qkv);

@@ -1,9 +1,9 @@
 /* lora.h: linear layers with LoRA adapters (Hu et al. 2021).
  *
- * A linear layer computes y = x W^T. An adapter leaves W frozen and trains two small matrices, A (rank, IC) and B (OC,
- * rank), that add to it: y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one matmul (Q, K and V;
- * gate and up) have an adapter each. Without adapters each call is the matmul alone. In the comments on parameters, "="
- * after a shape means that the call overwrites the tensor.
+ * A linear layer computes y = x W^T from x (N, IC) and W (OC, IC). An adapter leaves W frozen and trains two small
+ * matrices, A (rank, IC) and B (OC, rank): y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one
+ * matmul (Q, K and V; gate and up) have an adapter each. Without adapters each function is the matmul alone. In the
+ * comments on parameters, "=" after a shape means that the call overwrites the tensor.
  */
 #ifndef LORA_H
 #define LORA_H
@@ -13,18 +13,18 @@
 typedef struct {
     const floatX *a;     // (rank, IC)
     const floatX *b;     // (outputs, rank)
-    float *d_a, *d_b;    // their gradients; NULL in forward
-    int column, outputs; // it adds to columns [column, column + outputs) of the layer's output (N, OC)
-    int target;          // index in lora_targets, and of its part of Lora.d_hidden
+    float *d_a, *d_b;    // gradients of a and b; NULL in forward
+    int column, outputs; // the adapter adds to columns [column, column + outputs) of the layer's output (N, OC)
+    int target;          // index in lora_targets (llama3.h), and in the first dimension of Lora.d_hidden
 } Adapter;
 
 enum { MAX_FUSED = 3 }; // matrices in one matmul
 
 typedef struct {
     const floatX *w; // (OC, IC)
-    float *d_w;      // (OC, IC) its gradient; NULL if frozen, and in forward
+    float *d_w;      // (OC, IC) gradient of w; NULL if w is frozen, and in forward
     int accumulates; // backward adds to d_w and the adapters' gradients; 0: it overwrites them
-    int IC, OC;
+    int IC, OC;      // widths of the layer's input and output
     int num_adapters;
     Adapter adapters[MAX_FUSED];
 } Linear;
@@ -34,7 +34,7 @@ typedef struct {
     int rank;         // 0: there are no adapters
     float scale;      // alpha / rank
     floatX *hidden;   // (N, rank) scale · x A^T
-    floatX *d_hidden; // (LORA_TARGETS, N, rank) backward: the gradient of x A^T of each adapter; NULL when not training
+    floatX *d_hidden; // (LORA_TARGETS, N, rank) gradient of each adapter's x A^T; NULL when not training
 } Lora;
 
 /* Allocates for micro-batches of up to N tokens. */
@@ -66,12 +66,12 @@ static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, cons
     }
 }
 
-/* (N, rank) the gradient of an adapter's x A^T. */
+/* The buffer (N, rank) for the gradient of an adapter's x A^T. */
 static floatX *adapter_d_hidden(const Lora *lora, const Adapter *adapter, int N) {
     return lora->d_hidden + (int64_t)adapter->target * N * lora->rank;
 }
 
-/* The gradient of the layer's input; dx NULL: nothing reads it. lora_linear_backward_weight comes after it. */
+/* dx = the gradient of the layer's input; NULL: not needed. Also computes d_hidden for lora_linear_backward_weight. */
 static void lora_linear_backward_input(const Lora *lora, floatX *dx /* (N,IC) = */, const floatX *dy /* (N,OC) */,
                                        const Linear *layer, int N) {
     Device *dev = lora->dev;
@@ -86,8 +86,8 @@ static void lora_linear_backward_input(const Lora *lora, floatX *dx /* (N,IC) = 
     }
 }
 
-/* The gradients of the layer's weights. The hidden rows are recomputed: keeping them would take N · rank values for
- * every layer. */
+/* The gradients of the layer's weights. lora->hidden is recomputed: to keep it would take N · rank elements for every
+ * adapter. */
 static void lora_linear_backward_weight(const Lora *lora, const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */,
                                         const Linear *layer, int N) {
     Device *dev = lora->dev;

@@ -1,11 +1,11 @@
 /* pipeline_parallel.h: the messages between pipeline stages: activations forward, their gradients backward.
  *
- * pipeline_schedule.h says which micro-batch a rank computes when. A message is a micro-batch's residual stream,
- * (n, C), n = tokens of this rank. On GPUs each direction between two neighbours has two streams, and over NCCL two
- * communicators, that messages use in turn. One queue for all messages would be correct, but a late message would delay
- * the others: in a simulation of Llama 3 405B on 8,192 GPUs a step takes 14 % longer. With one for each direction, a
- * receive that is started early cannot begin before the previous one has ended, and NCCL begins no later collective
- * either: on 512 GPUs a step takes 29 % longer (dev/results/overlap.md).
+ * pipeline_schedule.h says which micro-batch a rank computes when. A message is a micro-batch's residual stream, or its
+ * gradient: (n, C), n = this rank's tokens. On GPUs each direction between two neighbours has two streams, and over
+ * NCCL two communicators; successive messages alternate between them. One stream for all messages would be correct, but
+ * a late message would delay the others: in a simulation of Llama 3 405B on 8,192 GPUs a step takes 14 % longer. With
+ * one for each direction, a receive that is started early cannot begin before the previous receive has ended, and until
+ * then NCCL begins no later collective: on 512 GPUs a step takes 29 % longer (dev/results/overlap.md).
  */
 #ifndef PIPELINE_PARALLEL_H
 #define PIPELINE_PARALLEL_H
@@ -22,13 +22,13 @@ typedef char MessageName[48];
 typedef struct {
     Schedule schedule;
     Comm *comm;
-    int64_t message_elements;
-    PipelineMessage *in[2];    // (schedule.receive_buffers[kind]) inputs of forwards and of backwards
-    PipelineMessage out[2][2]; // outputs of each kind: one is written while the previous one is sent
-    int receives_started;      // in this training step
-    int turn[4];               // of each direction: which of its two streams the last message used
-    int64_t sent[2];           // messages of each kind since the last training step; the parity chooses the buffer
-    MessageName *names;        // (2 kinds, virtual stages, received or sent, micro-batches)
+    int64_t message_elements;  // n·C
+    PipelineMessage *in[2];    // [kind] (schedule.receive_buffers[kind]) received inputs of forwards, and of backwards
+    PipelineMessage out[2][2]; // [kind][buffer]: one output is written while the previous one is sent
+    int receives_started;      // in this training step so far
+    int turn[4];               // of sends and receives, for each neighbour: 1 if the last used the first stream
+    int64_t sent[2];    // outputs of each kind since the last pipeline_finish; the parity chooses the buffer in `out`
+    MessageName *names; // [kind][virtual stage][is_sent][micro-batch]
 } Pipeline;
 
 /* "activations 3 to stage 5" for micro-batch 3. Sender and receiver give a message the same name. */
@@ -43,7 +43,7 @@ static const char *message_name(Pipeline *p, const PipelineStep *step, int is_se
     return name;
 }
 
-/* The stream for the next message of a direction; `first` is the first of its two streams. */
+/* The stream for the next message to or from a neighbour. `first`: the first of the two that these messages use. */
 static StreamKind next_stream(Pipeline *p, StreamKind first) {
     int *turn = &p->turn[first - STREAM_SEND_NEXT];
     *turn = !*turn;
@@ -54,14 +54,14 @@ static void pipeline_start_receive(Pipeline *p, const PipelineStep *step) {
     Device *dev = p->comm->dev;
     PipelineMessage *in = &p->in[step->kind][step->receive_buffer];
     StreamKind on = next_stream(p, step->kind == PIPE_FORWARD ? STREAM_RECEIVE_PREVIOUS : STREAM_RECEIVE_NEXT);
-    device_wait_stream(dev, on, STREAM_COMPUTE); // until it has copied the buffer's previous message
+    device_wait_stream(dev, on, STREAM_COMPUTE); // which copies the previous message out of this buffer
     StreamKind before = device_set_stream(dev, on);
     receive_start(p->comm, &in->request, AXIS_PP, pipeline_source(&p->schedule, step), message_name(p, step, 0),
                   in->data, p->message_elements, FLOATX);
     device_set_stream(dev, before);
 }
 
-/* Before a step: starts the receives that the schedule wants to be under way by now. */
+/* Called before each step of the schedule: starts the receives that the schedule places before this step. */
 static void pipeline_start_receives(Pipeline *p, const PipelineStep *step) {
     const Schedule *s = &p->schedule;
     for (; p->receives_started < step->receives_started; p->receives_started++)
@@ -77,8 +77,8 @@ static void pipeline_receive(Pipeline *p, const PipelineStep *step, floatX *to) 
     device_copy(p->comm->dev, to, in->data, sizeof(floatX) * p->message_elements);
 }
 
-/* The message into which a step writes its output; pipeline_send sends it. Waits until the message before the previous
- * one, which used the same buffer, is sent. */
+/* Returns the message into which a step writes its output, and which pipeline_send then sends. The two buffers of a
+ * kind alternate, so this first waits until the buffer's last message is sent. */
 static PipelineMessage *pipeline_output(Pipeline *p, const PipelineStep *step) {
     PipelineMessage *out = &p->out[step->kind][p->sent[step->kind] % 2];
     p->sent[step->kind]++;
@@ -104,7 +104,7 @@ static void pipeline_finish(Pipeline *p) {
     p->receives_started = 0;
 }
 
-/* p->schedule is open. A pipeline of one rank needs no buffers. */
+/* p->schedule must be open already: its receive_buffers are allocated here. A pipeline of one rank has no buffers. */
 static void pipeline_open(Pipeline *p, Comm *comm, int64_t message_elements) {
     const Schedule *s = &p->schedule;
     Device *dev = comm->dev;

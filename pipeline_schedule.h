@@ -1,32 +1,33 @@
 /* pipeline_schedule.h: which micro-batch each rank of a pipeline computes when: 1F1B and interleaved 1F1B.
  *
- * The model's blocks are cut into P * V stages for P ranks: virtual stage v of rank p is stage v * P + p, so an
- * activation passes from rank to rank in a ring, and its gradient the other way. A caller may rely on: a stage's
- * backwards come in the order of micro-batches, so that their sum has the same bits as on one rank; on the last stage a
- * backward follows its forward at once; and no two ranks wait for each other (see schedule_open).
+ * The model's blocks are cut into P * V stages for P ranks: virtual stage v of rank p is stage v * P + p. Activations
+ * pass from rank to rank in a ring, gradients in the opposite direction. A caller may rely on: a stage's backwards come
+ * in the order of micro-batches, so that gradients are added in the same order as on one rank; on the last stage each
+ * backward directly follows its forward; and ranks cannot deadlock (see schedule_receives).
  */
 #ifndef PIPELINE_SCHEDULE_H
 #define PIPELINE_SCHEDULE_H
 #include "lib/device/base.h"
 
-/* Each rank runs forwards until the pipeline is full (warm-up), then one forward and one backward in turn (1F1B), then
- * the remaining backwards. 3 ranks with one stage each, 5 micro-batches:
+/* Each rank runs forwards until the pipeline is full (warm-up), then alternates between one forward and one backward
+ * (1F1B), then runs the remaining backwards (Narayanan et al. 2021, section 2.2; Llama 3 paper, section 3.3.2). With 3
+ * ranks of one stage each, 5 micro-batches, and backwards drawn as long as forwards:
  *
- *   rank 0   F0  F1  F2  .   .   B0  F3  B1  F4  B2  .   B3  .   B4       Narayanan et al. 2021, section 2.2;
- *   rank 1   .   F0  F1  .   B0  F2  B1  F3  B2  F4  B3  .   B4  .        Llama 3 paper, section 3.3.2
+ *   rank 0   F0  F1  F2  .   .   B0  F3  B1  F4  B2  .   B3  .   B4
+ *   rank 1   .   F0  F1  .   B0  F2  B1  F3  B2  F4  B3  .   B4  .
  *   rank 2   .   .   F0  B0  F1  B1  F2  B2  F3  B3  F4  B4  .   .
  *
- * The dots are the bubble, the time of P - 1 micro-batches on a rank. With V stages per rank (interleaved 1F1B) it is V
- * times shorter, but there are V times as many messages, and more activations are alive. */
+ * The dots are the bubble: each rank idles for the time of P - 1 micro-batches. V stages per rank (interleaved 1F1B)
+ * make the bubble V times shorter, but need at least V times as many messages and keep more activations alive. */
 typedef enum { PIPE_FORWARD, PIPE_BACKWARD } PipelineStepKind;
 
 typedef struct {
     PipelineStepKind kind;
     int micro_batch;
     int stage;            // which of this rank's virtual stages, from 0
-    int activation_set;   // which of the stage's sets of activations it fills, or uses up
-    int receive_buffer;   // which of the receive buffers of its kind has its input
-    int receives_started; // how many of the schedule's receives must be started before it
+    int activation_set;   // which of the stage's sets of activations a forward writes and its backward reads
+    int receive_buffer;   // which of the receive buffers for this kind of step receives its input
+    int receives_started; // how many of Schedule.receives must be started before this step
 } PipelineStep;
 
 typedef struct {
@@ -35,13 +36,13 @@ typedef struct {
     int micro_batches;
     int num_steps;          // 2 * micro_batches * virtual_stages
     PipelineStep *steps;    // (num_steps) in the order of execution
-    int *activation_sets;   // (virtual_stages) how many sets of activations are alive at the same time, at most
-    int num_receives;       //
-    int *receives;          // (num_receives) steps with an input from another rank, in the order of starting to receive
-    int receive_buffers[2]; // of forwards and of backwards: how many inputs are received and not yet used, at most
+    int *activation_sets;   // (virtual_stages) the most sets of activations that are alive at the same time
+    int num_receives;       // in a training step
+    int *receives;          // (num_receives) steps whose input another rank sends, in the order of starting to receive
+    int receive_buffers[2]; // for forwards and for backwards: the most receives started whose step has not yet run
 } Schedule;
 
-/* The number of one of this rank's virtual stages among all stages of the pipeline. */
+/* The number, among all stages of the pipeline, of a virtual stage of this rank. */
 static inline int stage_number(const Schedule *s, int virtual_stage) { return virtual_stage * s->pp + s->pp_rank; }
 
 /* The pipeline rank that has a stage; -1: there is no such stage. */
@@ -49,7 +50,7 @@ static inline int rank_of_stage(const Schedule *s, int stage) {
     return stage < 0 || stage == s->pp * s->virtual_stages ? -1 : stage % s->pp;
 }
 
-/* The pipeline rank that sends a step's input; -1: the input is the tokens, or the loss. */
+/* The pipeline rank that sends a step's input; -1: the step begins with the tokens (forward) or the loss (backward). */
 static inline int pipeline_source(const Schedule *s, const PipelineStep *step) {
     return rank_of_stage(s, stage_number(s, step->stage) + (step->kind == PIPE_FORWARD ? -1 : 1));
 }
@@ -59,8 +60,8 @@ static inline int pipeline_target(const Schedule *s, const PipelineStep *step) {
     return rank_of_stage(s, stage_number(s, step->stage) + (step->kind == PIPE_FORWARD ? 1 : -1));
 }
 
-/* A rank's n-th forward: P micro-batches pass its first stage, then its second one, up to the last; then the next P
- * micro-batches. Backwards likewise, from the last stage to the first. */
+/* A rank's forward or backward number n, from 0. Forwards: P micro-batches pass the rank's first stage, then the same P
+ * pass its second, and so on to its last; then the next P. Backwards: the same, from the last stage to the first. */
 static inline PipelineStep pipeline_step(const Schedule *s, PipelineStepKind kind, int n) {
     int P = s->pp, V = s->virtual_stages, stage = n / P % V;
     PipelineStep step = ZERO;
@@ -70,17 +71,16 @@ static inline PipelineStep pipeline_step(const Schedule *s, PipelineStepKind kin
     return step;
 }
 
-/* How many forwards a rank runs before it alternates between a forward and a backward: one per later rank. With several
- * stages per rank it is two per later rank, because the gradient of one micro-batch is on its way while the next one's
- * is computed, and all forwards of the stages before the last. Megatron-LM's schedules are equally long. */
+/* How many forwards a rank runs before it alternates between forwards and backwards: one per later rank. With several
+ * stages per rank: P on each of its stages but the last, and two per later rank, because one micro-batch's gradient is
+ * in transit while the next one's is computed. Megatron-LM's warm-up phases are equally long. */
 static inline int warm_up_forwards(const Schedule *s) {
     int later_ranks = s->pp - s->pp_rank - 1;
     int warm_up = s->virtual_stages == 1 ? later_ranks : 2 * later_ranks + (s->virtual_stages - 1) * s->pp;
     return (int)min_i64(s->micro_batches * s->virtual_stages, warm_up);
 }
 
-/* The order of a rank's steps: the forwards of the warm-up, then a forward and a backward in turn, then the backwards
- * that are left. */
+/* Orders a rank's steps: warm-up forwards, then forwards and backwards alternately, then the remaining backwards. */
 static inline void order_steps(Schedule *s) {
     int forwards = s->micro_batches * s->virtual_stages, warm_up = warm_up_forwards(s);
     for (int forward = 0, backward = 0; backward < forwards; s->num_steps++) {
@@ -108,7 +108,7 @@ static void schedule_steps(Schedule *s, int pp, int pp_rank, int virtual_stages,
         alive[step.stage] += step.kind == PIPE_FORWARD ? 1 : -1;
         s->activation_sets[step.stage] = (int)max_i64(alive[step.stage], s->activation_sets[step.stage]);
     }
-    for (int i = 0; i < s->num_steps; i++) { // micro-batches end in the order in which they began
+    for (int i = 0; i < s->num_steps; i++) { // sets are freed in the order in which they were filled
         PipelineStep *step = &s->steps[i];
         step->activation_set = step->micro_batch % s->activation_sets[step->stage];
     }
@@ -122,14 +122,14 @@ static void schedule_close(Schedule *s) {
     memset(s, 0, sizeof *s);
 }
 
-/* Simulates all ranks, where a forward takes 1, a backward 2 and a message 0: when each step of this rank ends, and
- * when its input arrives, both (num_steps). Every rank gets the same result for the same step. */
+/* Simulates all ranks, with 1 unit of time for a forward, 2 for a backward and 0 for a message. ends and arrivals
+ * (num_steps) = when each step of this rank ends and when its input arrives. All ranks simulate the same times. */
 static void schedule_simulate(const Schedule *s, int *ends, int *arrivals) {
     int P = s->pp, stages = P * s->virtual_stages, left = P * s->num_steps;
     Schedule *ranks = new_array(Schedule, P);
-    int *next = new_array(int, P);                              // step of each rank
-    int *now = new_array(int, P);                               // time on each rank
-    int *ended = new_array(int, 2 * s->micro_batches * stages); // 0: not yet
+    int *next = new_array(int, P);                              // each rank's next step
+    int *now = new_array(int, P);                               // when each rank's last step ended
+    int *ended = new_array(int, 2 * s->micro_batches * stages); // [kind][micro-batch][stage] when; 0: not yet
     for (int p = 0; p < P; p++) schedule_steps(&ranks[p], P, p, s->virtual_stages, s->micro_batches);
     while (left)
         for (int p = 0; p < P; p++)
@@ -158,13 +158,13 @@ static int by_time(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Decides when each receive is started, and into which buffer. All messages of the pipeline have one order, that of the
- * simulated times at which they are sent, then of the senders. A rank starts its receives and its sends in this order,
- * so even if its messages run strictly one after the other, no two ranks wait for each other. */
+/* Decides when each receive is started, and into which buffer. All messages of the pipeline have one order: by the
+ * simulated time at which they are sent; at equal times, by the rank of the sender. Every rank starts its sends and
+ * receives in this order, so no two ranks wait for each other, even if each rank's messages run one at a time. */
 static void schedule_receives(Schedule *s) {
     int *ends = new_array(int, s->num_steps);
     int *arrivals = new_array(int, s->num_steps);
-    int64_t *order = new_array(int64_t, s->num_steps);                         // (time, sender, step)
+    int64_t *order = new_array(int64_t, s->num_steps); // (time sent, sender, step) in one number
     int started[2] = {0, 0}, used[2] = {0, 0}, numbered[2] = {0, 0}, next = 0; // by kind of step
     s->receives = new_array(int, s->num_steps);
     schedule_simulate(s, ends, arrivals);
@@ -175,7 +175,7 @@ static void schedule_receives(Schedule *s) {
     qsort(order, (size_t)s->num_receives, sizeof *order, by_time);
     for (int i = 0; i < s->num_steps; i++) {
         PipelineStep *step = &s->steps[i];
-        int64_t sends = ((int64_t)ends[i] * s->pp + s->pp_rank) * s->num_steps; // this step's place in the order
+        int64_t sends = ((int64_t)ends[i] * s->pp + s->pp_rank) * s->num_steps; // this step's output in that order
         for (; next < s->num_receives && order[next] < sends; next++) {
             s->receives[next] = (int)(order[next] % s->num_steps);
             PipelineStepKind kind = s->steps[s->receives[next]].kind;
@@ -196,7 +196,7 @@ static void schedule_receives(Schedule *s) {
     free(order);
 }
 
-/* The schedule of one rank. With several virtual stages micro_batches is a multiple of pp, as job.h checks. */
+/* The schedule of one rank. With several virtual stages, micro_batches must be a multiple of pp; job.h checks it. */
 static void schedule_open(Schedule *s, int pp, int pp_rank, int virtual_stages, int micro_batches) {
     schedule_steps(s, pp, pp_rank, virtual_stages, micro_batches);
     schedule_receives(s);

@@ -1,8 +1,8 @@
-/* shared_gradients.h: sums the gradients of weights that several ranks of tp or pp hold.
+/* shared_gradients.h: sums the gradients of weights that several tp or pp ranks hold.
  *
- * Tensor parallelism leaves some weights whole on every rank, such as the norms, and a pipeline has a tied embedding on
- * its first and its last stage. Each of these ranks computes a part of such a weight's gradient. Once per step, after
- * fsdp_finish_gradients, the parts are summed in the same order on every rank, so that equal weights stay equal.
+ * Tensor parallelism leaves some weights whole on every rank, such as the norms. A pipeline has a copy of a tied weight
+ * on its first and on its last stage. Each of these ranks computes only a part of such a weight's gradient. Every step
+ * sums the parts after fsdp_finish_gradients, with the same bits on each rank, so that equal weights stay equal.
  */
 #ifndef SHARED_GRADIENTS_H
 #define SHARED_GRADIENTS_H
@@ -10,9 +10,9 @@
 
 typedef struct {
     Fsdp *fsdp;
-    float *tp_buffer;   // (n), then (tp, n): gradients of this rank, and of all tp ranks. NULL: there are none
-    float *tied_buffer; // (2, state_count) gradient of the tied weight: received, and sent. NULL: no pipeline
-    Request tied_requests[2];
+    float *tp_buffer;         // (n) gradients of this rank, then (tp, n) those of all tp ranks; NULL: not needed
+    float *tied_buffer;       // (2, state_count) the tied weight's gradient: received, then sent; NULL: not needed
+    Request tied_requests[2]; // one sends, one receives
 } SharedGradients;
 
 // ---------------------------------------------------------------------------
@@ -23,8 +23,8 @@ static int tp_units_at_once(const Fsdp *fsdp) { return fsdp->config->lora_rank ?
 
 typedef enum { COUNT_ONLY, GRADIENTS_TO_BUFFER, BUFFER_TO_GRADIENTS } CopyDirection;
 
-/* Copies this rank's elements of these tensors, in the trained units [first, end), between their gradients and buffer
- * (n). Returns n, which counts the elements of all shards. */
+/* Copies the gradients of the tensors that tp does not split, in the trained units [first, end), to or from buffer (n).
+ * n, which is returned, counts all elements of these tensors; only those of this rank's FSDP shard are copied. */
 static int64_t copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer, CopyDirection direction) {
     const TensorTable *table = fsdp->table;
     int64_t n = 0;
@@ -43,8 +43,8 @@ static int64_t copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer,
     return n;
 }
 
-/* With sequence parallelism each tp rank has these gradients for its own tokens only (EleutherAI/gpt-neox issue
- * 1257). */
+/* Each tp rank has only a part of these gradients: a norm's from its own tokens, due to sequence parallelism
+ * (EleutherAI/gpt-neox issue 1257), an adapter's from its own inputs or outputs of the layer. */
 static void sum_tp_replicated(SharedGradients *s) {
     Fsdp *fsdp = s->fsdp;
     int tp = fsdp->comm->groups[AXIS_TP].size, units_at_once = tp_units_at_once(fsdp);
@@ -54,7 +54,7 @@ static void sum_tp_replicated(SharedGradients *s) {
         if (!n) continue; // then there may be no buffer
         size_t bytes = sizeof(float) * n;
         float *mine = s->tp_buffer, *all = mine + n;
-        device_zero(fsdp->dev, mine, bytes); // elements of other shards are zero on every tp rank
+        device_zero(fsdp->dev, mine, bytes); // elements of other FSDP shards stay zero on every tp rank
         copy_tp_replicated(fsdp, first, end, mine, GRADIENTS_TO_BUFFER);
         all_gather_now(fsdp->comm, AXIS_TP, "gradients that tp does not split", mine, all, bytes);
         tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);
@@ -65,20 +65,20 @@ static void sum_tp_replicated(SharedGradients *s) {
 // ---------------------------------------------------------------------------
 // a tied weight of which there are two copies, as embedding and as head
 
-/* This rank's unit that begins with the tied weight; -1: it has none that is trained. */
+/* This rank's unit that begins with a copy of the tied weight (of two, the embedding); -1: none that is trained. */
 static int tied_copy_unit(const TensorTable *t) {
     int unit = t->embed >= 0 ? t->embed : t->head;
     return t->part.tied_head_copy && unit >= 0 && !t->units[unit].frozen ? unit : -1;
 }
 
-/* Sends this rank's gradient to the pipeline's other end and receives that end's. */
+/* The first and the last stage send each other their gradient of the tied weight. */
 static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
     Fsdp *fsdp = s->fsdp;
     const TensorTable *t = fsdp->table;
     int is_first_stage = t->embed >= 0, peer = is_first_stage ? t->part.pp - 1 : 0;
     float *received = s->tied_buffer, *sent = received + u->state_count;
     device_copy(fsdp->dev, sent, u->grad, sizeof(float) * u->state_count);
-    for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL runs messages one after the other
+    for (int i = 0; i < 2; i++) { // the last stage receives first: over NCCL two sends would wait for each other
         int sends = i == !is_first_stage;
         Request *r = &s->tied_requests[i];
         size_t n = u->state_count;
@@ -88,8 +88,8 @@ static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
     for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &s->tied_requests[i]);
 }
 
-/* The copies are on the pipeline's first and last stage, or in two units of one rank. Both units have the same size, so
- * the shards of a rank cover the same elements of both. */
+/* The two copies are on the pipeline's first and last stage or, with --deterministic and no pipeline, in two units of
+ * this rank. Both units have the same size, so a rank's FSDP shard has the same elements of either copy. */
 static void sum_tied_weight(SharedGradients *s) {
     Fsdp *fsdp = s->fsdp;
     const TensorTable *t = fsdp->table;
@@ -109,7 +109,7 @@ static void sum_tied_weight(SharedGradients *s) {
 }
 
 // ---------------------------------------------------------------------------
-// both
+// both kinds of weights
 
 static void sum_shared_gradients(SharedGradients *s) {
     sum_tp_replicated(s);

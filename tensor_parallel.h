@@ -1,24 +1,24 @@
 /* tensor_parallel.h: tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022).
  *
  * Each rank of the tp group holds a part of every weight matrix of the model. A matrix split by outputs (Q, K, V, gate,
- * up, the head) needs the inputs of all N tokens; one split by inputs (O, down) yields partial sums for all N tokens.
- * So does the embedding, which is split by token id. Between them, in the residual stream and the norms, each rank has
- * only its n = N / size tokens. So a sublayer starts with an all-gather of its input's tokens and ends with a
- * reduce-scatter of its output's; backward does the same with gradients. On one rank these calls neither copy nor send.
- * Collectives of tokens run on a stream of their own, so that what computes between a start and its wait hides them;
- * the loss's all-gather runs on the compute stream. In the comments on parameters, "=" after a shape means that the
- * call overwrites the tensor.
+ * up, the head; column-parallel in Megatron-LM) needs the inputs of all N tokens. A matrix split by inputs (O, down;
+ * row-parallel) yields partial sums for all N tokens, and so does the embedding, which is split by token id. The norms
+ * and the residual stream have only the n = N / size tokens of this rank. So a sublayer begins with an all-gather of
+ * its input and ends with a reduce-scatter of its output; backward does the same with gradients. With one rank these
+ * functions neither copy nor send. Tokens are communicated on STREAM_TP, so that computation between a start and its
+ * wait hides them; the loss's all-gather runs on the compute stream. In the comments on parameters, "=" after a shape
+ * means that the call overwrites the tensor.
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
 #include "lib/comm/comm.h" // defines: all_gather_start, reduce_scatter_start, comm_wait
 #include "lib/ops/ops.h"   // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
 
-/* What tokens are gathered for. Each has a buffer, so that backward can gather one while it reads the others. */
+/* The tensors that are all-gathered, each into its own buffer: backward gathers one while it reads another. */
 typedef enum {
     TP_ATTENTION_INPUT, // also the head's input
     TP_MLP_INPUT,
-    TP_D_OUTPUT, // the gradient of a sublayer's output
+    TP_D_OUTPUT, // the gradient of a sublayer's or of the embedding's output
     TP_BUFFERS
 } TpBuffer;
 
@@ -26,18 +26,17 @@ typedef struct {
     Comm *comm;
     Device *dev;
     int size, rank;     // of the tp group
-    int tokens;         // n: this rank's tokens of a micro-batch of N = B·T; N / size, rounded up
+    int tokens;         // n = N / size, rounded up: this rank's tokens of a micro-batch of N = B·T tokens
     int C;              // width of the residual stream
-    int first_token_id; // of this rank's rows of the embedding and the head
-    // the following are NULL if size = 1
-    floatX *gathered[TP_BUFFERS]; // (n·size, C) tokens of all ranks; one buffer for all when not training
-    floatX *partial;   // (n·size, C) partial sums for all tokens; rows N and up are padding that nobody reads
-    floatX *pieces;    // (size, n, C) what each rank contributes to the sums of this rank's tokens
-    float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank. For
-                       // scores one rank has (1, rows of logits, 3), too
-    int has_gather[TP_BUFFERS]; // 1: tp_all_gather_tokens finds its all-gather started, or its result kept
-    Request gathers[TP_BUFFERS];
-    Request request; // of the other collectives
+    int first_token_id; // token id of this rank's first row of the embedding and of the head
+    // buffers; NULL if size = 1, but with `scores` tp_open_loss then allocates loss_parts (1, rows of logits, 3)
+    floatX *gathered[TP_BUFFERS]; // (n·size, C) tokens of all ranks; the same buffer three times when not training
+    floatX *partial;   // (n·size, C) this rank's partial sums for all N tokens, then padding, which is 0 in training
+    floatX *pieces;    // (size, n, C) the partial sums of each rank for this rank's tokens
+    float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank
+    int has_gather[TP_BUFFERS];  // 1: the all-gather into this buffer is started, or its result is kept for backward
+    Request gathers[TP_BUFFERS]; // the all-gathers into `gathered`
+    Request request;             // the reduce-scatter, or the all-gather of softmax statistics
 } TensorParallel;
 
 /* From now on micro-batches have N tokens, at most as many as given to tp_open. */
@@ -65,8 +64,8 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_toke
     device_zero(tp->dev, tp->partial, sizeof(floatX) * all);
 }
 
-/* Allocates for the loss, on ranks that have the head, and with `scores` for tp_softmax_statistics. `logit_rows`: how
- * many tokens' logits exist at a time. */
+/* Allocates the softmax statistics, on ranks that have the head. With one tp rank only `scores` need them, by
+ * tp_softmax_statistics. `logit_rows`: the number of tokens whose logits exist at a time. */
 static void tp_open_loss(TensorParallel *tp, int logit_rows, int scores) {
     int64_t count = (int64_t)logit_rows * 3 * (tp->size > 1 ? 1 + tp->size : 1);
     if (tp->size > 1 || scores)
@@ -78,19 +77,19 @@ static void tp_close(TensorParallel *tp) {
     request_close(&tp->request);
 }
 
-/* What is started now runs on the stream of tp's collectives, after everything that was computed so far. Returns the
- * stream that was current. */
+/* Makes STREAM_TP the current stream. Collectives that are started on it run after all work that the compute stream has
+ * been given so far. Returns the stream that was current before. */
 static StreamKind tp_stream(TensorParallel *tp) {
     device_wait_stream(tp->dev, STREAM_TP, STREAM_COMPUTE);
     return device_set_stream(tp->dev, STREAM_TP);
 }
 
 // ---------------------------------------------------------------------------
-// the tokens of all ranks: in forward before a matrix that is split by outputs, in backward before one split by inputs.
-// Backward also gathers the input of a matrix that is split by outputs once more, for the gradient of its weights
+// all-gather of tokens: in forward the input of a matrix split by outputs, in backward the output gradient of a matrix
+// split by inputs. For the gradient of a matrix split by outputs, backward also all-gathers that matrix's input again
 
-/* Starts the all-gather of x for which tp_all_gather_tokens will wait. Until then x must not change, and what was
- * gathered into this buffer before is overwritten. */
+/* Starts the all-gather of x, which overwrites the buffer. x must not change until tp_all_gather_tokens has waited for
+ * it. Does nothing if the buffer's all-gather is already started, or if tp_keep_tokens has kept its result. */
 static void tp_prefetch_tokens(TensorParallel *tp, TpBuffer buffer, const floatX *x /* (n,C) */, const char *what) {
     if (tp->size == 1 || tp->has_gather[buffer]) return;
     StreamKind before = tp_stream(tp);
@@ -100,8 +99,8 @@ static void tp_prefetch_tokens(TensorParallel *tp, TpBuffer buffer, const floatX
     tp->has_gather[buffer] = 1;
 }
 
-/* Returns x of all tokens, (N, C), valid until the next all-gather into this buffer. Waits for the all-gather, which it
- * starts if that has not been done. */
+/* Returns x of all tokens, (N, C), valid until the next all-gather into this buffer. Starts the all-gather unless
+ * tp_prefetch_tokens has done so, and waits for it. */
 static const floatX *tp_all_gather_tokens(TensorParallel *tp, TpBuffer buffer, const floatX *x /* (n,C) */,
                                           const char *what) {
     if (tp->size == 1) return x;
@@ -111,20 +110,21 @@ static const floatX *tp_all_gather_tokens(TensorParallel *tp, TpBuffer buffer, c
     return tp->gathered[buffer];
 }
 
-/* After a recomputed forward: backward's next tp_all_gather_tokens of the two inputs return what it has gathered. */
+/* Called when a block's forward has been recomputed, which all-gathered both inputs: the next tp_all_gather_tokens of
+ * each returns its buffer without another all-gather. */
 static void tp_keep_tokens(TensorParallel *tp) {
     tp->has_gather[TP_ATTENTION_INPUT] = 1;
     tp->has_gather[TP_MLP_INPUT] = 1;
 }
 
 // ---------------------------------------------------------------------------
-// sums over all ranks for this rank's tokens: in forward after a matrix that is split by inputs, in backward after one
-// that is split by outputs
+// reduce-scatter of tokens: in forward the output of a matrix split by inputs, in backward the input gradient of a
+// matrix split by outputs
 
-/* Where the matrix's partial sums (N, C) go: with one rank, where there is nothing to add, straight to the result. */
+/* Returns the buffer for a matrix's partial sums (N, C). With one rank they are the result, so it is `sum` itself. */
 static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return tp->size == 1 ? sum : tp->partial; }
 
-/* Starts to sum tp->partial, which must not change until the wait. */
+/* Starts the reduce-scatter of tp->partial, which must not change until tp_reduce_scatter_wait. */
 static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
     int64_t count = (int64_t)tp->tokens * tp->C;
     if (tp->size == 1) return;
@@ -140,7 +140,7 @@ static void tp_reduce_scatter_wait(TensorParallel *tp, floatX *sum /* (n,C) = */
     sum_pieces(tp->dev, sum, tp->pieces, tp->size, (int64_t)tp->tokens * tp->C);
 }
 
-/* sum = the partial sums of all ranks for this rank's tokens. */
+/* sum = the sum of all ranks' tp->partial, for this rank's tokens. */
 static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const char *what) {
     tp_reduce_scatter_start(tp, what);
     tp_reduce_scatter_wait(tp, sum);
@@ -149,8 +149,8 @@ static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = 
 // ---------------------------------------------------------------------------
 // the loss over a vocabulary that is split among ranks
 
-/* What the loss needs to know of each row of logits: the LossParts (lib/ops/ops_common.h) of all slices of the
- * vocabulary, in the order of ranks. */
+/* Returns what the loss depends on: for each tp rank's slice of the vocabulary, in the order of ranks, a LossPart
+ * (lib/ops/ops_common.h) of each row of logits: (size, rows, 3). */
 static const float *tp_softmax_statistics(TensorParallel *tp, Logits logits /* (rows,V) */,
                                           const int32_t *targets /* (rows) */, int rows, int V) {
     float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
