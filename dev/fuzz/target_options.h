@@ -123,7 +123,7 @@ static void fuzz_options(Bytes in) {
     check_limits(o);
     check_said(o, &w);
     check_config_txt(o);
-    if (o->run.help) options_print_help(stdout, option_rows, OPTION_ROWS, NULL);
+    if (o->run.help) options_print_help(NULL, 0, NULL, o->run.help);
     if (preset_find(o->run.model) && !o->run.data &&
         !o->run.recipe) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bad_input.sh [PROGRAM] : whatever a user gets wrong ends in one sentence that says what was given and what to do.
+# bad_input.sh [PROGRAM [GROUP]]: whatever a user gets wrong ends in one sentence with what was given and what to do.
 # A refused run prints one line `error: …` in all (not one a rank), exits with 1 within 5 seconds, leaves no stack
 # trace, and no file that was there before is changed. `pass` lines show the sentence, so that people can judge it.
 set -uo pipefail
@@ -176,7 +176,7 @@ contract="$options_of_model data val tail workers doc-mask seq batch accum accum
     save-mode keep after-save resume allow-changes val-every val-batches seed trace recipe lr-schedule
     z-loss outlier-window"
 
-# lists_options PROGRAM OPTION… : --help of PROGRAM names each option; it is left in help.PROGRAM
+# lists_options PROGRAM OPTION… : --help of PROGRAM names each option, on one screen; it is left in help.PROGRAM
 lists_options() {
     local listing=$1 name=${1##*/} code missing='' option help
     shift
@@ -186,7 +186,24 @@ lists_options() {
     for option in "$@"; do grep -qE -- " --$option( |$)" "$help" || missing+=" --$option"; done
     if [ "$code" != 0 ] || [ -s .log ]; then fail "$name --help" "exit code $code, on stderr: $(head -n 1 .log)"
     elif [ -n "$missing" ]; then fail "$name --help lists every option" "missing:$missing"
-    else pass "$name --help lists every option" "$# of $#"; fi
+    elif [ "$(wc -l <"$help")" -gt 50 ]; then fail "$name --help lists every option" "$(wc -l <"$help") lines"
+    else pass "$name --help lists every option" "$# of $#, $(wc -l <"$help") lines"; fi
+}
+
+# explains PROGRAM GROUP FIRST LAST : --help GROUP explains its options, of which FIRST and LAST are the outermost
+explains() {
+    "$1" --help "$2" >group 2>.log
+    local code=$? first last
+    first=$(sed -nE '1,2s/^  (--[a-z-]+) .*/\1/p' group) last=$(sed -nE 's/^  (--[a-z-]+) .*/\1/p' group | tail -n 1)
+    if [ "$code" = 0 ] && [ "$(head -n 1 group)" = "$2" ] && [ "$first $last" = "$3 $4" ]; then
+        pass "${1##*/} --help $2 explains the group" "$first to $last, $(wc -l <group) lines"
+    else fail "${1##*/} --help $2 explains the group" "exit code $code, '$first' to '$last': $(head -n 1 .log)"; fi
+}
+
+help_of_groups() {
+    explains "$program" mesh --tp --dp-replicate
+    explains "$generator" mesh --tp --dp-replicate
+    explains "$program" run --out --version
 }
 
 # shellcheck disable=SC2086
@@ -201,6 +218,7 @@ help_text() {
     lists_options "$hosts" $contract cluster
     lists_options "$tokens" tokenizer out-train out-val val-fraction field conversations pack threads slice \
         save-seconds train-tokenizer vocab-size upgrade encode decode audit out help version
+    help_of_groups
     for each in "$program" "$generator" "$evaluator" "$converter" "$planner" "$hosts"; do version_of "$each"; done
 }
 
@@ -249,6 +267,7 @@ values_listed() {
 
 option_values() {
     local working=("$program" "${train[@]}") known=help.${program##*/}
+    "$program" --help all >"$known"
     values_listed <"$known"
     bad_values wrap size size: size:0 size:-5 size:3x size:N size:99999999999999999999 block:3 :3
     bad_values recompute every every: every:0 every:-1 every:2.5 every:N full:2 none:
@@ -267,6 +286,7 @@ option_values() {
 command_line() {
     local option
     everywhere "an unknown option" "--modle.*--help" "${train[@]}" --modle tiny
+    everywhere "an unknown group of options" "--help meshes: expected all, or a group" --help meshes
     bad "a stray word" "unknown option tiny" "${train[@]}" tiny
     bad "one dash" "unknown option -seq" "${train[@]}" -seq 16
     bad "two options as one" 'unknown option --tp\|cp' "${train[@]}" '--tp|cp' 1
@@ -1178,6 +1198,11 @@ building() {
 
 . "$top/dev/test/bad_input_reading.sh"
 prepare
+if [ "${2:-all}" != all ]; then
+    "$2"
+    echo "$passed passed, $failed failed"
+    exit $((failed > 0))
+fi
 command_line
 token_files
 configs

@@ -145,9 +145,10 @@ own_host=
 
 # Every rank finds the error, so none closes its communicators before the first one ends, and aborting does not return.
 tokens=$(stat -c %s "$work/text/train.tok")
-head -c 64 "$work/text/train.tok" >"$work/bad.tok"
-head -c $((tokens - 64)) /dev/zero | tr '\0' '\377' >>"$work/bad.tok"
-ends "an error of the user keeps its exit code though NCCL cannot abort" 1 "^error: .*bad.tok" 2 --data "$work/bad.tok"
+head -c 192 "$work/text/train.tok" >"$work/bad.tok"
+head -c $((tokens - 192)) /dev/zero | tr '\0' '\377' >>"$work/bad.tok"
+ends "an error of the user keeps its exit code though NCCL cannot abort" 1 \
+    "^error: .*bad.tok: token .* is 65535" 2 --data "$work/bad.tok"
 
 # a rank is killed while others wait for it in NCCL
 CUDA_ON_CPU_DEVICES=4 mpirun --oversubscribe --bind-to none -np 4 "$processes" "${train[@]}" --steps 1000000 \

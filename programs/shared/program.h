@@ -35,31 +35,13 @@ static const Options *program_options_parse(Program *p, void *own, int argc, cha
     return o;
 }
 
-/* The options of train_llama3 that the program takes, by their names alone. */
-static void program_print_taken(const Program *p) {
-    static const char heading[] = "options of train_llama3 (its --help explains them)";
-    char names[4096];
-    size_t used = 0;
-    for (int i = 0; i < OPTION_ROWS; i++) {
-        char option[72];
-        snprintf(option, sizeof option, "--%s", option_rows[i].name);
-        if (option_rows[i].kind == OPT_GROUP || !option_rows[i].help || !takes_option(p->takes, option)) continue;
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? " " : "", option);
-    }
-    printf("%s\n", heading);
-    print_wrapped(stdout, names, 0, 2);
-}
-
 /* Prints what --help or --version asks for, and returns whether one was given. */
 static int program_help_or_version(const Program *p, const RunSettings *run) {
     int prints = process_end.process == 0;
-    if (prints && run->help) {
-        options_print_help(stdout, p->rows, p->count, NULL);
-        program_print_taken(p);
-    }
+    if (prints && run->help) options_print_help(p->rows, p->count, p->takes, run->help);
     if (prints && run->version && !run->help) print_version(stdout, p->name);
     if (prints && (run->help || run->version)) finish_results();
-    return run->help || run->version;
+    return run->help != NULL || run->version;
 }
 
 /* Reads the command line of a program. Returns 0 if it asks for --help or --version, which is printed. */

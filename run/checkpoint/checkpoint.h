@@ -289,7 +289,7 @@ static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int stage
         else was.shape = rate_shape_find(text);
     }
     const char *decay = setting_recorded(then, setting_name(name, stage, "--lr-decay"));
-    if (!strcmp(decay, "0")) was.decay = rate_decay(&was, 0);
+    if (!strcmp(decay, "0")) was.decay = max_i64(1, was.steps / 10); // as recipe.h chooses it
     return was;
 }
 

@@ -45,10 +45,9 @@ typedef struct {
 static uint64_t hash_of_options(const Job *j) {
     char *text;
     size_t length;
-    FILE *f = open_memstream(&text, &length);
-    if (!f) run_failure("out of memory");
+    FILE *f = text_stream_open(&text, &length);
     options_write(j->options, &j->run, f);
-    fclose(f);
+    text_stream_close(f);
     uint64_t h = hash_bytes(HASH_START, text, length);
     free(text);
     h = hash_bytes(h, &j->data.fingerprint, sizeof j->data.fingerprint);

@@ -75,16 +75,6 @@ static BaseKind config_read_base(const cJSON *json, const char *path) {
 /* The longest default of --seq. 4,096 tokens of a model of a billion parameters take 4e13 FLOPs, minutes on a CPU. */
 enum { DEFAULT_POSITIONS = CUDA_BUILD ? 4096 : 256 };
 
-/* transformers reads the weights from the file that this key names. */
-static void config_refuse_weights_name(const cJSON *json, const char *path) {
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "transformers_weights");
-    if (!name || cJSON_IsNull(name) || (cJSON_IsString(name) && !strcmp(name->valuestring, "model.safetensors")))
-        return;
-    user_error("%s: \"transformers_weights\" is %s; this program reads weights from model.safetensors or the files of "
-               "its index: rename the file, and remove the key",
-               path, cJSON_IsString(name) ? name->valuestring : "no text");
-}
-
 static Llama3Config config_from_json(const char *path) {
     cJSON *json = json_read_object(path, "a Hugging Face config.json");
     if (!json)
@@ -94,7 +84,12 @@ static Llama3Config config_from_json(const char *path) {
     json_refuse_unless(json, path, "hidden_act", "silu");
     json_refuse_unless(json, path, "attention_bias", "false");
     json_refuse_unless(json, path, "mlp_bias", "false");
-    config_refuse_weights_name(json, path);
+    const cJSON *weights = cJSON_GetObjectItemCaseSensitive(json, "transformers_weights"); // where it looks for them
+    int is_usual = cJSON_IsString(weights) && !strcmp(weights->valuestring, "model.safetensors");
+    if (weights && !cJSON_IsNull(weights) && !is_usual)
+        user_error("%s: \"transformers_weights\" is %s; this program reads weights from model.safetensors or the files "
+                   "of its index: rename the file, and remove the key",
+                   path, cJSON_IsString(weights) ? weights->valuestring : "no text");
     Llama3Config c = ZERO;
     c.name = "config.json";
     c.C = json_integer(json, path, "hidden_size", NAN, 1, 1 << 20);

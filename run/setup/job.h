@@ -132,12 +132,13 @@ static void check_needed_options(const Options *o) {
     static const struct {
         const char *option, *other; // which it needs
     } needs[] = {
-        {"val-every", "val"}, {"val-batches", "val"},      {"save-every", "out"},       {"save-mode", "out"},
-        {"keep", "out"},      {"allow-changes", "resume"}, {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
-        {"after-save", "out"}};
+        {"val-every", "val"},  {"val-batches", "val"},      {"save-every", "out"},       {"save-mode", "out"},
+        {"keep", "out"},       {"allow-changes", "resume"}, {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
+        {"after-save", "out"}, {"pp-schedule", "pp"},       {"pp-chunks", "pp"},         {"pp-light-ends", "pp"}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         const char *option = needs[i].option, *other = needs[i].other;
-        if (option_changed(o, option) && !option_changed(o, other))
+        int is_resolved = !strcmp(option, "pp-chunks") && o->run.pp_chunks == 1; // as config.txt of one stage has it
+        if (option_changed(o, option) && !option_changed(o, other) && !is_resolved)
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", option, other, other, option);
     }
 }
@@ -164,28 +165,19 @@ static int job_gpu_of_rank(const Job *j, int rank) {
 // ---------------------------------------------------------------------------
 // data, and the tokenizer's files
 
-/* Refuses packed conversations if each would see those before it in its window. */
-static void check_packed(const Job *j, const Dataset *d) {
-    for (int i = 0; i < d->num_files && !j->run.doc_mask; i++)
-        if (d->files[i].header.flags >> TOKEN_FILE_WINDOW_SHIFT)
+/* Packed conversations need --doc-mask, or each would see those before it in its window. --doc-mask needs files that
+ * say where their documents end, which those of version 1 do not. */
+static void job_check_data(const Job *j, const Dataset *d) {
+    for (const TokenFile *f = d->files; f < d->files + d->num_files; f++) {
+        if (!j->run.doc_mask && f->header.flags >> TOKEN_FILE_WINDOW_SHIFT)
             user_error("%s has several conversations in a window, and without --doc-mask each would see those before "
                        "it: add --doc-mask",
-                       d->files[i].path);
-}
-
-/* --doc-mask: files of version 1 do not say where their documents end. */
-static void check_document_ends(const Dataset *d) {
-    for (int i = 0; i < d->num_files; i++)
-        if (d->files[i].header.version == 1 && d->document_end == NO_ID)
+                       f->path);
+        if (j->run.doc_mask && f->header.version == 1 && d->document_end == NO_ID)
             user_error("--doc-mask: %s is a token file of version 1, which does not say where its documents end: bring "
                        "it to version 2 with tokens_llama3 --upgrade %s --tokenizer FILE",
-                       d->files[i].path, d->files[i].path);
-}
-
-/* What --data or --val holds must fit the options. */
-static void job_check_data(const Job *j, const Dataset *d) {
-    check_packed(j, d);
-    if (j->run.doc_mask) check_document_ends(d);
+                       f->path, f->path);
+    }
 }
 
 /* The tokenizer of --tokenizer, the one next to the data or, failing that, the one next to the model. */
@@ -411,14 +403,8 @@ static void divisors_of(char *text, size_t size, int a, int b) {
  * for Llama 3 (paper, section 3.3.2): otherwise each of its many micro-batches would all-gather and reduce everything.
  */
 static void job_pipeline_options(Job *j) {
-    static const char *const pipeline_options[] = {"pp-schedule", "pp-chunks", "pp-light-ends"};
     RunSettings *run = &j->run;
     int interleaved = run->pp_schedule == SCHEDULE_INTERLEAVED, pp = j->mesh.size[AXIS_PP];
-    for (int i = 0; i < 3; i++)
-        if (pp == 1 && run->pp_chunks != 1 &&
-            option_changed(j->options, pipeline_options[i])) // 1: as config.txt says it
-            user_error("--%s has no effect without --pp: add --pp N, or remove --%s", pipeline_options[i],
-                       pipeline_options[i]);
     if (!run->pp_chunks) run->pp_chunks = interleaved ? 2 : 1;
     if (interleaved != (run->pp_chunks > 1))
         user_error("--pp-schedule %s with --pp-chunks %d: 1f1b has one virtual stage per rank, interleaved has two or "
@@ -699,16 +685,6 @@ static int job_first_stage(Job *j) {
     return recipe_stage_after(&j->recipe, j->start.step);
 }
 
-/* Refuses what a recipe cannot change or does not mean. */
-static void check_recipe_options(const Job *j) {
-    const RunSettings *run = &j->run;
-    if (!run->recipe) return;
-    for (int i = 0; i < j->recipe.count && run->lora_rank; i++)
-        if (j->recipe.stages[i].num_frozen)
-            user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
-                       stage_place(&j->recipe, &j->recipe.stages[i]), run->lora_rank);
-}
-
 /* Sets the position in the data at which the stage begins, from where the stage before it ended or the run resumes. */
 static void job_place_in_data(Job *j) {
     const RecipeStage *s = j->stage;
@@ -764,7 +740,6 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_mesh(j, world, local_ranks, ranks_sharing);
     j->model_config = j->config;
     j->recipe = recipe_open(run, j->options);
-    check_recipe_options(j);
     recipe_schedule(&j->recipe, j->options, &j->config, &j->mesh);
     job_enter_stage(j, job_first_stage(j));
     if (job_runs(j) && !run->data)
@@ -868,19 +843,16 @@ static void job_open(Job *j, const LaunchInfo *s) {
 }
 
 static void job_close(Job *j) {
-    for (Job *stage = j->next, *next; stage; stage = next) {
+    for (Job *stage = j, *next; stage; stage = next) {
         next = stage->next;
         dataset_close(&stage->data);
         dataset_close(&stage->val);
         thread_world_close(&stage->thread_world);
         table_close(&stage->table);
         free(stage->problem);
-        free(stage);
+        if (stage != j) free(stage);
     }
     free(j->recipe.stages);
-    free(j->problem);
-    dataset_close(&j->data);
-    dataset_close(&j->val);
     st_close(&j->weights);
     st_close(&j->adapters);
     free(j->base_model);
@@ -888,8 +860,6 @@ static void job_close(Job *j) {
     if (j->out_lock > 0) close(j->out_lock);
     found_tokenizer_close(&j->tokenizer);
     tokenizer_copies_close(&j->tokenizer_files);
-    thread_world_close(&j->thread_world);
-    table_close(&j->table);
     free((void *)j->options);
 }
 

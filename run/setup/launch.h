@@ -85,10 +85,10 @@ static int process_begin(char **argv) {
 /* Prints what --help or --version asks for, and returns whether one was given. `prints`: this process is the one that
  * prints. */
 static int help_or_version(const RunSettings *run, int prints) {
-    if (prints && run->help) options_print_help(stdout, option_rows, OPTION_ROWS, NULL);
+    if (prints && run->help) options_print_help(NULL, 0, NULL, run->help);
     else if (prints && run->version) print_version(stdout, "train_llama3");
     if (prints && (run->help || run->version)) finish_results();
-    return run->help || run->version;
+    return run->help != NULL || run->version;
 }
 
 /* How long ranks on several hosts may take to connect, before they read anything: as long as other parts of the
@@ -124,9 +124,8 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
     pthread_t *threads = new_array(pthread_t, world);
     RankThread *args = new_array(RankThread, world);
     for (int i = 0; i < world; i++) {
-        args[i].job = j;
-        args[i].rank = i;
-        args[i].body = body;
+        RankThread rank = {j, i, body};
+        args[i] = rank;
         if (thread_start(&threads[i], rank_thread, &args[i]))
             run_failure("the thread of rank %d could not be started: use fewer --ranks, or raise this account's limit "
                         "of threads (ulimit -u)",

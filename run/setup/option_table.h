@@ -15,7 +15,8 @@ typedef struct {
     OptionKind kind;
     const char *name;           // without the dashes; OPT_GROUP: the heading in --help
     size_t offset;              // of the field in the program's struct of options
-    double low, high;           // smallest and largest value of a number; a text: high 1 if it may be empty
+    double low, high;           // smallest and largest value of a number; a text: high 1 if it may be empty, low 1 if
+                                // the option may stand alone, which gives the empty text
     size_t number, number_size; // the field for the N or X of a choice like muon:X; size 0: no choice has a number
     const char *values;         // lower case: the choices, separated by |; capitals: a placeholder for --help
     const char *fallback;       // default, as it would be typed; NULL: none
@@ -37,6 +38,8 @@ typedef struct {
     { OPT_TEXT, name, FIELD(field), 0, 0, 0, 0, values, fallback, help }
 #define TEXT_OR_EMPTY(name, field, values, fallback, help)                                                             \
     { OPT_TEXT, name, FIELD(field), 0, 1, 0, 0, values, fallback, help }
+#define TEXT_OR_ALONE(name, field, values, help)                                                                       \
+    { OPT_TEXT, name, FIELD(field), 1, 1, 0, 0, values, NULL, help }
 #define FLAG(name, field, help)                                                                                        \
     { OPT_FLAG, name, FIELD(field), 0, 0, 0, 0, NULL, NULL, help }
 
@@ -152,7 +155,9 @@ static const OptionRow *option_read(void *options, const OptionRow *rows, int co
     const OptionRow *row = option_row(rows, count, name);
     if (!row || !row->help) return NULL;
     if (value && row->kind == OPT_FLAG) user_error("--%s takes no value: give --%s alone", name, name);
-    if (!value && row->kind != OPT_FLAG && *at + 1 < argc) value = argv[++*at];
+    int may_stand_alone = row->kind == OPT_TEXT && row->low == 1, has_next = *at + 1 < argc;
+    if (may_stand_alone && !value && (!has_next || !strncmp(argv[*at + 1], "--", 2))) value = "";
+    if (!value && row->kind != OPT_FLAG && has_next) value = argv[++*at];
     snprintf(called, sizeof called, "--%s", name);
     option_set(options, row, called, value);
     return row;
@@ -197,29 +202,59 @@ static void print_wrapped(FILE *f, const char *text, int column, int indent) {
     fprintf(f, "\n");
 }
 
-/* An option in --help. */
-static void option_print_help(FILE *f, const OptionRow *row) {
-    enum { INDENT = 36 };
-    char help[1024];
-    int used = snprintf(help, sizeof help, "%s", row->help);
-    if (row->fallback) snprintf(help + used, sizeof help - (size_t)used, " (%s)", row->fallback);
-    int column = fprintf(f, "  --%s %s", row->name, row->values ? row->values : "");
-    print_wrapped(f, help, column, INDENT);
+/* Is the option `name` one of those that `takes` has between commas? NULL: every option is. */
+static int option_listed(const char *takes, const char *name) {
+    char listed[72];
+    snprintf(listed, sizeof listed, ",%s,", name);
+    return !takes || strstr(takes, listed) != NULL;
 }
 
-/* Prints the options whose names `takes` has between commas, under the headings of their groups; NULL: all. */
-static void options_print_help(FILE *f, const OptionRow *rows, int count, const char *takes) {
+static int option_has_help(const OptionRow *row, const char *takes) {
+    return row->kind != OPT_GROUP && row->help && option_listed(takes, row->name);
+}
+
+/* Prints what each option of a group means, or of every group: `group` "all". Returns how many it has printed. */
+static int options_explain(FILE *f, const OptionRow *rows, int count, const char *takes, const char *group) {
+    enum { INDENT = 36 };
     const OptionRow *heading = NULL;
-    for (int i = 0; i < count; i++) {
-        char listed[72];
-        snprintf(listed, sizeof listed, ",%s,", rows[i].name);
-        if (rows[i].kind == OPT_GROUP) heading = &rows[i];
-        else if (rows[i].help && (!takes || strstr(takes, listed))) {
-            if (heading) fprintf(f, "%s\n", heading->name);
-            heading = NULL;
-            option_print_help(f, &rows[i]);
+    int explained = 0, is_in_group = 0;
+    for (const OptionRow *row = rows; row < rows + count; row++) {
+        if (row->kind == OPT_GROUP) {
+            heading = row;
+            is_in_group = !strcmp(group, row->name);
         }
+        if (!option_has_help(row, takes) || !(is_in_group || !strcmp(group, "all"))) continue;
+        if (heading) fprintf(f, "%s\n", heading->name);
+        heading = NULL;
+        explained++;
+        char help[1024];
+        int used = snprintf(help, sizeof help, "%s", row->help);
+        if (row->fallback) snprintf(help + used, sizeof help - (size_t)used, " (%s)", row->fallback);
+        int column = fprintf(f, "  --%s %s", row->name, row->values ? row->values : "");
+        print_wrapped(f, help, column, INDENT);
     }
+    return explained;
+}
+
+/* Prints the options by name, with their values, a group to a paragraph. */
+static void options_list(FILE *f, const OptionRow *rows, int count, const char *takes) {
+    enum { INDENT = 12 };
+    const char *heading = "";
+    int column = 0;
+    for (const OptionRow *row = rows; row < rows + count; row++) {
+        char option[128];
+        if (row->kind == OPT_GROUP) heading = row->name;
+        if (!option_has_help(row, takes)) continue;
+        int n = snprintf(option, sizeof option, "--%s%s%s", row->name, row->values ? " " : "",
+                         row->values ? row->values : "");
+        if (column && (heading[0] || column + 2 + n > 111)) {
+            fprintf(f, "\n");
+            column = 0;
+        }
+        column += fprintf(f, "%*s%s", column ? 2 : -INDENT, column ? "" : heading, option);
+        heading = "";
+    }
+    if (column) fprintf(f, "\n");
 }
 
 /* Writes a word of a command line, in quotes if the shell would change it. */

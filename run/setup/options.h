@@ -48,8 +48,9 @@ typedef struct { // in the groups of --help; the table below says what each one 
     const char *out, *after_save, *resume, *trace;
     int save_every, save_mode, keep, allow_changes, val_every, val_batches, seed, threads, ranks, transport;
     int deterministic;
-    double timeout;    // seconds
-    int help, version; // asked for, instead of a run
+    double timeout;   // seconds
+    const char *help; // what --help explains, instead of a run; "": it lists all; NULL: it was not given
+    int version;      // asked for, instead of a run
 } RunSettings;
 
 typedef struct {
@@ -70,10 +71,8 @@ static const OptionRow option_rows[] = {
     TEXT("data", data, "FILE|GLOB[:WEIGHT],...", NULL,
          "token files to train on; with weights a mixture, which takes each entry's share of samples"),
     TEXT("val", val, "FILE|GLOB,...", NULL, "token files to validate on"),
-    CHOICE(
-        "tail", tail, "drop|pad", "drop",
-        "what to do with the last, incomplete step of an epoch: drop it, or pad it with samples from the start of the "
-        "epoch"),
+    CHOICE("tail", tail, "drop|pad", "drop",
+           "an epoch's last, incomplete step: drop it, or pad it with samples from the epoch's start"),
     INT("workers", workers, 0, LOADER_MAX_WORKERS, "N", "0",
         "threads per rank that read samples ahead; 0: one per core, at most 4"),
     FLAG("doc-mask", doc_mask, "attention stays within a document, whose end the token files mark"),
@@ -169,12 +168,10 @@ static const OptionRow option_rows[] = {
            "blocks in int8 (64 weights share a scale), or with all tensors in int8; auto: as in the model's files if "
            "these are int8, else in the precision of the build"),
     TEXT("adapters", adapters, "DIR", NULL,
-         "adapters to start from: adapter_config.json and adapter_model.safetensors in the format of Hugging Face "
-         "PEFT"),
+         "adapters to start from: adapter_config.json and adapter_model.safetensors, as Hugging Face PEFT has them"),
     GROUP("run"),
     TEXT("out", out, "DIR", NULL,
-         "directory for checkpoints, metrics.jsonl, run.html (a page to watch the run), samples.jsonl, config.txt, "
-         "layout.json, plan.json and ledger.json"),
+         "directory for checkpoints, metrics.jsonl, run.html (a page to watch the run) and other reports"),
     INT("save-every", save_every, 0, 1 << 30, "N", "0",
         "save a checkpoint every N steps and after the last one; 0: only after the last one; SIGUSR1 saves one too, "
         "SIGUSR2, SIGTERM, SIGINT (Ctrl-C) and SIGHUP save one and end the run with exit code 75"),
@@ -182,8 +179,8 @@ static const OptionRow option_rows[] = {
            "async: copy the state to memory, which the plan includes, and write it while training continues"),
     INT("keep", keep, 0, 1 << 30, "K", "0", "keep the newest K checkpoints and remove older ones; 0: keep all"),
     TEXT("after-save", after_save, "CMD", NULL,
-         "run sh -c CMD after each save, while training continues; \"$1\" is the checkpoint's path; output goes to "
-         "after-save.log in --out; a failure is reported and does not end the run, which waits for the last command"),
+         "run sh -c CMD after each save, while training continues, with the checkpoint's path as \"$1\"; its output "
+         "is in OUT/after-save.log; a failure is reported, and the run goes on; at its end it waits for the command"),
     TEXT("resume", resume, "DIR|auto", NULL,
          "resume from a checkpoint, whatever parallel layout wrote it; auto: from the newest one in --out, if there "
          "is one"),
@@ -211,10 +208,8 @@ static const OptionRow option_rows[] = {
     REAL("muon-momentum", muon_momentum, 0, 1, "X", "0.95", NULL),
     INT("lr-decay", lr_decay, 0, 1 << 30, "N", "0", NULL),
     REAL("outlier-z", outlier_z, 0, 1e6, "X", "6", NULL),
-    FLAG("help", help, "print this list"),
-    FLAG(
-        "version", version,
-        "print what a bug report needs: commit, precision, compiler, features of the processor, versions of libraries"),
+    TEXT_OR_ALONE("help", help, "[all|GROUP]", "list all options, or explain each, or those of a group"),
+    FLAG("version", version, "print what a bug report needs: commit, precision, compiler, processor, libraries"),
 };
 #undef FIELD
 #undef SIZE
@@ -296,6 +291,18 @@ static const Options *options_parse(int argc, char **argv) {
             user_error("unknown option %s: ./train_llama3 --help lists all options", argv[i]);
     options_check(o);
     return o;
+}
+
+/* Prints what --help asks for. A program that does not train has `own` options (count), which --help alone explains,
+ * and `takes` some of train_llama3's. */
+static void options_print_help(const OptionRow *own, int count, const char *takes, const char *group) {
+    int explained = options_explain(stdout, own, count, NULL, group[0] ? group : "all");
+    if (!group[0]) {
+        if (own) printf("options of train_llama3\n");
+        options_list(stdout, option_rows, OPTION_ROWS, takes);
+        printf("--help all explains each of them, --help and the name of a group those of the group\n");
+    } else if (options_explain(stdout, option_rows, OPTION_ROWS, takes, group) + explained == 0)
+        user_error("--help %s: expected all, or a group of options that --help alone lists", group);
 }
 
 /* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from

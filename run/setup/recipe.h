@@ -192,6 +192,9 @@ static void stage_read_frozen(RecipeStage *s, const cJSON *list, const char *pla
         user_error("%s: \"frozen\" must be an array of at most %d patterns of tensor names, such as "
                    "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
                    place, MOST_FROZEN);
+    if (s->run.lora_rank)
+        user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
+                   place, s->run.lora_rank);
     cJSON_ArrayForEach(item, list) {
         if (!cJSON_IsString(item)) user_error("%s: \"frozen\" must hold patterns of tensor names only", place);
         s->frozen[s->num_frozen++] = checked_strdup(item->valuestring);
@@ -385,11 +388,6 @@ static const char *stage_frozen(const RecipeStage *s, char *text, size_t size) {
     return text;
 }
 
-/* Steps of the decay; `asked` 0: a tenth of the curve. */
-static int64_t rate_decay(const LearningRate *rate, int64_t asked) {
-    return asked ? asked : max_i64(1, rate->steps / 10);
-}
-
 /* Sets the learning-rate curve that begins in stage s, in every stage that it spans. */
 static void stage_rates(Recipe *r, RecipeStage *s) {
     const RunSettings *run = &s->run;
@@ -402,7 +400,7 @@ static void stage_rates(Recipe *r, RecipeStage *s) {
     rate.warmup = run->warmup;
     rate.first_step = s->first_step;
     rate.steps = end[-1].first_step + end[-1].steps - s->first_step;
-    rate.decay = rate_decay(&rate, run->lr_decay);
+    rate.decay = run->lr_decay ? run->lr_decay : max_i64(1, rate.steps / 10);
     if (rate.shape == RATE_WSD && rate.warmup + rate.decay > rate.steps && r->path)
         user_error("%s: a warm-up of %" PRId64 " steps and a decay of %" PRId64 " steps do not fit into the %" PRId64
                    " steps of the learning-rate curve: shorten one of them, or give the stage more tokens",

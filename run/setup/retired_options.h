@@ -81,10 +81,9 @@ static const RetiredOption *retired_find(const char *word) {
 
 /* Is the option that `word` ("--name" or "--name=value") names in the list `takes`? NULL: every option is. */
 static int takes_option(const char *takes, const char *word) {
-    char name[64], listed[66];
+    char name[64];
     option_name(name, sizeof name, word);
-    snprintf(listed, sizeof listed, ",%s,", name);
-    return !takes || strstr(takes, listed) != NULL;
+    return option_listed(takes, name);
 }
 
 /* Writes the command that replaces one with the option `retired`: the program, with those of the options that it

@@ -7,9 +7,6 @@
 #include <cjson/cJSON.h>           // defines: cJSON_Version
 #include <zlib.h>                  // defines: zlibVersion
 #ifdef HAVE_MPI
-#ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX
-#endif
 #include <mpi.h>
 #endif
 #if defined(__aarch64__) && defined(LINUX)
