@@ -87,7 +87,7 @@ $(CUDA_BUILD)/bench_gpu: dev/kernels/bench_gpu.cu $(CUDA_BUILD)/pages.o $(CUDA_B
 	$(NVCC) -Xcompiler -fopenmp $@.o $(CUDA_BUILD)/pages.o -o $@ $(CUDA_LIBS)
 
 $(CPU_CUDA_BUILD)/bench_gpu.o: dev/kernels/bench_gpu.cu $(CPU_CUDA_BUILD)/flags | needed
-	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. $(depend) -c $< -o $@
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -Wno-format-overflow -I. $(depend) -c $< -o $@
 
 $(CPU_CUDA_BUILD)/bench_gpu: %: %.o $(CPU_CUDA_BUILD)/pages.o
 	$(link_on_cpu)
