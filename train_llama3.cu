@@ -1,6 +1,6 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
- * Read it from top to bottom, or from train_step: it calls run_schedule, that stage_forward and stage_backward, these
+ * Read it from top to bottom, or from train_step: it calls stage_forward and stage_backward, these
  * stage_blocks_forward and stage_blocks_backward, and these block_forward and block_backward. After the step come
  * validation, memory, opening a rank, the dry run, the training loop and main. Programs that generate, evaluate or
  * convert include this file (programs/). Every piece of arithmetic is an op (lib/ops/ops.h), every communication is in
@@ -682,18 +682,6 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     pipeline_send(pipeline, step, out);
 }
 
-/* All micro-batches of a step, forward and backward, in the order of the schedule. */
-static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
-    const Schedule *s = &pipeline->schedule;
-    for (int i = 0; i < s->num_steps; i++) {
-        const PipelineStep *step = &s->steps[i];
-        pipeline_start_receives(pipeline, step);
-        if (step->kind == PIPE_FORWARD) stage_forward(m, pipeline, step, batch, AFTER_FORWARD);
-        else stage_backward(m, pipeline, step, batch);
-    }
-    pipeline_finish(pipeline);
-}
-
 /* Forward of the first micro-batch of `batch` alone, for evaluation and generation. The last stage leaves the residual
  * stream to the head. */
 void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
@@ -816,7 +804,14 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     memory_events(dev); // the memory in use when the step begins, for the timeline
     StepBatch *batch = next_batch(trainer, start);
     step_reports_begin(&trainer->reports);
-    run_schedule(&trainer->model, &p->pipeline, batch);
+    const Schedule *schedule = &p->pipeline.schedule; // without --pp: F0 B0 F1 B1 … of the micro-batches
+    for (int i = 0; i < schedule->num_steps; i++) {
+        const PipelineStep *part = &schedule->steps[i];
+        pipeline_start_receives(&p->pipeline, part);
+        if (part->kind == PIPE_FORWARD) stage_forward(&trainer->model, &p->pipeline, part, batch, AFTER_FORWARD);
+        else stage_backward(&trainer->model, &p->pipeline, part, batch);
+    }
+    pipeline_finish(&p->pipeline);
     device_record_event(dev, &batch->fed);
     fsdp_finish_gradients(&p->fsdp);
     device_phase(dev, "optimizer", NULL);
@@ -1335,7 +1330,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder 
 }
 
 // ---------------------------------------------------------------------------
-// training
+// what follows a step
 
 /* Saves a checkpoint when it is due, and makes an earlier one visible once all ranks have written it. All ranks decide
  * alike: they know the same reports. */
@@ -1385,19 +1380,16 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     if (trainer->parallel.rank == 0) logger_validation(&trainer->logger, step, e.loss, e.targets, e.bits_per_byte);
 }
 
-/* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
- * measured after the first step. Returns what signals asked for. */
-static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
-    int first = step == trainer->job->start.step + 1; // of the run, or of a stage
-    int64_t updates = trainer->progress.updates;
-    StepStats s = train_step(trainer, step);
-    s.matmul_share = *rate > 0 ? flops / s.seconds / *rate : 0;
-    s.mfu = job_mfu(trainer->job, s.seconds);
-    int asked = signals_asked(&trainer->reports);
-    if (first) *rate = matmul_rate(&trainer->parallel.dev);
-    if (!trainer->is_checked && trainer->progress.updates > updates) check_first_step(trainer);
+/* What follows a step, but saving. `has_updated`: the step has updated the weights; `flops`: of a step of this rank;
+ * `rate`: FLOP/s of its matmuls, measured after the first step. */
+static void after_step(Trainer *trainer, StepStats *s, int has_updated, double flops, double *rate) {
+    int64_t step = trainer->progress.step;
+    s->matmul_share = *rate > 0 ? flops / s->seconds / *rate : 0;
+    s->mfu = job_mfu(trainer->job, s->seconds);
+    if (step == trainer->job->start.step + 1) *rate = matmul_rate(&trainer->parallel.dev); // of the run, or of a stage
+    if (!trainer->is_checked && has_updated) check_first_step(trainer);
     if (trainer->parallel.rank == 0) {
-        logger_step(&trainer->logger, step, &s, trainer->reports.figures);
+        logger_step(&trainer->logger, step, s, trainer->reports.figures);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->reports.samples,
                        trainer->reports.samples_of_rank);
         note_lost_progress(&trainer->noted_lost_lines);
@@ -1405,7 +1397,6 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     if (trainer->job->run.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
-    return asked;
 }
 
 /* --trace: writes the timeline of all ranks; `traced`: the last step of which it has all events. */
@@ -1418,40 +1409,6 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
         printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
                " events per rank)\n",
                traced, stage_end_step(trainer->job), run->trace, trainer->parallel.dev.max_events);
-}
-
-/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
-static int train(Trainer *trainer) {
-    const RunSettings *run = &trainer->job->run;
-    int64_t last = stage_end_step(trainer->job);
-    Device *dev = &trainer->parallel.dev;
-    Progress *progress = &trainer->progress;
-    int64_t traced = 0;
-    double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
-    int ends = progress->step == last, asked_to_end = 0;
-    const Progress before = *progress;
-    is_training = 1;                                    // from here on Ctrl-C saves a checkpoint
-    timeline_truncate(dev, 0);                          // the timeline begins here
-    if (ends && run->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
-    while (!ends) {
-        int64_t events = dev->num_events;
-        int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
-        // num_events counts on when the timeline is full: this step is in it entirely
-        if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
-        asked_to_end |= asked & SIGNAL_END;
-        ends = progress->step == last || asked_to_end;
-        if (ends) check_learned(&before, progress);
-        if (asked && trainer->parallel.rank == 0) {
-            printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
-                   asked & SIGNAL_END ? " and to end the run" : "");
-            fflush(stdout); // launch scripts read this line
-        }
-        if (run->out) save_when_due(trainer, asked, ends);
-    }
-    is_training = 0;
-    if (run->trace) write_timeline(trainer, traced);
-    int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
-    return progress->step == last && !is_stopped;
 }
 
 // ---------------------------------------------------------------------------
@@ -1504,28 +1461,68 @@ static void write_run_files(const Trainer *trainer) {
 }
 
 // ---------------------------------------------------------------------------
-// one rank, from its dry run to its end
+// the training loop
 
-static int rank_train(Trainer *trainer) {
+/* Rank 0 prints the banner, and opens and writes the files of the run. */
+static void report_start(Trainer *trainer) {
     const Job *j = trainer->job;
-    int speaks = trainer->parallel.rank == 0;
-    if (speaks) {
-        const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
-        print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm),
-                     trainer->load_seconds);
-        logger_open(&trainer->logger, j->options, &j->run, &p->comm, &dry->dev, &trainer->progress,
-                    j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
-        logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
-                    begins_later_stage(j) || j->resume_from.data_changed);
-        if (j->run.out) write_run_files(trainer);
-    }
-    int complete = train(trainer);
-    loader_close(&trainer->loader, &trainer->parallel.dev);
-    if (speaks) logger_loader(&trainer->loader);
-    if (speaks) logger_close(&trainer->logger, !complete || !j->next);
-    if (speaks) note_lost_progress(&trainer->noted_lost_lines);
-    return complete;
+    const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
+    print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm), trainer->load_seconds);
+    logger_open(&trainer->logger, j->options, &j->run, &p->comm, &dry->dev, &trainer->progress,
+                j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
+    logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
+                begins_later_stage(j) || j->resume_from.data_changed);
+    if (j->run.out) write_run_files(trainer);
 }
+
+static void report_end(Trainer *trainer, int is_complete) {
+    logger_loader(&trainer->loader);
+    logger_close(&trainer->logger, !is_complete || !trainer->job->next);
+    note_lost_progress(&trainer->noted_lost_lines);
+}
+
+/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
+static int train(Trainer *trainer) {
+    const RunSettings *run = &trainer->job->run;
+    int64_t last = stage_end_step(trainer->job);
+    Device *dev = &trainer->parallel.dev;
+    Progress *progress = &trainer->progress;
+    int64_t traced = 0;
+    double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
+    int ends = progress->step == last, asked_to_end = 0, speaks = trainer->parallel.rank == 0;
+    const Progress before = *progress;
+    if (speaks) report_start(trainer);
+    is_training = 1;                                    // from here on Ctrl-C saves a checkpoint
+    timeline_truncate(dev, 0);                          // the timeline begins here
+    if (ends && run->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
+    while (!ends) {
+        int64_t events = dev->num_events, updates = progress->updates;
+        StepStats s = train_step(trainer, progress->step + 1);
+        int asked = signals_asked(&trainer->reports);
+        after_step(trainer, &s, progress->updates > updates, flops, &rate);
+        // num_events counts on when the timeline is full: this step is in it entirely
+        if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
+        asked_to_end |= asked & SIGNAL_END;
+        ends = progress->step == last || asked_to_end;
+        if (ends) check_learned(&before, progress);
+        if (asked && speaks) {
+            printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
+                   asked & SIGNAL_END ? " and to end the run" : "");
+            fflush(stdout); // launch scripts read this line
+        }
+        if (run->out) save_when_due(trainer, asked, ends);
+    }
+    is_training = 0;
+    if (run->trace) write_timeline(trainer, traced);
+    loader_close(&trainer->loader, dev);
+    int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
+    int is_complete = progress->step == last && !is_stopped;
+    if (speaks) report_end(trainer, is_complete);
+    return is_complete;
+}
+
+// ---------------------------------------------------------------------------
+// one rank, from its dry run to its end
 
 /* Trains the stages of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
  * the end of the stage before it, except that weights and moments stay where they are. `complete`: whether the last
@@ -1540,7 +1537,7 @@ static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
         trainer_close(dry_run);
         dry_run_open(dry_run, j, rank, NULL);
         trainer_open(trainer, dry_run, j, rank, &before);
-        *complete = rank_train(trainer);
+        *complete = train(trainer);
     }
 }
 
@@ -1571,7 +1568,7 @@ static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     rank_open(trainer, dry_run, j, rank);
-    int complete = rank_train(trainer);
+    int complete = train(trainer);
     train_later_stages(trainer, dry_run, j, &complete);
     if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->run.after_save) wait_for_commands(&trainer->writer);
