@@ -305,8 +305,8 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
     s.q_doc = m->own_docs;
     s.k_doc = m->docs;
     s.q_offset = m->past;
-    if (m->cp->size >
-        1) { // queries of parts i and 2·cp - 1 - i of the sequence: under the causal mask all ranks have equal work
+    // Context-parallel rank i has parts i and 2·cp - 1 - i of the sequence: under the causal mask all have equal work.
+    if (m->cp->size > 1) {
         s.q_offset = cp_position(m->cp, 0, m->T);
         s.q_split = m->T / 2;
         s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
@@ -442,23 +442,7 @@ static void block_backward(Model *m, int l, const BlockWeights *w) {
 }
 
 // ---------------------------------------------------------------------------
-// embedding and head
-
-/* The embedding of m->ids (N), into the residual stream before the first block. */
-static void embed_forward(Model *m) {
-    const UnitTensors t = unit_tensors(m, m->table.embed, 0, NO_GRADIENTS);
-    floatX *partial = tp_partial(m->tp, m->blocks[0].x);
-    embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
-                      m->config.V);
-    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
-}
-
-static void embed_backward(Model *m, int micro_batch) {
-    FsdpUnit *unit = fsdp_unit(m, m->table.embed);
-    float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->table_unit->offsets[W_EMBED];
-    const floatX *d_x = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
-    embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
-}
+// the head and the loss
 
 /* The residual stream that the head reads. The final norm stores it; a stage without blocks has received it. */
 static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
@@ -548,37 +532,48 @@ static int stage_end(const Model *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* While `unit` computes, the units of blocks after it are all-gathered, one fewer than there are slots; while the last
- * one computes, the head. Before the first of them `unit` is first_unit - 1, on the first stage the embedding. */
+/* Starts the all-gathers that shall run while `unit` computes: of the units of blocks after it, one fewer than there
+ * are slots, and after the last of them of the head. Before its first unit of blocks a stage passes the number before
+ * it, which on the first stage is the embedding's. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
-/* The same in backward, which goes from the last unit to the first: while `unit` computes, the units of blocks before
- * it are all-gathered. `unit` is stage_end(m) while the head computes. A caller that reduces a gradient calls this
- * first, because on a shared connection the all-gathers would queue behind the reduction. */
+/* The same in backward, which goes from the last unit of blocks to the first. For the head, which computes before them,
+ * `unit` is stage_end(m). A caller that also starts to reduce a gradient calls this first, because on a connection that
+ * both share the all-gathers would queue behind the reduction. */
 static void prefetch_backward(Model *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
         blocks_prefetch(m, next);
 }
 
+/* The embedding of m->ids (N), into the residual stream before the first block. */
 static void stage_embed_forward(Model *m, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "forward", embed->table_unit->name);
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
-    embed_forward(m);
+    const UnitTensors t = unit_tensors(m, m->table.embed, 0, NO_GRADIENTS);
+    floatX *x = tp_partial(m->tp, m->blocks[0].x); // under tp: zero where another rank has the token's row
+    embedding_forward(m->dev, x, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
+                      m->config.V);
+    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
     if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, point); // tied: the head needs it too
 }
 
 static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
+    int is_trained = !embed->table_unit->frozen;
     device_phase(m->dev, "backward", embed->table_unit->name);
-    if (!embed->table_unit->frozen) embed_backward(m, micro_batch);
+    if (is_trained) {
+        float *d_embed = fsdp_gradients(m->fsdp, embed, micro_batch) + embed->table_unit->offsets[W_EMBED];
+        const floatX *d_x = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
+        embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
+    }
     fsdp_reshard(m->fsdp, embed, point); // shard_grad_op frees it here, after the last micro-batch
-    if (!embed->table_unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
+    if (is_trained) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
 /* All blocks of the stage. The residual stream after the last one is the sum of its h and m->sublayer_out. */
