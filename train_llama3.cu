@@ -1,6 +1,6 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
- * Read it from top to bottom, or from train_step: it calls run_schedule, that stage_forward and stage_backward, these
+ * Read it from top to bottom, or from train_step: it calls stage_forward and stage_backward, these
  * stage_blocks_forward and stage_blocks_backward, and these block_forward and block_backward. After the step come
  * validation, memory, opening a rank, the dry run, the training loop and main. Programs that generate, evaluate or
  * convert include this file (programs/). Every piece of arithmetic is an op (lib/ops/ops.h), every communication is in
@@ -42,7 +42,7 @@
 /* What a block keeps from forward to backward: the residual stream it read (--recompute full); also the outputs of its
  * matmuls and of attention (selective); or everything (none). Backward recomputes the rest (activation checkpointing,
  * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
-typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
+typedef enum { KEEP_NOTHING, KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 
 /* One block's activations. A rank has N = B·T tokens of a micro-batch: B sequences, and of each T tokens, its length
  * divided by cp. The model has hidden size C and L blocks; this tensor-parallel rank has NH query and NKV key/value
@@ -51,17 +51,17 @@ typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
  * stream are of n tokens: N, or this rank's share of them over tp. The middle column: the least Keep that keeps it. */
 typedef struct {
     Keep keep;
-    floatX *x;               // (n, C)       KEEP_INPUT    residual stream before the block
-    floatX *attn_norm;       // (n, C)       KEEP_ALL      normalized input of attention
-    float *attn_rstd;        // (n)          KEEP_ALL      1 / rms of x
-    floatX *qkv;             // (N, QKV)     KEEP_MATMULS  queries, keys, values; rotated in place
-    floatX *attn;            // (N, NH·HD)   KEEP_MATMULS  output of attention
-    float *lse;              // (B, NH, T)   KEEP_MATMULS  log of the softmax's denominator
-    floatX *after_attention; // (n, C)       KEEP_MATMULS  residual stream after attention
-    floatX *mlp_norm;        // (n, C)       KEEP_ALL      normalized input of the MLP
-    float *mlp_rstd;         // (n)          KEEP_ALL      1 / rms of after_attention
-    floatX *gate_up;         // (N, 2F)      KEEP_MATMULS
-    floatX *swiglu;          // (N, F)       KEEP_ALL      silu(gate) · up
+    floatX *x;         // (n, C)       KEEP_INPUT    residual stream before attention, which the block reads
+    floatX *attn_norm; // (n, C)       KEEP_ALL      normalized input of attention
+    float *attn_rstd;  // (n)          KEEP_ALL      1 / rms of x
+    floatX *qkv;       // (N, QKV)     KEEP_MATMULS  queries, keys, values; rotated in place
+    floatX *attn;      // (N, NH·HD)   KEEP_MATMULS  output of attention
+    float *lse;        // (B, NH, T)   KEEP_MATMULS  log of the softmax's denominator
+    floatX *h;         // (n, C)       KEEP_MATMULS  residual stream after attention, which the MLP reads
+    floatX *mlp_norm;  // (n, C)       KEEP_ALL      normalized input of the MLP
+    float *mlp_rstd;   // (n)          KEEP_ALL      1 / rms of h
+    floatX *gate_up;   // (N, 2F)      KEEP_MATMULS
+    floatX *swiglu;    // (N, F)       KEEP_ALL      silu(gate) · up
 } BlockActivations;
 
 /* What of a run's settings the model depends on. */
@@ -100,16 +100,17 @@ typedef struct {
     BlockActivations recomputed; // buffers for what blocks do not keep, shared by all of them
 
     // forward
-    floatX *sublayer_out; // (n, C) output of the last sublayer; the next RMSNorm adds it to the residual stream
-    floatX *final_x;      // (n, C) residual stream after the last block
-    floatX *final_norm;   // (n, C) its final norm
-    float *final_rstd;    // (n)
-    void *logits;         // of a chunk: (logit_rows, stride) floatX if it goes backward, else (fp32_rows, V) fp32
-    int logit_rows;       // tokens in a chunk that goes backward; its gradients overwrite the logits
-    int fp32_rows;        // tokens in a chunk of fp32 logits, in the same memory
-    float *losses;        // (n·tp)
-    ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
-    ZLoss z_loss;         // z_loss.losses: (n·tp), NULL without --z-loss
+    floatX
+        *sublayer_out;  // (n, C) output of attention or the MLP, from its last matmul until the next norm has added it
+    floatX *final_x;    // (n, C) residual stream after the last block
+    floatX *final_norm; // (n, C) its final norm
+    float *final_rstd;  // (n)
+    void *logits;       // of a chunk: (logit_rows, stride) floatX if it goes backward, else (fp32_rows, V) fp32
+    int logit_rows;     // tokens in a chunk that goes backward; its gradients overwrite the logits
+    int fp32_rows;      // tokens in a chunk of fp32 logits, in the same memory
+    float *losses;      // (n·tp)
+    ExactSum *loss_sum; // sum over this rank's tokens and the micro-batches of the step so far
+    ZLoss z_loss;       // z_loss.losses: (n·tp), NULL without --z-loss
     ExactSum *z_loss_sum; // as loss_sum; NULL without --z-loss
     Lora lora;            // buffers of the adapters
     float *cos_sin;       // (num_positions, 2, HD/2) rotary embedding
@@ -304,8 +305,8 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
     s.q_doc = m->own_docs;
     s.k_doc = m->docs;
     s.q_offset = m->past;
-    if (m->cp->size >
-        1) { // queries of parts i and 2·cp - 1 - i of the sequence: under the causal mask all ranks have equal work
+    // Context-parallel rank i has parts i and 2·cp - 1 - i of the sequence: under the causal mask all have equal work.
+    if (m->cp->size > 1) {
         s.q_offset = cp_position(m->cp, 0, m->T);
         s.q_split = m->T / 2;
         s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
@@ -325,111 +326,60 @@ static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */
 }
 
 // ---------------------------------------------------------------------------
-// a block, forward
+// a block: h = x + attention(RMSNorm(x)), and the next block's x = h + MLP(RMSNorm(h))
 //
-// A block is RMSNorm, attention, RMSNorm, MLP, and each sublayer's output is added to the residual stream. The addition
-// is fused into the following RMSNorm: a sublayer leaves its output in m->sublayer_out, and the next norm reads the
-// stream once, adds it and stores the sum. Matmuls see all N = B·T tokens that this context-parallel rank has of the
-// micro-batch; the residual stream has n of them, this tensor-parallel rank's share.
+// The residual stream of n tokens (this tensor-parallel rank's share) is written twice in a block: as a->h after
+// attention, and after the MLP as a->x of the next block, or m->final_x after the last one. Each of these additions is
+// fused with the norm that follows it, so that the stream is read and written once for both: until then the sublayer's
+// output lies in m->sublayer_out. Matmuls see all N = B·T tokens that this context-parallel rank has.
 
-/* Attention of the normalized input a->attn_norm, into m->sublayer_out. */
-static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
+/* out = RMSNorm(x) · w. */
+static void norm_forward(Model *m, floatX *out, float *rstd, const floatX *x, const floatX *w) {
+    rmsnorm_forward(m->dev, out, rstd, NULL, x, NULL, w, m->config.norm_eps, m->tp->tokens, m->config.C);
+}
+
+/* x = before + m->sublayer_out, the residual stream with a sublayer's output, and out = RMSNorm(x) · w. */
+static void add_and_norm_forward(Model *m, floatX *out, float *rstd, floatX *x, const floatX *before, const floatX *w) {
+    rmsnorm_forward(m->dev, out, rstd, x, before, m->sublayer_out, w, m->config.norm_eps, m->tp->tokens, m->config.C);
+}
+
+/* Block l. It ends with the MLP's output in m->sublayer_out, which the next norm adds to the residual stream. `kept`:
+ * what the block's buffers hold already; in forward KEEP_NOTHING. In backward the block recomputes what it did not
+ * keep, with the bits of forward, whose norms also read the residual stream as it is stored; it does not recompute the
+ * MLP's output, which backward does not read. */
+static void block_forward(Model *m, int l, const BlockWeights *w, Keep kept) {
     const Llama3Config *c = &m->config;
-    int N = m->B * m->T;
-    const floatX *x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
-    lora_linear_forward(&m->lora, a->qkv, x, &w->qkv, N);
-    rope_forward(m->dev, a->qkv, qkv_width(c), m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
-    KeyValue kv = m->kv_cache ? kv_cache_append(m, l, a->qkv) : cp_all_gather_kv(m->cp, a->qkv);
-    AttentionShape shape = attention_shape(m, &kv);
-    attention_forward(m->dev, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
-    floatX *partial = tp_partial(m->tp, m->sublayer_out); // tp 1: sublayer_out itself; else what is summed into it
-    lora_linear_forward(&m->lora, partial, a->attn, &w->o, N);
-    tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "attention output");
-}
+    BlockActivations *a = block_activations(m, l);
+    int N = m->B * m->T, is_first = l == m->stage->first_block; // whose x is the embedding, or has been received
+    if (is_first || kept) norm_forward(m, a->attn_norm, a->attn_rstd, a->x, w->attn_norm);
+    else add_and_norm_forward(m, a->attn_norm, a->attn_rstd, a->x, block_activations(m, l - 1)->h, w->attn_norm);
+    if (kept < KEEP_MATMULS) {
+        const floatX *x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
+        lora_linear_forward(&m->lora, a->qkv, x, &w->qkv, N);
+        rope_forward(m->dev, a->qkv, qkv_width(c), m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
+        KeyValue kv = m->kv_cache ? kv_cache_append(m, l, a->qkv) : cp_all_gather_kv(m->cp, a->qkv);
+        AttentionShape shape = attention_shape(m, &kv);
+        attention_forward(m->dev, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
+        floatX *o = tp_partial(m->tp, m->sublayer_out); // under tp this rank's part of the sum over tp ranks
+        lora_linear_forward(&m->lora, o, a->attn, &w->o, N);
+        tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "attention output");
 
-static void mlp_gate_up_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
-    const floatX *x = tp_all_gather_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
-    lora_linear_forward(&m->lora, a->gate_up, x, &w->gate_up, m->B * m->T);
-}
-
-/* The MLP of the normalized input a->mlp_norm, down(silu(gate) · up), into m->sublayer_out. */
-static void mlp_sublayer_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
-    int N = m->B * m->T;
-    mlp_gate_up_forward(m, w, a);
-    swiglu_forward(m->dev, a->swiglu, a->gate_up, N, m->config.F);
-    floatX *partial = tp_partial(m->tp, m->sublayer_out);
-    lora_linear_forward(&m->lora, partial, a->swiglu, &w->down, N);
+        add_and_norm_forward(m, a->mlp_norm, a->mlp_rstd, a->h, a->x, w->mlp_norm);
+        x = tp_all_gather_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
+        lora_linear_forward(&m->lora, a->gate_up, x, &w->gate_up, N);
+    } else {
+        norm_forward(m, a->mlp_norm, a->mlp_rstd, a->h, w->mlp_norm);
+    }
+    swiglu_forward(m->dev, a->swiglu, a->gate_up, N, c->F);
+    if (kept) return;
+    floatX *down = tp_partial(m->tp, m->sublayer_out);
+    lora_linear_forward(&m->lora, down, a->swiglu, &w->down, N);
     tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "MLP output");
 }
-
-/* out = RMSNorm(x + added) · w; stores x + added in `sum` unless that is NULL. `added` NULL: nothing is added. */
-static void norm_forward(Model *m, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *added,
-                         const floatX *w) {
-    rmsnorm_forward(m->dev, out, rstd, sum, x, added, w, m->config.norm_eps, m->tp->tokens, m->config.C);
-}
-
-/* Block l. The residual stream before it is the sum of the previous block's after_attention and m->sublayer_out; the
- * first block of a pipeline stage finds it in a->x already. */
-static void block_forward(Model *m, int l) {
-    BlockActivations *a = block_activations(m, l);
-    int first = l == m->stage->first_block;
-    const floatX *before = first ? a->x : block_activations(m, l - 1)->after_attention;
-    const floatX *added = first ? NULL : m->sublayer_out;
-    device_phase(m->dev, "forward", m->table.units[table_block_unit(&m->table, l)].name);
-    const BlockWeights w = block_weights(m, l, NO_GRADIENTS);
-    norm_forward(m, a->attn_norm, a->attn_rstd, first ? NULL : a->x, before, added, w.attn_norm);
-    attention_sublayer_forward(m, l, &w, a);
-    norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w.mlp_norm);
-    mlp_sublayer_forward(m, &w, a);
-}
-
-/* Activation checkpointing: recomputes what the block did not keep, into buffers that all such blocks share. The result
- * has the bits of forward, whose norms also read the residual stream as it is stored, after rounding. */
-static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
-    if (a->keep == KEEP_ALL) return;
-    m->dev->recomputing = 1;
-    norm_forward(m, a->attn_norm, a->attn_rstd, NULL, a->x, NULL, w->attn_norm);
-    if (a->keep == KEEP_INPUT) {
-        attention_sublayer_forward(m, l, w, a);
-        norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w->mlp_norm);
-        mlp_gate_up_forward(m, w, a);
-        tp_keep_tokens(m->tp); // backward finds both gathered inputs and does not gather them again
-    } else {
-        norm_forward(m, a->mlp_norm, a->mlp_rstd, NULL, a->after_attention, NULL, w->mlp_norm);
-    }
-    swiglu_forward(m->dev, a->swiglu, a->gate_up, m->B * m->T, m->config.F);
-    m->dev->recomputing = 0;
-}
-
-// ---------------------------------------------------------------------------
-// a block, backward. Each function undoes its forward from the last line to the first, and then the norm before it.
-// Only gradients of weights are moved: they are computed while a tensor-parallel collective of another gradient runs,
-// because nothing waits for them.
-//
-// m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
-// the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.
 
 /* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
 static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
-}
-
-static void mlp_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
-    int N = m->B * m->T;
-    const floatX *d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
-    tp_prefetch_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
-    lora_linear_backward_input(&m->lora, m->d_swiglu, d_out, &w->down, N);
-    floatX *d_gate_up = a->gate_up; // in place: nothing reads gate and up after this
-    swiglu_backward(m->dev, d_gate_up, m->d_swiglu, a->gate_up, N, m->config.F);
-    floatX *partial = tp_partial(m->tp, m->d_norm);
-    lora_linear_backward_input(&m->lora, partial, d_gate_up, &w->gate_up, N);
-    tp_reduce_scatter_start(m->tp, "d MLP input");
-    lora_linear_backward_weight(&m->lora, d_out, a->swiglu, &w->down, N); // before m->d_x changes, which d_out may be
-    tp_reduce_scatter_wait(m->tp, m->d_norm);
-    norm_backward(m, w->d_mlp_norm, a->after_attention, a->mlp_rstd, w->mlp_norm);
-    tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
-    const floatX *x = tp_all_gather_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
-    lora_linear_backward_weight(&m->lora, d_gate_up, x, &w->gate_up, N);
 }
 
 /* Starts to gather m->d_x for what comes after block l in backward: block l - 1, or the embedding. */
@@ -439,10 +389,37 @@ static void prefetch_d_x(Model *m, int l) {
     else if (embeds) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
 }
 
-static void attention_sublayer_backward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
+/* Block l: the lines of block_forward from the last to the first. m->d_x is the gradient of the residual stream after
+ * the block and becomes the one before it, if that is needed. It is also the gradient of each sublayer's output, since
+ * the output is added to the stream; m->d_norm is that of the sublayer's normalized input. Only gradients of weights
+ * stand in another place: nothing waits for them, so they are computed while a tensor-parallel collective runs. */
+static void block_backward(Model *m, int l, const BlockWeights *w) {
     const Llama3Config *c = &m->config;
+    BlockActivations *a = block_activations(m, l);
     int N = m->B * m->T;
-    const floatX *d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
+    if (a->keep < KEEP_ALL) { // activation checkpointing, into buffers that all such blocks share
+        m->dev->recomputing = 1;
+        block_forward(m, l, w, a->keep);
+        m->dev->recomputing = 0;
+        if (a->keep == KEEP_INPUT) tp_keep_tokens(m->tp); // both gathered inputs, which are not gathered again
+    }
+
+    const floatX *d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
+    tp_prefetch_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
+    lora_linear_backward_input(&m->lora, m->d_swiglu, d_out, &w->down, N);
+    floatX *d_gate_up = a->gate_up; // in place: nothing reads gate and up after this
+    swiglu_backward(m->dev, d_gate_up, m->d_swiglu, a->gate_up, N, c->F);
+    floatX *d_norm = tp_partial(m->tp, m->d_norm);
+    lora_linear_backward_input(&m->lora, d_norm, d_gate_up, &w->gate_up, N);
+    tp_reduce_scatter_start(m->tp, "d MLP input");
+    lora_linear_backward_weight(&m->lora, d_out, a->swiglu, &w->down, N); // before m->d_x changes, which d_out may be
+    tp_reduce_scatter_wait(m->tp, m->d_norm);
+    norm_backward(m, w->d_mlp_norm, a->h, a->mlp_rstd, w->mlp_norm);
+    tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
+    const floatX *x = tp_all_gather_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
+    lora_linear_backward_weight(&m->lora, d_gate_up, x, &w->gate_up, N);
+
+    d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
     tp_prefetch_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
     lora_linear_backward_input(&m->lora, m->d_attn, d_out, &w->o, N);
     KeyValue kv = cp_all_gather_kv(m->cp, a->qkv);
@@ -451,47 +428,21 @@ static void attention_sublayer_backward(Model *m, int l, const BlockWeights *w, 
     attention_backward(m->dev, m->d_qkv, dk, dv, m->d_attn, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
     rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
-    floatX *partial = input_gradient_is_read(m, l) ? tp_partial(m->tp, m->d_norm) : NULL; // adapters: not for block 0
-    lora_linear_backward_input(&m->lora, partial, m->d_qkv, &w->qkv, N);
-    if (partial) tp_reduce_scatter_start(m->tp, "d attention input");
+    if (!input_gradient_is_read(m, l)) d_norm = NULL; // adapters: not for block 0
+    lora_linear_backward_input(&m->lora, d_norm, m->d_qkv, &w->qkv, N);
+    if (d_norm) tp_reduce_scatter_start(m->tp, "d attention input");
     lora_linear_backward_weight(&m->lora, d_out, a->attn, &w->o, N);
-    if (partial) {
+    if (d_norm) {
         tp_reduce_scatter_wait(m->tp, m->d_norm);
         norm_backward(m, w->d_attn_norm, a->x, a->attn_rstd, w->attn_norm);
         prefetch_d_x(m, l);
     }
-    const floatX *x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
+    x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
     lora_linear_backward_weight(&m->lora, m->d_qkv, x, &w->qkv, N);
 }
 
-/* Block l. m->d_x is the gradient of the residual stream after the block, and becomes the one before it, if needed. */
-static void block_backward(Model *m, int l, int micro_batch) {
-    BlockActivations *a = block_activations(m, l);
-    device_phase(m->dev, "backward", m->table.units[table_block_unit(&m->table, l)].name);
-    const BlockWeights w = block_weights(m, l, micro_batch);
-    block_recompute(m, l, &w, a);
-    mlp_sublayer_backward(m, &w, a);
-    attention_sublayer_backward(m, l, &w, a);
-}
-
 // ---------------------------------------------------------------------------
-// embedding and head
-
-/* The embedding of m->ids (N), into the residual stream before the first block. */
-static void embed_forward(Model *m) {
-    const UnitTensors t = unit_tensors(m, m->table.embed, 0, NO_GRADIENTS);
-    floatX *partial = tp_partial(m->tp, m->blocks[0].x);
-    embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
-                      m->config.V);
-    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
-}
-
-static void embed_backward(Model *m, int micro_batch) {
-    FsdpUnit *unit = fsdp_unit(m, m->table.embed);
-    float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->table_unit->offsets[W_EMBED];
-    const floatX *d_x = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
-    embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
-}
+// the head and the loss
 
 /* The residual stream that the head reads. The final norm stores it; a stage without blocks has received it. */
 static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
@@ -500,9 +451,8 @@ static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x :
 const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     floatX *x = head_input(m);
     if (m->stage->num_blocks)
-        norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].after_attention,
-                     m->sublayer_out, w->norm);
-    else norm_forward(m, m->final_norm, m->final_rstd, NULL, x, NULL, w->norm);
+        add_and_norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].h, w->norm);
+    else norm_forward(m, m->final_norm, m->final_rstd, x, w->norm);
     return tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, m->final_norm, "head input"); // in attention's buffer
 }
 
@@ -582,41 +532,51 @@ static int stage_end(const Model *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* While `unit` computes, the units of blocks after it are all-gathered, one fewer than there are slots; while the last
- * one computes, the head. Before the first of them `unit` is first_unit - 1, on the first stage the embedding. */
+/* Starts the all-gathers that shall run while `unit` computes: of the units of blocks after it, one fewer than there
+ * are slots, and after the last of them of the head. Before its first unit of blocks a stage passes the number before
+ * it, which on the first stage is the embedding's. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
-/* The same in backward, which goes from the last unit to the first: while `unit` computes, the units of blocks before
- * it are all-gathered. `unit` is stage_end(m) while the head computes. A caller that reduces a gradient calls this
- * first, because on a shared connection the all-gathers would queue behind the reduction. */
+/* The same in backward, which goes from the last unit of blocks to the first. For the head, which computes before them,
+ * `unit` is stage_end(m). A caller that also starts to reduce a gradient calls this first, because on a connection that
+ * both share the all-gathers would queue behind the reduction. */
 static void prefetch_backward(Model *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
         blocks_prefetch(m, next);
 }
 
+/* The embedding of m->ids (N), into the residual stream before the first block. */
 static void stage_embed_forward(Model *m, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "forward", embed->table_unit->name);
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
-    embed_forward(m);
+    const UnitTensors t = unit_tensors(m, m->table.embed, 0, NO_GRADIENTS);
+    floatX *x = tp_partial(m->tp, m->blocks[0].x); // under tp: zero where another rank has the token's row
+    embedding_forward(m->dev, x, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
+                      m->config.V);
+    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
     if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, point); // tied: the head needs it too
 }
 
 static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
+    int is_trained = !embed->table_unit->frozen;
     device_phase(m->dev, "backward", embed->table_unit->name);
-    if (!embed->table_unit->frozen) embed_backward(m, micro_batch);
+    if (is_trained) {
+        float *d_embed = fsdp_gradients(m->fsdp, embed, micro_batch) + embed->table_unit->offsets[W_EMBED];
+        const floatX *d_x = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
+        embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
+    }
     fsdp_reshard(m->fsdp, embed, point); // shard_grad_op frees it here, after the last micro-batch
-    if (!embed->table_unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
+    if (is_trained) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
-/* All blocks of the stage. The residual stream after the last one is the sum of its after_attention and
- * m->sublayer_out. */
+/* All blocks of the stage. The residual stream after the last one is the sum of its h and m->sublayer_out. */
 static void stage_blocks_forward(Model *m, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++) {
@@ -624,7 +584,9 @@ static void stage_blocks_forward(Model *m, ReshardPoint point) {
         const Unit *blocks = &m->table.units[unit];
         blocks_prefetch(m, unit);
         prefetch_forward(m, unit);
-        block_forward(m, l);
+        device_phase(m->dev, "forward", blocks->name);
+        const BlockWeights w = block_weights(m, l, NO_GRADIENTS);
+        block_forward(m, l, &w, KEEP_NOTHING);
         if (l == blocks->first_block + blocks->num_blocks - 1) blocks_reshard(m, unit, point);
     }
 }
@@ -636,7 +598,9 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point)
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
         int unit = table_block_unit(&m->table, l);
         blocks_prefetch(m, unit);
-        block_backward(m, l, micro_batch);
+        device_phase(m->dev, "backward", m->table.units[unit].name);
+        const BlockWeights w = block_weights(m, l, micro_batch);
+        block_backward(m, l, &w);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, point);
         prefetch_backward(m, unit - 1); // which computes next
@@ -677,7 +641,7 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
     if (stage_has_loss(m)) return; // stage_backward computes the head, forward and backward
     PipelineMessage *out = pipeline_output(pipeline, step);
     if (m->stage->num_blocks)
-        residual_add(m->dev, out->data, m->blocks[m->num_activations - 1].after_attention, m->sublayer_out,
+        residual_add(m->dev, out->data, m->blocks[m->num_activations - 1].h, m->sublayer_out,
                      (int64_t)m->tp->tokens * m->config.C);
     else device_copy(m->dev, out->data, m->blocks[0].x, sizeof(floatX) * pipeline->message_elements);
     pipeline_send(pipeline, step, out);
@@ -711,18 +675,6 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     PipelineMessage *out = pipeline_output(pipeline, step);
     device_copy(m->dev, out->data, m->d_x, sizeof(floatX) * pipeline->message_elements);
     pipeline_send(pipeline, step, out);
-}
-
-/* All micro-batches of a step, forward and backward, in the order of the schedule. */
-static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
-    const Schedule *s = &pipeline->schedule;
-    for (int i = 0; i < s->num_steps; i++) {
-        const PipelineStep *step = &s->steps[i];
-        pipeline_start_receives(pipeline, step);
-        if (step->kind == PIPE_FORWARD) stage_forward(m, pipeline, step, batch, AFTER_FORWARD);
-        else stage_backward(m, pipeline, step, batch);
-    }
-    pipeline_finish(pipeline);
 }
 
 /* Forward of the first micro-batch of `batch` alone, for evaluation and generation. The last stage leaves the residual
@@ -847,7 +799,14 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     memory_events(dev); // the memory in use when the step begins, for the timeline
     StepBatch *batch = next_batch(trainer, start);
     step_reports_begin(&trainer->reports);
-    run_schedule(&trainer->model, &p->pipeline, batch);
+    const Schedule *schedule = &p->pipeline.schedule; // without --pp: F0 B0 F1 B1 … of the micro-batches
+    for (int i = 0; i < schedule->num_steps; i++) {
+        const PipelineStep *part = &schedule->steps[i];
+        pipeline_start_receives(&p->pipeline, part);
+        if (part->kind == PIPE_FORWARD) stage_forward(&trainer->model, &p->pipeline, part, batch, AFTER_FORWARD);
+        else stage_backward(&trainer->model, &p->pipeline, part, batch);
+    }
+    pipeline_finish(&p->pipeline);
     device_record_event(dev, &batch->fed);
     fsdp_finish_gradients(&p->fsdp);
     device_phase(dev, "optimizer", NULL);
@@ -977,7 +936,7 @@ static void block_activations_open(Model *m, BlockActivations *a, Keep first, Ke
         a->qkv = activation(m, "queries, keys, values", N * qkv_width(c));
         a->attn = activation(m, "attention output", N * c->NH * c->HD);
         a->lse = activation_fp32(m, "softmax denominators", N * c->NH);
-        a->after_attention = activation(m, "residual stream", n * c->C);
+        a->h = activation(m, "residual stream", n * c->C);
         a->gate_up = activation(m, "gate and up", 2 * N * c->F);
     }
     if (last < KEEP_ALL) return;
@@ -1366,7 +1325,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder 
 }
 
 // ---------------------------------------------------------------------------
-// training
+// what follows a step
 
 /* Saves a checkpoint when it is due, and makes an earlier one visible once all ranks have written it. All ranks decide
  * alike: they know the same reports. */
@@ -1416,19 +1375,16 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     if (trainer->parallel.rank == 0) logger_validation(&trainer->logger, step, e.loss, e.targets, e.bits_per_byte);
 }
 
-/* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
- * measured after the first step. Returns what signals asked for. */
-static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
-    int first = step == trainer->job->start.step + 1; // of the run, or of a stage
-    int64_t updates = trainer->progress.updates;
-    StepStats s = train_step(trainer, step);
-    s.matmul_share = *rate > 0 ? flops / s.seconds / *rate : 0;
-    s.mfu = job_mfu(trainer->job, s.seconds);
-    int asked = signals_asked(&trainer->reports);
-    if (first) *rate = matmul_rate(&trainer->parallel.dev);
-    if (!trainer->is_checked && trainer->progress.updates > updates) check_first_step(trainer);
+/* What follows a step, but saving. `has_updated`: the step has updated the weights; `flops`: of a step of this rank;
+ * `rate`: FLOP/s of its matmuls, measured after the first step. */
+static void after_step(Trainer *trainer, StepStats *s, int has_updated, double flops, double *rate) {
+    int64_t step = trainer->progress.step;
+    s->matmul_share = *rate > 0 ? flops / s->seconds / *rate : 0;
+    s->mfu = job_mfu(trainer->job, s->seconds);
+    if (step == trainer->job->start.step + 1) *rate = matmul_rate(&trainer->parallel.dev); // of the run, or of a stage
+    if (!trainer->is_checked && has_updated) check_first_step(trainer);
     if (trainer->parallel.rank == 0) {
-        logger_step(&trainer->logger, step, &s, trainer->reports.figures);
+        logger_step(&trainer->logger, step, s, trainer->reports.figures);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->reports.samples,
                        trainer->reports.samples_of_rank);
         note_lost_progress(&trainer->noted_lost_lines);
@@ -1436,7 +1392,6 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     if (trainer->job->run.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
-    return asked;
 }
 
 /* --trace: writes the timeline of all ranks; `traced`: the last step of which it has all events. */
@@ -1449,40 +1404,6 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
         printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
                " events per rank)\n",
                traced, stage_end_step(trainer->job), run->trace, trainer->parallel.dev.max_events);
-}
-
-/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
-static int train(Trainer *trainer) {
-    const RunSettings *run = &trainer->job->run;
-    int64_t last = stage_end_step(trainer->job);
-    Device *dev = &trainer->parallel.dev;
-    Progress *progress = &trainer->progress;
-    int64_t traced = 0;
-    double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
-    int ends = progress->step == last, asked_to_end = 0;
-    const Progress before = *progress;
-    is_training = 1;                                    // from here on Ctrl-C saves a checkpoint
-    timeline_truncate(dev, 0);                          // the timeline begins here
-    if (ends && run->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
-    while (!ends) {
-        int64_t events = dev->num_events;
-        int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
-        // num_events counts on when the timeline is full: this step is in it entirely
-        if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
-        asked_to_end |= asked & SIGNAL_END;
-        ends = progress->step == last || asked_to_end;
-        if (ends) check_learned(&before, progress);
-        if (asked && trainer->parallel.rank == 0) {
-            printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
-                   asked & SIGNAL_END ? " and to end the run" : "");
-            fflush(stdout); // launch scripts read this line
-        }
-        if (run->out) save_when_due(trainer, asked, ends);
-    }
-    is_training = 0;
-    if (run->trace) write_timeline(trainer, traced);
-    int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
-    return progress->step == last && !is_stopped;
 }
 
 // ---------------------------------------------------------------------------
@@ -1535,28 +1456,68 @@ static void write_run_files(const Trainer *trainer) {
 }
 
 // ---------------------------------------------------------------------------
-// one rank, from its dry run to its end
+// the training loop
 
-static int rank_train(Trainer *trainer) {
+/* Rank 0 prints the banner, and opens and writes the files of the run. */
+static void report_start(Trainer *trainer) {
     const Job *j = trainer->job;
-    int speaks = trainer->parallel.rank == 0;
-    if (speaks) {
-        const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
-        print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm),
-                     trainer->load_seconds);
-        logger_open(&trainer->logger, j->options, &j->run, &p->comm, &dry->dev, &trainer->progress,
-                    j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
-        logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
-                    begins_later_stage(j) || j->resume_from.data_changed);
-        if (j->run.out) write_run_files(trainer);
-    }
-    int complete = train(trainer);
-    loader_close(&trainer->loader, &trainer->parallel.dev);
-    if (speaks) logger_loader(&trainer->loader);
-    if (speaks) logger_close(&trainer->logger, !complete || !j->next);
-    if (speaks) note_lost_progress(&trainer->noted_lost_lines);
-    return complete;
+    const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
+    print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm), trainer->load_seconds);
+    logger_open(&trainer->logger, j->options, &j->run, &p->comm, &dry->dev, &trainer->progress,
+                j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
+    logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
+                begins_later_stage(j) || j->resume_from.data_changed);
+    if (j->run.out) write_run_files(trainer);
 }
+
+static void report_end(Trainer *trainer, int is_complete) {
+    logger_loader(&trainer->loader);
+    logger_close(&trainer->logger, !is_complete || !trainer->job->next);
+    note_lost_progress(&trainer->noted_lost_lines);
+}
+
+/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
+static int train(Trainer *trainer) {
+    const RunSettings *run = &trainer->job->run;
+    int64_t last = stage_end_step(trainer->job);
+    Device *dev = &trainer->parallel.dev;
+    Progress *progress = &trainer->progress;
+    int64_t traced = 0;
+    double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
+    int ends = progress->step == last, asked_to_end = 0, speaks = trainer->parallel.rank == 0;
+    const Progress before = *progress;
+    if (speaks) report_start(trainer);
+    is_training = 1;                                    // from here on Ctrl-C saves a checkpoint
+    timeline_truncate(dev, 0);                          // the timeline begins here
+    if (ends && run->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
+    while (!ends) {
+        int64_t events = dev->num_events, updates = progress->updates;
+        StepStats s = train_step(trainer, progress->step + 1);
+        int asked = signals_asked(&trainer->reports);
+        after_step(trainer, &s, progress->updates > updates, flops, &rate);
+        // num_events counts on when the timeline is full: this step is in it entirely
+        if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
+        asked_to_end |= asked & SIGNAL_END;
+        ends = progress->step == last || asked_to_end;
+        if (ends) check_learned(&before, progress);
+        if (asked && speaks) {
+            printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
+                   asked & SIGNAL_END ? " and to end the run" : "");
+            fflush(stdout); // launch scripts read this line
+        }
+        if (run->out) save_when_due(trainer, asked, ends);
+    }
+    is_training = 0;
+    if (run->trace) write_timeline(trainer, traced);
+    loader_close(&trainer->loader, dev);
+    int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
+    int is_complete = progress->step == last && !is_stopped;
+    if (speaks) report_end(trainer, is_complete);
+    return is_complete;
+}
+
+// ---------------------------------------------------------------------------
+// one rank, from its dry run to its end
 
 /* Trains the stages of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
  * the end of the stage before it, except that weights and moments stay where they are. `complete`: whether the last
@@ -1571,7 +1532,7 @@ static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
         trainer_close(dry_run);
         dry_run_open(dry_run, j, rank, NULL);
         trainer_open(trainer, dry_run, j, rank, &before);
-        *complete = rank_train(trainer);
+        *complete = train(trainer);
     }
 }
 
@@ -1602,7 +1563,7 @@ static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     rank_open(trainer, dry_run, j, rank);
-    int complete = rank_train(trainer);
+    int complete = train(trainer);
     train_later_stages(trainer, dry_run, j, &complete);
     if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->run.after_save) wait_for_commands(&trainer->writer);

@@ -270,20 +270,6 @@ static MatmulEntry *matmul_find(MatmulCache *cache, const Matmul *p) {
     return entry;
 }
 
-static void onednn_matmul(MatmulCache *cache, const MatmulEntry *entry, void *c, const floatX *a, const floatX *b) {
-    const Matmul *p = &entry->matmul;
-    dnnl_memory_set_data_handle(entry->memory[0], (void *)(uintptr_t)a);
-    dnnl_memory_set_data_handle(entry->memory[1], (void *)(uintptr_t)b);
-    dnnl_memory_set_data_handle(entry->memory[2], c);
-    dnnl_exec_arg_t args[3] = {
-        {DNNL_ARG_SRC, entry->memory[0]}, {DNNL_ARG_WEIGHTS, entry->memory[1]}, {DNNL_ARG_DST, entry->memory[2]}};
-    dnnl_status_t status = dnnl_primitive_execute(entry->primitive, cache->stream, 3, args);
-    if (status != dnnl_success)
-        run_failure("oneDNN: the matmul of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
-                    ") failed with status %d",
-                    p->M, p->K, p->K, p->N, status);
-}
-
 /* Whether oneDNN's matmuls have the same bits for any number of threads. Its AVX-512 kernels do. Its older ones (AVX2
  * and SSE4.1) compute the edges of a thread's share in another order, so that small matmuls differ in the last bit. */
 static int onednn_is_deterministic(void) {
@@ -325,7 +311,16 @@ static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, c
 #ifdef HAVE_ONEDNN
     MatmulEntry *entry = cache->plain ? NULL : matmul_find(cache, p);
     if (entry && entry->primitive) {
-        onednn_matmul(cache, entry, c, a, b);
+        dnnl_memory_set_data_handle(entry->memory[0], (void *)(uintptr_t)a);
+        dnnl_memory_set_data_handle(entry->memory[1], (void *)(uintptr_t)b);
+        dnnl_memory_set_data_handle(entry->memory[2], c);
+        dnnl_exec_arg_t args[3] = {
+            {DNNL_ARG_SRC, entry->memory[0]}, {DNNL_ARG_WEIGHTS, entry->memory[1]}, {DNNL_ARG_DST, entry->memory[2]}};
+        dnnl_status_t status = dnnl_primitive_execute(entry->primitive, cache->stream, 3, args);
+        if (status != dnnl_success)
+            run_failure("oneDNN: the matmul of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
+                        ") failed with status %d",
+                        p->M, p->K, p->K, p->N, status);
         return;
     }
 #endif
