@@ -112,9 +112,11 @@ static inline void find_local_processes(LaunchInfo *l) {
 /* Initializes MPI if a launcher started this process. */
 static inline LaunchInfo comm_start_process(int *argc, char ***argv, double timeout, double start_timeout) {
     LaunchInfo l = {0, 1, 0, 1, 1};
-    if (!launched_by_mpi()) {
+    if (!launched_by_mpi()) { // all ranks are threads of this process
         check_launch(1);
-        run_hosts_only_this_one();
+        run_hosts.hosts = new_array(RunHost, 1);
+        gethostname(run_hosts.hosts[0].name, sizeof run_hosts.hosts[0].name - 1);
+        run_hosts.count = 1;
         return l;
     }
 #ifdef HAVE_MPI

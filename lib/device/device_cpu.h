@@ -3,7 +3,6 @@
  */
 #ifndef DEVICE_CPU_H
 #define DEVICE_CPU_H
-#include "container.h" // defines: container_limits
 #include "device_types.h"
 #include <fcntl.h>
 #include <sys/mman.h>

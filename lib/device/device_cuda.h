@@ -4,7 +4,6 @@
  */
 #ifndef DEVICE_CUDA_H
 #define DEVICE_CUDA_H
-#include "container.h" // defines: container_limits
 #include "device_types.h"
 #ifdef HAVE_NCCL
 #include <nccl.h>
