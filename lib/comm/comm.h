@@ -301,7 +301,7 @@ static inline void comm_wait(Comm *comm, Request *r) {
     if (!r->active && !r->enqueued) return;
     if (dev->dry_run) {
         r->active = 0;
-        event_add(dev, EVENT_WAIT, stream_lane(dev), "wait", r->what, dev->clock, dev->clock, 0);
+        event_add(dev, EVENT_WAIT, stream_lane(dev), "wait", r->what, dev->rec.clock, dev->rec.clock, 0);
         return;
     }
     int counts = CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active;

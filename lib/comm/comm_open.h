@@ -193,10 +193,10 @@ static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank
     comm->gpu_progress = -1;
     comm->heartbeat = hosts->heartbeat_open(comm);
     comm->heartbeat->activity.op = OP_COUNT; // no op yet
-    dev->activity = &comm->heartbeat->activity;
+    dev->rec.activity = &comm->heartbeat->activity;
     dev->poll_arg = comm;
 #ifdef USE_CUDA
-    dev->comm_finished = comm_finished;
+    dev->rec.comm_finished = comm_finished;
     if (mesh->world > 1 || !comm->heartbeats->threads) dev->watch = comm_watch; // for other ranks, or for a monitor
 #endif
     for (int a = 0; a < AXES; a++) {

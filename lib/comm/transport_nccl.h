@@ -603,7 +603,7 @@ static inline void nccl_connect_links(Comm *comm, const Comm *dry_run) {
  * like the others, and so that the memory of all is known before it. */
 static inline void nccl_connect(Comm *comm, const Comm *dry_run, int sums) {
     static const Collective kinds[] = {ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL};
-    int64_t events = comm->dev->num_events;
+    int64_t events = comm->dev->rec.num_events;
     for (int i = 0; i < NCCL_AXES; i++)
         for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
             if (dry_run->traffic_started[nccl_axes[i]][kinds[k]].calls)
