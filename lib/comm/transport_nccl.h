@@ -529,7 +529,7 @@ static inline void nccl_start(Comm *comm, Request *r) {
     int size = 0;
     ncclResult_t result = ncclCommCount(c, &size);
     if (result != ncclSuccess) nccl_failed(comm, result, "count the members of", axis_names[g->axis]);
-    request_begin(comm, r);
+    note_moving(comm, r);
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, c, stream);
     else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream);
     else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, 0, c, stream);
