@@ -787,17 +787,34 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     optimizer_step(&trainer->optimizer, &adam, (float)grad_scale, (int)trainer->progress.updates);
 }
 
+/* The step `whole` ends: counts its samples, and fills in how long it took and waited. */
+static void step_end(Trainer *trainer, int64_t step, Span whole, StepStats *s) {
+    Parallel *p = &trainer->parallel;
+    Progress *progress = &trainer->progress;
+    device_phase(&p->dev, NULL, NULL);
+    span_end(&p->dev, whole, NULL, -1, 0);
+    s->samples = sampler_global_batch(&trainer->loader.sampler);
+    progress->step = step;
+    progress->samples += s->samples;
+    progress->tokens += s->samples * trainer->job->run.seq;
+    if (!p->dev.dry_run)
+        progress->samples_in_epoch =
+            s->samples + sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
+    s->seconds = seconds_now() - whole.start;
+    s->data_wait_seconds = trainer->loader.wait_seconds;
+    s->wait_seconds = comm_wait_seconds(&p->comm);
+    s->communication_seconds = p->comm.comm_seconds;
+    double blocked = s->wait_seconds + p->comm.poll_seconds; // by communication
+    s->overlap = s->communication_seconds > 0 ? fmax(0, 1 - blocked / s->communication_seconds) : 0;
+}
+
 /* One training step: forward and backward of all micro-batches, the sum of their gradients over all ranks, and the
  * update of the weights. `step` counts from 1. */
 static StepStats train_step(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
-    Device *dev = &p->dev;
-    double start = seconds_now();
     comm_clear_ledger(&p->comm);
-    int on_host = !is_timed(dev); // without a timeline, the host's clock will do
-    Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, on_host);
-    memory_events(dev); // the memory in use when the step begins, for the timeline
-    StepBatch *batch = next_batch(trainer, start);
+    Span whole = step_begin(&p->dev, step);
+    StepBatch *batch = next_batch(trainer, whole.start);
     step_reports_begin(&trainer->reports);
     const Schedule *schedule = &p->pipeline.schedule; // without --pp: F0 B0 F1 B1 … of the micro-batches
     for (int i = 0; i < schedule->num_steps; i++) {
@@ -807,37 +824,20 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
         else stage_backward(&trainer->model, &p->pipeline, part, batch);
     }
     pipeline_finish(&p->pipeline);
-    device_record_event(dev, &batch->fed);
+    device_record_event(&p->dev, &batch->fed);
     fsdp_finish_gradients(&p->fsdp);
-    device_phase(dev, "optimizer", NULL);
+    device_phase(&p->dev, "optimizer", NULL);
     sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
-    exchange_reports(&trainer->reports, &p->fsdp, &mine, start); // with this rank's part of the gradient norm
-    int64_t first_window = dev->dry_run ? 0 : batch->windows[0]; // the sample that an error message names
-    loader_release(&trainer->loader, dev);
-
+    exchange_reports(&trainer->reports, &p->fsdp, &mine, whole.start); // with this rank's part of the gradient norm
+    int64_t first_window = p->dev.dry_run ? 0 : batch->windows[0];     // the sample that an error message names
+    loader_release(&trainer->loader, &p->dev);
     StepStats s = sum_reports(&trainer->reports);
     s.z_loss = mean_z_loss(&trainer->reports, s.targets);
     check_reports(&trainer->reports, &trainer->loader.sampler, step, first_window);
     update_weights(trainer, step, &s);
-    device_phase(dev, NULL, NULL);
-    span_end(dev, whole, NULL, -1, 0);
-    s.samples = sampler_global_batch(&trainer->loader.sampler);
-    Progress *progress = &trainer->progress;
-    progress->step = step;
-    progress->samples += s.samples;
-    progress->tokens += s.samples * trainer->job->run.seq;
-    if (!dev->dry_run) {
-        int64_t before = sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
-        progress->samples_in_epoch = before + s.samples;
-    }
-    double wait = comm_wait_seconds(&p->comm), blocked = wait + p->comm.poll_seconds; // blocked by communication
-    s.seconds = seconds_now() - start;
-    s.data_wait_seconds = trainer->loader.wait_seconds;
-    s.wait_seconds = wait;
-    s.communication_seconds = p->comm.comm_seconds;
-    s.overlap = s.communication_seconds > 0 ? fmax(0, 1 - blocked / s.communication_seconds) : 0;
+    step_end(trainer, step, whole, &s);
     return s;
 }
 
@@ -1064,13 +1064,13 @@ static void model_close(Model *m) {
 // opening and closing a rank
 
 static void timeline_open(Device *dev, const Job *j) {
-    if (!dev->max_events) return;
+    if (!dev->rec.max_events) return;
     if (j->purpose.plans) { // not part of the planned memory
-        dev->events = new_array(Event, dev->max_events);
+        dev->rec.events = new_array(Event, dev->rec.max_events);
         return;
     }
-    Event *events = arena_array(Event, dev, MEM_HOST, "timeline", dev->max_events);
-    if (!dev->dry_run) dev->events = events;
+    Event *events = arena_array(Event, dev, MEM_HOST, "timeline", dev->rec.max_events);
+    if (!dev->dry_run) dev->rec.events = events;
 }
 
 static void checkpoints_open(Trainer *trainer) {
@@ -1146,7 +1146,7 @@ static void trainer_close(Trainer *trainer) {
     device_destroy_event(trainer->eval_batch.fed);
     checkpoint_writer_close(&trainer->writer);
     if (!p->dev.dry_run) ops_close(&p->dev);
-    if (p->dev.dry_run) free(p->dev.events);
+    if (p->dev.dry_run) free(p->dev.rec.events);
     free(p->layout);
     pipeline_close(&p->pipeline);
     tp_close(&p->tp);
@@ -1297,18 +1297,18 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->by_nccl = uses_nccl(j);
     dev->reductions_apart = job_reductions_apart(j);
     ops_open(dev, 0);
-    dev->max_events = max_events;
+    dev->rec.max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
     trainer_allocate(trainer);
     if (!job_streams_weights(j)) fsdp_init_weights(&p->fsdp, 0);
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
-    memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
-    dev->num_events = 0;
-    dev->times = j->op_times; // from here on the clock runs
+    memset(dev->rec.ops, 0, sizeof dev->rec.ops); // start-up does not count
+    dev->rec.num_events = 0;
+    dev->rec.times = j->op_times; // from here on the clock runs
     p->comm.recorder = recorder;
-    if (recorder && dev->times && dev->times->has_streams) dev->points = &recorder->points;
+    if (recorder && dev->rec.times && dev->rec.times->has_streams) dev->rec.points = &recorder->points;
     if (j->purpose.dry_run) j->purpose.dry_run(trainer);
-    dev->points = NULL;
+    dev->rec.points = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
 }
 
@@ -1318,7 +1318,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
 static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder *recorder) {
     dry_run_once(trainer, j, rank, 0, recorder);
     if (!j->run.trace || recorder) return;
-    int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, a replica check and a save
+    int64_t per_step = trainer->parallel.dev.rec.num_events + 4; // a validation, a replica check and a save
     int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
     trainer_close(trainer);
     dry_run_once(trainer, j, rank, j->purpose.plans ? per_step : of_run, NULL);
@@ -1332,7 +1332,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder 
 static void save_when_due(Trainer *trainer, int asked, int ends) {
     const RunSettings *run = &trainer->job->run;
     CheckpointWriter *writer = &trainer->writer;
-    int64_t step = trainer->progress.step, events = trainer->parallel.dev.num_events;
+    int64_t step = trainer->progress.step, events = trainer->parallel.dev.rec.num_events;
     double start = seconds_now();
     int wanted = ends || asked & SIGNAL_SAVE || (run->save_every && step % run->save_every == 0);
     int due = wanted && writer->saved_step != step;
@@ -1350,7 +1350,7 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
 #endif
 static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
-    int64_t events = p->dev.num_events;
+    int64_t events = p->dev.rec.num_events;
     double start = seconds_now();
     if (!p->fsdp.fingerprints || step % REPLICA_CHECK_STEPS) return;
     fsdp_check_replicas(&p->fsdp, step);
@@ -1363,7 +1363,7 @@ static int is_due(int64_t step, int every, int64_t last) { return step >= last |
 /* After every --val-every steps and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
     const RunSettings *run = &trainer->job->run;
-    int64_t events = trainer->parallel.dev.num_events;
+    int64_t events = trainer->parallel.dev.rec.num_events;
     double start = seconds_now();
     if (!trainer->job->val.num_files || !is_due(step, run->val_every, stage_end_step(trainer->job))) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, run->val_batches);
@@ -1403,7 +1403,7 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
     else
         printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
                " events per rank)\n",
-               traced, stage_end_step(trainer->job), run->trace, trainer->parallel.dev.max_events);
+               traced, stage_end_step(trainer->job), run->trace, trainer->parallel.dev.rec.max_events);
 }
 
 // ---------------------------------------------------------------------------
@@ -1491,12 +1491,12 @@ static int train(Trainer *trainer) {
     timeline_truncate(dev, 0);                          // the timeline begins here
     if (ends && run->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
-        int64_t events = dev->num_events, updates = progress->updates;
+        int64_t events = dev->rec.num_events, updates = progress->updates;
         StepStats s = train_step(trainer, progress->step + 1);
         int asked = signals_asked(&trainer->reports);
         after_step(trainer, &s, progress->updates > updates, flops, &rate);
         // num_events counts on when the timeline is full: this step is in it entirely
-        if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
+        if (events < dev->rec.num_events && dev->rec.num_events <= dev->rec.max_events) traced = progress->step;
         asked_to_end |= asked & SIGNAL_END;
         ends = progress->step == last || asked_to_end;
         if (ends) check_learned(&before, progress);

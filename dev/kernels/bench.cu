@@ -90,8 +90,8 @@ static void write_random_tokens(FILE *f) {
 static void measure(Trainer *trainer, Measured *m) {
     train_step(trainer, 1);
     for (int i = 0; i < m->rounds; i++) {
-        OpStat *ops = trainer->parallel.dev.ops;
-        memset(ops, 0, sizeof trainer->parallel.dev.ops);
+        OpStat *ops = trainer->parallel.dev.rec.ops;
+        memset(ops, 0, sizeof trainer->parallel.dev.rec.ops);
         m->steps[i] = train_step(trainer, i + 2).seconds;
         for (int o = 0; o < OP_COUNT; o++) {
             m->ops[o].calls = ops[o].calls;

@@ -233,12 +233,12 @@ static void note_share(Worst *worst, OpKind op, double share, const char *what) 
 enum { SETS = WARM_CALLS };
 template <class Run, class Prepare>
 static void memory_op(Bench *b, Worst *worst, OpKind op, const char *of, Run run, Prepare prepare) {
-    double seconds[MAX_CALLS], before = b->dev.ops[op].bytes;
-    int64_t calls = b->dev.ops[op].calls;
+    double seconds[MAX_CALLS], before = b->dev.rec.ops[op].bytes;
+    int64_t calls = b->dev.rec.ops[op].calls;
     time_calls(
         &b->dev, seconds, 15, [&](int i) { run(i % SETS); }, [&](int i) { prepare(i % SETS); });
-    double bytes = (b->dev.ops[op].bytes - before) / (double)(b->dev.ops[op].calls - calls), took = median(seconds, 15),
-           rate = bytes / took;
+    double bytes = (b->dev.rec.ops[op].bytes - before) / (double)(b->dev.rec.ops[op].calls - calls),
+           took = median(seconds, 15), rate = bytes / took;
     char what[96];
     snprintf(what, sizeof what, "%s, %s, %.0f MB", op_names[op], of, bytes / 1e6);
     figure("memory", what, took, rate / 1e9, rate / b->copy);

@@ -52,7 +52,7 @@ static Part part_of(const Device *dev) {
     case OP_LINEAR_FORWARD:
     case OP_LINEAR_BACKWARD_INPUT:
     case OP_LINEAR_BACKWARD_WEIGHT:
-        return dev->phase_name && !strcmp(dev->phase_name, "loss") ? PART_HEAD : PART_MATMULS;
+        return dev->rec.phase_name && !strcmp(dev->rec.phase_name, "loss") ? PART_HEAD : PART_MATMULS;
     case OP_CROSS_ENTROPY: return PART_LOSS;
     case OP_ATTENTION_FORWARD: return PART_ATTENTION_FORWARD;
     case OP_ATTENTION_BACKWARD: return PART_ATTENTION_BACKWARD;
@@ -75,7 +75,7 @@ static void mark_op(void *arg) { // called behind each op
 
 static int64_t calls_of(const Device *dev) {
     int64_t calls = 0;
-    for (int o = 0; o < OP_COUNT; o++) calls += dev->ops[o].calls;
+    for (int o = 0; o < OP_COUNT; o++) calls += dev->rec.ops[o].calls;
     return calls;
 }
 

@@ -46,9 +46,9 @@
  * the row that is nearest in FLOPs and in FLOPs per byte. All other ops take bytes / memory_bytes_per_s.
  */
 #include "../../lib/comm/comm_open.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
-#include "../../lib/ops/ops.h"       // defines: tree_sum, linear_forward, attention_forward, …
-#include "../../lib/io/json.h"      // defines: cJSON
-#include "../../llama3.h"        // defines: llama3_presets
+#include "../../lib/ops/ops.h"        // defines: tree_sum, linear_forward, attention_forward, …
+#include "../../lib/io/json.h"        // defines: cJSON
+#include "../../llama3.h"             // defines: llama3_presets
 #include <sys/resource.h>
 
 enum { MOST_SIZES = 16, MOST_ROUNDS = 99, MOST_VERSIONS = 10, FEWEST_ROUNDS = 3 };
@@ -886,9 +886,9 @@ static double seconds_of(Rates *r, void (*run)(Rates *)) {
 /* One op of one shape as an entry of `list`; its FLOPs are those of the op ledger. */
 static void rate_of(Rates *r, cJSON *list, OpKind op, const char *of, void (*run)(Rates *), const char *const *names,
                     const int *sizes, int dims) {
-    double seconds = seconds_of(r, run), flops = r->dev->ops[op].flops / (double)r->dev->ops[op].calls;
+    double seconds = seconds_of(r, run), flops = r->dev->rec.ops[op].flops / (double)r->dev->rec.ops[op].calls;
     printf("%-24s %-26s %12.3f %10.1f\n", op_names[op], of, 1e3 * seconds, flops / seconds / 1e9);
-    memset(r->dev->ops, 0, sizeof r->dev->ops);
+    memset(r->dev->rec.ops, 0, sizeof r->dev->rec.ops);
     cJSON *e = cJSON_CreateObject();
     cJSON_AddItemToArray(list, e);
     cJSON_AddStringToObject(e, "dtype", PRECISION_NAME);
@@ -982,7 +982,7 @@ static void memory_rates(Device *dev, cJSON *root) {
     r.x = (floatX *)(void *)floats(dev, r.count);
     r.dw = floats(dev, r.count);
     double moved = seconds_of(&r, move_memory),
-           bytes = dev->ops[OP_TREE_SUM].bytes / (double)dev->ops[OP_TREE_SUM].calls;
+           bytes = dev->rec.ops[OP_TREE_SUM].bytes / (double)dev->rec.ops[OP_TREE_SUM].calls;
     double copied = seconds_of(&r, copy_memory), all = 2 * sizeof(float) * (double)r.count;
     int equal = !memcmp(r.x, r.dw, sizeof(float) * (size_t)r.count);
     set_number(root, "memory_bytes_per_s", bytes / moved);
@@ -990,7 +990,7 @@ static void memory_rates(Device *dev, cJSON *root) {
     printf("%-24s %-26s %12.3f %10.1f\n%-24s %-26s %12.3f %10.1f\n", "tree_sum", "out += in, GB/s", 1e3 * moved,
            bytes / moved / 1e9, "memcpy", "GB/s read and written", 1e3 * copied, all / copied / 1e9);
     page_check(equal, "memcpy by all threads copies all", "%" PRId64 " floats", r.count);
-    memset(dev->ops, 0, sizeof dev->ops);
+    memset(dev->rec.ops, 0, sizeof dev->rec.ops);
     arena_release(dev, MEM_ACTIVATIONS, 0);
 }
 

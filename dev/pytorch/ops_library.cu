@@ -72,8 +72,8 @@ VISIBLE void SYMBOL(cost)(void *handle, double *flops, double *bytes) {
     const Library *l = (const Library *)handle;
     *flops = *bytes = 0;
     for (int i = 0; i < OP_COUNT; i++) {
-        *flops += l->dry_run.ops[i].flops;
-        *bytes += l->dry_run.ops[i].bytes;
+        *flops += l->dry_run.rec.ops[i].flops;
+        *bytes += l->dry_run.rec.ops[i].bytes;
     }
 }
 
@@ -99,7 +99,7 @@ VISIBLE void SYMBOL(copy)(void *to, const void *from, size_t bytes) {
 // calls
 
 static Device *library_dry_run(Library *l) {
-    memset(l->dry_run.ops, 0, sizeof l->dry_run.ops);
+    memset(l->dry_run.rec.ops, 0, sizeof l->dry_run.rec.ops);
     return &l->dry_run;
 }
 

@@ -281,7 +281,7 @@ static int64_t input_gradients, norm_backwards; // calls in a step, of all ranks
 
 static void first_block_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    OpStat *ops = o->trainer.parallel.dev.ops;
+    OpStat *ops = o->trainer.parallel.dev.rec.ops;
     int64_t inputs = ops[OP_LINEAR_BACKWARD_INPUT].calls, norms = ops[OP_RMSNORM_BACKWARD].calls;
     train_step(&o->trainer, 1);
     __atomic_fetch_add(&input_gradients, ops[OP_LINEAR_BACKWARD_INPUT].calls - inputs, __ATOMIC_RELAXED);

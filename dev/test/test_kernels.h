@@ -80,9 +80,10 @@ static void test_dry_run(KernelTest *t) {
     every_op(&real, f, x, ids);
     int differ = 0, unused = 0;
     for (int op = 0; op < OP_COUNT; op++) {
-        unused += dry_run.ops[op].calls == 0;
-        differ += dry_run.ops[op].calls != real.ops[op].calls || dry_run.ops[op].flops != real.ops[op].flops ||
-                  dry_run.ops[op].bytes != real.ops[op].bytes;
+        unused += dry_run.rec.ops[op].calls == 0;
+        differ += dry_run.rec.ops[op].calls != real.rec.ops[op].calls ||
+                  dry_run.rec.ops[op].flops != real.rec.ops[op].flops ||
+                  dry_run.rec.ops[op].bytes != real.rec.ops[op].bytes;
     }
     int peaks = dry_run.arenas[MEM_WORKSPACE].peak == real.arenas[MEM_WORKSPACE].peak &&
                 real.arenas[MEM_WORKSPACE].used == opened && dry_run.arenas[MEM_WORKSPACE].used == opened;

@@ -152,8 +152,8 @@ static int64_t muon_state_excess(const Trainer *trainer) {
     const Fsdp *fsdp = &trainer->parallel.fsdp;
     const Device *dev = &trainer->parallel.dev;
     int64_t bytes = (int64_t)dev->arenas[MEM_OPTIMIZER].used;
-    for (int i = 0; i < dev->num_buffers; i++)
-        if (dev->buffers[i].category == MEM_OPTIMIZER) bytes -= dev->buffers[i].count * RED_ZONE;
+    for (int i = 0; i < dev->rec.num_buffers; i++)
+        if (dev->rec.buffers[i].category == MEM_OPTIMIZER) bytes -= dev->rec.buffers[i].count * RED_ZONE;
     for (int u = 0; u < fsdp->table->num_units; u++) {
         const FsdpUnit *unit = &fsdp->units[u];
         int64_t adamw = unit->state_count, norms = 2 * unit->table_unit->num_blocks * trainer->job->config.C;

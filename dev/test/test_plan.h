@@ -88,7 +88,7 @@ static void test_estimate(void) {
 
     e = estimate_with(make_cluster_file("memory.json", free_of_cost, 5e9, 0, free_of_cost, ""), "--model tiny", 1, &w);
     want = 0;
-    for (int i = 0; i < OP_COUNT; i++) want += w.parallel.dev.ops[i].bytes / 5e9;
+    for (int i = 0; i < OP_COUNT; i++) want += w.parallel.dev.rec.ops[i].bytes / 5e9;
     CHECK("with one rate of memory and no other cost a step takes bytes / rate",
           off_by(e.step_seconds, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step_seconds,
           want);
@@ -214,8 +214,8 @@ static void test_ranks_alike(void) {
         }
         snprintf(name, sizeof name, "%d ranks, %s: all ranks have the same memory, FLOPs and traffic", world,
                  layouts[i]);
-        CHECK(name, !differ && first.parallel.dev.peak == device_peak(&first.parallel.dev),
-              "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.parallel.dev.peak,
+        CHECK(name, !differ && first.parallel.dev.rec.peak == device_peak(&first.parallel.dev),
+              "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.parallel.dev.rec.peak,
               device_peak(&first.parallel.dev));
         trainer_close(&first);
         end_job(j);
@@ -428,7 +428,7 @@ static void test_plan(void) {
         write_simulated_trace(estimated.job, &estimated.simulation);
         TraceFound t = read_trace(path);
         int ops = 0;
-        for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.ops[i].calls;
+        for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.rec.ops[i].calls;
         snprintf(name, sizeof name,
                  "the estimated timeline of %s has every op of rank 0 and the collectives of both stages, and no lane "
                  "overlaps itself",

@@ -112,7 +112,7 @@ static int64_t adamw_calls_expected(const TensorTable *table) {
 }
 
 static void compare_steps(Trainer *trainer, const StFiles *s, const char *fixture) {
-    int64_t calls = trainer->parallel.dev.ops[OP_ADAMW].calls, runs = adamw_calls_expected(&trainer->model.table);
+    int64_t calls = trainer->parallel.dev.rec.ops[OP_ADAMW].calls, runs = adamw_calls_expected(&trainer->model.table);
     double loss_error = 0, norm_error = 0, z_error = 0;
     float *losses = fixture_tensor(s, "step_losses", NULL), *norms = fixture_tensor(s, "step_norms", NULL);
     float *z_losses = st_find(s, "z_loss") ? fixture_tensor(s, "step_z_losses", NULL) : NULL;
@@ -133,7 +133,7 @@ static void compare_steps(Trainer *trainer, const StFiles *s, const char *fixtur
     double error = compare_final_weights(trainer, s, &compared);
     snprintf(name, sizeof name, "%s: weights after ten steps equal PyTorch's", fixture);
     if (compared) CHECK(name, error <= 1e-5, "worst of %d tensors %.2g <= 1e-5", compared, error);
-    calls = trainer->parallel.dev.ops[OP_ADAMW].calls - calls;
+    calls = trainer->parallel.dev.rec.ops[OP_ADAMW].calls - calls;
     snprintf(name, sizeof name, "%s: one call of AdamW for neighbouring tensors with equal weight decay", fixture);
     CHECK(name, calls == 10 * runs, "%" PRId64 " calls in ten steps, expected 10 x %" PRId64 " of %d tensors", calls,
           runs, trainer->model.table.num_tensors);

@@ -152,8 +152,8 @@ static int64_t expected_state_bytes(const Trainer *trainer) {
     // an offloaded bf16 copy of the weights lies with the master weights
     int copy_bytes = sizeof(floatX) == 2 && opt->offload == OFFLOAD_ALL ? 2 : 0;
     int64_t bytes = 0;
-    for (int i = 0; i < dev->num_buffers; i++)
-        if (dev->buffers[i].category <= MEM_OPTIMIZER) bytes += dev->buffers[i].count * RED_ZONE;
+    for (int i = 0; i < dev->rec.num_buffers; i++)
+        if (dev->rec.buffers[i].category <= MEM_OPTIMIZER) bytes += dev->rec.buffers[i].count * RED_ZONE;
     for (int u = 0; u < trainer->model.table.num_units; u++) {
         int64_t padded = fsdp->units[u].padded;
         if (trainer->model.table.units[u].frozen) bytes += round_up((int64_t)sharded_bytes(fsdp, &fsdp->units[u]), 256);
@@ -184,7 +184,7 @@ static void ranks_body(Job *j, int rank) {
         if (rank == 0 && step == 1) collected_norm = s.grad_norm;
         if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
         if (step > 1) continue;
-        if (rank == 0) tree_sums = trainer->parallel.dev.ops[OP_TREE_SUM].calls;
+        if (rank == 0) tree_sums = trainer->parallel.dev.rec.ops[OP_TREE_SUM].calls;
         if (rank == 0) gradient_buffers = fsdp->pools[POOL_GRADIENTS].count;
         check_profiled_traffic(trainer);
         matmul_rate(&trainer->parallel.dev);

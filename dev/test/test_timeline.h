@@ -12,7 +12,7 @@ static void trace_body(Job *j, int rank) {
     clock_ahead = 1000 * rank;
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
-    if (traced_room) trainer->parallel.dev.max_events = traced_room;
+    if (traced_room) trainer->parallel.dev.rec.max_events = traced_room;
     pthread_mutex_lock(&trainer->loader.lock);
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
@@ -20,8 +20,9 @@ static void trace_body(Job *j, int rank) {
         logger_open(&trainer->logger, j->options, &j->run, &trainer->parallel.comm, &trainer->dry_run->parallel.dev,
                     &trainer->progress, 0, 0);
     train(trainer);
-    int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
-                trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
+    int equal =
+        o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
+        trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.rec.max_events;
     int64_t before = own_allocations;
     train_step(trainer, trainer->job->run.steps + 1);
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
@@ -31,7 +32,7 @@ static void trace_body(Job *j, int rank) {
             traced_calls[0] += o->dry_run.parallel.comm.traffic_started[AXIS_FSDP][op].calls;
             traced_calls[1] += o->dry_run.parallel.comm.traffic_started[AXIS_WORLD][op].calls;
         }
-        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->dry_run.parallel.dev.ops[i].calls;
+        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->dry_run.parallel.dev.rec.ops[i].calls;
     }
     close_rank(o);
     clock_ahead = 0;

@@ -21,18 +21,6 @@ static inline const Transport *transport_of(const Comm *comm, const Request *r) 
     return r->on_device ? comm->transport : comm->hosts;
 }
 
-/* Called when the transport has nothing left to do for the request. Device memory of a GPU: all its work is enqueued,
- * maybe not yet executed. Otherwise: the bytes have been sent or have arrived. */
-static inline void request_end(Comm *comm, Request *r) {
-    int is_timed_by_gpu = r->span.begun != NULL;
-    r->active = 0;
-    if (!is_timed_by_gpu) r->record->finished = seconds_now();
-    span_end(comm->dev, r->span, is_timed_by_gpu ? &comm->comm_seconds : NULL, r->line, r->number);
-    if (!r->on_device) return;
-    device_record_event(comm->dev, &r->arrived);
-    r->enqueued = 1;
-}
-
 /* Tests everything in flight. On each stream of a GPU, collectives keep the order in which they were started. */
 static inline void comm_progress(Comm *comm) {
     int kept = 0, is_busy[STREAMS] = ZERO;
@@ -41,8 +29,13 @@ static inline void comm_progress(Comm *comm) {
         if (!r->active || (CUDA_BUILD && r->on_device && is_busy[r->stream])) continue;
         StreamKind before = device_set_stream(comm->dev, r->stream);
         const Transport *t = transport_of(comm, r);
-        if (!t->test || t->test(comm, r)) request_end(comm, r);
-        else is_busy[r->stream] = 1;
+        r->active = t->test && !t->test(comm, r);
+        is_busy[r->stream] |= r->active;
+        if (!r->active) note_arrived(comm, r);
+        if (!r->active && r->on_device) {
+            device_record_event(comm->dev, &r->arrived); // all its work is in the stream, and maybe not yet executed
+            r->enqueued = 1;
+        }
         device_set_stream(comm->dev, before);
     }
     for (int i = 0; i < comm->num_in_flight; i++)
@@ -64,49 +57,19 @@ static inline void comm_poll(void *arg) {
 // ---------------------------------------------------------------------------
 // start
 
-/* Chooses the request's row in the timeline, among the rows of its axis (comm_lane converts it to a row of the whole
- * timeline), so that requests that overlap are drawn in different rows. GPU memory: the row follows from the stream, 0
- * to 7 for the streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
- * that no request in flight on this axis has. */
-static inline int free_lane(const Comm *comm, const Request *r) {
-    if (CUDA_BUILD && r->on_device)
-        return r->stream >= STREAM_SEND_NEXT ? (int)r->stream - STREAM_SEND_NEXT : r->stream == STREAM_REDUCE;
-    for (int lane = 0;; lane++) {
-        int taken = 0;
-        for (int i = 0; i < comm->num_in_flight; i++)
-            taken |= comm->in_flight[i]->group == r->group && comm->in_flight[i]->lane == lane;
-        if (!taken) return lane;
-    }
-}
-
-/* Counts a request whose buffers are known, and starts it unless this is a dry run. `c`: of a message; else NULL. */
+/* Starts a request whose buffers are known, unless this is a dry run. `c`: of a message; else NULL. */
 static inline void request_start(Comm *comm, Request *r, Collective collective, Group *g, Channel *c) {
-    r->collective = collective;
-    r->group = g;
-    r->channel = c;
-    traffic_count(comm->traffic_started, r, g->size);
     if (comm->num_in_flight == MAX_IN_FLIGHT)
         run_failure("%s: more than %d collectives and messages are in flight at once", rank_name(comm->rank),
                     MAX_IN_FLIGHT);
-    r->active = 1;
-    r->stream = comm->dev->current_stream;
+    r->collective = collective;
+    r->group = g;
+    r->channel = c;
     r->line = c ? c->line : (int)g->axis; // a group's collectives have the line of its axis
-    double now = device_now(comm->dev);
-    if (comm->recorder) comm->recorder->record(comm, r, 0);
-    if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
-        // each channel has a row; collectives of an axis are in row 0, of a GPU those of STREAM_REDUCE in row 1
-        r->lane = c ? c->line - AXES + 1 : stream_lane(comm->dev) == STREAM_REDUCE;
-        event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
-                  (double)request_traffic(r, g->size));
-        return;
-    }
-    r->lane = free_lane(comm, r);
-    if (!comm->num_in_flight) comm->in_flight_since = now;
-    r->record =
-        flight_start(comm->heartbeats, comm->heartbeat, r->line, collective, r->what, (int64_t)r->bytes, r->dtype);
-    r->number = r->record->number;
-    r->span.begun = NULL;
-    r->span.event = -1;
+    r->stream = comm->dev->current_stream;
+    r->active = 1;
+    note_started(comm, r);
+    if (comm->dev->dry_run) return;
     transport_of(comm, r)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
@@ -299,19 +262,17 @@ static inline void comm_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
     if (r->event_slot) comm->recorder->record(comm, r, 1);
     if (!r->active && !r->enqueued) return;
+    int counts = CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active;
+    int cause = r->group ? (int)r->group->axis : WAIT_OWN_COPY; // without a group: request_follow_stream
+    Span wait = note_wait(comm, r->what, counts || dev->dry_run, !r->on_device);
     if (dev->dry_run) {
         r->active = 0;
-        event_add(dev, EVENT_WAIT, stream_lane(dev), "wait", r->what, dev->clock, dev->clock, 0);
         return;
     }
-    int counts = CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active;
-    Span span = ZERO;
-    if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, 0, !r->on_device);
     if (r->active) request_poll_until_done(comm, r);
     if (r->on_device) device_wait_event(dev, r->arrived);
     r->enqueued = 0;
-    int cause = r->group ? (int)r->group->axis : WAIT_OWN_COPY; // without a group: request_follow_stream
-    if (counts) span_end(dev, span, &comm->wait_seconds[cause], -1, 0);
+    note_waited(comm, wait, cause);
 }
 
 /* The current stream waits for an event of another stream. `what` says in the timeline what the event stands for. The
@@ -319,10 +280,9 @@ static inline void comm_wait(Comm *comm, Request *r) {
 static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *what, int cause) {
     Device *dev = comm->dev;
     int counts = CUDA_BUILD && (event || dev->dry_run) && dev->current_stream == STREAM_COMPUTE;
-    Span span = ZERO;
-    if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", what, 0, 0);
+    Span wait = note_wait(comm, what, counts, 0);
     device_wait_event(dev, event);
-    if (counts) span_end(dev, span, &comm->wait_seconds[cause], -1, 0);
+    note_waited(comm, wait, cause);
 }
 
 /* All waits since comm_clear_ledger. */

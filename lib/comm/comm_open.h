@@ -112,9 +112,11 @@ static inline void find_local_processes(LaunchInfo *l) {
 /* Initializes MPI if a launcher started this process. */
 static inline LaunchInfo comm_start_process(int *argc, char ***argv, double timeout, double start_timeout) {
     LaunchInfo l = {0, 1, 0, 1, 1};
-    if (!launched_by_mpi()) {
+    if (!launched_by_mpi()) { // all ranks are threads of this process
         check_launch(1);
-        run_hosts_only_this_one();
+        run_hosts.hosts = new_array(RunHost, 1);
+        gethostname(run_hosts.hosts[0].name, sizeof run_hosts.hosts[0].name - 1);
+        run_hosts.count = 1;
         return l;
     }
 #ifdef HAVE_MPI
@@ -191,10 +193,10 @@ static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank
     comm->gpu_progress = -1;
     comm->heartbeat = hosts->heartbeat_open(comm);
     comm->heartbeat->activity.op = OP_COUNT; // no op yet
-    dev->activity = &comm->heartbeat->activity;
+    dev->rec.activity = &comm->heartbeat->activity;
     dev->poll_arg = comm;
 #ifdef USE_CUDA
-    dev->comm_finished = comm_finished;
+    dev->rec.comm_finished = comm_finished;
     if (mesh->world > 1 || !comm->heartbeats->threads) dev->watch = comm_watch; // for other ranks, or for a monitor
 #endif
     for (int a = 0; a < AXES; a++) {

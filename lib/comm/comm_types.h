@@ -1,4 +1,5 @@
-/* comm_types.h: what a rank knows about communication: its groups, channels, requests, and the transport's interface.
+/* comm_types.h: what a rank knows about communication: its groups, channels, requests and what is recorded of them, and
+ * the transport's interface.
  *
  * comm.h starts and waits for collectives and messages. transport_threads.h, transport_mpi.h and transport_nccl.h move
  * the bytes; comm_open.h chooses one and opens the groups.
@@ -60,9 +61,9 @@ typedef struct Request {
     char *recv;       // (size, bytes), part p is from member p; receive: (bytes)
     size_t bytes;
     Dtype dtype;
-    int event_slot; // the recorder's; 0: it was not recorded
+    int event_slot; // Comm.recorder's; 0: it was not recorded
     Span span;
-    int lane;       // its row in the timeline, among the rows of its axis: see free_lane in comm.h
+    int lane;       // its row in the timeline, among the rows of its axis: see free_lane
     int line;       // the ordered sequence in which the watchdog counts it: the group's axis, or the channel's line
     int64_t number; // it is the n-th request on that line; counted from 1
     FlightRecord *record;
@@ -183,10 +184,67 @@ static inline void request_copy(Comm *comm, const Request *r, void *to, const vo
 /* Seconds that a wait may last in this phase of the run. */
 static inline double wait_limit(const Comm *comm) { return comm->timeout * phases[comm->heartbeat->phase].limit; }
 
-/* The transport has begun it. */
-static inline void request_begin(Comm *comm, Request *r) {
+// ---------------------------------------------------------------------------
+// what is recorded of a request: its traffic, its bar in the timeline, its flight record, and the time spent waiting
+
+/* Chooses the request's row in the timeline, among the rows of its axis (comm_lane converts it to a row of the whole
+ * timeline), so that requests that overlap are drawn in different rows. GPU memory: the row follows from the stream, 0
+ * to 7 for the streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
+ * that no request in flight on this axis has. */
+static inline int free_lane(const Comm *comm, const Request *r) {
+    if (CUDA_BUILD && r->on_device)
+        return r->stream >= STREAM_SEND_NEXT ? (int)r->stream - STREAM_SEND_NEXT : r->stream == STREAM_REDUCE;
+    for (int lane = 0;; lane++) {
+        int taken = 0;
+        for (int i = 0; i < comm->num_in_flight; i++)
+            taken |= comm->in_flight[i]->group == r->group && comm->in_flight[i]->lane == lane;
+        if (!taken) return lane;
+    }
+}
+
+/* The program starts the request. */
+static inline void note_started(Comm *comm, Request *r) {
+    Device *dev = comm->dev;
+    double now = device_now(dev);
+    traffic_count(comm->traffic_started, r, r->group->size);
+    if (comm->recorder) comm->recorder->record(comm, r, 0);
+    if (dev->dry_run) { // its duration is known only to the simulation of all ranks
+        // each channel has a row; collectives of an axis are in row 0, of a GPU those of STREAM_REDUCE in row 1
+        r->lane = r->channel ? r->line - AXES + 1 : stream_lane(dev) == STREAM_REDUCE;
+        event_add(dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
+                  (double)request_traffic(r, r->group->size));
+        return;
+    }
+    r->lane = free_lane(comm, r);
+    if (!comm->num_in_flight) comm->in_flight_since = now;
+    r->record =
+        flight_start(comm->heartbeats, comm->heartbeat, r->line, r->collective, r->what, (int64_t)r->bytes, r->dtype);
+    r->number = r->record->number;
+    r->span.begun = NULL;
+    r->span.event = -1;
+}
+
+/* The transport begins to move the request's bytes. */
+static inline void note_moving(Comm *comm, Request *r) {
     r->span = span_begin(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what,
                          (double)request_traffic(r, r->group->size), !r->on_device);
+}
+
+/* The transport has nothing left to do for the request: its bytes have been sent or have arrived, or they will have
+ * when the GPU's stream comes to this point. */
+static inline void note_arrived(Comm *comm, Request *r) {
+    int is_timed_by_gpu = r->span.begun != NULL;
+    if (!is_timed_by_gpu) r->record->finished = seconds_now();
+    span_end(comm->dev, r->span, is_timed_by_gpu ? &comm->comm_seconds : NULL, r->line, r->number);
+}
+
+/* A wait begins; its time counts as waiting only if `counts` is set. Returns what note_waited needs at its end. */
+static inline Span note_wait(Comm *comm, const char *what, int counts, int on_host) {
+    Span uncounted = {0, -1, NULL};
+    return counts ? span_begin(comm->dev, EVENT_WAIT, stream_lane(comm->dev), "wait", what, 0, on_host) : uncounted;
+}
+static inline void note_waited(Comm *comm, Span wait, int cause) {
+    if (wait.event >= 0) span_end(comm->dev, wait, &comm->wait_seconds[cause], -1, 0);
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* mesh.h: the mesh of ranks with named axes, from inside out tp, cp, pp, dp_shard, dp_replicate (the order of the Llama
- * 3 paper, section 3.3.2), the groups of ranks along each axis, and what they exchange.
+ * 3 paper, section 3.3.2), the groups of ranks along each axis, what they exchange, and their hosts.
  *
  * A rank's coordinates and groups follow from its number by arithmetic. The sizes of the axes multiply to the number of
  * ranks; if not, mesh_open ends the run and shows the arithmetic.
@@ -184,5 +184,47 @@ typedef struct {
     int64_t calls;
     int64_t bytes; // that one rank receives from other ranks; of sends, bytes that it sends
 } Traffic;
+
+// ---------------------------------------------------------------------------
+// which host each rank of the run is on, so that every message about a rank can name its host
+
+typedef struct {
+    char name[64];
+    int first_rank; // the lowest rank on this host
+    int ranks;      // how many of the run's ranks are on it
+    uint64_t id;    // unique for each host of the run
+} RunHost;
+
+/* A mutable global like process_end: there is one for each process, and it is filled once, when the processes of a run
+ * have found each other (comm_open.h). Ranks that are threads of one process have one host, and no table of ranks. */
+static struct {
+    int count;      // hosts, in the order of their first ranks; 0: not known yet
+    RunHost *hosts; // (count)
+    int *of_rank;   // (ranks of the run) index into `hosts`; NULL: all ranks are threads of one process
+} run_hosts;
+
+/* The host of a rank. */
+static inline const RunHost *host_of_rank(int rank) {
+    return &run_hosts.hosts[run_hosts.of_rank ? run_hosts.of_rank[rank] : 0];
+}
+
+/* The ranks of the run are threads of this process. */
+static inline void run_hosts_of_threads(int ranks) {
+    free(run_hosts.of_rank);
+    run_hosts.of_rank = NULL;
+    run_hosts.hosts[0].ranks = ranks;
+}
+
+/* "rank 2 on host n2"; "rank 2" if all ranks are on one host. Valid until the eighth next call by the same thread. */
+static inline const char *rank_name(int rank) {
+    static __thread char names[8][96];
+    static __thread int next;
+    char *name = names[next];
+    next = (next + 1) % 8;
+    int used = snprintf(name, sizeof names[0], "rank %d", rank);
+    if (run_hosts.count > 1)
+        snprintf(name + used, sizeof names[0] - (size_t)used, " on host %s", host_of_rank(rank)->name);
+    return name;
+}
 
 #endif

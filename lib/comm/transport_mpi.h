@@ -57,7 +57,7 @@ static inline void mpi_start(Comm *comm, Request *r) {
     case RECEIVE: error = MPI_Irecv(r->recv, n, type, r->channel->peer, 0, on, &r->mpi); break;
     case COLLECTIVES: break;
     }
-    request_begin(comm, r);
+    note_moving(comm, r);
     if (error != MPI_SUCCESS)
         run_failure("%s: MPI refused %s of '%s' with error code %d", rank_name(comm->rank),
                     collective_names[r->collective], r->what, error);

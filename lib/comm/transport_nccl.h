@@ -529,7 +529,7 @@ static inline void nccl_start(Comm *comm, Request *r) {
     int size = 0;
     ncclResult_t result = ncclCommCount(c, &size);
     if (result != ncclSuccess) nccl_failed(comm, result, "count the members of", axis_names[g->axis]);
-    request_begin(comm, r);
+    note_moving(comm, r);
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, c, stream);
     else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream);
     else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, 0, c, stream);
@@ -603,7 +603,7 @@ static inline void nccl_connect_links(Comm *comm, const Comm *dry_run) {
  * like the others, and so that the memory of all is known before it. */
 static inline void nccl_connect(Comm *comm, const Comm *dry_run, int sums) {
     static const Collective kinds[] = {ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL};
-    int64_t events = comm->dev->num_events;
+    int64_t events = comm->dev->rec.num_events;
     for (int i = 0; i < NCCL_AXES; i++)
         for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
             if (dry_run->traffic_started[nccl_axes[i]][kinds[k]].calls)

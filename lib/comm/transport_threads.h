@@ -131,7 +131,7 @@ static inline void threads_start(Comm *comm, Request *r) {
     Traffic *measured = &comm->traffic_measured[r->group->axis][r->collective];
     measured->calls++;
     r->parts_copied = 0;
-    if (!r->on_device) request_begin(comm, r);
+    if (!r->on_device) note_moving(comm, r);
     if (r->collective == RECEIVE) return;
     if (r->collective == SEND) measured->bytes += (int64_t)r->bytes;
     mine->send = r->send;
@@ -157,7 +157,7 @@ static inline int threads_test(Comm *comm, Request *r) {
     while (r->parts_copied < parts) {
         int p = (me + r->parts_copied) % size; // ranks begin with different parts: not all read the same memory
         if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->number) return 0;
-        if (r->span.event < 0) request_begin(comm, r);
+        if (r->span.event < 0) note_moving(comm, r);
         threads_copy_part(comm, r, &slots[p], p);
         if (++r->parts_copied < parts) continue;
         if (r->on_device) device_record_event(comm->dev, &slots[me].copied);
@@ -165,7 +165,7 @@ static inline int threads_test(Comm *comm, Request *r) {
     }
     for (int p = 0; p < size; p++) // as long as a member is not done, it may still read this rank's buffer
         if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->number) return 0;
-    if (r->span.event < 0) request_begin(comm, r);
+    if (r->span.event < 0) note_moving(comm, r);
     for (int p = 0; p < size && r->on_device; p++) // a member's GPU may still read it after its thread is done
         device_wait_event(comm->dev, slots[p].copied);
     return 1;

@@ -9,8 +9,7 @@
 #ifndef WATCHDOG_H
 #define WATCHDOG_H
 #include "../device/device.h" // defines: Activity, op_names
-#include "mesh.h"             // defines: Axis, axis_names, mesh_group, Collective, collective_names
-#include "run_hosts.h"        // defines: run_hosts, rank_name
+#include "mesh.h"             // defines: Axis, axis_names, mesh_group, Collective, collective_names, rank_name
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -5,21 +5,12 @@
  */
 #ifndef BASE_H
 #define BASE_H
-#include "system.h" // first: it chooses which calls the C library declares
-#include <errno.h>
-#include <fcntl.h>
+#include "system.h" // first: it chooses which calls the C library declares, and includes those of POSIX
 #include <inttypes.h>
-#include <math.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #ifdef USE_CUDA // NVIDIA's toolkit, or dev/cuda_on_cpu, which has headers of the same names
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-/* device.h: the device of one rank: named buffers in arenas, the ledger of ops, and the timeline.
+/* device.h: the device of one rank: copies, streams, and named buffers in arenas.
  *
  * Every buffer comes from arena_alloc with a name and a category. Every op calls op_begin with its FLOPs and bytes, and
  * computes only if that returns 1. A dry-run device runs the same code, counts the same things and touches no memory,
@@ -8,11 +8,7 @@
  */
 #ifndef DEVICE_H
 #define DEVICE_H
-#ifdef USE_CUDA
-#include "device_cuda.h"
-#else
-#include "device_cpu.h"
-#endif
+#include "recorder.h" // defines: op_begin, op_end, device_phase, memory_event
 
 // ---------------------------------------------------------------------------
 // copies and streams, built on the functions that device_cpu.h and device_cuda.h define
@@ -51,131 +47,6 @@ static inline void device_wait_stream(Device *dev, StreamKind later, StreamKind 
     StreamKind before = device_set_stream(dev, later);
     device_wait_event(dev, event);
     device_set_stream(dev, before);
-}
-
-// ---------------------------------------------------------------------------
-// the timeline
-
-static inline void event_add(Device *dev, EventKind kind, int lane, const char *name, const char *of, double start,
-                             double end, double amount) {
-    if (dev->events && dev->num_events < dev->max_events) {
-        Event e = {name, of, start, end, amount, (int)kind, lane};
-        dev->events[dev->num_events] = e;
-    }
-    dev->num_events++;
-}
-
-/* Sets the counter `name` of the timeline to `bytes`, at the host's time. Without a timeline it reads no clock. */
-static inline void memory_event(Device *dev, const char *name, size_t bytes) {
-    if (!dev->dry_run && !dev->max_events) return;
-    double now = device_now(dev);
-    event_add(dev, EVENT_MEMORY, STREAM_COMPUTE, name, NULL, now, now, (double)bytes);
-}
-
-/* Writes all counters of memory, so that the timeline of a step begins with their values. */
-static inline void memory_events(Device *dev) {
-    for (int c = 0; c < MEM_CATEGORIES; c++) memory_event(dev, mem_category_names[c], dev->arenas[c].used);
-    for (int p = 0; p < POOLS; p++) memory_event(dev, pool_names[p], dev->in_use[p]);
-}
-
-/* Adds `bytes`, which may be negative, to the bytes of a pool that are in use. */
-static inline void pool_use(Device *dev, PoolKind pool, int64_t bytes) {
-    dev->in_use[pool] += (size_t)bytes;
-    memory_event(dev, pool_names[pool], dev->in_use[pool]);
-}
-
-/* Something begins on the current stream. A GPU's own time is measured, unless it is something that the host does. */
-static inline Span span_begin(Device *dev, EventKind kind, int lane, const char *name, const char *of, double amount,
-                              int on_host) {
-    Span s = {device_now(dev), dev->num_events, NULL};
-    if (!dev->dry_run && !on_host) record_time(dev, &s.begun);
-    event_add(dev, kind, lane, name, of, s.start, s.start, amount); // now, so that it precedes what it contains
-    return s;
-}
-
-/* It ends on the current stream. Its duration is added to *seconds unless that is NULL; for line and number see
- * OpenSpan. */
-static inline void span_end(Device *dev, Span s, double *seconds, int line, int64_t number) {
-    if (s.begun) {
-        OpenSpan o = {s, NULL, seconds, line, number};
-        record_time(dev, &o.ended);
-        span_add_open(dev, &o);
-        return;
-    }
-    double now = device_now(dev);
-    if (dev->events && s.event < dev->max_events) dev->events[s.event].end = now;
-    if (seconds) *seconds += now - s.start;
-}
-
-/* The timeline's lane for the current stream. On a CPU all streams are one. */
-static inline int stream_lane(const Device *dev) {
-    int has_streams = CUDA_BUILD;
-    if (dev->dry_run) has_streams = dev->times && dev->times->has_streams;
-    return has_streams ? (int)dev->current_stream : (int)STREAM_COMPUTE;
-}
-
-/* Are ops timed? On a GPU only for a timeline. */
-static inline int is_timed(const Device *dev) { return !CUDA_BUILD || dev->dry_run || dev->max_events; }
-
-/* A phase, for example the forward of a unit, lasts until the next one begins; name NULL: only ends the last one. */
-static inline void device_phase(Device *dev, const char *name, const char *of) {
-    if (dev->in_phase) span_end(dev, dev->phase, NULL, -1, 0);
-    if (name) device_pace(dev);
-    dev->in_phase = name && is_timed(dev);
-    if (dev->in_phase) dev->phase = span_begin(dev, EVENT_PHASE, STREAM_COMPUTE, name, of, 0, 0);
-    dev->phase_name = name;
-    dev->phase_of = of;
-}
-
-// ---------------------------------------------------------------------------
-// the ledger of ops
-
-/* Every op starts with this: counts its FLOPs and its bytes (read + written). Returns 0 in a dry run: do not
- * compute. */
-static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
-    OpStat *stat = &dev->ops[op];
-    stat->calls++;
-    stat->flops += flops;
-    stat->bytes += bytes;
-    if (dev->recomputing) stat->recomputed += flops;
-    if (dev->dry_run) {
-        double start = dev->clock, seconds = dev->times ? dev->times->seconds(dev->times, op, flops, bytes) : 0;
-        if (stream_lane(dev) == STREAM_COMPUTE) dev->clock += seconds;
-        stat->seconds += seconds;
-        if (dev->points) dev->points->compute[dev->current_stream] += seconds;
-        event_add(dev, EVENT_OP, stream_lane(dev), op_names[op], NULL, start, start + seconds, flops);
-        return 0;
-    }
-    dev->op = op;
-    if (is_timed(dev)) dev->op_span = span_begin(dev, EVENT_OP, stream_lane(dev), op_names[op], NULL, flops, 0);
-    if (dev->activity) {
-        dev->activity->op = op;
-        dev->activity->since = is_timed(dev) ? dev->op_span.start : seconds_now();
-        dev->activity->running = 1;
-    }
-    return 1;
-}
-
-static inline void op_end(Device *dev) {
-    if (is_timed(dev)) span_end(dev, dev->op_span, &dev->ops[dev->op].seconds, -1, 0);
-    if (dev->blocking) device_synchronize(dev);
-    if (dev->activity) {
-        dev->activity->running = 0;
-        dev->activity->since = seconds_now();
-    }
-    if (dev->poll) dev->poll(dev->poll_arg);
-}
-
-/* FLOPs of linear layers and attention, the basis of MFU: those that recompute activations, or all others. */
-static inline double device_flops(const Device *dev, int recomputed) {
-    static const OpKind counted[] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
-                                     OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
-    double sum = 0;
-    for (int i = 0; i < 5; i++) {
-        const OpStat *stat = &dev->ops[counted[i]];
-        sum += recomputed ? stat->recomputed : stat->flops - stat->recomputed;
-    }
-    return sum;
 }
 
 // ---------------------------------------------------------------------------
@@ -224,7 +95,7 @@ static inline void device_open_with_state(Device *dev, const Device *dry_run, co
     dev->streams_used = dry_run->streams_used;
     dev->threads = dry_run->threads;
     dev->deterministic = dry_run->deterministic;
-    dev->max_events = dry_run->max_events;
+    dev->rec.max_events = dry_run->rec.max_events;
     device_attach(dev);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         Arena *a = &dev->arenas[c];
@@ -296,21 +167,6 @@ static inline int is_of_device(const Device *dev, const void *p) {
     return 0;
 }
 
-/* Adds to the list of buffers that --plan and memory reports print. */
-static inline void buffer_count(Device *dev, MemCategory category, const char *name, size_t size) {
-    int i = 0;
-    while (i < dev->num_buffers && (dev->buffers[i].category != category || strcmp(dev->buffers[i].name, name))) i++;
-    if (i == MAX_BUFFERS) run_failure("memory: more than %d kinds of buffers", MAX_BUFFERS);
-    Buffer *b = &dev->buffers[i];
-    if (i == dev->num_buffers) {
-        Buffer first = {name, category, 0, 0};
-        *b = first;
-        dev->num_buffers++;
-    }
-    b->bytes = (size_t)max_i64((int64_t)b->bytes, (int64_t)size);
-    b->count++;
-}
-
 /* A buffer of `bytes` bytes, aligned to 256 bytes, zero when first allocated. Lives until arena_release. */
 static inline void *arena_alloc(Device *dev, MemCategory category, const char *name, size_t bytes) {
     Arena *a = &dev->arenas[category];
@@ -322,19 +178,11 @@ static inline void *arena_alloc(Device *dev, MemCategory category, const char *n
     if (a->used + size > a->reserved)
         run_failure("memory: buffer '%s' of %zu bytes does not fit into the %zu bytes that the dry run found for %s",
                     name, bytes, a->reserved, mem_category_names[category]);
-    buffer_count(dev, category, name, size);
     void *p = a->base + a->used;
     a->used += size;
-    memory_event(dev, mem_category_names[category], a->used);
-    mark_buffer(dev, category, a->base + a->used - RED_ZONE);
     if (a->used > a->peak) a->peak = a->used;
-    size_t now = 0;
-    for (int c = 0; c < MEM_CATEGORIES; c++) now += dev->arenas[c].offloaded ? 0 : dev->arenas[c].used;
-    if (now > dev->peak) {
-        dev->peak = now;
-        snprintf(dev->peak_when, sizeof dev->peak_when, "%s%s%s: %s", dev->phase_name ? dev->phase_name : "start-up",
-                 dev->phase_of ? " of " : "", dev->phase_of ? dev->phase_of : "", name);
-    }
+    mark_buffer(dev, category, a->base + a->used - RED_ZONE);
+    record_buffer(dev, category, name, size);
     return p;
 }
 

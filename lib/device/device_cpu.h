@@ -3,7 +3,6 @@
  */
 #ifndef DEVICE_CPU_H
 #define DEVICE_CPU_H
-#include "container.h" // defines: container_limits
 #include "device_types.h"
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -124,17 +123,17 @@ static inline void device_synchronize(Device *dev) { (void)dev; }
 
 /* Lists a point of the current stream. */
 static inline void stream_point(Device *dev, int32_t event, int is_wait) {
-    StreamPoints *p = dev->points;
+    StreamPoints *p = dev->rec.points;
     if (p->count == p->capacity) {
         p->capacity = p->capacity ? 2 * p->capacity : 1024;
         p->points = (StreamPoint *)checked_realloc(p->points, sizeof *p->points * (size_t)p->capacity);
     }
-    StreamPoint point = ZERO;
-    point.at = p->communication_events;
-    point.compute = p->compute[dev->current_stream];
-    point.event = event;
-    point.stream = (uint8_t)dev->current_stream;
-    point.is_wait = (uint8_t)is_wait;
+    StreamPoint point = {p->communication_events,
+                         p->compute[dev->current_stream],
+                         event,
+                         (uint8_t)dev->current_stream,
+                         (uint8_t)is_wait,
+                         {0, 0}};
     p->compute[dev->current_stream] = 0;
     p->points[p->count++] = point;
 }
@@ -142,14 +141,14 @@ static inline void stream_point(Device *dev, int32_t event, int is_wait) {
 /* Records how far the current stream has come. On a GPU the event is created when *event is NULL, and also streams of
  * other ranks in this process may wait for it. */
 static inline void device_record_event(Device *dev, DeviceEvent *event) {
-    if (!dev->points) return;
-    *event = (DeviceEvent)(uintptr_t)++dev->points->events;
-    stream_point(dev, dev->points->events, 0);
+    if (!dev->rec.points) return;
+    *event = (DeviceEvent)(uintptr_t)++dev->rec.points->events;
+    stream_point(dev, dev->rec.points->events, 0);
 }
 
 /* The current stream waits for an event; one that was never recorded (NULL) has happened. */
 static inline void device_wait_event(Device *dev, DeviceEvent event) {
-    if (dev->points && event) stream_point(dev, (int32_t)(uintptr_t)event, 1);
+    if (dev->rec.points && event) stream_point(dev, (int32_t)(uintptr_t)event, 1);
 }
 
 /* The host waits for an event. */
@@ -203,14 +202,7 @@ static inline void span_add_open(Device *dev, const OpenSpan *o) {
     (void)o;
 }
 
-/* How many spans have ended, and in *running the first collective that has begun and not ended, or NULL. */
-static inline int64_t device_settled(Device *dev, const OpenSpan **running) {
-    (void)dev;
-    *running = NULL;
-    return 0;
-}
-
 /* Forgets the timeline's entries from number `event` on. */
-static inline void timeline_truncate(Device *dev, int64_t event) { dev->num_events = event; }
+static inline void timeline_truncate(Device *dev, int64_t event) { dev->rec.num_events = event; }
 
 #endif

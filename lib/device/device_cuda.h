@@ -4,7 +4,6 @@
  */
 #ifndef DEVICE_CUDA_H
 #define DEVICE_CUDA_H
-#include "container.h" // defines: container_limits
 #include "device_types.h"
 #ifdef HAVE_NCCL
 #include <nccl.h>
@@ -270,81 +269,81 @@ static inline void *list_room(void *list, int count, int *max, size_t size) {
 
 /* Records the time at which the current stream comes here. */
 static inline void record_time(Device *dev, DeviceEvent *event) {
-    if (dev->num_spare) *event = dev->spare_events[--dev->num_spare];
+    if (dev->rec.num_spare) *event = dev->rec.spare_events[--dev->rec.num_spare];
     else cuda_check(cudaEventCreateWithFlags(event, cudaEventDefault), "creating an event");
     cuda_check(cudaEventRecord(*event, dev->stream), "recording an event");
 }
 
 static inline void event_reuse(Device *dev, DeviceEvent event) {
-    dev->spare_events =
-        (DeviceEvent *)list_room(dev->spare_events, dev->num_spare, &dev->max_spare, sizeof(DeviceEvent));
-    dev->spare_events[dev->num_spare++] = event;
+    dev->rec.spare_events =
+        (DeviceEvent *)list_room(dev->rec.spare_events, dev->rec.num_spare, &dev->rec.max_spare, sizeof(DeviceEvent));
+    dev->rec.spare_events[dev->rec.num_spare++] = event;
 }
 
 /* Adds a span whose end is recorded; its time is known once the GPU is there. */
 static inline void span_add_open(Device *dev, const OpenSpan *o) {
-    dev->open_spans = (OpenSpan *)list_room(dev->open_spans, dev->num_open, &dev->max_open, sizeof *o);
-    dev->open_spans[dev->num_open++] = *o;
+    dev->rec.open_spans = (OpenSpan *)list_room(dev->rec.open_spans, dev->rec.num_open, &dev->rec.max_open, sizeof *o);
+    dev->rec.open_spans[dev->rec.num_open++] = *o;
 }
 
 /* Seconds by the host's clock at which the GPU reached an event. */
 static inline double event_seconds(Device *dev, DeviceEvent event) {
     float milliseconds;
-    cuda_check(cudaEventElapsedTime(&milliseconds, dev->zero, event), "asking for an event's time");
-    return dev->zero_seconds + 1e-3 * milliseconds;
+    cuda_check(cudaEventElapsedTime(&milliseconds, dev->rec.zero, event), "asking for an event's time");
+    return dev->rec.zero_seconds + 1e-3 * milliseconds;
 }
 
 /* Gives spans that the GPU has finished their times. */
 static inline void spans_settle(Device *dev) {
     int kept = 0;
-    for (int i = 0; i < dev->num_open; i++) {
-        OpenSpan o = dev->open_spans[i];
+    for (int i = 0; i < dev->rec.num_open; i++) {
+        OpenSpan o = dev->rec.open_spans[i];
         if (!cuda_is_ready(cudaEventQuery(o.ended), "asking for an event")) {
-            dev->open_spans[kept++] = o;
+            dev->rec.open_spans[kept++] = o;
             continue;
         }
         double start = event_seconds(dev, o.span.begun), end = event_seconds(dev, o.ended);
-        dev->settled++;
-        if (dev->events && o.span.event >= 0 && o.span.event < dev->max_events) {
-            dev->events[o.span.event].start = start;
-            dev->events[o.span.event].end = end;
+        dev->rec.settled++;
+        if (dev->rec.events && o.span.event >= 0 && o.span.event < dev->rec.max_events) {
+            dev->rec.events[o.span.event].start = start;
+            dev->rec.events[o.span.event].end = end;
         }
         if (o.seconds) *o.seconds += end - start;
-        if (o.line >= 0 && dev->comm_finished) dev->comm_finished(dev->poll_arg, o.line, o.number, start, end);
+        if (o.line >= 0 && dev->rec.comm_finished) dev->rec.comm_finished(dev->poll_arg, o.line, o.number, start, end);
         event_reuse(dev, o.span.begun);
         event_reuse(dev, o.ended);
     }
-    dev->num_open = kept;
+    dev->rec.num_open = kept;
 }
 
 /* How many spans have ended, and in *running the first collective that has begun and not ended, or NULL. */
 static inline int64_t device_settled(Device *dev, const OpenSpan **running) {
     spans_settle(dev);
     *running = NULL;
-    for (int i = dev->num_open - 1; i >= 0; i--)
-        if (dev->open_spans[i].line >= 0 &&
-            cuda_is_ready(cudaEventQuery(dev->open_spans[i].span.begun), "asking for an event"))
-            *running = &dev->open_spans[i];
-    return dev->settled;
+    for (int i = dev->rec.num_open - 1; i >= 0; i--)
+        if (dev->rec.open_spans[i].line >= 0 &&
+            cuda_is_ready(cudaEventQuery(dev->rec.open_spans[i].span.begun), "asking for an event"))
+            *running = &dev->rec.open_spans[i];
+    return dev->rec.settled;
 }
 
 /* Forgets the timeline's entries from number `event` on. */
 static inline void timeline_truncate(Device *dev, int64_t event) {
-    dev->num_events = event;
-    for (int i = 0; i < dev->num_open; i++)
-        if (dev->open_spans[i].span.event >= event) dev->open_spans[i].span.event = -1;
+    dev->rec.num_events = event;
+    for (int i = 0; i < dev->rec.num_open; i++)
+        if (dev->rec.open_spans[i].span.event >= event) dev->rec.open_spans[i].span.event = -1;
 }
 
 /* Moves the zero of GPU times forward now and then, when no span is open: CUDA gives times as a float of milliseconds,
  * which is exact to a microsecond only for short times. */
 static inline void clock_move(Device *dev) {
-    if (dev->num_open || !dev->zero || seconds_now() - dev->zero_seconds < 10) return;
+    if (dev->rec.num_open || !dev->rec.zero || seconds_now() - dev->rec.zero_seconds < 10) return;
     DeviceEvent next;
     record_time(dev, &next);
     cuda_check(cudaEventSynchronize(next), "waiting for an event");
-    dev->zero_seconds = event_seconds(dev, next);
-    event_reuse(dev, dev->zero);
-    dev->zero = next;
+    dev->rec.zero_seconds = event_seconds(dev, next);
+    event_reuse(dev, dev->rec.zero);
+    dev->rec.zero = next;
 }
 
 // ---------------------------------------------------------------------------
@@ -428,7 +427,7 @@ static inline void device_pace(Device *dev) {
     DeviceEvent *event = &dev->phases[dev->num_phases % 4];
     if (dev->num_phases++ >= 4) {
         host_wait(dev, *event);
-        dev->settled++;
+        dev->rec.settled++;
     }
     device_record_event(dev, event);
 }
@@ -444,9 +443,9 @@ static inline void device_attach(Device *dev) {
                "asking for the number of multiprocessors");
     cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu),
                "asking for the size of shared memory");
-    record_time(dev, &dev->zero);
-    cuda_check(cudaEventSynchronize(dev->zero), "waiting for an event");
-    dev->zero_seconds = seconds_now();
+    record_time(dev, &dev->rec.zero);
+    cuda_check(cudaEventSynchronize(dev->rec.zero), "waiting for an event");
+    dev->rec.zero_seconds = seconds_now();
 }
 
 static inline void device_detach(Device *dev) {
@@ -456,14 +455,14 @@ static inline void device_detach(Device *dev) {
         cudaStreamDestroy(dev->streams[i]);
     }
     for (int i = 0; i < 4; i++) device_destroy_event(dev->phases[i]);
-    for (int i = 0; i < dev->num_open; i++) {
-        cudaEventDestroy(dev->open_spans[i].span.begun);
-        cudaEventDestroy(dev->open_spans[i].ended);
+    for (int i = 0; i < dev->rec.num_open; i++) {
+        cudaEventDestroy(dev->rec.open_spans[i].span.begun);
+        cudaEventDestroy(dev->rec.open_spans[i].ended);
     }
-    for (int i = 0; i < dev->num_spare; i++) cudaEventDestroy(dev->spare_events[i]);
-    device_destroy_event(dev->zero);
-    free(dev->open_spans);
-    free(dev->spare_events);
+    for (int i = 0; i < dev->rec.num_spare; i++) cudaEventDestroy(dev->rec.spare_events[i]);
+    device_destroy_event(dev->rec.zero);
+    free(dev->rec.open_spans);
+    free(dev->rec.spare_events);
 }
 
 // ---------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-/* device_types.h: the device of one rank, as a struct: memory arenas, the ledger of ops, streams, and the timeline.
+/* device_types.h: the device of one rank, as a struct: memory arenas and streams, and a recorder of what it does.
  *
- * device_cpu.h and device_cuda.h implement memory, copies and streams for it; device.h is what the rest of the program
- * includes.
+ * device_cpu.h and device_cuda.h implement memory, copies and streams for it, recorder.h the ledger of ops and the
+ * timeline; device.h is what the rest of the program includes.
  */
 #ifndef DEVICE_TYPES_H
 #define DEVICE_TYPES_H
@@ -223,7 +223,38 @@ typedef struct {
 } OpenSpan;
 
 // ---------------------------------------------------------------------------
-// the device
+// the recorder and the device
+
+/* What a device counts, times and lists. Nothing that is computed depends on it. recorder.h fills it in. */
+typedef struct {
+    OpStat ops[OP_COUNT];        // the ledger of ops
+    Buffer buffers[MAX_BUFFERS]; // (num_buffers)
+    int num_buffers;
+    size_t in_use[POOLS]; // bytes
+    size_t peak;          // the most bytes that all arenas together held at once, offloaded ones apart
+    char peak_when[96];   // during which phase, and which buffer was the last
+    Event *events;        // (max_events) the timeline; NULL: not kept
+    int64_t num_events;   // counted even if the timeline is not kept or is full
+    int64_t max_events;
+    Span op_span, phase;    // those that have begun last
+    int in_phase;           // `phase` is timed
+    const char *phase_name; // forward, backward, …; NULL: none
+    const char *phase_of;   // the unit that it concerns, or NULL
+    const OpTimes *times;   // dry run: estimates each op's time; NULL: ops take no time
+    double clock;           // dry run: seconds of computing since its step began; of a GPU, on its compute stream
+    StreamPoints *points;   // dry run of a GPU: its streams' points are listed here; NULL: they are not
+    Activity *activity;     // shared with other ranks' view of this one; NULL: nobody looks
+    void (*comm_finished)(void *, int line, int64_t number, double start, double end); // the GPU finished a collective
+#ifdef USE_CUDA
+    DeviceEvent zero;     // GPU times are measured from this event
+    double zero_seconds;  // when it happened, by the host's clock
+    OpenSpan *open_spans; // (num_open, room for max_open) in the order of their ends
+    int num_open, max_open;
+    DeviceEvent *spare_events; // (num_spare, room for max_spare) for spans to use
+    int num_spare, max_spare;
+    int64_t settled; // spans and phases that the GPU has finished
+#endif
+} Recorder;
 
 typedef struct {
     int dry_run;          // count everything, compute nothing, touch no memory
@@ -235,49 +266,22 @@ typedef struct {
     int blocking;         // wait for each op before the next, so that its errors and times are its own
 
     Arena arenas[MEM_CATEGORIES];
-    Buffer buffers[MAX_BUFFERS];
-    int num_buffers;
-    size_t in_use[POOLS]; // bytes
-    size_t peak;          // the most bytes that all arenas together held at once, offloaded ones apart
-    char peak_when[96];   // during which phase, and which buffer was the last
-
-    OpStat ops[OP_COUNT];
-    OpKind op; // the running op
-    Span op_span;
-    int recomputing;      // ops that run now recompute activations
-    const OpTimes *times; // dry run: estimates each op's time; NULL: ops take no time
-    double clock;         // dry run: seconds of computing since its step began; of a GPU, on its compute stream
-    StreamPoints *points; // dry run of a GPU: its streams' points are listed here; NULL: they are not
-
+    OpKind op;       // the running op
+    int recomputing; // ops that run now recompute activations
     StreamKind current_stream;
     unsigned streams_used;      // bit i: the run uses stream i, as its dry run found; 0 on a CPU
     DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
-    Event *events;              // (max_events) the timeline; NULL: not kept
-    int64_t num_events;         // counted even if the timeline is not kept or is full
-    int64_t max_events;
-    Span phase;
-    int in_phase;
-    const char *phase_name; // forward, backward, …; NULL: none
-    const char *phase_of;   // the unit that it concerns, or NULL
-    Activity *activity;     // shared with other ranks' view of this one; NULL: nobody looks
+    Recorder rec;
 
     /* Set by comm.h, called with poll_arg. */
     void (*poll)(void *);                 // lets collectives progress between ops; NULL: none is in flight
     void (*watch)(void *, double waited); // checks the timeout while the host waits for the GPU, and with 0 after it
-    void (*comm_finished)(void *, int line, int64_t number, double start, double end); // the GPU finished a collective
     void *poll_arg;
 
     struct MatmulCache *matmuls; // oneDNN's primitives by shape (lib/ops/cpu/matmul.h)
 #ifdef USE_CUDA
     cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];
-    DeviceEvent zero;     // GPU times are measured from this event
-    double zero_seconds;  // when it happened, by the host's clock
-    OpenSpan *open_spans; // (num_open, room for max_open) in the order of their ends
-    int num_open, max_open;
-    DeviceEvent *spare_events; // (num_spare, room for max_spare) for spans to use
-    int num_spare, max_spare;
-    int64_t settled;       // spans and phases that the GPU has finished
     DeviceEvent phases[4]; // the starts of the last phases
     int64_t num_phases;
     struct CudaMatmulCache *cuda_matmuls; // cuBLASLt's choices by shape (lib/ops/cuda/matmul.cuh)
@@ -290,7 +294,7 @@ typedef struct {
 } Device;
 
 /* Seconds: the host's clock, or in a dry run its estimate. */
-static inline double device_now(const Device *dev) { return dev->dry_run ? dev->clock : seconds_now(); }
+static inline double device_now(const Device *dev) { return dev->dry_run ? dev->rec.clock : seconds_now(); }
 
 /* The largest number of bytes in arenas that are offloaded, or that are not. */
 static inline size_t device_arenas(const Device *dev, int offloaded) {

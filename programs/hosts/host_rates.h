@@ -127,11 +127,11 @@ static OpFigure measure_op(const OpBuffers *b, OpKind op) {
         device_synchronize(b->dev);
         if (calls++ == 0) {
             start = seconds_now();
-            flops = b->dev->ops[op].flops;
+            flops = b->dev->rec.ops[op].flops;
         }
         figure.seconds = seconds_now() - start;
     }
-    figure.flops = (b->dev->ops[op].flops - flops) / (calls - 1);
+    figure.flops = (b->dev->rec.ops[op].flops - flops) / (calls - 1);
     figure.seconds /= calls - 1;
     return figure;
 }

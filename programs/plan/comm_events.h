@@ -85,12 +85,12 @@ static void comm_events_add(CommEvents *e, const CommEvent *event) {
 
 /* The name id of what the rank is doing: "forward of model.layers.3". */
 static int32_t comm_events_phase(CommEvents *e, const Device *dev) {
-    const char *of = dev->phase_of;
+    const char *of = dev->rec.phase_of;
     char text[200];
-    if (e->phase >= 0 && e->phase_name == dev->phase_name && e->phase_of == dev->phase_of) return e->phase;
-    e->phase_name = dev->phase_name;
-    e->phase_of = dev->phase_of;
-    snprintf(text, sizeof text, "%s%s%s", dev->phase_name ? dev->phase_name : "the step", of ? " of " : "",
+    if (e->phase >= 0 && e->phase_name == dev->rec.phase_name && e->phase_of == dev->rec.phase_of) return e->phase;
+    e->phase_name = dev->rec.phase_name;
+    e->phase_of = dev->rec.phase_of;
+    snprintf(text, sizeof text, "%s%s%s", dev->rec.phase_name ? dev->rec.phase_name : "the step", of ? " of " : "",
              of ? of : "");
     e->phase = name_id(e->names, text);
     return e->phase;
@@ -105,7 +105,7 @@ static void comm_events_record(Comm *comm, Request *r, int is_wait) {
                     COMM_EVENT_SLOTS);
     int slot = is_wait ? r->event_slot - 1 : __builtin_ctzll(~e->slots_taken);
     CommEvent event = ZERO;
-    event.compute_before = comm->dev->clock - e->compute_total;
+    event.compute_before = comm->dev->rec.clock - e->compute_total;
     event.count = (int64_t)(r->bytes / dtype_size(r->dtype));
     event.name = name_id(e->names, r->what);
     event.phase = comm_events_phase(e, comm->dev);
@@ -116,7 +116,7 @@ static void comm_events_record(Comm *comm, Request *r, int is_wait) {
     event.axis = (uint8_t)r->group->axis;
     event.dtype = (uint8_t)r->dtype;
     event.stream = (uint8_t)comm->dev->current_stream;
-    StreamPoints *points = comm->dev->points;
+    StreamPoints *points = comm->dev->rec.points;
     if (points) {
         event.stream_compute = points->compute[event.stream];
         points->compute[event.stream] = 0;
@@ -124,7 +124,7 @@ static void comm_events_record(Comm *comm, Request *r, int is_wait) {
     }
     e->slots_taken ^= 1ull << slot;
     r->event_slot = is_wait ? 0 : slot + 1;
-    e->compute_total = comm->dev->clock;
+    e->compute_total = comm->dev->rec.clock;
     comm_events_add(e, &event);
 }
 

@@ -131,7 +131,8 @@ static void plan_dry_run(Plan *p, const Job *j, DryRunKind kind, EventLists *lis
                 dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
                 comm_events_clear(&recorded, &names);
                 dry_run_open(dry_run, j, rank, &recorded.recorder);
-                recorded.compute_after = dry_run->parallel.dev.clock - recorded.compute_total; // since the last event
+                recorded.compute_after =
+                    dry_run->parallel.dev.rec.clock - recorded.compute_total; // since the last event
             }
 #pragma omp ordered
             plan_keep(p, lists, rank, dry_run, &recorded);

@@ -78,7 +78,7 @@ static void add_communication(Estimate *e, const Simulation *s, const EventLists
 /* FLOPs of attention as many papers count them: over all T keys instead of (T + 1) / 2 on average, and backward as
  * twice forward (Chowdhery et al. 2022, appendix B). `T`: tokens of a sequence. */
 static double full_attention_flops(const Device *dry_run, int T) {
-    const OpStat *ops = dry_run->ops;
+    const OpStat *ops = dry_run->rec.ops;
     double forward = ops[OP_ATTENTION_FORWARD].flops - ops[OP_ATTENTION_FORWARD].recomputed;
     double backward = ops[OP_ATTENTION_BACKWARD].flops;
     return device_flops(dry_run, 0) - forward - backward + 3 * forward * 2 * T / (T + 1.0);
@@ -104,7 +104,7 @@ static Estimate estimate_of(const Plan *p, const EventLists *events, const Clust
             e.most_compute = compute;
             e.most_compute_rank = simulated_rank(p, events->kind, i);
         }
-        for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * dry_run->ops[o].seconds;
+        for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * dry_run->rec.ops[o].seconds;
         e.flops += share * device_flops(dry_run, 0);
         e.recomputed += share * device_flops(dry_run, 1);
         e.full_attention_flops += share * full_attention_flops(dry_run, j->run.seq);

@@ -70,16 +70,16 @@ static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
 
 static void print_class_memory(FILE *f, const Device *dry_run, int with_buffers) {
     if (with_buffers) fprintf(f, "  memory per rank by buffer, in bytes (count x size of the largest of that name)\n");
-    for (int i = 0; i < dry_run->num_buffers && with_buffers; i++)
-        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[dry_run->buffers[i].category],
-                dry_run->buffers[i].name, dry_run->buffers[i].count, dry_run->buffers[i].bytes);
+    for (int i = 0; i < dry_run->rec.num_buffers && with_buffers; i++)
+        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[dry_run->rec.buffers[i].category],
+                dry_run->rec.buffers[i].name, dry_run->rec.buffers[i].count, dry_run->rec.buffers[i].bytes);
     fprintf(f, "  memory per rank by category, in bytes\n");
     for (int i = 0; i < MEM_CATEGORIES; i++)
         fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], dry_run->arenas[i].peak,
                 dry_run->arenas[i].offloaded ? "  " OFFLOAD_PLACE : "");
     size_t peak = device_peak(dry_run), offloaded = device_arenas(dry_run, 1);
     fprintf(f, "    %-45s %22zu  (%.2f GB), first reached in: %s\n", "total", peak, (double)peak / 1e9,
-            dry_run->peak_when);
+            dry_run->rec.peak_when);
     if (offloaded)
         fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "total " OFFLOAD_PLACE, offloaded, (double)offloaded / 1e9);
 }

@@ -183,7 +183,7 @@ static void write_simulated_trace(const Job *j, const Simulation *s) {
         Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
         dry_run_open(dry_run, j, rank, NULL);
         simulated_timeline(s, simulated, &dry_run->parallel.dev);
-        trace_write_events(f, &dry_run->parallel.dev, rank, 0, 0);
+        trace_write_events(f, &dry_run->parallel.dev.rec, rank, 0, 0);
         trainer_close(dry_run);
         free(dry_run);
     }

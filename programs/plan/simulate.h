@@ -411,8 +411,8 @@ static void simulated_timeline(const Simulation *s, int rank, Device *dry_run) {
     const EventTime *time = s->ranks[rank].times;
     Event *step = NULL, *phase = NULL;
     double nows[STREAMS] = ZERO; // of each stream; on a CPU there is one
-    for (int64_t i = 0; i < min_i64(dry_run->num_events, dry_run->max_events); i++) {
-        Event *e = &dry_run->events[i];
+    for (int64_t i = 0; i < min_i64(dry_run->rec.num_events, dry_run->rec.max_events); i++) {
+        Event *e = &dry_run->rec.events[i];
         double seconds = e->end - e->start;
         if (e->kind == EVENT_COMM) {
             e->start = time->start;

@@ -59,11 +59,11 @@ static double mfu_flops_per_token(const TensorTable *table, const Llama3Config *
 static double matmul_rate(Device *dev) {
     const int N = RATE_ROWS, C = RATE_COLS, repetitions = 4;
     OpStat ops[OP_COUNT];
-    double clock = dev->clock, seconds = INFINITY;
-    int64_t events = dev->num_events;
+    double clock = dev->rec.clock, seconds = INFINITY;
+    int64_t events = dev->rec.num_events;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     device_phase(dev, "measuring the matmul rate", NULL);
-    memcpy(ops, dev->ops, sizeof ops);
+    memcpy(ops, dev->rec.ops, sizeof ops);
     floatX *x = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * N * C);
     floatX *w = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * C * C);
     floatX *y = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * N * C);
@@ -80,9 +80,9 @@ static double matmul_rate(Device *dev) {
         device_synchronize(dev);
         seconds = fmin(seconds, seconds_now() - start);
     }
-    memcpy(dev->ops, ops, sizeof ops);
+    memcpy(dev->rec.ops, ops, sizeof ops);
     device_phase(dev, NULL, NULL);
-    dev->clock = clock;
+    dev->rec.clock = clock;
     timeline_truncate(dev, events);
     arena_release(dev, MEM_WORKSPACE, mark);
     return RATE_COUNTS ? 2.0 * N * C * C / seconds : 0;

@@ -95,7 +95,7 @@ static cJSON *class_json(const Plan *p, int class_index) {
     cJSON *json = cJSON_CreateObject(), *ranks = cJSON_AddArrayToObject(json, "ranks");
     for (int r = 0; r < p->mesh->world; r++)
         if (p->class_of[r] == class_index) cJSON_AddItemToArray(ranks, cJSON_CreateNumber(r));
-    cJSON_AddStringToObject(json, "peak_when", c->dry_run->peak_when);
+    cJSON_AddStringToObject(json, "peak_when", c->dry_run->rec.peak_when);
     json_add_integer(json, "in_files", (int64_t)device_arenas(c->dry_run, 1));
     cJSON *memory = cJSON_AddObjectToObject(json, "memory");
     for (int i = 0; i < MEM_CATEGORIES; i++)

@@ -46,7 +46,7 @@ static void trace_write_counter(FILE *f, const Event *e, int rank, int64_t at) {
 
 /* Writes one rank's events. Times count from `zero`, on the clock of the events. They are whole nanoseconds, so that
  * events that follow each other or nest do so in the file, too. */
-static void trace_write_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
+static void trace_write_events(FILE *f, const Recorder *rec, int rank, double zero, double clock_error) {
     static const char *const kinds[] = {"op", "wait", "phase", "step", "communication"};
     static const char *const amounts[] = {"flops", NULL, NULL, "step", "bytes"};
     enum { LANES = (int)STREAMS + (int)AXES * (MAX_IN_FLIGHT + 1) };
@@ -57,8 +57,8 @@ static void trace_write_events(FILE *f, const Device *dev, int rank, double zero
             ",\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_labels\",\"args\":{\"labels\":\"clock within %.0f us of "
             "rank 0's\"}}",
             rank, 1e6 * clock_error);
-    for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) {
-        const Event *e = &dev->events[i];
+    for (int64_t i = 0; i < min_i64(rec->num_events, rec->max_events); i++) {
+        const Event *e = &rec->events[i];
         if (e->kind == EVENT_MEMORY) {
             trace_write_counter(f, e, rank, llround(1e9 * (e->start - zero)));
             continue;
@@ -76,20 +76,14 @@ static void trace_write_events(FILE *f, const Device *dev, int rank, double zero
     }
 }
 
-/* The earliest start of an event. The first entry need not have it: a GPU's events are timed by the GPU. */
-static double trace_first(const Device *dev) {
-    double first = INFINITY;
-    for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) first = fmin(first, dev->events[i].start);
-    return first;
-}
-
 /* This rank's part of the file, as text of `length` bytes. Ranks agree on the earliest event, which has time 0. */
 static char *trace_text(Comm *comm, size_t *length) {
-    Device *dev = comm->dev;
+    const Recorder *rec = &comm->dev->rec;
     int world = comm->mesh.world;
     double error, offset = comm_clock_offset(comm, &error); // seconds that this rank's clock is ahead of rank 0's
-    double first = trace_first(dev) - offset, zero = INFINITY;
-    double *all = new_array(double, world);
+    double first = INFINITY, zero = INFINITY, *all = new_array(double, world);
+    for (int64_t i = 0; i < min_i64(rec->num_events, rec->max_events); i++) // a GPU's events are not in order
+        first = fmin(first, rec->events[i].start - offset);
     all_gather_now(comm, AXIS_WORLD, "trace: first events", &first, all, sizeof first);
     for (int i = 0; i < world; i++) zero = fmin(zero, all[i]);
     free(all);
@@ -97,7 +91,7 @@ static char *trace_text(Comm *comm, size_t *length) {
     FILE *f = open_memstream(&text, length);
     if (!f) run_failure("out of memory for the trace");
     if (comm->rank == 0) fputs(trace_header, f);
-    trace_write_events(f, dev, comm->rank, zero + offset, error);
+    trace_write_events(f, rec, comm->rank, zero + offset, error);
     if (comm->rank == world - 1) fputs(trace_footer, f);
     if (fclose(f)) run_failure("out of memory for the trace");
     return text;
@@ -116,8 +110,9 @@ static int64_t trace_offset(Comm *comm, int64_t bytes) {
 static void trace_write(Comm *comm, const char *path) {
     Device *dev = comm->dev;
     Phase before = comm_phase(comm, PHASE_SAVING);
-    device_synchronize_all(dev);                                 // so that the last ops have their times
-    dev->max_events = min_i64(dev->max_events, dev->num_events); // the timeline ends before its own collectives
+    device_synchronize_all(dev); // so that the last ops have their times
+    dev->rec.max_events =
+        min_i64(dev->rec.max_events, dev->rec.num_events); // the timeline ends before its own collectives
     size_t length;
     char *text = trace_text(comm, &length), temporary[4096 + 32];
     int64_t offset = trace_offset(comm, (int64_t)length);
