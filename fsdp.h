@@ -83,13 +83,13 @@ typedef struct {
     floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
     floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
-    int gradient_accumulates;   // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
+    int adds_to_gradient;       // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
     Request all_gather;
 
-    // Sums over the step's micro-batches, (accumulated_size) each. [0] becomes the total. Usually it points at this
-    // rank's shard of grad, and what is added to it is already summed over the fsdp group. With accumulates_unsharded
+    // Sums over the step's micro-batches, (sum_size) each. [0] becomes the total. Usually it points at this
+    // rank's shard of grad, and what is added to it is already summed over the fsdp group. With sums_unsharded
     // it is full-size, and is summed over the group only once per step: it is grad itself under DDP, else a separate
-    // buffer. [1] and up exist with --deterministic: the stack described at accumulation_target.
+    // buffer. [1] and up exist with --deterministic: the stack described at sum_target.
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
@@ -120,20 +120,19 @@ typedef struct {
     int count;
 } BufferPool;
 
-/* A gradient passes through these stages in this order. Each stage holds at most one unit, and different units can be
- * in different stages, so all stages communicate at the same time. */
+/* A gradient passes through these hops in this order. Each holds at most one unit, and all communicate at once. */
 typedef enum {
-    REDUCE_SCATTER_FSDP,     // each rank sums its shard
-    REDUCE_SCATTER_REPLICAS, // hybrid: each replica sums its slice of the shard
-    ALL_GATHER_REPLICAS,     // hybrid: and replicas exchange the sums
-    ALL_GATHER_FSDP,         // DDP: every rank gets the sum of the whole gradient
-    REDUCTION_STAGES
-} ReductionStage;
+    HOP_REDUCE_SCATTER_FSDP,     // each rank sums its shard
+    HOP_REDUCE_SCATTER_REPLICAS, // hybrid: each replica sums its slice of the shard
+    HOP_ALL_GATHER_REPLICAS,     // hybrid: and replicas exchange the sums
+    HOP_ALL_GATHER_FSDP,         // DDP: every rank gets the sum of the whole gradient
+    HOPS
+} ReductionHop;
 
 typedef struct {
-    FsdpUnit *unit; // NULL: the stage is empty
+    FsdpUnit *unit; // NULL: the hop is empty
     int micro_batch;
-    int members; // ranks of the stage's group
+    int members; // ranks of the hop's group
     Request request;
     bf16 *rounded; // what is sent when gradients travel in bf16, else NULL
     void *receive; // what arrives, before it is summed or converted. NULL: it arrives where it belongs
@@ -149,11 +148,11 @@ typedef struct {
     int replicas, replica; // of the dp_replicate group
     FsdpUnit *units;       // (table->num_units)
     BufferPool pools[POOLS];
-    Reduction reductions[REDUCTION_STAGES];
-    int accumulates_unsharded; // micro-batches are summed unsharded before the reduction
-    int rounds_micro_batches;  // one fsdp rank: gradients are rounded to bf16 as if they had been sent
-    int num_partial_sums;      // per unit; more than one only in deterministic mode
-    int weights_offloaded;     // sharded weights lie in host memory and are copied to the GPU for use
+    Reduction reductions[HOPS];
+    int sums_unsharded;    // micro-batches are summed unsharded before the reduction
+    int rounds_as_if_sent; // one fsdp rank: gradients are rounded to bf16 as if they had been sent
+    int num_partial_sums;  // per unit; more than one only in deterministic mode
+    int weights_offloaded; // sharded weights lie in host memory and are copied to the GPU for use
     int gradients_offloaded;
     uint64_t seed;                // of the initial weights
     uint64_t *local_fingerprints; // (units) of this rank's weights; NULL: they are not compared
@@ -165,7 +164,7 @@ static int weights_are_resident(const Fsdp *fsdp) {
     return (fsdp->ranks == 1 || !fsdp->sharding.strategy->sharded) && !fsdp->weights_offloaded;
 }
 
-/* Bytes of a unit's weights as they are gathered, and of this rank's part of them. */
+/* Bytes of a unit's weights as they are all-gathered, and of this rank's part of them. */
 static size_t unsharded_bytes(const FsdpUnit *u) {
     if (u->quantized.shards) return u->quantized.shards * u->quantized.bytes;
     return sizeof(floatX) * u->padded;
@@ -234,8 +233,8 @@ static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
 // ---------------------------------------------------------------------------
 // unshard and reshard
 
-/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. If they
- * are not sharded, the request completes with that copy. */
+/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. If they are not
+ * sharded, the request completes with that copy. */
 static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     if (u->unsharded_weights) return;
     if (weights_are_resident(fsdp)) {
@@ -286,8 +285,7 @@ static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
 }
 
 /* Returns the unit's weights to the pool, if the strategy frees them at this point of the step. Offloaded weights of
- * DDP are fetched like sharded ones, so they are freed like those of full_shard. Dequantized weights are freed always.
- */
+ * DDP are fetched like sharded ones, so they are freed like those of full_shard. Dequantized weights always are. */
 static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
     ReshardPoint first = fsdp->sharding.strategy->reshard;
     if (fsdp->weights_offloaded && first == RESHARD_NEVER) first = AFTER_FORWARD;
@@ -329,8 +327,8 @@ static float *shard_gradient(const Fsdp *fsdp, const FsdpUnit *u) {
 static float *replica_gradient(const FsdpUnit *u) { return u->grad + (u->replica_begin - u->state_begin); }
 
 /* Elements of a sum over micro-batches. */
-static int64_t accumulated_size(const Fsdp *fsdp, const FsdpUnit *u) {
-    return fsdp->accumulates_unsharded ? u->padded : u->shard_size;
+static int64_t sum_size(const Fsdp *fsdp, const FsdpUnit *u) {
+    return fsdp->sums_unsharded ? u->padded : u->shard_size;
 }
 
 /* Where micro-batch m's gradient is added, or, if *replace, written.
@@ -338,7 +336,7 @@ static int64_t accumulated_size(const Fsdp *fsdp, const FsdpUnit *u) {
  * Without --deterministic that is always partial_sums[0]. With it, micro-batches are summed as a binary tree by cascade
  * summation: the stack of partial sums is a binary counter. Before micro-batch m it holds one sum for each one-bit of
  * m, the largest at the bottom. An even m is pushed; an odd m is added to the sum on top, which is m - 1's. */
-static float *accumulation_target(const Fsdp *fsdp, FsdpUnit *u, int micro_batch, int *replace) {
+static float *sum_target(const Fsdp *fsdp, FsdpUnit *u, int micro_batch, int *replace) {
     int tree = fsdp->sharding.deterministic;
     *replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;
     return u->partial_sums[tree ? __builtin_popcount((unsigned)micro_batch / 2) : 0];
@@ -353,7 +351,7 @@ static void merge_partial_sums(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // One merge for each trailing one-bit of m; the first was done when m was added to the sum of m - 1.
     int merges = last ? top : __builtin_ctz(~(unsigned)micro_batch) - 1;
     for (; merges > 0; merges--, top--)
-        tree_sum(fsdp->dev, u->partial_sums[top - 1], u->partial_sums[top], DTYPE_F32, 1, accumulated_size(fsdp, u), 1);
+        tree_sum(fsdp->dev, u->partial_sums[top - 1], u->partial_sums[top], DTYPE_F32, 1, sum_size(fsdp, u), 1);
 }
 
 static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
@@ -363,11 +361,11 @@ static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
 
 /* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. If backward wrote
  * it into the sum itself, or added it there, nothing is left to do. */
-static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
+static void add_unsharded_gradient(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     int replace;
-    float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
-    if (fsdp->rounds_micro_batches) {
-        bf16 *rounded = fsdp->reductions[REDUCE_SCATTER_FSDP].rounded;
+    float *sum = sum_target(fsdp, u, micro_batch, &replace);
+    if (fsdp->rounds_as_if_sent) {
+        bf16 *rounded = fsdp->reductions[HOP_REDUCE_SCATTER_FSDP].rounded;
         cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
         tree_sum(fsdp->dev, sum, rounded, DTYPE_BF16, 1, u->padded, !replace);
     } else if (u->unsharded_gradient != sum) {
@@ -380,92 +378,92 @@ static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
 // ---------------------------------------------------------------------------
 // gradients: reduction over ranks
 
-static int stage_reduces(ReductionStage s) { return s == REDUCE_SCATTER_FSDP || s == REDUCE_SCATTER_REPLICAS; }
-static Axis stage_axis(ReductionStage s) {
-    return s == REDUCE_SCATTER_FSDP || s == ALL_GATHER_FSDP ? AXIS_FSDP : AXIS_DP_REPLICATE;
+static int hop_reduces(ReductionHop h) { return h == HOP_REDUCE_SCATTER_FSDP || h == HOP_REDUCE_SCATTER_REPLICAS; }
+static Axis hop_axis(ReductionHop h) {
+    return h == HOP_REDUCE_SCATTER_FSDP || h == HOP_ALL_GATHER_FSDP ? AXIS_FSDP : AXIS_DP_REPLICATE;
 }
 
-/* Does the gradient of this micro-batch go through this stage? */
-static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_batch) {
+/* Does the gradient of this micro-batch go through this hop? */
+static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
-    int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->accumulates_unsharded);
-    if (stage == REDUCE_SCATTER_FSDP) return over_fsdp;
-    if (stage == ALL_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
+    int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->sums_unsharded);
+    if (hop == HOP_REDUCE_SCATTER_FSDP) return over_fsdp;
+    if (hop == HOP_ALL_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* Where a stage's result lies in grad. The stage after it sends this, also if the stage itself is skipped: then the
- * sum is in the same place already. */
-static float *reduction_result(const Fsdp *fsdp, int stage, const FsdpUnit *u) {
-    if (stage == REDUCE_SCATTER_REPLICAS) return replica_gradient(u);
-    return stage == ALL_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
+/* Where a hop's result is in grad. If the hop is skipped, what the next one sends is there already. */
+static float *hop_result(const Fsdp *fsdp, int hop, const FsdpUnit *u) {
+    if (hop == HOP_REDUCE_SCATTER_REPLICAS) return replica_gradient(u);
+    return hop == HOP_ALL_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
 }
 
-static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int micro_batch) {
-    Reduction *r = &fsdp->reductions[stage];
-    int reduces = stage_reduces(stage);
-    Axis axis = stage_axis(stage);
+static void reduction_start(Fsdp *fsdp, ReductionHop hop, FsdpUnit *u, int micro_batch) {
+    Reduction *r = &fsdp->reductions[hop];
+    int reduces = hop_reduces(hop);
+    Axis axis = hop_axis(hop);
     int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count; // of one member
-    const float *sum = reduction_result(fsdp, stage - 1, u);
-    // the first stage sends the full-size gradient instead: of this micro-batch, or the sum of all
-    if (stage == REDUCE_SCATTER_FSDP) sum = fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
+    const float *sum = hop_result(fsdp, hop - 1, u);
+    // the first hop sends the full-size gradient instead: of this micro-batch, or the sum of all
+    if (hop == HOP_REDUCE_SCATTER_FSDP) sum = fsdp->sums_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
     const void *send = r->rounded ? (const void *)r->rounded : sum;
-    void *receive = r->receive ? r->receive : reduction_result(fsdp, stage, u);
+    void *receive = r->receive ? r->receive : hop_result(fsdp, hop, u);
     if (r->rounded) cast_to_bf16(fsdp->dev, r->rounded, sum, reduces ? piece * r->members : piece);
     r->unit = u;
     r->micro_batch = micro_batch;
-    r->request.summed = fsdp->sharding.transport_sums;
     Dtype dtype = fsdp->sharding.reduce_dtype;
     const char *name = u->table_unit->name;
-    if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
+    if (reduces && fsdp->sharding.transport_sums)
+        reduce_scatter_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
+    else if (reduces) reduce_scatter_pieces_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
     else all_gather_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
 }
 
-/* Waits for a stage and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
+/* Waits for a hop and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
  * are summed here in fp32, as a binary tree over ranks, unless NCCL has summed them. */
-static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
-    Reduction *r = &fsdp->reductions[stage];
+static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
+    Reduction *r = &fsdp->reductions[hop];
     FsdpUnit *u = r->unit;
     Dtype dtype = fsdp->sharding.reduce_dtype;
     int pieces = fsdp->sharding.transport_sums ? 1 : r->members, replace = 1;
     int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
-    float *sum = reduction_result(fsdp, stage, u);
+    float *sum = hop_result(fsdp, hop, u);
     comm_wait(fsdp->comm, &r->request);
-    if (stage == REDUCE_SCATTER_FSDP) {
-        if (!fsdp->accumulates_unsharded) sum = accumulation_target(fsdp, u, r->micro_batch, &replace);
+    if (hop == HOP_REDUCE_SCATTER_FSDP) {
+        if (!fsdp->sums_unsharded) sum = sum_target(fsdp, u, r->micro_batch, &replace);
         tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, !replace);
-        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);
+        if (!fsdp->sums_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);
         gradient_release(fsdp, u);
-    } else if (stage == REDUCE_SCATTER_REPLICAS) {
+    } else if (hop == HOP_REDUCE_SCATTER_REPLICAS) {
         tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
     } else {
         // All-gathers. fp32 sums arrive in grad itself. bf16 sums arrive in r->receive and are copied to grad only
         // after the last micro-batch. DDP also gathers after earlier ones; copying then would overwrite this rank's
         // fp32 running sum with its rounded value.
-        int64_t count = stage == ALL_GATHER_FSDP ? u->padded : u->shard_size;
+        int64_t count = hop == HOP_ALL_GATHER_FSDP ? u->padded : u->shard_size;
         if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
     }
     r->unit = NULL;
 }
 
-/* Waits for every stage that is occupied and moves its unit to the unit's next stage; `entering` (or NULL) starts its
+/* Waits for every hop that holds a unit and moves the unit to its next hop; `entering` (or NULL) starts its
  * first one. Returns how many units are being reduced. On a GPU this is all enqueued on STREAM_REDUCE, and the compute
  * stream waits for it only where it needs a buffer or the sums. */
 static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     int in_flight = 0;
     StreamKind before = device_set_stream(fsdp->dev, STREAM_REDUCE);
-    // from the last stage to the first, so that a unit moves into a stage that was just emptied; -1: the entering unit
-    for (int from = REDUCTION_STAGES - 1; from >= -1; from--) {
+    // from the last hop to the first, so that a unit moves into a hop that was just emptied; -1: the entering unit
+    for (int from = HOPS - 1; from >= -1; from--) {
         FsdpUnit *u = from < 0 ? entering : fsdp->reductions[from].unit;
         int micro = from < 0 ? micro_batch : fsdp->reductions[from].micro_batch;
         int to = from + 1;
         if (!u) continue;
-        if (from >= 0) reduction_finish(fsdp, (ReductionStage)from);
-        while (to < REDUCTION_STAGES && !reduction_applies(fsdp, (ReductionStage)to, micro)) to++;
-        if (to == REDUCTION_STAGES) continue;
+        if (from >= 0) reduction_finish(fsdp, (ReductionHop)from);
+        while (to < HOPS && !hop_applies(fsdp, (ReductionHop)to, micro)) to++;
+        if (to == HOPS) continue;
         // Backward has written its gradient. What is reduced already does not wait for that, and frees its buffer.
         if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);
-        reduction_start(fsdp, (ReductionStage)to, u, micro);
+        reduction_start(fsdp, (ReductionHop)to, u, micro);
         in_flight++;
     }
     device_set_stream(fsdp->dev, before);
@@ -476,8 +474,8 @@ static void reductions_drain(Fsdp *fsdp) {
     while (reductions_advance(fsdp, NULL, 0)) {}
 }
 
-/* Waits until every unit's gradient is reduced. On a GPU the compute stream waits for all stages of the reductions at
- * once, and the time counts for the axis of the last stage. */
+/* Waits until every unit's gradient is reduced. On a GPU the compute stream waits for all hops of the reductions at
+ * once, and the time counts for the axis of the last hop. */
 static void fsdp_finish_gradients(Fsdp *fsdp) {
     Axis last = fsdp->replicas > 1 ? AXIS_DP_REPLICATE : AXIS_FSDP;
     reductions_drain(fsdp);
@@ -485,53 +483,50 @@ static void fsdp_finish_gradients(Fsdp *fsdp) {
 }
 
 /* Can backward write a gradient into the sum over micro-batches, without a buffer of the pool? */
-static int gradients_are_made_in_place(const Fsdp *fsdp) {
-    return (fsdp->ranks == 1 || fsdp->accumulates_unsharded) && !fsdp->rounds_micro_batches &&
-           !fsdp->gradients_offloaded;
+static int backward_writes_sum(const Fsdp *fsdp) {
+    return (fsdp->ranks == 1 || fsdp->sums_unsharded) && !fsdp->rounds_as_if_sent && !fsdp->gradients_offloaded;
 }
 
 /* Can backward also add the gradients of later micro-batches to that sum? Its matmuls then read and write the sum, 8
  * bytes per parameter, instead of writing a buffer (4) that tree_sum adds to it (12). A binary tree over micro-batches
  * needs each micro-batch's gradient by itself. */
-static int gradients_accumulate_in_place(const Fsdp *fsdp) {
-    return gradients_are_made_in_place(fsdp) && !fsdp->sharding.deterministic;
-}
+static int backward_adds_to_sum(const Fsdp *fsdp) { return backward_writes_sum(fsdp) && !fsdp->sharding.deterministic; }
 
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch, or, with
- * gradient_accumulates, adds it. The tensors whose gradients backward only adds to are zeroed before the first
+ * adds_to_gradient, adds it. The tensors whose gradients backward only adds to are zeroed before the first
  * micro-batch of a sum. The buffer is that sum itself, or it is taken from the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
-    for (int i = 0; i < REDUCTION_STAGES; i++)
+    for (int i = 0; i < HOPS; i++)
         if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
     if (u->unsharded_gradient) return u->unsharded_gradient;
     int replace;
-    float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
-    u->gradient_accumulates = !replace && gradients_accumulate_in_place(fsdp);
-    int in_place = u->gradient_accumulates || (replace && gradients_are_made_in_place(fsdp));
+    float *sum = sum_target(fsdp, u, micro_batch, &replace);
+    u->adds_to_gradient = !replace && backward_adds_to_sum(fsdp);
+    int in_place = u->adds_to_gradient || (replace && backward_writes_sum(fsdp));
     u->unsharded_gradient = in_place ? sum : (float *)pool_take(fsdp, POOL_GRADIENTS, u);
-    if (!u->gradient_accumulates) gradients_clear(fsdp, u);
+    if (!u->adds_to_gradient) gradients_clear(fsdp, u);
     return u->unsharded_gradient;
 }
 
-/* Would a unit that enters now reach ALL_GATHER_FSDP before a unit that entered earlier? That happens if the earlier
- * one must pass through the replica stages (its last micro-batch) and this one skips them (not its last). Only hybrid
+/* Would a unit that enters now reach HOP_ALL_GATHER_FSDP before one that entered earlier? That happens if the earlier
+ * one must pass through the replica hops (its last micro-batch) and this one skips them (not its last). Only hybrid
  * DDP with an interleaved pipeline has both at once: one virtual stage reaches its last micro-batch before another. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
-    if (reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
-    if (!reduction_applies(fsdp, ALL_GATHER_FSDP, micro_batch)) return 0;
-    for (int i = 0; i < REDUCTION_STAGES; i++) {
+    if (hop_applies(fsdp, HOP_REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
+    if (!hop_applies(fsdp, HOP_ALL_GATHER_FSDP, micro_batch)) return 0;
+    for (int i = 0; i < HOPS; i++) {
         const Reduction *r = &fsdp->reductions[i];
-        if (r->unit && reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, r->micro_batch)) return 1;
+        if (r->unit && hop_applies(fsdp, HOP_REDUCE_SCATTER_REPLICAS, r->micro_batch)) return 1;
     }
     return 0;
 }
 
-/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With accumulates_unsharded
+/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With sums_unsharded
  * that happens once per step, with the sum of all micro-batches. */
 static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);
-    if (fsdp->ranks == 1 || fsdp->accumulates_unsharded) accumulate_on_this_rank(fsdp, u, micro_batch);
+    if (fsdp->ranks == 1 || fsdp->sums_unsharded) add_unsharded_gradient(fsdp, u, micro_batch);
     reductions_advance(fsdp, u, micro_batch);
 }
 
@@ -663,11 +658,11 @@ static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
     if (!training) return;
     open_persistent_weights(fsdp, u);
     u->grad = state_alloc(fsdp, MEM_GRADS, "gradients", u->state_count);
-    u->partial_sums[0] = fsdp->accumulates_unsharded ? u->grad : shard_gradient(fsdp, u);
-    if (fsdp->accumulates_unsharded && u->state_count < u->padded)
+    u->partial_sums[0] = fsdp->sums_unsharded ? u->grad : shard_gradient(fsdp, u);
+    if (fsdp->sums_unsharded && u->state_count < u->padded)
         u->partial_sums[0] = state_alloc(fsdp, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
     for (int i = 1; i < fsdp->num_partial_sums; i++)
-        u->partial_sums[i] = state_alloc(fsdp, MEM_WORKSPACE, "sums of micro-batches", accumulated_size(fsdp, u));
+        u->partial_sums[i] = state_alloc(fsdp, MEM_WORKSPACE, "sums of micro-batches", sum_size(fsdp, u));
     u->exp_avg = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg", u->state_count);
     u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->adamw_count);
 }
@@ -699,8 +694,8 @@ static void pools_open(Fsdp *fsdp, int training) {
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
         pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    int always_in_place = how->micro_batches == 1 || gradients_accumulate_in_place(fsdp);
-    int needs_gradient_pool = training && !(gradients_are_made_in_place(fsdp) && always_in_place);
+    int always_in_place = how->micro_batches == 1 || backward_adds_to_sum(fsdp);
+    int needs_gradient_pool = training && !(backward_writes_sum(fsdp) && always_in_place);
     // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
     // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters. A unit
     // with Muon's matrices is written through a buffer even if it is not sharded: see gather_trained.
@@ -715,27 +710,26 @@ static void pools_open(Fsdp *fsdp, int training) {
     if (!needs_gradient_pool) return;
     pool_add(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
     pool_add(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
-             gradients_are_made_in_place(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
+             backward_writes_sum(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
     pool_add(fsdp, POOL_GRADIENTS, UNIT_HEAD, !adapters, "head gradient");
 }
 
-/* Buffers for one stage, as large as the largest trained unit needs. */
-static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
-    static const char *const names[REDUCTION_STAGES] = {
-        "gradient pieces of all ranks", "gradient pieces of all replicas", "gradients gathered from replicas",
-        "gradients gathered from ranks"};
-    Reduction *r = &fsdp->reductions[stage];
+/* Buffers for one hop, as large as the largest trained unit needs. */
+static void reduction_open(Fsdp *fsdp, ReductionHop hop, int64_t largest) {
+    static const char *const names[HOPS] = {"gradient pieces of all ranks", "gradient pieces of all replicas",
+                                            "gradients gathered from replicas", "gradients gathered from ranks"};
+    Reduction *r = &fsdp->reductions[hop];
     Dtype dtype = fsdp->sharding.reduce_dtype;
-    int half = dtype == DTYPE_BF16, reduces = stage_reduces(stage);
-    int applies = reduction_applies(fsdp, stage, fsdp->sharding.micro_batches - 1);
-    r->members = fsdp->comm->groups[stage_axis(stage)].size;
-    int64_t whole = stage_axis(stage) == AXIS_FSDP ? largest : largest / fsdp->ranks; // a unit, or for replicas a shard
+    int half = dtype == DTYPE_BF16, reduces = hop_reduces(hop);
+    int applies = hop_applies(fsdp, hop, fsdp->sharding.micro_batches - 1);
+    r->members = fsdp->comm->groups[hop_axis(hop)].size;
+    int64_t whole = hop_axis(hop) == AXIS_FSDP ? largest : largest / fsdp->ranks; // a unit, or for replicas a shard
     int64_t sent = reduces ? whole : whole / r->members;
     int64_t received = reduces && fsdp->sharding.transport_sums ? whole / r->members : whole;
-    if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
+    if (half && (applies || (hop == HOP_REDUCE_SCATTER_FSDP && fsdp->rounds_as_if_sent)))
         r->rounded = arena_array(bf16, fsdp->dev, MEM_COMM, "rounded gradients", sent);
     if (applies && (reduces || half))
-        r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[stage], dtype_size(dtype) * received);
+        r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[hop], dtype_size(dtype) * received);
 }
 
 static void fingerprints_open(Fsdp *fsdp) {
@@ -760,10 +754,10 @@ static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
     fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
     // With several micro-batches it is the user's choice. With one, DDP does it: backward writes straight into grad.
-    fsdp->accumulates_unsharded =
+    fsdp->sums_unsharded =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
-    fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
-    fsdp->num_partial_sums = 1; // enough for accumulation_target's stack: log2 of the micro-batches, rounded up
+    fsdp->rounds_as_if_sent = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
+    fsdp->num_partial_sums = 1; // enough for sum_target's stack: log2 of the micro-batches, rounded up
     while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
     fsdp->weights_offloaded = fsdp->dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
     fsdp->gradients_offloaded = fsdp->dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;
@@ -779,13 +773,13 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     pools_open(fsdp, training);
     for (int i = 0; i < table->num_units && training; i++)
         if (!table->units[i].frozen) largest = max_i64(largest, fsdp->units[i].padded);
-    for (int i = 0; i < REDUCTION_STAGES && training; i++) reduction_open(fsdp, (ReductionStage)i, largest);
+    for (int i = 0; i < HOPS && training; i++) reduction_open(fsdp, (ReductionHop)i, largest);
     if (training) fingerprints_open(fsdp);
 }
 
 static void fsdp_close(Fsdp *fsdp) {
     for (int i = 0; fsdp->units && i < fsdp->table->num_units; i++) request_close(&fsdp->units[i].all_gather);
-    for (int i = 0; i < REDUCTION_STAGES; i++) request_close(&fsdp->reductions[i].request);
+    for (int i = 0; i < HOPS; i++) request_close(&fsdp->reductions[i].request);
     for (int p = 0; p < POOLS; p++)
         for (int i = 0; i < fsdp->pools[p].count; i++) device_destroy_event(fsdp->pools[p].buffers[i].freed);
     free(fsdp->units);

@@ -182,7 +182,7 @@ static UnitTensors unit_tensors(Model *m, int unit, int block, int micro_batch) 
     UnitTensors t = {fsdp_unshard(m->fsdp, u) + first, NULL, u->table_unit->offsets, 0};
     if (micro_batch != NO_GRADIENTS && !u->table_unit->frozen) {
         t.gradients = fsdp_gradients(m->fsdp, u, micro_batch) + first;
-        t.accumulates = u->gradient_accumulates;
+        t.accumulates = u->adds_to_gradient;
     }
     return t;
 }

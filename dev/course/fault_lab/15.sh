@@ -1,7 +1,7 @@
 area="pipeline parallelism"
 layout="--ranks 2 --pp 2 --batch 4 --accum 4"
 title="a micro-batch's gradient overwrites the sum of those before it"
-change='@@ fsdp.h accumulation_target
+change='@@ fsdp.h sum_target
 - *replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;
 + *replace = tree ? micro_batch % 2 == 0 : 1;'
 check="test mesh-faults"
