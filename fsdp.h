@@ -154,9 +154,8 @@ typedef struct {
     int num_partial_sums;  // per unit; more than one only in deterministic mode
     int weights_offloaded; // sharded weights lie in host memory and are copied to the GPU for use
     int gradients_offloaded;
-    uint64_t seed;                // of the initial weights
-    uint64_t *local_fingerprints; // (units) of this rank's weights; NULL: they are not compared
-    uint64_t *fingerprints;       // host memory: (units) this rank's, then (group size, units) of those compared
+    uint64_t seed;                               // of the initial weights
+    uint64_t *local_fingerprints, *fingerprints; // for run/checks/replica_check.h; NULL: replicas are not compared
 } Fsdp;
 
 /* Is a unit's whole weight always in memory where this rank can compute with it? */
@@ -589,43 +588,6 @@ static int next_state_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { retur
 static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 1); }
 
 // ---------------------------------------------------------------------------
-// comparison of replicas
-
-/* Do the ranks of this rank's group of `axis` hold the same weights? Replicas do, and the fsdp group under no_shard. */
-static int is_replicated_over(const Fsdp *fsdp, Axis axis) {
-    if (fsdp->comm->groups[axis].size == 1) return 0;
-    return axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !fsdp->sharding.strategy->sharded);
-}
-
-/* Compares fingerprints of the weights that replicas, or the ranks of no_shard, hold. Silent memory corruption may show
- * nowhere else. */
-static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
-    Comm *comm = fsdp->comm;
-    int units = fsdp->table->num_units;
-    uint64_t *mine = fsdp->fingerprints, *all = mine + units;
-    for (int i = 0; i < units; i++) {
-        const FsdpUnit *u = &fsdp->units[i];
-        int64_t bytes =
-            u->table_unit->frozen ? (int64_t)sharded_bytes(fsdp, u) : u->state_count * (int64_t)sizeof(float);
-        const void *weights = u->table_unit->frozen ? (const void *)u->sharded_weights : u->master;
-        fingerprint(fsdp->dev, fsdp->local_fingerprints + i, weights, bytes);
-    }
-    device_read(fsdp->dev, mine, fsdp->local_fingerprints, sizeof(uint64_t) * units);
-    for (Axis axis = AXIS_TP; axis < AXES; axis = (Axis)(axis + 1)) {
-        Group *g = &comm->groups[axis];
-        if (!is_replicated_over(fsdp, axis)) continue;
-        all_gather_now(comm, axis, "replica check", mine, all, sizeof(uint64_t) * units);
-        for (int i = 0; i < units * g->size && !fsdp->dev->dry_run; i++)
-            if (all[i] != all[i % units])
-                run_failure("step %" PRId64 ": %s and %s are replicas in the %s group, but their weights of %s "
-                            "differ: the memory of one of them, or the transport, is faulty",
-                            step, rank_name(comm->hosts->group_member(comm, g, 0)),
-                            rank_name(comm->hosts->group_member(comm, g, i / units)), axis_names[axis],
-                            fsdp->table->units[i % units].name);
-    }
-}
-
-// ---------------------------------------------------------------------------
 // set-up
 
 static float *state_alloc(Fsdp *fsdp, MemCategory category, const char *name, int64_t elements) {
@@ -732,15 +694,6 @@ static void reduction_open(Fsdp *fsdp, ReductionHop hop, int64_t largest) {
         r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[hop], dtype_size(dtype) * received);
 }
 
-static void fingerprints_open(Fsdp *fsdp) {
-    int64_t units = fsdp->table->num_units;
-    int copies = (is_replicated_over(fsdp, AXIS_DP_REPLICATE) ? fsdp->replicas : 0) +
-                 (is_replicated_over(fsdp, AXIS_FSDP) ? fsdp->ranks : 0);
-    if ((!fsdp->sharding.check_replicas && !fsdp->sharding.writes_files) || !copies) return;
-    fsdp->local_fingerprints = arena_array(uint64_t, fsdp->dev, MEM_WORKSPACE, "fingerprints of the weights", units);
-    fsdp->fingerprints = arena_array(uint64_t, fsdp->dev, MEM_HOST, "fingerprints of all ranks", units * (1 + copies));
-}
-
 /* What FSDP is to do, and who does it; nothing is allocated yet. */
 static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Llama3Config *c, const Sharding *how) {
     memset(fsdp, 0, sizeof *fsdp);
@@ -774,7 +727,6 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     for (int i = 0; i < table->num_units && training; i++)
         if (!table->units[i].frozen) largest = max_i64(largest, fsdp->units[i].padded);
     for (int i = 0; i < HOPS && training; i++) reduction_open(fsdp, (ReductionHop)i, largest);
-    if (training) fingerprints_open(fsdp);
 }
 
 static void fsdp_close(Fsdp *fsdp) {

@@ -28,6 +28,7 @@
 #include "run/checks/step_report.h"  // defines: StepReport (what ranks tell each other), exchange_reports, …
 #include "run/checkpoint/checkpoint.h"        // defines: Checkpoint, Progress, weights_load
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
+#include "run/checks/replica_check.h"         // defines: fsdp_check_replicas, REPLICA_CHECK_STEPS
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
 #include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
 #include "run/checks/mfu.h"                   // defines: matmul_rate
@@ -1162,6 +1163,7 @@ static void trainer_allocate(Trainer *trainer) {
     if (job_streams_weights(j)) fsdp_bind(&p->fsdp, &p->comm, &m->table, &j->config, &sharding);
     else fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
+        replica_check_open(&p->fsdp);
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
         optimizer_open(&trainer->optimizer, &p->fsdp, (float)run->muon_momentum);
     }
@@ -1386,9 +1388,6 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }
 
-#ifndef REPLICA_CHECK_STEPS
-#define REPLICA_CHECK_STEPS 100 // steps between two comparisons of the weights that replicas have in common
-#endif
 static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
     int64_t events = p->dev.num_events;

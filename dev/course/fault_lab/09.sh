@@ -6,7 +6,7 @@ change='@@ fsdp.h reduction_start
 + int is_lost = hop == HOP_ALL_GATHER_REPLICAS && fsdp->replica == 1;
 + if (is_lost && u->table_unit->kind == UNIT_HEAD) receive = lost;
   if (r->rounded)'
-unchecked='@@ fsdp.h fsdp_check_replicas
+unchecked='@@ run/checks/replica_check.h fsdp_check_replicas
 - if (all[i] != all[i % units])
 + if (0)'
 check="run"
