@@ -10,6 +10,7 @@
 #ifndef FSDP_H
 #define FSDP_H
 #include "lib/comm/comm.h"
+#include "lib/comm/ordered_sum.h" // defines: OrderedSum, sum_add
 #include "lib/ops/int8.h"
 #include "lib/ops/ops.h"
 #include "llama3.h"
@@ -56,7 +57,7 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // what a rank holds of each unit
 
-enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_PARTIAL_SUMS = 20 };
+enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2 };
 
 typedef struct {
     const Unit *table_unit; // its tensors and their offsets
@@ -86,11 +87,9 @@ typedef struct {
     int adds_to_gradient;       // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
     Request all_gather;
 
-    // Sums over the step's micro-batches, (sum_size) each. [0] becomes the total. Usually it points at this
-    // rank's shard of grad, and what is added to it is already summed over the fsdp group. With sums_unsharded
-    // it is full-size, and is summed over the group only once per step: it is grad itself under DDP, else a separate
-    // buffer. [1] and up exist with --deterministic: the stack described at sum_target.
-    float *partial_sums[MAX_PARTIAL_SUMS];
+    // Sum over the step's micro-batches: of shards that are already summed over the fsdp group, in grad. Or, with
+    // sums_unsharded, of full-size gradients, in grad (DDP) or in a buffer of its own, which is reduced once per step.
+    OrderedSum sum;
 } FsdpUnit;
 
 /* What the optimizer reads and writes of a unit. */
@@ -121,13 +120,17 @@ typedef struct {
 } BufferPool;
 
 /* A gradient passes through these hops in this order. Each holds at most one unit, and all communicate at once. */
-typedef enum {
-    HOP_REDUCE_SCATTER_FSDP,     // each rank sums its shard
-    HOP_REDUCE_SCATTER_REPLICAS, // hybrid: each replica sums its slice of the shard
-    HOP_ALL_GATHER_REPLICAS,     // hybrid: and replicas exchange the sums
-    HOP_ALL_GATHER_FSDP,         // DDP: every rank gets the sum of the whole gradient
-    HOPS
-} ReductionHop;
+typedef enum { HOP_REDUCE_FSDP, HOP_REDUCE_REPLICAS, HOP_GATHER_REPLICAS, HOP_GATHER_FSDP, HOPS } ReductionHop;
+static const struct {
+    Axis axis;
+    int reduces; // 1: a reduce-scatter; 0: an all-gather
+    const char *received;
+} hops[HOPS] = {
+    {AXIS_FSDP, 1, "gradient pieces of all ranks"},             // each rank sums its shard
+    {AXIS_DP_REPLICATE, 1, "gradient pieces of all replicas"},  // hybrid: each replica sums its slice of the shard
+    {AXIS_DP_REPLICATE, 0, "gradients gathered from replicas"}, // hybrid: and gets the other slices
+    {AXIS_FSDP, 0, "gradients gathered from ranks"},            // DDP: every rank gets the sum of the whole gradient
+};
 
 typedef struct {
     FsdpUnit *unit; // NULL: the hop is empty
@@ -149,12 +152,10 @@ typedef struct {
     FsdpUnit *units;       // (table->num_units)
     BufferPool pools[POOLS];
     Reduction reductions[HOPS];
-    int sums_unsharded;    // micro-batches are summed unsharded before the reduction
-    int rounds_as_if_sent; // one fsdp rank: gradients are rounded to bf16 as if they had been sent
-    int num_partial_sums;  // per unit; more than one only in deterministic mode
-    int weights_offloaded; // sharded weights lie in host memory and are copied to the GPU for use
-    int gradients_offloaded;
-    uint64_t seed;                               // of the initial weights
+    int sums_unsharded;                         // micro-batches are summed unsharded before the reduction
+    int rounds_as_if_sent;                      // one fsdp rank: gradients are rounded to bf16 as if they had been sent
+    int weights_offloaded, gradients_offloaded; // they are kept in host memory and copied to the GPU for use
+    uint64_t seed;                              // of the initial weights
     uint64_t *local_fingerprints, *fingerprints; // for run/checks/replica_check.h; NULL: replicas are not compared
 } Fsdp;
 
@@ -165,8 +166,7 @@ static int weights_are_resident(const Fsdp *fsdp) {
 
 /* Bytes of a unit's weights as they are all-gathered, and of this rank's part of them. */
 static size_t unsharded_bytes(const FsdpUnit *u) {
-    if (u->quantized.shards) return u->quantized.shards * u->quantized.bytes;
-    return sizeof(floatX) * u->padded;
+    return u->quantized.shards ? (size_t)(u->quantized.shards * u->quantized.bytes) : sizeof(floatX) * u->padded;
 }
 static size_t sharded_bytes(const Fsdp *fsdp, const FsdpUnit *u) {
     return unsharded_bytes(u) / (fsdp->sharding.strategy->sharded ? fsdp->ranks : 1);
@@ -177,11 +177,9 @@ static size_t sharded_bytes(const Fsdp *fsdp, const FsdpUnit *u) {
 
 /* Bytes that a unit needs of a buffer; 0: it uses no such buffer. */
 static size_t pool_bytes(PoolKind pool, const FsdpUnit *u) {
-    switch (pool) {
-    case POOL_WEIGHTS: return unsharded_bytes(u);
-    case POOL_DEQUANTIZED: return u->quantized.shards ? sizeof(floatX) * u->padded : 0;
-    default: return sizeof(float) * u->padded;
-    }
+    if (pool == POOL_WEIGHTS) return unsharded_bytes(u);
+    if (pool == POOL_GRADIENTS) return sizeof(float) * u->padded;
+    return u->quantized.shards ? sizeof(floatX) * u->padded : 0;
 }
 
 /* Adds `count` buffers, each as large as the largest unit of that kind. */
@@ -325,86 +323,37 @@ static float *shard_gradient(const Fsdp *fsdp, const FsdpUnit *u) {
 }
 static float *replica_gradient(const FsdpUnit *u) { return u->grad + (u->replica_begin - u->state_begin); }
 
-/* Elements of a sum over micro-batches. */
-static int64_t sum_size(const Fsdp *fsdp, const FsdpUnit *u) {
-    return fsdp->sums_unsharded ? u->padded : u->shard_size;
-}
-
-/* Where micro-batch m's gradient is added, or, if *replace, written.
- *
- * Without --deterministic that is always partial_sums[0]. With it, micro-batches are summed as a binary tree by cascade
- * summation: the stack of partial sums is a binary counter. Before micro-batch m it holds one sum for each one-bit of
- * m, the largest at the bottom. An even m is pushed; an odd m is added to the sum on top, which is m - 1's. */
-static float *sum_target(const Fsdp *fsdp, FsdpUnit *u, int micro_batch, int *replace) {
-    int tree = fsdp->sharding.deterministic;
-    *replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;
-    return u->partial_sums[tree ? __builtin_popcount((unsigned)micro_batch / 2) : 0];
-}
-
-/* After micro-batch m: adds sums of equally many micro-batches to each other, and after the last one all sums. So the
- * total of the step's micro-batches is always in partial_sums[0]. */
-static void merge_partial_sums(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
-    if (!fsdp->sharding.deterministic) return;
-    int last = micro_batch == fsdp->sharding.micro_batches - 1;
-    int top = __builtin_popcount((unsigned)micro_batch / 2);
-    // One merge for each trailing one-bit of m; the first was done when m was added to the sum of m - 1.
-    int merges = last ? top : __builtin_ctz(~(unsigned)micro_batch) - 1;
-    for (; merges > 0; merges--, top--)
-        tree_sum(fsdp->dev, u->partial_sums[top - 1], u->partial_sums[top], DTYPE_F32, 1, sum_size(fsdp, u), 1);
-}
-
 static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
     pool_release(fsdp, POOL_GRADIENTS, u->unsharded_gradient);
     u->unsharded_gradient = NULL;
 }
 
-/* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. If backward wrote
- * it into the sum itself, or added it there, nothing is left to do. */
-static void add_unsharded_gradient(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
-    int replace;
-    float *sum = sum_target(fsdp, u, micro_batch, &replace);
-    if (fsdp->rounds_as_if_sent) {
-        bf16 *rounded = fsdp->reductions[HOP_REDUCE_SCATTER_FSDP].rounded;
-        cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
-        tree_sum(fsdp->dev, sum, rounded, DTYPE_BF16, 1, u->padded, !replace);
-    } else if (u->unsharded_gradient != sum) {
-        tree_sum(fsdp->dev, sum, u->unsharded_gradient, DTYPE_F32, 1, u->padded, !replace);
-    }
-    merge_partial_sums(fsdp, u, micro_batch);
-    gradient_release(fsdp, u);
-}
-
 // ---------------------------------------------------------------------------
 // gradients: reduction over ranks
-
-static int hop_reduces(ReductionHop h) { return h == HOP_REDUCE_SCATTER_FSDP || h == HOP_REDUCE_SCATTER_REPLICAS; }
-static Axis hop_axis(ReductionHop h) {
-    return h == HOP_REDUCE_SCATTER_FSDP || h == HOP_ALL_GATHER_FSDP ? AXIS_FSDP : AXIS_DP_REPLICATE;
-}
 
 /* Does the gradient of this micro-batch go through this hop? */
 static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
     int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->sums_unsharded);
-    if (hop == HOP_REDUCE_SCATTER_FSDP) return over_fsdp;
-    if (hop == HOP_ALL_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
+    if (hop == HOP_REDUCE_FSDP) return over_fsdp;
+    if (hop == HOP_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
 /* Where a hop's result is in grad. If the hop is skipped, what the next one sends is there already. */
 static float *hop_result(const Fsdp *fsdp, int hop, const FsdpUnit *u) {
-    if (hop == HOP_REDUCE_SCATTER_REPLICAS) return replica_gradient(u);
-    return hop == HOP_ALL_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
+    if (hop == HOP_REDUCE_REPLICAS) return replica_gradient(u);
+    return hop == HOP_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
 }
 
 static void reduction_start(Fsdp *fsdp, ReductionHop hop, FsdpUnit *u, int micro_batch) {
     Reduction *r = &fsdp->reductions[hop];
-    int reduces = hop_reduces(hop);
-    Axis axis = hop_axis(hop);
+    int reduces = hops[hop].reduces;
+    Axis axis = hops[hop].axis;
     int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count; // of one member
     const float *sum = hop_result(fsdp, hop - 1, u);
     // the first hop sends the full-size gradient instead: of this micro-batch, or the sum of all
-    if (hop == HOP_REDUCE_SCATTER_FSDP) sum = fsdp->sums_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
+    if (hop == HOP_REDUCE_FSDP) sum = fsdp->sums_unsharded ? u->sum.partial[0] : u->unsharded_gradient;
     const void *send = r->rounded ? (const void *)r->rounded : sum;
     void *receive = r->receive ? r->receive : hop_result(fsdp, hop, u);
     if (r->rounded) cast_to_bf16(fsdp->dev, r->rounded, sum, reduces ? piece * r->members : piece);
@@ -424,22 +373,21 @@ static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     Reduction *r = &fsdp->reductions[hop];
     FsdpUnit *u = r->unit;
     Dtype dtype = fsdp->sharding.reduce_dtype;
-    int pieces = fsdp->sharding.transport_sums ? 1 : r->members, replace = 1;
+    int pieces = fsdp->sharding.transport_sums ? 1 : r->members;
     int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
     float *sum = hop_result(fsdp, hop, u);
     comm_wait(fsdp->comm, &r->request);
-    if (hop == HOP_REDUCE_SCATTER_FSDP) {
-        if (!fsdp->sums_unsharded) sum = sum_target(fsdp, u, r->micro_batch, &replace);
-        tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, !replace);
-        if (!fsdp->sums_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);
+    if (hop == HOP_REDUCE_FSDP) {
+        if (fsdp->sums_unsharded) tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, 0);
+        else sum_add(fsdp->dev, &u->sum, r->micro_batch, r->receive, dtype, pieces);
         gradient_release(fsdp, u);
-    } else if (hop == HOP_REDUCE_SCATTER_REPLICAS) {
+    } else if (hop == HOP_REDUCE_REPLICAS) {
         tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
     } else {
         // All-gathers. fp32 sums arrive in grad itself. bf16 sums arrive in r->receive and are copied to grad only
         // after the last micro-batch. DDP also gathers after earlier ones; copying then would overwrite this rank's
         // fp32 running sum with its rounded value.
-        int64_t count = hop == HOP_ALL_GATHER_FSDP ? u->padded : u->shard_size;
+        int64_t count = hop == HOP_GATHER_FSDP ? u->padded : u->shard_size;
         if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
     }
     r->unit = NULL;
@@ -500,7 +448,7 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
         if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
     if (u->unsharded_gradient) return u->unsharded_gradient;
     int replace;
-    float *sum = sum_target(fsdp, u, micro_batch, &replace);
+    float *sum = sum_target(&u->sum, micro_batch, &replace);
     u->adds_to_gradient = !replace && backward_adds_to_sum(fsdp);
     int in_place = u->adds_to_gradient || (replace && backward_writes_sum(fsdp));
     u->unsharded_gradient = in_place ? sum : (float *)pool_take(fsdp, POOL_GRADIENTS, u);
@@ -508,17 +456,26 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Would a unit that enters now reach HOP_ALL_GATHER_FSDP before one that entered earlier? That happens if the earlier
+/* Would a unit that enters now reach HOP_GATHER_FSDP before one that entered earlier? That happens if the earlier
  * one must pass through the replica hops (its last micro-batch) and this one skips them (not its last). Only hybrid
  * DDP with an interleaved pipeline has both at once: one virtual stage reaches its last micro-batch before another. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
-    if (hop_applies(fsdp, HOP_REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
-    if (!hop_applies(fsdp, HOP_ALL_GATHER_FSDP, micro_batch)) return 0;
+    if (hop_applies(fsdp, HOP_REDUCE_REPLICAS, micro_batch)) return 0;
+    if (!hop_applies(fsdp, HOP_GATHER_FSDP, micro_batch)) return 0;
     for (int i = 0; i < HOPS; i++) {
         const Reduction *r = &fsdp->reductions[i];
-        if (r->unit && hop_applies(fsdp, HOP_REDUCE_SCATTER_REPLICAS, r->micro_batch)) return 1;
+        if (r->unit && hop_applies(fsdp, HOP_REDUCE_REPLICAS, r->micro_batch)) return 1;
     }
     return 0;
+}
+
+/* Adds a micro-batch's gradient on this rank: it is the only one, or the reduction comes later. */
+static void add_unsharded_gradient(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
+    bf16 *rounded = fsdp->reductions[HOP_REDUCE_FSDP].rounded;
+    if (fsdp->rounds_as_if_sent) cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
+    const void *gradient = fsdp->rounds_as_if_sent ? (const void *)rounded : u->unsharded_gradient;
+    sum_add(fsdp->dev, &u->sum, micro_batch, gradient, fsdp->rounds_as_if_sent ? DTYPE_BF16 : DTYPE_F32, 1);
+    gradient_release(fsdp, u);
 }
 
 /* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With sums_unsharded
@@ -590,43 +547,40 @@ static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { retu
 // ---------------------------------------------------------------------------
 // set-up
 
-static float *state_alloc(Fsdp *fsdp, MemCategory category, const char *name, int64_t elements) {
-    return arena_array(float, fsdp->dev, category, name, elements);
-}
-
-static void open_persistent_weights(Fsdp *fsdp, FsdpUnit *u) {
-    if (weights_are_resident(fsdp) || fsdp->sharding.strategy->reshard != AFTER_LAST_USE) return;
-    u->persistent_weights =
-        (floatX *)arena_alloc(fsdp->dev, MEM_COMM, "gathered weights of the step", unsharded_bytes(u));
-}
-
-static void open_frozen_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
+/* Allocates the weights that this rank keeps of a unit. */
+static void open_weights(Fsdp *fsdp, FsdpUnit *u) {
     const Unit *unit = u->table_unit;
     int shards = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
-    if (unit->int8_blocks) u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
-    u->sharded_weights = (floatX *)arena_alloc(
-        fsdp->dev, MEM_PARAMS, unit->int8_blocks ? "frozen int8 weights" : "frozen weights", sharded_bytes(fsdp, u));
-    if (training) open_persistent_weights(fsdp, u);
+    if (unit->frozen) {
+        const char *name = unit->int8_blocks ? "frozen int8 weights" : "frozen weights";
+        if (unit->int8_blocks)
+            u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
+        u->sharded_weights = (floatX *)arena_alloc(fsdp->dev, MEM_PARAMS, name, sharded_bytes(fsdp, u));
+        return;
+    }
+    u->master = arena_array(float, fsdp->dev, MEM_PARAMS, "master weights", u->state_count);
+    u->sharded_weights = (floatX *)u->master;
+    MemCategory copies = fsdp->dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // offloaded with the master
+    if (sizeof(floatX) != sizeof(float))
+        u->sharded_weights = arena_array(floatX, fsdp->dev, copies, "weights in the compute dtype", u->state_count);
 }
 
-static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
+/* Allocates what training needs in addition. */
+static void open_gradient_and_moments(Fsdp *fsdp, FsdpUnit *u) {
     Device *dev = fsdp->dev;
-    u->master = state_alloc(fsdp, MEM_PARAMS, "master weights", u->state_count);
-    u->sharded_weights = (floatX *)u->master;
-    MemCategory copies =
-        dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
-    if (sizeof(floatX) != sizeof(float))
-        u->sharded_weights = arena_array(floatX, dev, copies, "weights in the compute dtype", u->state_count);
-    if (!training) return;
-    open_persistent_weights(fsdp, u);
-    u->grad = state_alloc(fsdp, MEM_GRADS, "gradients", u->state_count);
-    u->partial_sums[0] = fsdp->sums_unsharded ? u->grad : shard_gradient(fsdp, u);
+    const Sharding *how = &fsdp->sharding;
+    if (!weights_are_resident(fsdp) && how->strategy->reshard == AFTER_LAST_USE)
+        u->persistent_weights =
+            (floatX *)arena_alloc(dev, MEM_COMM, "gathered weights of the step", unsharded_bytes(u));
+    if (u->table_unit->frozen) return;
+    u->grad = arena_array(float, dev, MEM_GRADS, "gradients", u->state_count);
+    float *total = fsdp->sums_unsharded ? u->grad : shard_gradient(fsdp, u);
+    int64_t count = fsdp->sums_unsharded ? u->padded : u->shard_size;
     if (fsdp->sums_unsharded && u->state_count < u->padded)
-        u->partial_sums[0] = state_alloc(fsdp, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
-    for (int i = 1; i < fsdp->num_partial_sums; i++)
-        u->partial_sums[i] = state_alloc(fsdp, MEM_WORKSPACE, "sums of micro-batches", sum_size(fsdp, u));
-    u->exp_avg = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg", u->state_count);
-    u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->adamw_count);
+        total = arena_array(float, dev, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
+    sum_open(&u->sum, dev, total, count, how->micro_batches, how->deterministic);
+    u->exp_avg = arena_array(float, dev, MEM_OPTIMIZER, "exp_avg", u->state_count);
+    u->exp_avg_sq = arena_array(float, dev, MEM_OPTIMIZER, "exp_avg_sq", u->adamw_count);
 }
 
 static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
@@ -641,8 +595,8 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
         u->adamw_count = min_i64(u->state_count, adamw_elements(fsdp, u, unit->end_tensor, 0, u->padded));
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
-    if (unit->frozen) open_frozen_unit(fsdp, u, training);
-    else open_trained_unit(fsdp, u, training);
+    open_weights(fsdp, u);
+    if (training) open_gradient_and_moments(fsdp, u);
 }
 
 static void pools_open(Fsdp *fsdp, int training) {
@@ -678,20 +632,18 @@ static void pools_open(Fsdp *fsdp, int training) {
 
 /* Buffers for one hop, as large as the largest trained unit needs. */
 static void reduction_open(Fsdp *fsdp, ReductionHop hop, int64_t largest) {
-    static const char *const names[HOPS] = {"gradient pieces of all ranks", "gradient pieces of all replicas",
-                                            "gradients gathered from replicas", "gradients gathered from ranks"};
     Reduction *r = &fsdp->reductions[hop];
     Dtype dtype = fsdp->sharding.reduce_dtype;
-    int half = dtype == DTYPE_BF16, reduces = hop_reduces(hop);
+    int half = dtype == DTYPE_BF16, reduces = hops[hop].reduces;
     int applies = hop_applies(fsdp, hop, fsdp->sharding.micro_batches - 1);
-    r->members = fsdp->comm->groups[hop_axis(hop)].size;
-    int64_t whole = hop_axis(hop) == AXIS_FSDP ? largest : largest / fsdp->ranks; // a unit, or for replicas a shard
+    r->members = fsdp->comm->groups[hops[hop].axis].size;
+    int64_t whole = hops[hop].axis == AXIS_FSDP ? largest : largest / fsdp->ranks; // a unit, or for replicas a shard
     int64_t sent = reduces ? whole : whole / r->members;
     int64_t received = reduces && fsdp->sharding.transport_sums ? whole / r->members : whole;
-    if (half && (applies || (hop == HOP_REDUCE_SCATTER_FSDP && fsdp->rounds_as_if_sent)))
+    if (half && (applies || (hop == HOP_REDUCE_FSDP && fsdp->rounds_as_if_sent)))
         r->rounded = arena_array(bf16, fsdp->dev, MEM_COMM, "rounded gradients", sent);
     if (applies && (reduces || half))
-        r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[hop], dtype_size(dtype) * received);
+        r->receive = arena_alloc(fsdp->dev, MEM_COMM, hops[hop].received, dtype_size(dtype) * received);
 }
 
 /* What FSDP is to do, and who does it; nothing is allocated yet. */
@@ -710,8 +662,6 @@ static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->sums_unsharded =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
     fsdp->rounds_as_if_sent = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
-    fsdp->num_partial_sums = 1; // enough for sum_target's stack: log2 of the micro-batches, rounded up
-    while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
     fsdp->weights_offloaded = fsdp->dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
     fsdp->gradients_offloaded = fsdp->dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;
 }

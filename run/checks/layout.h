@@ -5,9 +5,8 @@
  */
 #ifndef LAYOUT_H
 #define LAYOUT_H
-#include "../../lib/comm/comm.h"      // defines: Comm, all_gather_now
-#include "../../lib/io/json.h"        // defines: json_add_integer, json_write_line
-#include "../../lib/comm/run_hosts.h" // defines: run_hosts, host_of_rank
+#include "../../lib/comm/comm.h" // defines: Comm, all_gather_now, run_hosts, host_of_rank
+#include "../../lib/io/json.h"   // defines: json_add_integer, json_write_line
 
 /* The leaders of all groups. All ranks call it; the caller frees the result. */
 static int *layout_read_back(Comm *comm) {
