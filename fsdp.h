@@ -92,21 +92,6 @@ typedef struct {
     OrderedSum sum;
 } FsdpUnit;
 
-/* What the optimizer reads and writes of a unit. */
-typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_COPY, STATES } StateKind;
-
-/* Elements of one kind of state. */
-static int64_t state_elements(const FsdpUnit *u, StateKind kind) {
-    return kind == STATE_EXP_AVG_SQ ? u->adamw_count : u->state_count;
-}
-
-/* (state_elements) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
-static void *state_of(const FsdpUnit *u, StateKind kind) {
-    void *copy = (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
-    void *const states[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, copy};
-    return states[kind];
-}
-
 typedef struct {
     UnitKind kind;     // a buffer serves units of one kind
     void *memory;      // (largest padded unit of that kind)
@@ -487,64 +472,6 @@ static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
 }
 
 // ---------------------------------------------------------------------------
-// loops over the tensors of which this rank keeps state
-
-typedef struct {
-    FsdpUnit *unit;
-    const Tensor *tensor;
-    int64_t first, count; // elements of this rank's part of the tensor
-    int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
-    int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon trains the tensor, and they have no exp_avg_sq
-} ShardPiece;
-
-/* Does Muon train the matrices of this unit? Then exp_avg holds their momentum, and they have no exp_avg_sq. */
-static int unit_has_muon(const Fsdp *fsdp, const FsdpUnit *u) {
-    return fsdp->config->muon && u->table_unit->kind == UNIT_BLOCK;
-}
-
-/* Among elements [begin, begin + count) of the unit: how many belong to tensors that AdamW trains, counting only the
- * tensors before number `end`. */
-static int64_t adamw_elements(const Fsdp *fsdp, const FsdpUnit *u, int end, int64_t begin, int64_t count) {
-    int64_t first, sum = 0;
-    for (int i = u->table_unit->first_tensor; i < end; i++) {
-        const Tensor *t = &fsdp->table->tensors[i];
-        if (!t->is_muon) sum += tensor_overlap(t, begin, begin + count, &first);
-    }
-    return sum;
-}
-
-/* Is this tensor saved and counted elsewhere? A tensor that tensor parallelism does not split is tp rank 0's; a tied
- * head is counted with the embedding. */
-static int is_owned_elsewhere(const Fsdp *fsdp, const Tensor *t) {
-    return t->is_tied_copy || (t->row->split == SPLIT_NONE && fsdp->table->part.tp_rank > 0);
-}
-
-static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
-    while (*i < fsdp->table->num_tensors) {
-        const Tensor *t = &fsdp->table->tensors[*i];
-        FsdpUnit *u = &fsdp->units[t->unit];
-        int64_t begin = unique ? u->replica_begin : u->state_begin;
-        int64_t count = unique ? u->replica_count : u->state_count;
-        ++*i;
-        if (u->table_unit->frozen || (unique && is_owned_elsewhere(fsdp, t))) continue;
-        piece->unit = u;
-        piece->tensor = t;
-        piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
-        piece->at = t->offset + piece->first - u->state_begin;
-        piece->adamw_at = piece->at;
-        if (unit_has_muon(fsdp, u)) piece->adamw_at = adamw_elements(fsdp, u, *i - 1, u->state_begin, u->state_count);
-        if (t->is_muon) piece->adamw_at = -1;
-        if (piece->count) return 1;
-    }
-    return 0;
-}
-
-/* Iterate over the trained tensors in table order, from tensor *i. next_state_piece visits every element whose state
- * this rank keeps, next_unique_piece only those that no other rank visits. Padding belongs to no tensor. */
-static int next_state_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 0); }
-static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 1); }
-
-// ---------------------------------------------------------------------------
 // set-up
 
 /* Allocates the weights that this rank keeps of a unit. */
@@ -590,9 +517,8 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
-    u->adamw_count = u->state_count;
-    if (unit_has_muon(fsdp, u)) // as if one rank owned all of the unit's, so that all ranks need equal memory
-        u->adamw_count = min_i64(u->state_count, adamw_elements(fsdp, u, unit->end_tensor, 0, u->padded));
+    // With Muon as if one rank owned all of the unit's, so that all ranks need equal memory.
+    u->adamw_count = unit->has_muon ? min_i64(u->state_count, unit->adamw_elements) : u->state_count;
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
     open_weights(fsdp, u);

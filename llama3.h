@@ -248,6 +248,8 @@ typedef struct {
     int frozen;                   // not trained
     int64_t int8_blocks;          // in int8: blocks; 0: the unit is not quantized
     int64_t unquantized;          // in int8: elements of its tensors that are not quantized, such as norms
+    int has_muon;                 // Muon trains its matrices
+    int64_t adamw_elements;       // of its tensors that AdamW trains
     int64_t offsets[W_KINDS];     // of each kind of weight in the unit's first block; -1: it has none
     int64_t block_stride;         // elements from a block to the next one
 } Unit;
@@ -346,6 +348,8 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     if (u->offsets[row->kind] < 0) u->offsets[row->kind] = tensor->offset;
     u->size = (row->fused ? u->size : tensor->offset) + room;
     tensor->is_muon = c->muon && row->unit == UNIT_BLOCK && row->rows != DIM_ONE;
+    u->has_muon |= tensor->is_muon;
+    u->adamw_elements += tensor->is_muon ? 0 : elements;
     tensor->is_quantized = is_quantized(c->base, row);
     if (tensor->is_quantized) {
         tensor->stored_at = u->int8_blocks * INT8_BLOCK;
