@@ -11,9 +11,9 @@
 #define FSDP_H
 #include "lib/comm/comm.h"
 #include "lib/comm/ordered_sum.h" // defines: OrderedSum, sum_add
-#include "lib/ops/int8.h"
 #include "lib/ops/ops.h"
 #include "llama3.h"
+#include "lora.h" // defines: QuantizedLayout, quantized_layout, dequantize_base
 
 // ---------------------------------------------------------------------------
 // strategies
@@ -248,21 +248,14 @@ static void fsdp_prefetch(Fsdp *fsdp, FsdpUnit *u) {
     if (has_memory || pool_find(&fsdp->pools[POOL_WEIGHTS], u->table_unit->kind)) unshard_start(fsdp, u);
 }
 
-static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
-    u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
-    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
-        const Tensor *t = &fsdp->table->tensors[i];
-        dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized, t->is_quantized,
-                            t->stored_at, t->rows * t->cols);
-    }
-}
-
 /* The unit's weights (padded) in the compute dtype, valid until fsdp_reshard. Waits for their all-gather. */
 static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
     unshard_start(fsdp, u);
     comm_wait(fsdp->comm, &u->all_gather);
     if (!u->quantized.shards) return u->unsharded_weights;
-    if (!u->dequantized) dequantize_unit(fsdp, u);
+    if (u->dequantized) return u->dequantized;
+    u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
+    dequantize_base(fsdp->dev, u->dequantized, u->unsharded_weights, &u->quantized, fsdp->table, u->table_unit);
     return u->dequantized;
 }
 
@@ -477,11 +470,10 @@ static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
 /* Allocates the weights that this rank keeps of a unit. */
 static void open_weights(Fsdp *fsdp, FsdpUnit *u) {
     const Unit *unit = u->table_unit;
-    int shards = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
     if (unit->frozen) {
         const char *name = unit->int8_blocks ? "frozen int8 weights" : "frozen weights";
-        if (unit->int8_blocks)
-            u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
+        int shards = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
+        u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
         u->sharded_weights = (floatX *)arena_alloc(fsdp->dev, MEM_PARAMS, name, sharded_bytes(fsdp, u));
         return;
     }
