@@ -1,12 +1,10 @@
 /* fsdp.h: fully sharded data parallelism: FSDP (ZeRO-3), ZeRO-2, DDP, and hybrids of them.
  *
- * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
- * rank of the fsdp group keeps an equal shard of each unit, or all of it under no_shard: fp32 master weights, gradient
- * and optimizer state, with AdamW 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen
- * unit only the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients
- * starts to reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the
- * strategy frees full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
- */
+ * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Each
+ * of the n ranks of the fsdp group keeps 1/n of every unit, its shard: fp32 master weights, gradient and the moments of
+ * AdamW, 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen unit only the weights.
+ * fsdp_unshard all-gathers the unit's weights, fsdp_reshard frees them. fsdp_reduce_gradients starts to reduce-scatter
+ * the unit's gradient, and fsdp_finish_gradients waits for those of all units. */
 #ifndef FSDP_H
 #define FSDP_H
 #include "lib/comm/comm.h"
@@ -16,7 +14,40 @@
 #include "lora.h" // defines: QuantizedLayout, quantized_layout, dequantize_base
 
 // ---------------------------------------------------------------------------
-// strategies
+// what a unit is
+
+enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2 };
+
+typedef struct {
+    const Unit *table_unit; // its tensors and their offsets
+
+    // ranges, in elements
+    int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
+    int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
+    int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
+    int64_t adamw_count;                  // elements of exp_avg_sq, which Muon's matrices do not have
+    int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
+
+    // state, kept from step to step; a frozen unit has sharded_weights only
+    float *master;             // (state_count) weights
+    float *grad;               // (state_count) gradient, summed over ranks and micro-batches
+    float *exp_avg;            // (state_count) AdamW's first moment, Muon's momentum
+    float *exp_avg_sq;         // (adamw_count) AdamW's second moment
+    floatX *sharded_weights;   // (state_count) in the compute dtype, or an int8 shard; in an fp32 build master itself
+    QuantizedLayout quantized; // of sharded_weights and unsharded_weights in int8
+
+    // full-size buffers
+    floatX *persistent_weights; // (padded) ZeRO-2: this unit's own buffer, for the whole step; NULL: use the pool
+    floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
+    floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
+    float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
+    int adds_to_gradient;       // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
+    Request all_gather;
+    OrderedSum sum; // over micro-batches: of reduced shards or, with sums_unsharded, of full-size gradients
+} FsdpUnit;
+
+// ---------------------------------------------------------------------------
+// the three strategies
 
 /* The points of a step at which the model offers to free a unit's weights, in their order. */
 typedef enum {
@@ -55,61 +86,14 @@ typedef struct {
 } Sharding;
 
 // ---------------------------------------------------------------------------
-// what a rank holds of each unit
-
-enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2 };
-
-typedef struct {
-    const Unit *table_unit; // its tensors and their offsets
-
-    // ranges, in elements
-    int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
-    int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
-    int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
-    int64_t adamw_count;                  // elements of exp_avg_sq, which Muon's matrices do not have
-    int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
-
-    // state, kept from step to step; a frozen unit has sharded_weights only
-    float *master;     // (state_count) weights
-    float *grad;       // (state_count) of the loss summed over ranks and micro-batches
-    float *exp_avg;    // (state_count) AdamW's first moment, Muon's momentum
-    float *exp_avg_sq; // (adamw_count) AdamW's second moment
-    // This rank's part of the weights as it is all-gathered: (state_count) in the compute dtype, in an fp32 build the
-    // same memory as master. If the unit is quantized: one int8 shard of quantized.bytes bytes.
-    floatX *sharded_weights;
-    QuantizedLayout quantized; // of sharded_weights and unsharded_weights in int8
-
-    // full-size buffers
-    floatX *persistent_weights; // (padded) ZeRO-2: this unit's own buffer, for the whole step; NULL: use the pool
-    floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
-    floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
-    float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
-    int adds_to_gradient;       // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
-    Request all_gather;
-
-    // Sum over the step's micro-batches: of shards that are already summed over the fsdp group, in grad. Or, with
-    // sums_unsharded, of full-size gradients, in grad (DDP) or in a buffer of its own, which is reduced once per step.
-    OrderedSum sum;
-} FsdpUnit;
-
-typedef struct {
-    UnitKind kind;     // a buffer serves units of one kind
-    void *memory;      // (largest padded unit of that kind)
-    size_t taken;      // bytes; 0: the buffer is free
-    DeviceEvent freed; // GPU: the previous user's work on the buffer has ended
-} PoolBuffer;
-
-typedef struct {
-    PoolBuffer buffers[2 * MAX_SLOTS];
-    int count;
-} BufferPool;
+// what a rank holds
 
 /* A gradient passes through these hops in this order. Each holds at most one unit, and all communicate at once. */
 typedef enum { HOP_REDUCE_FSDP, HOP_REDUCE_REPLICAS, HOP_GATHER_REPLICAS, HOP_GATHER_FSDP, HOPS } ReductionHop;
 static const struct {
     Axis axis;
-    int reduces; // 1: a reduce-scatter; 0: an all-gather
-    const char *received;
+    int reduces;          // 1: a reduce-scatter; 0: an all-gather
+    const char *received; // name of the buffer for what arrives
 } hops[HOPS] = {
     {AXIS_FSDP, 1, "gradient pieces of all ranks"},             // each rank sums its shard
     {AXIS_DP_REPLICATE, 1, "gradient pieces of all replicas"},  // hybrid: each replica sums its slice of the shard
@@ -144,7 +128,18 @@ typedef struct {
     uint64_t *local_fingerprints, *fingerprints; // for run/checks/replica_check.h; NULL: replicas are not compared
 } Fsdp;
 
-/* Is a unit's whole weight always in memory where this rank can compute with it? */
+// ---------------------------------------------------------------------------
+// unshard and reshard
+
+/* A step under full_shard with one micro-batch and three blocks; b2' is the backward of block b2. What is in one column
+ * runs at the same time. The head computes forward and backward at once; the embedding's backward reads no weights.
+ *
+ *     all-gather      embed  b0     b1     b2  head  b2    b1   b0
+ *     compute                embed  b0     b1  b2    head  b2'  b1'  b0'  embed'         AdamW
+ *     reshard                       embed  b0  b1    b2    head b2   b1   b0
+ *     reduce-scatter                                       head b2   b1   b0     embed */
+
+/* Are the weights of whole units always in memory where this rank can compute with them? */
 static int weights_are_resident(const Fsdp *fsdp) {
     return (fsdp->ranks == 1 || !fsdp->sharding.strategy->sharded) && !fsdp->weights_offloaded;
 }
@@ -157,75 +152,33 @@ static size_t sharded_bytes(const Fsdp *fsdp, const FsdpUnit *u) {
     return unsharded_bytes(u) / (fsdp->sharding.strategy->sharded ? fsdp->ranks : 1);
 }
 
-// ---------------------------------------------------------------------------
-// pools of full-size buffers
-
-/* Bytes that a unit needs of a buffer; 0: it uses no such buffer. */
+/* Bytes that a unit needs of a pool's buffer; 0: it uses no such buffer. */
 static size_t pool_bytes(PoolKind pool, const FsdpUnit *u) {
     if (pool == POOL_WEIGHTS) return unsharded_bytes(u);
     if (pool == POOL_GRADIENTS) return sizeof(float) * u->padded;
     return u->quantized.shards ? sizeof(floatX) * u->padded : 0;
 }
 
-/* Adds `count` buffers, each as large as the largest unit of that kind. */
-static void pool_add(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, const char *name) {
-    BufferPool *p = &fsdp->pools[pool];
-    size_t largest = 0;
-    for (int i = 0; i < fsdp->table->num_units; i++) {
-        size_t bytes = pool_bytes(pool, &fsdp->units[i]);
-        if (fsdp->units[i].table_unit->kind == kind && bytes > largest) largest = bytes;
-    }
-    for (int i = 0; i < count && largest; i++) {
-        PoolBuffer *b = &p->buffers[p->count++];
-        b->kind = kind;
-        b->memory = arena_alloc(fsdp->dev, MEM_COMM, name, largest);
-    }
-}
-
-/* A free buffer for units of that kind; NULL: all are taken. */
-static PoolBuffer *pool_find(BufferPool *pool, UnitKind kind) {
-    for (int i = 0; i < pool->count; i++)
-        if (pool->buffers[i].kind == kind && !pool->buffers[i].taken) return &pool->buffers[i];
-    return NULL;
-}
-
+/* A free buffer for the unit. On a GPU the current stream waits until the buffer's last user is done. */
 static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
     static const char *const contents[POOLS] = {"the weights", "the dequantized weights", "the gradient"};
+    const char *name = u->table_unit->name;
     PoolBuffer *b = pool_find(&fsdp->pools[pool], u->table_unit->kind);
-    if (!b)
-        run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool],
-                    u->table_unit->name);
+    if (!b) run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool], name);
     b->taken = pool_bytes(pool, u);
     pool_use(fsdp->dev, pool, (int64_t)b->taken);
-    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name, AXIS_FSDP);
+    comm_wait_event(fsdp->comm, b->freed, name, AXIS_FSDP);
     return b->memory;
 }
 
-/* Does nothing if `memory` is not the pool's, such as persistent weights or NULL. */
-static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
-    BufferPool *p = &fsdp->pools[pool];
-    for (int i = 0; i < p->count; i++) {
-        if (p->buffers[i].memory != memory) continue;
-        pool_use(fsdp->dev, pool, -(int64_t)p->buffers[i].taken);
-        p->buffers[i].taken = 0;
-        device_record_event(fsdp->dev, &p->buffers[i].freed);
-    }
-}
-
-// ---------------------------------------------------------------------------
-// unshard and reshard
-
-/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. If they are not
- * sharded, the request completes with that copy. */
+/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device; if they are not sharded,
+ * that copy is all. */
 static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
+    if (weights_are_resident(fsdp)) u->unsharded_weights = u->sharded_weights;
     if (u->unsharded_weights) return;
-    if (weights_are_resident(fsdp)) {
-        u->unsharded_weights = u->sharded_weights;
-        return;
-    }
+    const char *name = u->table_unit->name;
     StreamKind before = device_set_stream(fsdp->dev, STREAM_GATHER);
-    u->unsharded_weights = u->persistent_weights;
-    if (!u->unsharded_weights) u->unsharded_weights = (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
+    u->unsharded_weights = u->persistent_weights ? u->persistent_weights : (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
     size_t bytes = sharded_bytes(fsdp, u);
     int is_sharded = u->state_count < u->padded;
     void *mine = u->sharded_weights;
@@ -236,9 +189,8 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     size_t count = u->quantized.shards ? bytes : (size_t)u->shard_size;
     Dtype dtype = u->quantized.shards ? DTYPE_BYTE : FLOATX;
     if (is_sharded)
-        all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, u->table_unit->name, mine, u->unsharded_weights, count,
-                         dtype);
-    else request_follow_stream(fsdp->comm, &u->all_gather, u->table_unit->name);
+        all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, name, mine, u->unsharded_weights, count, dtype);
+    else request_follow_stream(fsdp->comm, &u->all_gather, name);
     device_set_stream(fsdp->dev, before);
 }
 
@@ -259,28 +211,20 @@ static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
     return u->dequantized;
 }
 
-/* Returns the unit's weights to the pool, if the strategy frees them at this point of the step. Offloaded weights of
- * DDP are fetched like sharded ones, so they are freed like those of full_shard. Dequantized weights always are. */
+/* Frees the unit's full-size weights, if the strategy does so at this point of the step. Under DDP with offloading they
+ * are copied to the device for each use, and freed as under full_shard. Dequantized weights are always freed. */
 static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
     ReshardPoint first = fsdp->sharding.strategy->reshard;
     if (fsdp->weights_offloaded && first == RESHARD_NEVER) first = AFTER_FORWARD;
-    pool_release(fsdp, POOL_DEQUANTIZED, u->dequantized);
+    pool_release(fsdp->dev, &fsdp->pools[POOL_DEQUANTIZED], u->dequantized);
     u->dequantized = NULL;
     if (point < first) return;
-    pool_release(fsdp, POOL_WEIGHTS, u->unsharded_weights);
+    pool_release(fsdp->dev, &fsdp->pools[POOL_WEIGHTS], u->unsharded_weights);
     u->unsharded_weights = NULL;
 }
 
 // ---------------------------------------------------------------------------
-// gradients: sums over micro-batches
-
-/* Does backward overwrite this gradient? Matrices: yes, by their first matmul of a micro-batch. Norms (one row) and an
- * untied embedding: no, backward adds to their gradients, so these are zeroed first. */
-static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
-    WeightKind kind = t->row->kind;
-    int tied_head = kind == W_EMBED && table_is_tied(table); // the head's matmul writes it before the embedding adds
-    return t->row->rows != DIM_ONE && (kind != W_EMBED || tied_head);
-}
+// reduce gradients
 
 /* Zeroes the tensors that backward adds to, and all padding: padding is zero and stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
@@ -295,19 +239,16 @@ static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
     device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * (u->padded - written));
 }
 
+static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
+    pool_release(fsdp->dev, &fsdp->pools[POOL_GRADIENTS], u->unsharded_gradient);
+    u->unsharded_gradient = NULL;
+}
+
 /* This rank's shard within grad, and this replica's slice of the shard. */
 static float *shard_gradient(const Fsdp *fsdp, const FsdpUnit *u) {
     return u->grad + (fsdp->rank * u->shard_size - u->state_begin);
 }
 static float *replica_gradient(const FsdpUnit *u) { return u->grad + (u->replica_begin - u->state_begin); }
-
-static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
-    pool_release(fsdp, POOL_GRADIENTS, u->unsharded_gradient);
-    u->unsharded_gradient = NULL;
-}
-
-// ---------------------------------------------------------------------------
-// gradients: reduction over ranks
 
 /* Does the gradient of this micro-batch go through this hop? */
 static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
@@ -345,8 +286,8 @@ static void reduction_start(Fsdp *fsdp, ReductionHop hop, FsdpUnit *u, int micro
     else all_gather_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
 }
 
-/* Waits for a hop and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
- * are summed here in fp32, as a binary tree over ranks, unless NCCL has summed them. */
+/* Waits for a hop and puts what it received where it belongs. The pieces of a reduce-scatter are summed here in fp32,
+ * as a binary tree over ranks, unless NCCL has summed them. */
 static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     Reduction *r = &fsdp->reductions[hop];
     FsdpUnit *u = r->unit;
@@ -362,18 +303,17 @@ static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     } else if (hop == HOP_REDUCE_REPLICAS) {
         tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
     } else {
-        // All-gathers. fp32 sums arrive in grad itself. bf16 sums arrive in r->receive and are copied to grad only
-        // after the last micro-batch. DDP also gathers after earlier ones; copying then would overwrite this rank's
-        // fp32 running sum with its rounded value.
+        // All-gathers. fp32 sums arrive in grad itself. bf16 sums are copied there only after the last micro-batch:
+        // DDP also gathers after earlier ones, and a copy would round this rank's fp32 sum of the micro-batches so far.
         int64_t count = hop == HOP_GATHER_FSDP ? u->padded : u->shard_size;
         if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
     }
     r->unit = NULL;
 }
 
-/* Waits for every hop that holds a unit and moves the unit to its next hop; `entering` (or NULL) starts its
- * first one. Returns how many units are being reduced. On a GPU this is all enqueued on STREAM_REDUCE, and the compute
- * stream waits for it only where it needs a buffer or the sums. */
+/* Finishes every hop that holds a unit and moves the unit to its next hop; `entering` (or NULL) starts its first one.
+ * Returns how many units are being reduced. On a GPU all of this is enqueued on STREAM_REDUCE, and the compute stream
+ * waits for it only where it needs a buffer or the sums. */
 static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     int in_flight = 0;
     StreamKind before = device_set_stream(fsdp->dev, STREAM_REDUCE);
@@ -386,7 +326,7 @@ static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
         if (from >= 0) reduction_finish(fsdp, (ReductionHop)from);
         while (to < HOPS && !hop_applies(fsdp, (ReductionHop)to, micro)) to++;
         if (to == HOPS) continue;
-        // Backward has written its gradient. What is reduced already does not wait for that, and frees its buffer.
+        // The entering gradient must be complete. Units that entered earlier do not wait, and free their buffers.
         if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);
         reduction_start(fsdp, (ReductionHop)to, u, micro);
         in_flight++;
@@ -399,8 +339,7 @@ static void reductions_drain(Fsdp *fsdp) {
     while (reductions_advance(fsdp, NULL, 0)) {}
 }
 
-/* Waits until every unit's gradient is reduced. On a GPU the compute stream waits for all hops of the reductions at
- * once, and the time counts for the axis of the last hop. */
+/* Waits until all gradients are reduced. A GPU's compute stream waits; the time counts for the axis of the last hop. */
 static void fsdp_finish_gradients(Fsdp *fsdp) {
     Axis last = fsdp->replicas > 1 ? AXIS_DP_REPLICATE : AXIS_FSDP;
     reductions_drain(fsdp);
@@ -412,14 +351,12 @@ static int backward_writes_sum(const Fsdp *fsdp) {
     return (fsdp->ranks == 1 || fsdp->sums_unsharded) && !fsdp->rounds_as_if_sent && !fsdp->gradients_offloaded;
 }
 
-/* Can backward also add the gradients of later micro-batches to that sum? Its matmuls then read and write the sum, 8
- * bytes per parameter, instead of writing a buffer (4) that tree_sum adds to it (12). A binary tree over micro-batches
- * needs each micro-batch's gradient by itself. */
+/* Can backward also add later micro-batches to that sum? Its matmuls then move 8 bytes per parameter; a buffer (4) and
+ * tree_sum (12) would move 16. A binary tree over micro-batches needs each gradient by itself. */
 static int backward_adds_to_sum(const Fsdp *fsdp) { return backward_writes_sum(fsdp) && !fsdp->sharding.deterministic; }
 
-/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch, or, with
- * adds_to_gradient, adds it. The tensors whose gradients backward only adds to are zeroed before the first
- * micro-batch of a sum. The buffer is that sum itself, or it is taken from the pool. */
+/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch or, with adds_to_gradient,
+ * adds it: the sum over micro-batches itself, or a buffer of the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
     for (int i = 0; i < HOPS; i++)
@@ -434,9 +371,8 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Would a unit that enters now reach HOP_GATHER_FSDP before one that entered earlier? That happens if the earlier
- * one must pass through the replica hops (its last micro-batch) and this one skips them (not its last). Only hybrid
- * DDP with an interleaved pipeline has both at once: one virtual stage reaches its last micro-batch before another. */
+/* Would a unit that enters now reach HOP_GATHER_FSDP before one that entered earlier? Yes, if it skips the replica hops
+ * and the earlier one, at its last micro-batch, does not. That occurs in hybrid DDP with an interleaved pipeline. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (hop_applies(fsdp, HOP_REDUCE_REPLICAS, micro_batch)) return 0;
     if (!hop_applies(fsdp, HOP_GATHER_FSDP, micro_batch)) return 0;
@@ -447,20 +383,17 @@ static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     return 0;
 }
 
-/* Adds a micro-batch's gradient on this rank: it is the only one, or the reduction comes later. */
-static void add_unsharded_gradient(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
-    bf16 *rounded = fsdp->reductions[HOP_REDUCE_FSDP].rounded;
-    if (fsdp->rounds_as_if_sent) cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
-    const void *gradient = fsdp->rounds_as_if_sent ? (const void *)rounded : u->unsharded_gradient;
-    sum_add(fsdp->dev, &u->sum, micro_batch, gradient, fsdp->rounds_as_if_sent ? DTYPE_BF16 : DTYPE_F32, 1);
-    gradient_release(fsdp, u);
-}
-
-/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With sums_unsharded
- * that happens once per step, with the sum of all micro-batches. */
+/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With sums_unsharded that
+ * happens once per step, with the sum of all micro-batches, to which this one is added here. */
 static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
+    bf16 *rounded = fsdp->reductions[HOP_REDUCE_FSDP].rounded;
+    int stays_here = fsdp->ranks == 1 || fsdp->sums_unsharded;
     if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);
-    if (fsdp->ranks == 1 || fsdp->sums_unsharded) add_unsharded_gradient(fsdp, u, micro_batch);
+    if (fsdp->rounds_as_if_sent) {
+        cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
+        sum_add(fsdp->dev, &u->sum, micro_batch, rounded, DTYPE_BF16, 1);
+    } else if (stays_here) sum_add(fsdp->dev, &u->sum, micro_batch, u->unsharded_gradient, DTYPE_F32, 1);
+    if (stays_here) gradient_release(fsdp, u);
     reductions_advance(fsdp, u, micro_batch);
 }
 
@@ -517,17 +450,26 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     if (training) open_gradient_and_moments(fsdp, u);
 }
 
+/* Adds `count` buffers, each as large as the largest unit of that kind. */
+static void add_buffers(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, const char *name) {
+    int64_t largest = 0;
+    for (int i = 0; i < fsdp->table->num_units; i++)
+        if (fsdp->units[i].table_unit->kind == kind)
+            largest = max_i64(largest, (int64_t)pool_bytes(pool, &fsdp->units[i]));
+    for (int i = 0; i < count && largest; i++) pool_add(fsdp->dev, &fsdp->pools[pool], kind, (size_t)largest, name);
+}
+
 static void pools_open(Fsdp *fsdp, int training) {
     const Sharding *how = &fsdp->sharding;
     int adapters = fsdp->config->lora_rank > 0;
     if (!weights_are_resident(fsdp) && !fsdp->units[0].persistent_weights) { // persistent: all units or none
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_EMBED, 1, "gathered embedding");
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_BLOCK, how->slots, "gathered blocks");
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_HEAD, 1, "gathered head");
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_ADAPTERS, how->slots, "gathered adapters");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_EMBED, 1, "gathered embedding");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_BLOCK, how->slots, "gathered blocks");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_HEAD, 1, "gathered head");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_ADAPTERS, how->slots, "gathered adapters");
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
-        pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
+        add_buffers(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
     int always_in_place = how->micro_batches == 1 || backward_adds_to_sum(fsdp);
     int needs_gradient_pool = training && !(backward_writes_sum(fsdp) && always_in_place);
     // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
@@ -538,14 +480,13 @@ static void pools_open(Fsdp *fsdp, int training) {
         int has_muon = training && fsdp->config->muon && k == UNIT_BLOCK;
         int is_assembled = has_muon || (how->strategy->sharded && fsdp->ranks > 1);
         int gathers = !needs_gradient_pool && how->writes_files && is_assembled;
-        int needed = frozen ? how->merges_adapters : gathers;
-        pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
+        add_buffers(fsdp, POOL_GRADIENTS, (UnitKind)k, frozen ? how->merges_adapters : gathers, "a unit to be written");
     }
     if (!needs_gradient_pool) return;
-    pool_add(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
-    pool_add(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
-             backward_writes_sum(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
-    pool_add(fsdp, POOL_GRADIENTS, UNIT_HEAD, !adapters, "head gradient");
+    add_buffers(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
+    add_buffers(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
+                backward_writes_sum(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
+    add_buffers(fsdp, POOL_GRADIENTS, UNIT_HEAD, !adapters, "head gradient");
 }
 
 /* Buffers for one hop, as large as the largest trained unit needs. */
@@ -572,6 +513,7 @@ static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->table = table;
     fsdp->config = c;
     fsdp->sharding = *how;
+    for (int p = 0; p < POOLS; p++) fsdp->pools[p].contents = (PoolKind)p;
     fsdp->ranks = comm->groups[AXIS_FSDP].size;
     fsdp->rank = comm->groups[AXIS_FSDP].rank;
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;

@@ -491,6 +491,14 @@ static int table_block_in_unit(const TensorTable *t, int block) {
 /* Are embedding and head one unit? */
 static int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embed == t->head; }
 
+/* Does backward overwrite this gradient? Matrices: yes, by their first matmul of a micro-batch. Norms (one row) and an
+ * untied embedding: no, backward adds to their gradients, so these are zeroed first. */
+static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
+    WeightKind kind = t->row->kind;
+    int tied_head = kind == W_EMBED && table_is_tied(table); // the head's matmul writes it before the embedding adds
+    return t->row->rows != DIM_ONE && (kind != W_EMBED || tied_head);
+}
+
 /* The first adapter's number: adapters come after all other tensors. num_tensors: there are none. */
 static int table_first_adapter(const TensorTable *t) {
     return t->first_adapters < t->num_units ? t->units[t->first_adapters].first_tensor : t->num_tensors;

@@ -72,9 +72,10 @@ static void muon_begin(Muon *m, int unit) {
 }
 
 static void muon_end(Muon *m) {
-    pool_release(m->fsdp, POOL_WEIGHTS, m->shards);
-    if (m->owners > 1) pool_release(m->fsdp, POOL_WEIGHTS, m->unit);
-    arena_release(m->fsdp->dev, MEM_COMM, m->mark);
+    Fsdp *fsdp = m->fsdp;
+    pool_release(fsdp->dev, &fsdp->pools[POOL_WEIGHTS], m->shards);
+    if (m->owners > 1) pool_release(fsdp->dev, &fsdp->pools[POOL_WEIGHTS], m->unit);
+    arena_release(fsdp->dev, MEM_COMM, m->mark);
 }
 
 /* The address of unit `unit`'s shard in m->shards. `first`: the first unit of its group. */

@@ -27,7 +27,7 @@ passed=0 failed=0
 
 rules="columns comma assignment ternary two-statements function-lines parameters phrase layers cycles alone length
 named"
-ceilings="README.md:130 train_llama3.cu:1634 llama3.h:560 fsdp.h:608 optimizer.h:337 muon.h:177 shared_gradients.h:140
+ceilings="README.md:130 train_llama3.cu:1634 llama3.h:560 fsdp.h:550 optimizer.h:337 muon.h:178 shared_gradients.h:140
 tensor_parallel.h:180 context_parallel.h:160 pipeline_parallel.h:136 pipeline_schedule.h:205 lora.h:150 dataloader.h:360
 tokenizer.h:520 docs/book/minimal.c:1000"
 # FOLDER:LINES:LINES of its sources for CPUs, and of its sources for GPUs

@@ -17,7 +17,7 @@ static void poison_pools(Fsdp *f) {
             size_t bytes = 0, element = pool == POOL_GRADIENTS ? sizeof(float) : sizeof(floatX);
             for (int u = 0; u < f->table->num_units; u++) {
                 size_t of_unit = pool_bytes((PoolKind)pool, &f->units[u]);
-                if (f->units[u].table_unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
+                if ((int)f->units[u].table_unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
             }
             char *garbage = (char *)checked_malloc(bytes);
             for (size_t at = 0; at + element <= bytes; at += element) {

@@ -179,7 +179,7 @@ static void fsdp_init_weights(Fsdp *fsdp, uint64_t seed) {
 // ---------------------------------------------------------------------------
 // gathering whole units to write them
 
-static void fsdp_release_state(Fsdp *fsdp, const float *whole) { pool_release(fsdp, POOL_GRADIENTS, whole); }
+static void fsdp_release_state(Fsdp *f, const float *whole) { pool_release(f->dev, &f->pools[POOL_GRADIENTS], whole); }
 
 /* Muon's matrices have no second moments, so a rank keeps those of the unit's other tensors without gaps. Copies them
  * to their places in the whole unit (padded). */
