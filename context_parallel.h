@@ -131,8 +131,8 @@ static void cp_reduce_scatter_start(ContextParallel *cp) {
     int64_t count = 2 * cp->KV * cp->B * cp->T;
     if (cp->size == 1) return;
     cp_reorder(cp, cp->d_sequence, CP_TO_RANKS);
-    reduce_scatter_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks, cp->sequence,
-                         count, FLOATX);
+    reduce_scatter_pieces_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks,
+                                cp->sequence, count, FLOATX);
 }
 static void cp_reduce_scatter_wait(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
     size_t row = sizeof(floatX) * 2 * cp->KV, qkv_row = sizeof(floatX) * (cp->Q + 2 * cp->KV);

@@ -1,21 +1,53 @@
 /* fsdp.h: fully sharded data parallelism: FSDP (ZeRO-3), ZeRO-2, DDP, and hybrids of them.
  *
- * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
- * rank of the fsdp group keeps an equal shard of each unit, or all of it under no_shard: fp32 master weights, gradient
- * and optimizer state, with AdamW 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen
- * unit only the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients
- * starts to reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the
- * strategy frees full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
- */
+ * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Each
+ * of the n ranks of the fsdp group keeps 1/n of every unit, its shard: fp32 master weights, gradient and the moments of
+ * AdamW, 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen unit only the weights.
+ * fsdp_unshard all-gathers the unit's weights, fsdp_reshard frees them. fsdp_reduce_gradients starts to reduce-scatter
+ * the unit's gradient, and fsdp_finish_gradients waits for those of all units. */
 #ifndef FSDP_H
 #define FSDP_H
 #include "lib/comm/comm.h"
-#include "lib/ops/int8.h"
+#include "lib/comm/ordered_sum.h" // defines: OrderedSum, sum_add
 #include "lib/ops/ops.h"
 #include "llama3.h"
+#include "lora.h" // defines: QuantizedLayout, quantized_layout, dequantize_base
 
 // ---------------------------------------------------------------------------
-// strategies
+// what a unit is
+
+enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2 };
+
+typedef struct {
+    const Unit *table_unit; // its tensors and their offsets
+
+    // ranges, in elements
+    int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
+    int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
+    int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
+    int64_t adamw_count;                  // elements of exp_avg_sq, which Muon's matrices do not have
+    int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
+
+    // state, kept from step to step; a frozen unit has sharded_weights only
+    float *master;             // (state_count) weights
+    float *grad;               // (state_count) gradient, summed over ranks and micro-batches
+    float *exp_avg;            // (state_count) AdamW's first moment, Muon's momentum
+    float *exp_avg_sq;         // (adamw_count) AdamW's second moment
+    floatX *sharded_weights;   // (state_count) in the compute dtype, or an int8 shard; in an fp32 build master itself
+    QuantizedLayout quantized; // of sharded_weights and unsharded_weights in int8
+
+    // full-size buffers
+    floatX *persistent_weights; // (padded) ZeRO-2: this unit's own buffer, for the whole step; NULL: use the pool
+    floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
+    floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
+    float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
+    int adds_to_gradient;       // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
+    Request all_gather;
+    OrderedSum sum; // over micro-batches: of reduced shards or, with sums_unsharded, of full-size gradients
+} FsdpUnit;
+
+// ---------------------------------------------------------------------------
+// the three strategies
 
 /* The points of a step at which the model offers to free a unit's weights, in their order. */
 typedef enum {
@@ -54,86 +86,25 @@ typedef struct {
 } Sharding;
 
 // ---------------------------------------------------------------------------
-// what a rank holds of each unit
+// what a rank holds
 
-enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_PARTIAL_SUMS = 20 };
-
-typedef struct {
-    const Unit *table_unit; // its tensors and their offsets
-
-    // ranges, in elements
-    int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
-    int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
-    int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
-    int64_t adamw_count;                  // elements of exp_avg_sq, which Muon's matrices do not have
-    int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
-
-    // state, kept from step to step; a frozen unit has sharded_weights only
-    float *master;     // (state_count) weights
-    float *grad;       // (state_count) of the loss summed over ranks and micro-batches
-    float *exp_avg;    // (state_count) AdamW's first moment, Muon's momentum
-    float *exp_avg_sq; // (adamw_count) AdamW's second moment
-    // This rank's part of the weights as it is all-gathered: (state_count) in the compute dtype, in an fp32 build the
-    // same memory as master. If the unit is quantized: one int8 shard of quantized.bytes bytes.
-    floatX *sharded_weights;
-    QuantizedLayout quantized; // of sharded_weights and unsharded_weights in int8
-
-    // full-size buffers
-    floatX *persistent_weights; // (padded) ZeRO-2: this unit's own buffer, for the whole step; NULL: use the pool
-    floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
-    floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
-    float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
-    int gradient_accumulates;   // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
-    Request all_gather;
-
-    // Sums over the step's micro-batches, (accumulated_size) each. [0] becomes the total. Usually it points at this
-    // rank's shard of grad, and what is added to it is already summed over the fsdp group. With accumulates_unsharded
-    // it is full-size, and is summed over the group only once per step: it is grad itself under DDP, else a separate
-    // buffer. [1] and up exist with --deterministic: the stack described at accumulation_target.
-    float *partial_sums[MAX_PARTIAL_SUMS];
-} FsdpUnit;
-
-/* What the optimizer reads and writes of a unit. */
-typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_COPY, STATES } StateKind;
-
-/* Elements of one kind of state. */
-static int64_t state_elements(const FsdpUnit *u, StateKind kind) {
-    return kind == STATE_EXP_AVG_SQ ? u->adamw_count : u->state_count;
-}
-
-/* (state_elements) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
-static void *state_of(const FsdpUnit *u, StateKind kind) {
-    void *copy = (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
-    void *const states[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, copy};
-    return states[kind];
-}
+/* A gradient passes through these hops in this order. Each holds at most one unit, and all communicate at once. */
+typedef enum { HOP_REDUCE_FSDP, HOP_REDUCE_REPLICAS, HOP_GATHER_REPLICAS, HOP_GATHER_FSDP, HOPS } ReductionHop;
+static const struct {
+    Axis axis;
+    int reduces;          // 1: a reduce-scatter; 0: an all-gather
+    const char *received; // name of the buffer for what arrives
+} hops[HOPS] = {
+    {AXIS_FSDP, 1, "gradient pieces of all ranks"},             // each rank sums its shard
+    {AXIS_DP_REPLICATE, 1, "gradient pieces of all replicas"},  // hybrid: each replica sums its slice of the shard
+    {AXIS_DP_REPLICATE, 0, "gradients gathered from replicas"}, // hybrid: and gets the other slices
+    {AXIS_FSDP, 0, "gradients gathered from ranks"},            // DDP: every rank gets the sum of the whole gradient
+};
 
 typedef struct {
-    UnitKind kind;     // a buffer serves units of one kind
-    void *memory;      // (largest padded unit of that kind)
-    size_t taken;      // bytes; 0: the buffer is free
-    DeviceEvent freed; // GPU: the previous user's work on the buffer has ended
-} PoolBuffer;
-
-typedef struct {
-    PoolBuffer buffers[2 * MAX_SLOTS];
-    int count;
-} BufferPool;
-
-/* A gradient passes through these stages in this order. Each stage holds at most one unit, and different units can be
- * in different stages, so all stages communicate at the same time. */
-typedef enum {
-    REDUCE_SCATTER_FSDP,     // each rank sums its shard
-    REDUCE_SCATTER_REPLICAS, // hybrid: each replica sums its slice of the shard
-    ALL_GATHER_REPLICAS,     // hybrid: and replicas exchange the sums
-    ALL_GATHER_FSDP,         // DDP: every rank gets the sum of the whole gradient
-    REDUCTION_STAGES
-} ReductionStage;
-
-typedef struct {
-    FsdpUnit *unit; // NULL: the stage is empty
+    FsdpUnit *unit; // NULL: the hop is empty
     int micro_batch;
-    int members; // ranks of the stage's group
+    int members; // ranks of the hop's group
     Request request;
     bf16 *rounded; // what is sent when gradients travel in bf16, else NULL
     void *receive; // what arrives, before it is summed or converted. NULL: it arrives where it belongs
@@ -149,102 +120,65 @@ typedef struct {
     int replicas, replica; // of the dp_replicate group
     FsdpUnit *units;       // (table->num_units)
     BufferPool pools[POOLS];
-    Reduction reductions[REDUCTION_STAGES];
-    int accumulates_unsharded; // micro-batches are summed unsharded before the reduction
-    int rounds_micro_batches;  // one fsdp rank: gradients are rounded to bf16 as if they had been sent
-    int num_partial_sums;      // per unit; more than one only in deterministic mode
-    int weights_offloaded;     // sharded weights lie in host memory and are copied to the GPU for use
-    int gradients_offloaded;
-    uint64_t seed;                // of the initial weights
-    uint64_t *local_fingerprints; // (units) of this rank's weights; NULL: they are not compared
-    uint64_t *fingerprints;       // host memory: (units) this rank's, then (group size, units) of those compared
+    Reduction reductions[HOPS];
+    int sums_unsharded;                         // micro-batches are summed unsharded before the reduction
+    int rounds_as_if_sent;                      // one fsdp rank: gradients are rounded to bf16 as if they had been sent
+    int weights_offloaded, gradients_offloaded; // they are kept in host memory and copied to the GPU for use
+    uint64_t seed;                              // of the initial weights
+    uint64_t *local_fingerprints, *fingerprints; // for run/checks/replica_check.h; NULL: replicas are not compared
 } Fsdp;
 
-/* Is a unit's whole weight always in memory where this rank can compute with it? */
+// ---------------------------------------------------------------------------
+// unshard and reshard
+
+/* A step under full_shard with one micro-batch and three blocks; b2' is the backward of block b2. What is in one column
+ * runs at the same time. The head computes forward and backward at once; the embedding's backward reads no weights.
+ *
+ *     all-gather      embed  b0     b1     b2  head  b2    b1   b0
+ *     compute                embed  b0     b1  b2    head  b2'  b1'  b0'  embed'         AdamW
+ *     reshard                       embed  b0  b1    b2    head b2   b1   b0
+ *     reduce-scatter                                       head b2   b1   b0     embed */
+
+/* Are the weights of whole units always in memory where this rank can compute with them? */
 static int weights_are_resident(const Fsdp *fsdp) {
     return (fsdp->ranks == 1 || !fsdp->sharding.strategy->sharded) && !fsdp->weights_offloaded;
 }
 
-/* Bytes of a unit's weights as they are gathered, and of this rank's part of them. */
+/* Bytes of a unit's weights as they are all-gathered, and of this rank's part of them. */
 static size_t unsharded_bytes(const FsdpUnit *u) {
-    if (u->quantized.shards) return u->quantized.shards * u->quantized.bytes;
-    return sizeof(floatX) * u->padded;
+    return u->quantized.shards ? (size_t)(u->quantized.shards * u->quantized.bytes) : sizeof(floatX) * u->padded;
 }
 static size_t sharded_bytes(const Fsdp *fsdp, const FsdpUnit *u) {
     return unsharded_bytes(u) / (fsdp->sharding.strategy->sharded ? fsdp->ranks : 1);
 }
 
-// ---------------------------------------------------------------------------
-// pools of full-size buffers
-
-/* Bytes that a unit needs of a buffer; 0: it uses no such buffer. */
+/* Bytes that a unit needs of a pool's buffer; 0: it uses no such buffer. */
 static size_t pool_bytes(PoolKind pool, const FsdpUnit *u) {
-    switch (pool) {
-    case POOL_WEIGHTS: return unsharded_bytes(u);
-    case POOL_DEQUANTIZED: return u->quantized.shards ? sizeof(floatX) * u->padded : 0;
-    default: return sizeof(float) * u->padded;
-    }
+    if (pool == POOL_WEIGHTS) return unsharded_bytes(u);
+    if (pool == POOL_GRADIENTS) return sizeof(float) * u->padded;
+    return u->quantized.shards ? sizeof(floatX) * u->padded : 0;
 }
 
-/* Adds `count` buffers, each as large as the largest unit of that kind. */
-static void pool_add(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, const char *name) {
-    BufferPool *p = &fsdp->pools[pool];
-    size_t largest = 0;
-    for (int i = 0; i < fsdp->table->num_units; i++) {
-        size_t bytes = pool_bytes(pool, &fsdp->units[i]);
-        if (fsdp->units[i].table_unit->kind == kind && bytes > largest) largest = bytes;
-    }
-    for (int i = 0; i < count && largest; i++) {
-        PoolBuffer *b = &p->buffers[p->count++];
-        b->kind = kind;
-        b->memory = arena_alloc(fsdp->dev, MEM_COMM, name, largest);
-    }
-}
-
-/* A free buffer for units of that kind; NULL: all are taken. */
-static PoolBuffer *pool_find(BufferPool *pool, UnitKind kind) {
-    for (int i = 0; i < pool->count; i++)
-        if (pool->buffers[i].kind == kind && !pool->buffers[i].taken) return &pool->buffers[i];
-    return NULL;
-}
-
+/* A free buffer for the unit. On a GPU the current stream waits until the buffer's last user is done. */
 static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
     static const char *const contents[POOLS] = {"the weights", "the dequantized weights", "the gradient"};
+    const char *name = u->table_unit->name;
     PoolBuffer *b = pool_find(&fsdp->pools[pool], u->table_unit->kind);
-    if (!b)
-        run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool],
-                    u->table_unit->name);
+    if (!b) run_failure("%s: no free buffer for %s of %s", rank_name(fsdp->comm->rank), contents[pool], name);
     b->taken = pool_bytes(pool, u);
     pool_use(fsdp->dev, pool, (int64_t)b->taken);
-    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name, AXIS_FSDP);
+    comm_wait_event(fsdp->comm, b->freed, name, AXIS_FSDP);
     return b->memory;
 }
 
-/* Does nothing if `memory` is not the pool's, such as persistent weights or NULL. */
-static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
-    BufferPool *p = &fsdp->pools[pool];
-    for (int i = 0; i < p->count; i++) {
-        if (p->buffers[i].memory != memory) continue;
-        pool_use(fsdp->dev, pool, -(int64_t)p->buffers[i].taken);
-        p->buffers[i].taken = 0;
-        device_record_event(fsdp->dev, &p->buffers[i].freed);
-    }
-}
-
-// ---------------------------------------------------------------------------
-// unshard and reshard
-
-/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. If they
- * are not sharded, the request completes with that copy. */
+/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device; if they are not sharded,
+ * that copy is all. */
 static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
+    if (weights_are_resident(fsdp)) u->unsharded_weights = u->sharded_weights;
     if (u->unsharded_weights) return;
-    if (weights_are_resident(fsdp)) {
-        u->unsharded_weights = u->sharded_weights;
-        return;
-    }
+    const char *name = u->table_unit->name;
     StreamKind before = device_set_stream(fsdp->dev, STREAM_GATHER);
-    u->unsharded_weights = u->persistent_weights;
-    if (!u->unsharded_weights) u->unsharded_weights = (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
+    u->unsharded_weights = u->persistent_weights ? u->persistent_weights : (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
     size_t bytes = sharded_bytes(fsdp, u);
     int is_sharded = u->state_count < u->padded;
     void *mine = u->sharded_weights;
@@ -255,9 +189,8 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     size_t count = u->quantized.shards ? bytes : (size_t)u->shard_size;
     Dtype dtype = u->quantized.shards ? DTYPE_BYTE : FLOATX;
     if (is_sharded)
-        all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, u->table_unit->name, mine, u->unsharded_weights, count,
-                         dtype);
-    else request_follow_stream(fsdp->comm, &u->all_gather, u->table_unit->name);
+        all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, name, mine, u->unsharded_weights, count, dtype);
+    else request_follow_stream(fsdp->comm, &u->all_gather, name);
     device_set_stream(fsdp->dev, before);
 }
 
@@ -267,47 +200,31 @@ static void fsdp_prefetch(Fsdp *fsdp, FsdpUnit *u) {
     if (has_memory || pool_find(&fsdp->pools[POOL_WEIGHTS], u->table_unit->kind)) unshard_start(fsdp, u);
 }
 
-static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
-    u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
-    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
-        const Tensor *t = &fsdp->table->tensors[i];
-        dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized, t->is_quantized,
-                            t->stored_at, t->rows * t->cols);
-    }
-}
-
 /* The unit's weights (padded) in the compute dtype, valid until fsdp_reshard. Waits for their all-gather. */
 static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
     unshard_start(fsdp, u);
     comm_wait(fsdp->comm, &u->all_gather);
     if (!u->quantized.shards) return u->unsharded_weights;
-    if (!u->dequantized) dequantize_unit(fsdp, u);
+    if (u->dequantized) return u->dequantized;
+    u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
+    dequantize_base(fsdp->dev, u->dequantized, u->unsharded_weights, &u->quantized, fsdp->table, u->table_unit);
     return u->dequantized;
 }
 
-/* Returns the unit's weights to the pool, if the strategy frees them at this point of the step. Offloaded weights of
- * DDP are fetched like sharded ones, so they are freed like those of full_shard. Dequantized weights are freed always.
- */
+/* Frees the unit's full-size weights, if the strategy does so at this point of the step. Under DDP with offloading they
+ * are copied to the device for each use, and freed as under full_shard. Dequantized weights are always freed. */
 static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
     ReshardPoint first = fsdp->sharding.strategy->reshard;
     if (fsdp->weights_offloaded && first == RESHARD_NEVER) first = AFTER_FORWARD;
-    pool_release(fsdp, POOL_DEQUANTIZED, u->dequantized);
+    pool_release(fsdp->dev, &fsdp->pools[POOL_DEQUANTIZED], u->dequantized);
     u->dequantized = NULL;
     if (point < first) return;
-    pool_release(fsdp, POOL_WEIGHTS, u->unsharded_weights);
+    pool_release(fsdp->dev, &fsdp->pools[POOL_WEIGHTS], u->unsharded_weights);
     u->unsharded_weights = NULL;
 }
 
 // ---------------------------------------------------------------------------
-// gradients: sums over micro-batches
-
-/* Does backward overwrite this gradient? Matrices: yes, by their first matmul of a micro-batch. Norms (one row) and an
- * untied embedding: no, backward adds to their gradients, so these are zeroed first. */
-static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
-    WeightKind kind = t->row->kind;
-    int tied_head = kind == W_EMBED && table_is_tied(table); // the head's matmul writes it before the embedding adds
-    return t->row->rows != DIM_ONE && (kind != W_EMBED || tied_head);
-}
+// reduce gradients
 
 /* Zeroes the tensors that backward adds to, and all padding: padding is zero and stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
@@ -322,150 +239,96 @@ static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
     device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * (u->padded - written));
 }
 
+static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
+    pool_release(fsdp->dev, &fsdp->pools[POOL_GRADIENTS], u->unsharded_gradient);
+    u->unsharded_gradient = NULL;
+}
+
 /* This rank's shard within grad, and this replica's slice of the shard. */
 static float *shard_gradient(const Fsdp *fsdp, const FsdpUnit *u) {
     return u->grad + (fsdp->rank * u->shard_size - u->state_begin);
 }
 static float *replica_gradient(const FsdpUnit *u) { return u->grad + (u->replica_begin - u->state_begin); }
 
-/* Elements of a sum over micro-batches. */
-static int64_t accumulated_size(const Fsdp *fsdp, const FsdpUnit *u) {
-    return fsdp->accumulates_unsharded ? u->padded : u->shard_size;
-}
-
-/* Where micro-batch m's gradient is added, or, if *replace, written.
- *
- * Without --deterministic that is always partial_sums[0]. With it, micro-batches are summed as a binary tree by cascade
- * summation: the stack of partial sums is a binary counter. Before micro-batch m it holds one sum for each one-bit of
- * m, the largest at the bottom. An even m is pushed; an odd m is added to the sum on top, which is m - 1's. */
-static float *accumulation_target(const Fsdp *fsdp, FsdpUnit *u, int micro_batch, int *replace) {
-    int tree = fsdp->sharding.deterministic;
-    *replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;
-    return u->partial_sums[tree ? __builtin_popcount((unsigned)micro_batch / 2) : 0];
-}
-
-/* After micro-batch m: adds sums of equally many micro-batches to each other, and after the last one all sums. So the
- * total of the step's micro-batches is always in partial_sums[0]. */
-static void merge_partial_sums(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
-    if (!fsdp->sharding.deterministic) return;
+/* Does the gradient of this micro-batch go through this hop? */
+static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
-    int top = __builtin_popcount((unsigned)micro_batch / 2);
-    // One merge for each trailing one-bit of m; the first was done when m was added to the sum of m - 1.
-    int merges = last ? top : __builtin_ctz(~(unsigned)micro_batch) - 1;
-    for (; merges > 0; merges--, top--)
-        tree_sum(fsdp->dev, u->partial_sums[top - 1], u->partial_sums[top], DTYPE_F32, 1, accumulated_size(fsdp, u), 1);
-}
-
-static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
-    pool_release(fsdp, POOL_GRADIENTS, u->unsharded_gradient);
-    u->unsharded_gradient = NULL;
-}
-
-/* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. If backward wrote
- * it into the sum itself, or added it there, nothing is left to do. */
-static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
-    int replace;
-    float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
-    if (fsdp->rounds_micro_batches) {
-        bf16 *rounded = fsdp->reductions[REDUCE_SCATTER_FSDP].rounded;
-        cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
-        tree_sum(fsdp->dev, sum, rounded, DTYPE_BF16, 1, u->padded, !replace);
-    } else if (u->unsharded_gradient != sum) {
-        tree_sum(fsdp->dev, sum, u->unsharded_gradient, DTYPE_F32, 1, u->padded, !replace);
-    }
-    merge_partial_sums(fsdp, u, micro_batch);
-    gradient_release(fsdp, u);
-}
-
-// ---------------------------------------------------------------------------
-// gradients: reduction over ranks
-
-static int stage_reduces(ReductionStage s) { return s == REDUCE_SCATTER_FSDP || s == REDUCE_SCATTER_REPLICAS; }
-static Axis stage_axis(ReductionStage s) {
-    return s == REDUCE_SCATTER_FSDP || s == ALL_GATHER_FSDP ? AXIS_FSDP : AXIS_DP_REPLICATE;
-}
-
-/* Does the gradient of this micro-batch go through this stage? */
-static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_batch) {
-    int last = micro_batch == fsdp->sharding.micro_batches - 1;
-    int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->accumulates_unsharded);
-    if (stage == REDUCE_SCATTER_FSDP) return over_fsdp;
-    if (stage == ALL_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
+    int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->sums_unsharded);
+    if (hop == HOP_REDUCE_FSDP) return over_fsdp;
+    if (hop == HOP_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* Where a stage's result lies in grad. The stage after it sends this, also if the stage itself is skipped: then the
- * sum is in the same place already. */
-static float *reduction_result(const Fsdp *fsdp, int stage, const FsdpUnit *u) {
-    if (stage == REDUCE_SCATTER_REPLICAS) return replica_gradient(u);
-    return stage == ALL_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
+/* Where a hop's result is in grad. If the hop is skipped, what the next one sends is there already. */
+static float *hop_result(const Fsdp *fsdp, int hop, const FsdpUnit *u) {
+    if (hop == HOP_REDUCE_REPLICAS) return replica_gradient(u);
+    return hop == HOP_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
 }
 
-static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int micro_batch) {
-    Reduction *r = &fsdp->reductions[stage];
-    int reduces = stage_reduces(stage);
-    Axis axis = stage_axis(stage);
+static void reduction_start(Fsdp *fsdp, ReductionHop hop, FsdpUnit *u, int micro_batch) {
+    Reduction *r = &fsdp->reductions[hop];
+    int reduces = hops[hop].reduces;
+    Axis axis = hops[hop].axis;
     int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count; // of one member
-    const float *sum = reduction_result(fsdp, stage - 1, u);
-    // the first stage sends the full-size gradient instead: of this micro-batch, or the sum of all
-    if (stage == REDUCE_SCATTER_FSDP) sum = fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
+    const float *sum = hop_result(fsdp, hop - 1, u);
+    // the first hop sends the full-size gradient instead: of this micro-batch, or the sum of all
+    if (hop == HOP_REDUCE_FSDP) sum = fsdp->sums_unsharded ? u->sum.partial[0] : u->unsharded_gradient;
     const void *send = r->rounded ? (const void *)r->rounded : sum;
-    void *receive = r->receive ? r->receive : reduction_result(fsdp, stage, u);
+    void *receive = r->receive ? r->receive : hop_result(fsdp, hop, u);
     if (r->rounded) cast_to_bf16(fsdp->dev, r->rounded, sum, reduces ? piece * r->members : piece);
     r->unit = u;
     r->micro_batch = micro_batch;
-    r->request.summed = fsdp->sharding.transport_sums;
     Dtype dtype = fsdp->sharding.reduce_dtype;
     const char *name = u->table_unit->name;
-    if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
+    if (reduces && fsdp->sharding.transport_sums)
+        reduce_scatter_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
+    else if (reduces) reduce_scatter_pieces_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
     else all_gather_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
 }
 
-/* Waits for a stage and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
- * are summed here in fp32, as a binary tree over ranks, unless NCCL has summed them. */
-static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
-    Reduction *r = &fsdp->reductions[stage];
+/* Waits for a hop and puts what it received where it belongs. The pieces of a reduce-scatter are summed here in fp32,
+ * as a binary tree over ranks, unless NCCL has summed them. */
+static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
+    Reduction *r = &fsdp->reductions[hop];
     FsdpUnit *u = r->unit;
     Dtype dtype = fsdp->sharding.reduce_dtype;
-    int pieces = fsdp->sharding.transport_sums ? 1 : r->members, replace = 1;
+    int pieces = fsdp->sharding.transport_sums ? 1 : r->members;
     int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
-    float *sum = reduction_result(fsdp, stage, u);
+    float *sum = hop_result(fsdp, hop, u);
     comm_wait(fsdp->comm, &r->request);
-    if (stage == REDUCE_SCATTER_FSDP) {
-        if (!fsdp->accumulates_unsharded) sum = accumulation_target(fsdp, u, r->micro_batch, &replace);
-        tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, !replace);
-        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);
+    if (hop == HOP_REDUCE_FSDP) {
+        if (fsdp->sums_unsharded) tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, 0);
+        else sum_add(fsdp->dev, &u->sum, r->micro_batch, r->receive, dtype, pieces);
         gradient_release(fsdp, u);
-    } else if (stage == REDUCE_SCATTER_REPLICAS) {
+    } else if (hop == HOP_REDUCE_REPLICAS) {
         tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
     } else {
-        // All-gathers. fp32 sums arrive in grad itself. bf16 sums arrive in r->receive and are copied to grad only
-        // after the last micro-batch. DDP also gathers after earlier ones; copying then would overwrite this rank's
-        // fp32 running sum with its rounded value.
-        int64_t count = stage == ALL_GATHER_FSDP ? u->padded : u->shard_size;
+        // All-gathers. fp32 sums arrive in grad itself. bf16 sums are copied there only after the last micro-batch:
+        // DDP also gathers after earlier ones, and a copy would round this rank's fp32 sum of the micro-batches so far.
+        int64_t count = hop == HOP_GATHER_FSDP ? u->padded : u->shard_size;
         if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
     }
     r->unit = NULL;
 }
 
-/* Waits for every stage that is occupied and moves its unit to the unit's next stage; `entering` (or NULL) starts its
- * first one. Returns how many units are being reduced. On a GPU this is all enqueued on STREAM_REDUCE, and the compute
- * stream waits for it only where it needs a buffer or the sums. */
+/* Finishes every hop that holds a unit and moves the unit to its next hop; `entering` (or NULL) starts its first one.
+ * Returns how many units are being reduced. On a GPU all of this is enqueued on STREAM_REDUCE, and the compute stream
+ * waits for it only where it needs a buffer or the sums. */
 static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     int in_flight = 0;
     StreamKind before = device_set_stream(fsdp->dev, STREAM_REDUCE);
-    // from the last stage to the first, so that a unit moves into a stage that was just emptied; -1: the entering unit
-    for (int from = REDUCTION_STAGES - 1; from >= -1; from--) {
+    // from the last hop to the first, so that a unit moves into a hop that was just emptied; -1: the entering unit
+    for (int from = HOPS - 1; from >= -1; from--) {
         FsdpUnit *u = from < 0 ? entering : fsdp->reductions[from].unit;
         int micro = from < 0 ? micro_batch : fsdp->reductions[from].micro_batch;
         int to = from + 1;
         if (!u) continue;
-        if (from >= 0) reduction_finish(fsdp, (ReductionStage)from);
-        while (to < REDUCTION_STAGES && !reduction_applies(fsdp, (ReductionStage)to, micro)) to++;
-        if (to == REDUCTION_STAGES) continue;
-        // Backward has written its gradient. What is reduced already does not wait for that, and frees its buffer.
+        if (from >= 0) reduction_finish(fsdp, (ReductionHop)from);
+        while (to < HOPS && !hop_applies(fsdp, (ReductionHop)to, micro)) to++;
+        if (to == HOPS) continue;
+        // The entering gradient must be complete. Units that entered earlier do not wait, and free their buffers.
         if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);
-        reduction_start(fsdp, (ReductionStage)to, u, micro);
+        reduction_start(fsdp, (ReductionHop)to, u, micro);
         in_flight++;
     }
     device_set_stream(fsdp->dev, before);
@@ -476,8 +339,7 @@ static void reductions_drain(Fsdp *fsdp) {
     while (reductions_advance(fsdp, NULL, 0)) {}
 }
 
-/* Waits until every unit's gradient is reduced. On a GPU the compute stream waits for all stages of the reductions at
- * once, and the time counts for the axis of the last stage. */
+/* Waits until all gradients are reduced. A GPU's compute stream waits; the time counts for the axis of the last hop. */
 static void fsdp_finish_gradients(Fsdp *fsdp) {
     Axis last = fsdp->replicas > 1 ? AXIS_DP_REPLICATE : AXIS_FSDP;
     reductions_drain(fsdp);
@@ -485,191 +347,92 @@ static void fsdp_finish_gradients(Fsdp *fsdp) {
 }
 
 /* Can backward write a gradient into the sum over micro-batches, without a buffer of the pool? */
-static int gradients_are_made_in_place(const Fsdp *fsdp) {
-    return (fsdp->ranks == 1 || fsdp->accumulates_unsharded) && !fsdp->rounds_micro_batches &&
-           !fsdp->gradients_offloaded;
+static int backward_writes_sum(const Fsdp *fsdp) {
+    return (fsdp->ranks == 1 || fsdp->sums_unsharded) && !fsdp->rounds_as_if_sent && !fsdp->gradients_offloaded;
 }
 
-/* Can backward also add the gradients of later micro-batches to that sum? Its matmuls then read and write the sum, 8
- * bytes per parameter, instead of writing a buffer (4) that tree_sum adds to it (12). A binary tree over micro-batches
- * needs each micro-batch's gradient by itself. */
-static int gradients_accumulate_in_place(const Fsdp *fsdp) {
-    return gradients_are_made_in_place(fsdp) && !fsdp->sharding.deterministic;
-}
+/* Can backward also add later micro-batches to that sum? Its matmuls then move 8 bytes per parameter; a buffer (4) and
+ * tree_sum (12) would move 16. A binary tree over micro-batches needs each gradient by itself. */
+static int backward_adds_to_sum(const Fsdp *fsdp) { return backward_writes_sum(fsdp) && !fsdp->sharding.deterministic; }
 
-/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch, or, with
- * gradient_accumulates, adds it. The tensors whose gradients backward only adds to are zeroed before the first
- * micro-batch of a sum. The buffer is that sum itself, or it is taken from the pool. */
+/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch or, with adds_to_gradient,
+ * adds it: the sum over micro-batches itself, or a buffer of the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
-    for (int i = 0; i < REDUCTION_STAGES; i++)
+    for (int i = 0; i < HOPS; i++)
         if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
     if (u->unsharded_gradient) return u->unsharded_gradient;
     int replace;
-    float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
-    u->gradient_accumulates = !replace && gradients_accumulate_in_place(fsdp);
-    int in_place = u->gradient_accumulates || (replace && gradients_are_made_in_place(fsdp));
+    float *sum = sum_target(&u->sum, micro_batch, &replace);
+    u->adds_to_gradient = !replace && backward_adds_to_sum(fsdp);
+    int in_place = u->adds_to_gradient || (replace && backward_writes_sum(fsdp));
     u->unsharded_gradient = in_place ? sum : (float *)pool_take(fsdp, POOL_GRADIENTS, u);
-    if (!u->gradient_accumulates) gradients_clear(fsdp, u);
+    if (!u->adds_to_gradient) gradients_clear(fsdp, u);
     return u->unsharded_gradient;
 }
 
-/* Would a unit that enters now reach ALL_GATHER_FSDP before a unit that entered earlier? That happens if the earlier
- * one must pass through the replica stages (its last micro-batch) and this one skips them (not its last). Only hybrid
- * DDP with an interleaved pipeline has both at once: one virtual stage reaches its last micro-batch before another. */
+/* Would a unit that enters now reach HOP_GATHER_FSDP before one that entered earlier? Yes, if it skips the replica hops
+ * and the earlier one, at its last micro-batch, does not. That occurs in hybrid DDP with an interleaved pipeline. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
-    if (reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
-    if (!reduction_applies(fsdp, ALL_GATHER_FSDP, micro_batch)) return 0;
-    for (int i = 0; i < REDUCTION_STAGES; i++) {
+    if (hop_applies(fsdp, HOP_REDUCE_REPLICAS, micro_batch)) return 0;
+    if (!hop_applies(fsdp, HOP_GATHER_FSDP, micro_batch)) return 0;
+    for (int i = 0; i < HOPS; i++) {
         const Reduction *r = &fsdp->reductions[i];
-        if (r->unit && reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, r->micro_batch)) return 1;
+        if (r->unit && hop_applies(fsdp, HOP_REDUCE_REPLICAS, r->micro_batch)) return 1;
     }
     return 0;
 }
 
-/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With accumulates_unsharded
- * that happens once per step, with the sum of all micro-batches. */
+/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With sums_unsharded that
+ * happens once per step, with the sum of all micro-batches, to which this one is added here. */
 static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
+    bf16 *rounded = fsdp->reductions[HOP_REDUCE_FSDP].rounded;
+    int stays_here = fsdp->ranks == 1 || fsdp->sums_unsharded;
     if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);
-    if (fsdp->ranks == 1 || fsdp->accumulates_unsharded) accumulate_on_this_rank(fsdp, u, micro_batch);
+    if (fsdp->rounds_as_if_sent) {
+        cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
+        sum_add(fsdp->dev, &u->sum, micro_batch, rounded, DTYPE_BF16, 1);
+    } else if (stays_here) sum_add(fsdp->dev, &u->sum, micro_batch, u->unsharded_gradient, DTYPE_F32, 1);
+    if (stays_here) gradient_release(fsdp, u);
     reductions_advance(fsdp, u, micro_batch);
-}
-
-// ---------------------------------------------------------------------------
-// loops over the tensors of which this rank keeps state
-
-typedef struct {
-    FsdpUnit *unit;
-    const Tensor *tensor;
-    int64_t first, count; // elements of this rank's part of the tensor
-    int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
-    int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon trains the tensor, and they have no exp_avg_sq
-} ShardPiece;
-
-/* Does Muon train the matrices of this unit? Then exp_avg holds their momentum, and they have no exp_avg_sq. */
-static int unit_has_muon(const Fsdp *fsdp, const FsdpUnit *u) {
-    return fsdp->config->muon && u->table_unit->kind == UNIT_BLOCK;
-}
-
-/* Among elements [begin, begin + count) of the unit: how many belong to tensors that AdamW trains, counting only the
- * tensors before number `end`. */
-static int64_t adamw_elements(const Fsdp *fsdp, const FsdpUnit *u, int end, int64_t begin, int64_t count) {
-    int64_t first, sum = 0;
-    for (int i = u->table_unit->first_tensor; i < end; i++) {
-        const Tensor *t = &fsdp->table->tensors[i];
-        if (!t->is_muon) sum += tensor_overlap(t, begin, begin + count, &first);
-    }
-    return sum;
-}
-
-/* Is this tensor saved and counted elsewhere? A tensor that tensor parallelism does not split is tp rank 0's; a tied
- * head is counted with the embedding. */
-static int is_owned_elsewhere(const Fsdp *fsdp, const Tensor *t) {
-    return t->is_tied_copy || (t->row->split == SPLIT_NONE && fsdp->table->part.tp_rank > 0);
-}
-
-static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
-    while (*i < fsdp->table->num_tensors) {
-        const Tensor *t = &fsdp->table->tensors[*i];
-        FsdpUnit *u = &fsdp->units[t->unit];
-        int64_t begin = unique ? u->replica_begin : u->state_begin;
-        int64_t count = unique ? u->replica_count : u->state_count;
-        ++*i;
-        if (u->table_unit->frozen || (unique && is_owned_elsewhere(fsdp, t))) continue;
-        piece->unit = u;
-        piece->tensor = t;
-        piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
-        piece->at = t->offset + piece->first - u->state_begin;
-        piece->adamw_at = piece->at;
-        if (unit_has_muon(fsdp, u)) piece->adamw_at = adamw_elements(fsdp, u, *i - 1, u->state_begin, u->state_count);
-        if (t->is_muon) piece->adamw_at = -1;
-        if (piece->count) return 1;
-    }
-    return 0;
-}
-
-/* Iterate over the trained tensors in table order, from tensor *i. next_state_piece visits every element whose state
- * this rank keeps, next_unique_piece only those that no other rank visits. Padding belongs to no tensor. */
-static int next_state_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 0); }
-static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 1); }
-
-// ---------------------------------------------------------------------------
-// comparison of replicas
-
-/* Do the ranks of this rank's group of `axis` hold the same weights? Replicas do, and the fsdp group under no_shard. */
-static int is_replicated_over(const Fsdp *fsdp, Axis axis) {
-    if (fsdp->comm->groups[axis].size == 1) return 0;
-    return axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !fsdp->sharding.strategy->sharded);
-}
-
-/* Compares fingerprints of the weights that replicas, or the ranks of no_shard, hold. Silent memory corruption may show
- * nowhere else. */
-static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
-    Comm *comm = fsdp->comm;
-    int units = fsdp->table->num_units;
-    uint64_t *mine = fsdp->fingerprints, *all = mine + units;
-    for (int i = 0; i < units; i++) {
-        const FsdpUnit *u = &fsdp->units[i];
-        int64_t bytes =
-            u->table_unit->frozen ? (int64_t)sharded_bytes(fsdp, u) : u->state_count * (int64_t)sizeof(float);
-        const void *weights = u->table_unit->frozen ? (const void *)u->sharded_weights : u->master;
-        fingerprint(fsdp->dev, fsdp->local_fingerprints + i, weights, bytes);
-    }
-    device_read(fsdp->dev, mine, fsdp->local_fingerprints, sizeof(uint64_t) * units);
-    for (Axis axis = AXIS_TP; axis < AXES; axis = (Axis)(axis + 1)) {
-        Group *g = &comm->groups[axis];
-        if (!is_replicated_over(fsdp, axis)) continue;
-        all_gather_now(comm, axis, "replica check", mine, all, sizeof(uint64_t) * units);
-        for (int i = 0; i < units * g->size && !fsdp->dev->dry_run; i++)
-            if (all[i] != all[i % units])
-                run_failure("step %" PRId64 ": %s and %s are replicas in the %s group, but their weights of %s "
-                            "differ: the memory of one of them, or the transport, is faulty",
-                            step, rank_name(comm->hosts->group_member(comm, g, 0)),
-                            rank_name(comm->hosts->group_member(comm, g, i / units)), axis_names[axis],
-                            fsdp->table->units[i % units].name);
-    }
 }
 
 // ---------------------------------------------------------------------------
 // set-up
 
-static float *state_alloc(Fsdp *fsdp, MemCategory category, const char *name, int64_t elements) {
-    return arena_array(float, fsdp->dev, category, name, elements);
-}
-
-static void open_persistent_weights(Fsdp *fsdp, FsdpUnit *u) {
-    if (weights_are_resident(fsdp) || fsdp->sharding.strategy->reshard != AFTER_LAST_USE) return;
-    u->persistent_weights =
-        (floatX *)arena_alloc(fsdp->dev, MEM_COMM, "gathered weights of the step", unsharded_bytes(u));
-}
-
-static void open_frozen_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
+/* Allocates the weights that this rank keeps of a unit. */
+static void open_weights(Fsdp *fsdp, FsdpUnit *u) {
     const Unit *unit = u->table_unit;
-    int shards = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
-    if (unit->int8_blocks) u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
-    u->sharded_weights = (floatX *)arena_alloc(
-        fsdp->dev, MEM_PARAMS, unit->int8_blocks ? "frozen int8 weights" : "frozen weights", sharded_bytes(fsdp, u));
-    if (training) open_persistent_weights(fsdp, u);
+    if (unit->frozen) {
+        const char *name = unit->int8_blocks ? "frozen int8 weights" : "frozen weights";
+        int shards = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
+        u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
+        u->sharded_weights = (floatX *)arena_alloc(fsdp->dev, MEM_PARAMS, name, sharded_bytes(fsdp, u));
+        return;
+    }
+    u->master = arena_array(float, fsdp->dev, MEM_PARAMS, "master weights", u->state_count);
+    u->sharded_weights = (floatX *)u->master;
+    MemCategory copies = fsdp->dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // offloaded with the master
+    if (sizeof(floatX) != sizeof(float))
+        u->sharded_weights = arena_array(floatX, fsdp->dev, copies, "weights in the compute dtype", u->state_count);
 }
 
-static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
+/* Allocates what training needs in addition. */
+static void open_gradient_and_moments(Fsdp *fsdp, FsdpUnit *u) {
     Device *dev = fsdp->dev;
-    u->master = state_alloc(fsdp, MEM_PARAMS, "master weights", u->state_count);
-    u->sharded_weights = (floatX *)u->master;
-    MemCategory copies =
-        dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
-    if (sizeof(floatX) != sizeof(float))
-        u->sharded_weights = arena_array(floatX, dev, copies, "weights in the compute dtype", u->state_count);
-    if (!training) return;
-    open_persistent_weights(fsdp, u);
-    u->grad = state_alloc(fsdp, MEM_GRADS, "gradients", u->state_count);
-    u->partial_sums[0] = fsdp->accumulates_unsharded ? u->grad : shard_gradient(fsdp, u);
-    if (fsdp->accumulates_unsharded && u->state_count < u->padded)
-        u->partial_sums[0] = state_alloc(fsdp, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
-    for (int i = 1; i < fsdp->num_partial_sums; i++)
-        u->partial_sums[i] = state_alloc(fsdp, MEM_WORKSPACE, "sums of micro-batches", accumulated_size(fsdp, u));
-    u->exp_avg = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg", u->state_count);
-    u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->adamw_count);
+    const Sharding *how = &fsdp->sharding;
+    if (!weights_are_resident(fsdp) && how->strategy->reshard == AFTER_LAST_USE)
+        u->persistent_weights =
+            (floatX *)arena_alloc(dev, MEM_COMM, "gathered weights of the step", unsharded_bytes(u));
+    if (u->table_unit->frozen) return;
+    u->grad = arena_array(float, dev, MEM_GRADS, "gradients", u->state_count);
+    float *total = fsdp->sums_unsharded ? u->grad : shard_gradient(fsdp, u);
+    int64_t count = fsdp->sums_unsharded ? u->padded : u->shard_size;
+    if (fsdp->sums_unsharded && u->state_count < u->padded)
+        total = arena_array(float, dev, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
+    sum_open(&u->sum, dev, total, count, how->micro_batches, how->deterministic);
+    u->exp_avg = arena_array(float, dev, MEM_OPTIMIZER, "exp_avg", u->state_count);
+    u->exp_avg_sq = arena_array(float, dev, MEM_OPTIMIZER, "exp_avg_sq", u->adamw_count);
 }
 
 static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
@@ -679,28 +442,36 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
-    u->adamw_count = u->state_count;
-    if (unit_has_muon(fsdp, u)) // as if one rank owned all of the unit's, so that all ranks need equal memory
-        u->adamw_count = min_i64(u->state_count, adamw_elements(fsdp, u, unit->end_tensor, 0, u->padded));
+    // With Muon as if one rank owned all of the unit's, so that all ranks need equal memory.
+    u->adamw_count = unit->has_muon ? min_i64(u->state_count, unit->adamw_elements) : u->state_count;
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
-    if (unit->frozen) open_frozen_unit(fsdp, u, training);
-    else open_trained_unit(fsdp, u, training);
+    open_weights(fsdp, u);
+    if (training) open_gradient_and_moments(fsdp, u);
+}
+
+/* Adds `count` buffers, each as large as the largest unit of that kind. */
+static void add_buffers(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, const char *name) {
+    int64_t largest = 0;
+    for (int i = 0; i < fsdp->table->num_units; i++)
+        if (fsdp->units[i].table_unit->kind == kind)
+            largest = max_i64(largest, (int64_t)pool_bytes(pool, &fsdp->units[i]));
+    for (int i = 0; i < count && largest; i++) pool_add(fsdp->dev, &fsdp->pools[pool], kind, (size_t)largest, name);
 }
 
 static void pools_open(Fsdp *fsdp, int training) {
     const Sharding *how = &fsdp->sharding;
     int adapters = fsdp->config->lora_rank > 0;
     if (!weights_are_resident(fsdp) && !fsdp->units[0].persistent_weights) { // persistent: all units or none
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_EMBED, 1, "gathered embedding");
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_BLOCK, how->slots, "gathered blocks");
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_HEAD, 1, "gathered head");
-        pool_add(fsdp, POOL_WEIGHTS, UNIT_ADAPTERS, how->slots, "gathered adapters");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_EMBED, 1, "gathered embedding");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_BLOCK, how->slots, "gathered blocks");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_HEAD, 1, "gathered head");
+        add_buffers(fsdp, POOL_WEIGHTS, UNIT_ADAPTERS, how->slots, "gathered adapters");
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
-        pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    int always_in_place = how->micro_batches == 1 || gradients_accumulate_in_place(fsdp);
-    int needs_gradient_pool = training && !(gradients_are_made_in_place(fsdp) && always_in_place);
+        add_buffers(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
+    int always_in_place = how->micro_batches == 1 || backward_adds_to_sum(fsdp);
+    int needs_gradient_pool = training && !(backward_writes_sum(fsdp) && always_in_place);
     // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
     // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters. A unit
     // with Muon's matrices is written through a buffer even if it is not sharded: see gather_trained.
@@ -709,42 +480,29 @@ static void pools_open(Fsdp *fsdp, int training) {
         int has_muon = training && fsdp->config->muon && k == UNIT_BLOCK;
         int is_assembled = has_muon || (how->strategy->sharded && fsdp->ranks > 1);
         int gathers = !needs_gradient_pool && how->writes_files && is_assembled;
-        int needed = frozen ? how->merges_adapters : gathers;
-        pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
+        add_buffers(fsdp, POOL_GRADIENTS, (UnitKind)k, frozen ? how->merges_adapters : gathers, "a unit to be written");
     }
     if (!needs_gradient_pool) return;
-    pool_add(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
-    pool_add(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
-             gradients_are_made_in_place(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
-    pool_add(fsdp, POOL_GRADIENTS, UNIT_HEAD, !adapters, "head gradient");
+    add_buffers(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
+    add_buffers(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
+                backward_writes_sum(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
+    add_buffers(fsdp, POOL_GRADIENTS, UNIT_HEAD, !adapters, "head gradient");
 }
 
-/* Buffers for one stage, as large as the largest trained unit needs. */
-static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
-    static const char *const names[REDUCTION_STAGES] = {
-        "gradient pieces of all ranks", "gradient pieces of all replicas", "gradients gathered from replicas",
-        "gradients gathered from ranks"};
-    Reduction *r = &fsdp->reductions[stage];
+/* Buffers for one hop, as large as the largest trained unit needs. */
+static void reduction_open(Fsdp *fsdp, ReductionHop hop, int64_t largest) {
+    Reduction *r = &fsdp->reductions[hop];
     Dtype dtype = fsdp->sharding.reduce_dtype;
-    int half = dtype == DTYPE_BF16, reduces = stage_reduces(stage);
-    int applies = reduction_applies(fsdp, stage, fsdp->sharding.micro_batches - 1);
-    r->members = fsdp->comm->groups[stage_axis(stage)].size;
-    int64_t whole = stage_axis(stage) == AXIS_FSDP ? largest : largest / fsdp->ranks; // a unit, or for replicas a shard
+    int half = dtype == DTYPE_BF16, reduces = hops[hop].reduces;
+    int applies = hop_applies(fsdp, hop, fsdp->sharding.micro_batches - 1);
+    r->members = fsdp->comm->groups[hops[hop].axis].size;
+    int64_t whole = hops[hop].axis == AXIS_FSDP ? largest : largest / fsdp->ranks; // a unit, or for replicas a shard
     int64_t sent = reduces ? whole : whole / r->members;
     int64_t received = reduces && fsdp->sharding.transport_sums ? whole / r->members : whole;
-    if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
+    if (half && (applies || (hop == HOP_REDUCE_FSDP && fsdp->rounds_as_if_sent)))
         r->rounded = arena_array(bf16, fsdp->dev, MEM_COMM, "rounded gradients", sent);
     if (applies && (reduces || half))
-        r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[stage], dtype_size(dtype) * received);
-}
-
-static void fingerprints_open(Fsdp *fsdp) {
-    int64_t units = fsdp->table->num_units;
-    int copies = (is_replicated_over(fsdp, AXIS_DP_REPLICATE) ? fsdp->replicas : 0) +
-                 (is_replicated_over(fsdp, AXIS_FSDP) ? fsdp->ranks : 0);
-    if ((!fsdp->sharding.check_replicas && !fsdp->sharding.writes_files) || !copies) return;
-    fsdp->local_fingerprints = arena_array(uint64_t, fsdp->dev, MEM_WORKSPACE, "fingerprints of the weights", units);
-    fsdp->fingerprints = arena_array(uint64_t, fsdp->dev, MEM_HOST, "fingerprints of all ranks", units * (1 + copies));
+        r->receive = arena_alloc(fsdp->dev, MEM_COMM, hops[hop].received, dtype_size(dtype) * received);
 }
 
 /* What FSDP is to do, and who does it; nothing is allocated yet. */
@@ -755,16 +513,15 @@ static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->table = table;
     fsdp->config = c;
     fsdp->sharding = *how;
+    for (int p = 0; p < POOLS; p++) fsdp->pools[p].contents = (PoolKind)p;
     fsdp->ranks = comm->groups[AXIS_FSDP].size;
     fsdp->rank = comm->groups[AXIS_FSDP].rank;
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
     fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
     // With several micro-batches it is the user's choice. With one, DDP does it: backward writes straight into grad.
-    fsdp->accumulates_unsharded =
+    fsdp->sums_unsharded =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
-    fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
-    fsdp->num_partial_sums = 1; // enough for accumulation_target's stack: log2 of the micro-batches, rounded up
-    while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
+    fsdp->rounds_as_if_sent = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
     fsdp->weights_offloaded = fsdp->dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
     fsdp->gradients_offloaded = fsdp->dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;
 }
@@ -779,13 +536,12 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     pools_open(fsdp, training);
     for (int i = 0; i < table->num_units && training; i++)
         if (!table->units[i].frozen) largest = max_i64(largest, fsdp->units[i].padded);
-    for (int i = 0; i < REDUCTION_STAGES && training; i++) reduction_open(fsdp, (ReductionStage)i, largest);
-    if (training) fingerprints_open(fsdp);
+    for (int i = 0; i < HOPS && training; i++) reduction_open(fsdp, (ReductionHop)i, largest);
 }
 
 static void fsdp_close(Fsdp *fsdp) {
     for (int i = 0; fsdp->units && i < fsdp->table->num_units; i++) request_close(&fsdp->units[i].all_gather);
-    for (int i = 0; i < REDUCTION_STAGES; i++) request_close(&fsdp->reductions[i].request);
+    for (int i = 0; i < HOPS; i++) request_close(&fsdp->reductions[i].request);
     for (int p = 0; p < POOLS; p++)
         for (int i = 0; i < fsdp->pools[p].count; i++) device_destroy_event(fsdp->pools[p].buffers[i].freed);
     free(fsdp->units);

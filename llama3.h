@@ -248,6 +248,8 @@ typedef struct {
     int frozen;                   // not trained
     int64_t int8_blocks;          // in int8: blocks; 0: the unit is not quantized
     int64_t unquantized;          // in int8: elements of its tensors that are not quantized, such as norms
+    int has_muon;                 // Muon trains its matrices
+    int64_t adamw_elements;       // of its tensors that AdamW trains
     int64_t offsets[W_KINDS];     // of each kind of weight in the unit's first block; -1: it has none
     int64_t block_stride;         // elements from a block to the next one
 } Unit;
@@ -346,6 +348,8 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     if (u->offsets[row->kind] < 0) u->offsets[row->kind] = tensor->offset;
     u->size = (row->fused ? u->size : tensor->offset) + room;
     tensor->is_muon = c->muon && row->unit == UNIT_BLOCK && row->rows != DIM_ONE;
+    u->has_muon |= tensor->is_muon;
+    u->adamw_elements += tensor->is_muon ? 0 : elements;
     tensor->is_quantized = is_quantized(c->base, row);
     if (tensor->is_quantized) {
         tensor->stored_at = u->int8_blocks * INT8_BLOCK;
@@ -486,6 +490,14 @@ static int table_block_in_unit(const TensorTable *t, int block) {
 
 /* Are embedding and head one unit? */
 static int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embed == t->head; }
+
+/* Does backward overwrite this gradient? Matrices: yes, by their first matmul of a micro-batch. Norms (one row) and an
+ * untied embedding: no, backward adds to their gradients, so these are zeroed first. */
+static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
+    WeightKind kind = t->row->kind;
+    int tied_head = kind == W_EMBED && table_is_tied(table); // the head's matmul writes it before the embedding adds
+    return t->row->rows != DIM_ONE && (kind != W_EMBED || tied_head);
+}
 
 /* The first adapter's number: adapters come after all other tensors. num_tensors: there are none. */
 static int table_first_adapter(const TensorTable *t) {

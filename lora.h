@@ -1,4 +1,4 @@
-/* lora.h: linear layers with LoRA adapters (Hu et al. 2021).
+/* lora.h: linear layers with LoRA adapters (Hu et al. 2021), and their frozen weights in int8.
  *
  * A linear layer computes y = x W^T from x (N, IC) and W (OC, IC). An adapter leaves W frozen and trains two small
  * matrices, A (rank, IC) and B (OC, rank): y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one
@@ -7,8 +7,9 @@
  */
 #ifndef LORA_H
 #define LORA_H
-#include "lib/ops/ops.h" // defines: linear_forward, linear_forward_add, linear_backward_weight, …
-#include "llama3.h"      // defines: Llama3Config, adapter_scale
+#include "lib/ops/int8.h" // defines: QuantizedLayout, dequantize_elements
+#include "lib/ops/ops.h"  // defines: linear_forward, linear_forward_add, linear_backward_weight, …
+#include "llama3.h"       // defines: Llama3Config, adapter_scale, TensorTable, Unit
 
 typedef struct {
     const floatX *a;     // (rank, IC)
@@ -101,6 +102,15 @@ static void lora_linear_backward_weight(const Lora *lora, const floatX *dy /* (N
                                accumulates);
         linear_backward_weight(dev, adapter->d_a, adapter_d_hidden(lora, adapter, N), rank, x, N, layer->IC, rank,
                                accumulates);
+    }
+}
+
+/* out (padded) = the weights of a gathered int8 unit in the compute dtype. */
+static void dequantize_base(Device *dev, floatX *out, const void *gathered, const QuantizedLayout *layout,
+                            const TensorTable *table, const Unit *unit) {
+    for (int i = unit->first_tensor; i < unit->end_tensor; i++) {
+        const Tensor *t = &table->tensors[i];
+        dequantize_elements(dev, out + t->offset, gathered, layout, t->is_quantized, t->stored_at, t->rows * t->cols);
     }
 }
 

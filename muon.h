@@ -36,7 +36,7 @@ static void muon_open(Muon *m, Fsdp *fsdp, float momentum) {
     m->owners = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
     for (int i = 0; i < table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
-        if (!unit_has_muon(fsdp, u)) continue;
+        if (!u->table_unit->has_muon) continue;
         if (!m->num_units) m->first_unit = i; // units of blocks follow each other
         m->num_units++;
         m->part = max_i64(m->part, u->state_count);
@@ -72,9 +72,10 @@ static void muon_begin(Muon *m, int unit) {
 }
 
 static void muon_end(Muon *m) {
-    pool_release(m->fsdp, POOL_WEIGHTS, m->shards);
-    if (m->owners > 1) pool_release(m->fsdp, POOL_WEIGHTS, m->unit);
-    arena_release(m->fsdp->dev, MEM_COMM, m->mark);
+    Fsdp *fsdp = m->fsdp;
+    pool_release(fsdp->dev, &fsdp->pools[POOL_WEIGHTS], m->shards);
+    if (m->owners > 1) pool_release(fsdp->dev, &fsdp->pools[POOL_WEIGHTS], m->unit);
+    arena_release(fsdp->dev, MEM_COMM, m->mark);
 }
 
 /* The address of unit `unit`'s shard in m->shards. `first`: the first unit of its group. */
@@ -168,10 +169,10 @@ static void muon_orthogonalize(Muon *m, int first, int end) {
 
 /* Applies the orthogonal update, scaled by 0.2 sqrt(max(rows, cols)), which gives it the root mean square of AdamW's
  * updates (Liu et al. 2025, section 2.2). Called after muon_orthogonalize. */
-static void muon_update_piece(Muon *m, const ShardPiece *p, const floatX *shard, float *master, floatX *copy, float lr,
-                              float weight_decay) {
-    float adjust = 0.2f * sqrtf((float)max_i64(p->tensor->whole_rows, p->tensor->whole_cols));
-    muon_update(m->fsdp->dev, master, copy, shard + p->at, p->count, lr, adjust, weight_decay);
+static void muon_update_piece(Muon *m, const Tensor *t, const floatX *update, int64_t count, float *master,
+                              floatX *copy, float lr, float weight_decay) {
+    float adjust = 0.2f * sqrtf((float)max_i64(t->whole_rows, t->whole_cols));
+    muon_update(m->fsdp->dev, master, copy, update, count, lr, adjust, weight_decay);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* optimizer.h: the learning rate, the gradient norm for clipping, and updates of the state that a rank owns.
+/* optimizer.h: the state that a rank owns, the learning rate, the gradient norm for clipping, and the updates.
  *
  * AdamW needs no communication; Muon (muon.h) does, because it works on whole matrices. A caller may rely on: the
  * gradient norm has the same bits for any number of ranks; padding is never updated. With --offload on a GPU, state is
@@ -8,6 +8,73 @@
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
 #include "muon.h" // defines: Muon, muon_orthogonalize; includes fsdp.h
+
+// ---------------------------------------------------------------------------
+// what this rank keeps of each unit, and of each tensor in it
+
+/* What the optimizer reads and writes of a unit. */
+typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_COPY, STATES } StateKind;
+
+/* Elements of one kind of state. */
+static int64_t state_elements(const FsdpUnit *u, StateKind kind) {
+    return kind == STATE_EXP_AVG_SQ ? u->adamw_count : u->state_count;
+}
+
+/* (state_elements) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
+static void *state_of(const FsdpUnit *u, StateKind kind) {
+    void *copy = (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
+    void *const states[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, copy};
+    return states[kind];
+}
+
+typedef struct {
+    FsdpUnit *unit;
+    const Tensor *tensor;
+    int64_t first, count; // elements of this rank's part of the tensor
+    int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
+    int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon trains the tensor, and they have no exp_avg_sq
+} ShardPiece;
+
+/* How many elements this rank keeps of the tensors that AdamW trains, of those before tensor `end`. */
+static int64_t adamw_elements_before(const Fsdp *fsdp, const FsdpUnit *u, int end) {
+    int64_t first, sum = 0;
+    for (int i = u->table_unit->first_tensor; i < end; i++) {
+        const Tensor *t = &fsdp->table->tensors[i];
+        if (!t->is_muon) sum += tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &first);
+    }
+    return sum;
+}
+
+/* Is this tensor saved and counted elsewhere? A tensor that tensor parallelism does not split is tp rank 0's; a tied
+ * head is counted with the embedding. */
+static int is_owned_elsewhere(const Fsdp *fsdp, const Tensor *t) {
+    return t->is_tied_copy || (t->row->split == SPLIT_NONE && fsdp->table->part.tp_rank > 0);
+}
+
+static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
+    while (*i < fsdp->table->num_tensors) {
+        const Tensor *t = &fsdp->table->tensors[*i];
+        FsdpUnit *u = &fsdp->units[t->unit];
+        int64_t begin = unique ? u->replica_begin : u->state_begin;
+        int64_t count = unique ? u->replica_count : u->state_count;
+        ++*i;
+        if (u->table_unit->frozen || (unique && is_owned_elsewhere(fsdp, t))) continue;
+        piece->unit = u;
+        piece->tensor = t;
+        piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
+        piece->at = t->offset + piece->first - u->state_begin;
+        piece->adamw_at = piece->at;
+        if (u->table_unit->has_muon) piece->adamw_at = adamw_elements_before(fsdp, u, *i - 1);
+        if (t->is_muon) piece->adamw_at = -1;
+        if (piece->count) return 1;
+    }
+    return 0;
+}
+
+/* Iterate over the trained tensors in table order, from tensor *i. next_state_piece visits every element whose state
+ * this rank keeps, next_unique_piece only those that no other rank visits. Padding belongs to no tensor. */
+static int next_state_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 0); }
+static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 1); }
 
 // ---------------------------------------------------------------------------
 // learning rate and clipping
@@ -216,7 +283,7 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
             if (p.tensor->is_muon) // exp_avg is the momentum; the shard receives Nesterov's update
                 muon_momentum(o->fsdp->dev, shard + p.at, exp_avg, grad, p.count, o->muon.momentum, how->grad_scale);
         } else if (p.tensor->is_muon) {
-            muon_update_piece(&o->muon, &p, shard, master, copy, a->lr, weight_decay);
+            muon_update_piece(&o->muon, p.tensor, shard + p.at, p.count, master, copy, a->lr, weight_decay);
         } else {
             float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
             join_neighbors(o->fsdp, &i, &p);

@@ -117,17 +117,18 @@ static void sum_shared_gradients(SharedGradients *s) {
 }
 
 static void shared_gradients_open(SharedGradients *s, Fsdp *fsdp) {
+    Device *dev = fsdp->dev;
     const TensorTable *t = fsdp->table;
     int tied = tied_copy_unit(t), units_at_once = tp_units_at_once(fsdp);
-    int64_t most = 0;
+    int64_t most = 0, tied_size = tied < 0 ? 0 : 2 * fsdp->units[tied].state_count;
     memset(s, 0, sizeof *s);
     s->fsdp = fsdp;
     if (tied >= 0 && t->part.pp > 1)
-        s->tied_buffer = state_alloc(fsdp, MEM_COMM, "gradient of the tied weight", 2 * fsdp->units[tied].state_count);
+        s->tied_buffer = arena_array(float, dev, MEM_COMM, "gradient of the tied weight", tied_size);
     for (int u = 0; u < t->num_units; u += units_at_once)
         most = max_i64(most, copy_tp_replicated(fsdp, u, u + units_at_once, NULL, COUNT_ONLY));
     if (most && t->part.tp > 1)
-        s->tp_buffer = state_alloc(fsdp, MEM_COMM, "gradients that tp does not split", most * (1 + t->part.tp));
+        s->tp_buffer = arena_array(float, dev, MEM_COMM, "gradients that tp does not split", (1 + t->part.tp) * most);
 }
 
 static void shared_gradients_close(SharedGradients *s) {

@@ -11,7 +11,7 @@
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
-#include "lib/comm/comm.h" // defines: all_gather_start, reduce_scatter_start, comm_wait
+#include "lib/comm/comm.h" // defines: all_gather_start, reduce_scatter_pieces_start, comm_wait
 #include "lib/ops/ops.h"   // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
 
 /* The tensors that are all-gathered, each into its own buffer: backward gathers one while it reads another. */
@@ -129,7 +129,7 @@ static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
     int64_t count = (int64_t)tp->tokens * tp->C;
     if (tp->size == 1) return;
     StreamKind before = tp_stream(tp);
-    reduce_scatter_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
+    reduce_scatter_pieces_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
     device_set_stream(tp->dev, before);
 }
 /* The transport only moves the pieces. They are added here, as a binary tree over ranks, so that every transport gives

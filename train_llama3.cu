@@ -28,6 +28,7 @@
 #include "run/checks/step_report.h"  // defines: StepReport (what ranks tell each other), exchange_reports, …
 #include "run/checkpoint/checkpoint.h"        // defines: Checkpoint, Progress, weights_load
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
+#include "run/checks/replica_check.h"         // defines: fsdp_check_replicas, REPLICA_CHECK_STEPS
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
 #include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
 #include "run/checks/mfu.h"                   // defines: matmul_rate
@@ -183,7 +184,7 @@ static UnitTensors unit_tensors(Model *m, int unit, int block, int micro_batch) 
     UnitTensors t = {fsdp_unshard(m->fsdp, u) + first, NULL, u->table_unit->offsets, 0};
     if (micro_batch != NO_GRADIENTS && !u->table_unit->frozen) {
         t.gradients = fsdp_gradients(m->fsdp, u, micro_batch) + first;
-        t.accumulates = u->gradient_accumulates;
+        t.accumulates = u->adds_to_gradient;
     }
     return t;
 }
@@ -1121,6 +1122,7 @@ static void trainer_allocate(Trainer *trainer) {
     if (job_streams_weights(j)) fsdp_bind(&p->fsdp, &p->comm, &m->table, &j->config, &sharding);
     else fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
+        replica_check_open(&p->fsdp);
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
         optimizer_open(&trainer->optimizer, &p->fsdp, (float)run->muon_momentum);
     }
@@ -1345,9 +1347,6 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }
 
-#ifndef REPLICA_CHECK_STEPS
-#define REPLICA_CHECK_STEPS 100 // steps between two comparisons of the weights that replicas have in common
-#endif
 static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
     int64_t events = p->dev.rec.num_events;

@@ -160,7 +160,7 @@ static void in_use(Rank *r, Collective collective) {
     size_t n = part_bytes(r);
     if (collective == ALL_GATHER)
         all_gather_start(&r->comm, &request, AXIS_FSDP, "page", r->send, r->recv, n, DTYPE_BYTE);
-    else reduce_scatter_start(&r->comm, &request, AXIS_FSDP, "page", r->send, r->recv, n, DTYPE_BYTE);
+    else reduce_scatter_pieces_start(&r->comm, &request, AXIS_FSDP, "page", r->send, r->recv, n, DTYPE_BYTE);
     comm_wait(&r->comm, &request);
     r->received += (int64_t)part_bytes(r) * (r->n - 1);
 }

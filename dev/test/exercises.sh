@@ -262,7 +262,7 @@ function_exercise() {
 
 functions() {
     function_exercise 5 reduction_finish \
-        reduction_finish 'u->shard_size, !replace' 'u->shard_size, 0' "later micro-batches replace earlier ones" \
+        reduction_finish 'r->micro_batch, r->receive' '0, r->receive' "later micro-batches replace earlier ones" \
         reduction_finish 'u->replica_count, 0' 'u->replica_count, 1' "replicas' sums are added to what is there"
     function_exercise 8 keys_seen \
         keys_seen '+ (int64_t)1' '+ (int64_t)0' "a query does not see its own key" \

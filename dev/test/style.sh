@@ -27,13 +27,13 @@ passed=0 failed=0
 
 rules="columns comma assignment ternary two-statements function-lines parameters phrase layers cycles alone length
 named"
-ceilings="README.md:130 train_llama3.cu:1634 llama3.h:560 fsdp.h:800 optimizer.h:270 muon.h:177 shared_gradients.h:140
+ceilings="README.md:130 train_llama3.cu:1634 llama3.h:560 fsdp.h:550 optimizer.h:337 muon.h:178 shared_gradients.h:140
 tensor_parallel.h:180 context_parallel.h:160 pipeline_parallel.h:136 pipeline_schedule.h:205 lora.h:150 dataloader.h:360
 tokenizer.h:520 docs/book/minimal.c:1000"
 # FOLDER:LINES:LINES of its sources for CPUs, and of its sources for GPUs
-rooms="lib/device:1800:507 lib/ops:3048:4200 lib/comm:3100:684 lib/io:1300:0 run/setup:3055:0 run/checkpoint:2757:0
-run/checks:1293:0 run/watch:1200:0 programs:12130:0"
-closure="20997 lines, 180000 tokens, 77 files, 65 options" # of train_llama3.cu, without sources for GPUs
+rooms="lib/device:1800:507 lib/ops:3049:4200 lib/comm:3100:684 lib/io:1300:0 run/setup:3055:0 run/checkpoint:2758:0
+run/checks:1297:0 run/watch:1200:0 programs:12130:0"
+closure="20997 lines, 180000 tokens, 78 files, 65 options" # of train_llama3.cu, without sources for GPUs
 # At most ten: RULE:FILE:FUNCTION, each with its reason.
 exceptions=(
     "comma:dev/cuda_on_cpu/streams.h:a"         # a fold expression of C++ over a launch's arguments

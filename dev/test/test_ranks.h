@@ -17,7 +17,7 @@ static void poison_pools(Fsdp *f) {
             size_t bytes = 0, element = pool == POOL_GRADIENTS ? sizeof(float) : sizeof(floatX);
             for (int u = 0; u < f->table->num_units; u++) {
                 size_t of_unit = pool_bytes((PoolKind)pool, &f->units[u]);
-                if (f->units[u].table_unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
+                if ((int)f->units[u].table_unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
             }
             char *garbage = (char *)checked_malloc(bytes);
             for (size_t at = 0; at + element <= bytes; at += element) {
@@ -41,7 +41,7 @@ static int64_t count_touched_padding(const Fsdp *f) {
         for (int i = 0; next_state_piece(f, &i, &p);)
             if (p.unit == unit) memset(owned + p.at, 1, (size_t)p.count);
         const float *state[4] = {unit->master, unit->grad, unit->exp_avg, unit->exp_avg_sq};
-        for (int k = 0; k < (unit_has_muon(f, unit) ? 3 : 4); k++) { // there exp_avg_sq has no padding
+        for (int k = 0; k < (unit->table_unit->has_muon ? 3 : 4); k++) { // there exp_avg_sq has no padding
             float *have = floats_on_host(f->dev, state[k], unit->state_count);
             for (int64_t e = 0; e < unit->state_count; e++) touched += !owned[e] && have[e] != 0;
             free(have);

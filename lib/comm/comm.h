@@ -5,8 +5,7 @@
  * All members of a group start its collectives in the same order, or the run ends. After the wait the buffers may be
  * reused. In a dry run a collective is counted and recorded, and no bytes move. On a GPU, a collective of device memory
  * runs on the stream that was current at its start, and the stream that is current at comm_wait waits for it; for a
- * collective of host memory the host waits. comm_open.h opens a Comm.
- */
+ * collective of host memory the host waits. comm_open.h opens a Comm. */
 #ifndef COMM_H
 #define COMM_H
 #include "comm_types.h" // defines: Comm, Group, Request, Transport
@@ -117,17 +116,25 @@ static inline void all_gather_start(Comm *comm, Request *r, Axis axis, const cha
     collective_start(comm, r, ALL_GATHER, axis);
 }
 
-/* Starts a reduce-scatter of send (size, count). The transport does its all-to-all: part p of recv (size, count) is
- * member p's contribution to this rank's part of the sum, and the caller adds the parts. Only NCCL with r->summed adds
- * them itself, into recv (count); other transports ignore r->summed. */
-static inline void reduce_scatter_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send,
-                                        void *recv, size_t count, Dtype dtype) {
+/* Starts the all-to-all of a reduce-scatter of send (size, count): piece p of recv (size, count) is member p's
+ * contribution to this rank's part of the sum, and the caller adds the pieces. */
+static inline void reduce_scatter_pieces_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send,
+                                               void *recv, size_t count, Dtype dtype) {
     request_set(comm, r, what, send, recv, count, dtype);
+    r->summed = 0;
     collective_start(comm, r, REDUCE_SCATTER, axis);
 }
 
-/* Starts an all-to-all: part p of send (size, count) goes to member p, and part p of recv (size, count) comes from it.
- */
+/* Starts a reduce-scatter of send (size, count) in which NCCL adds the pieces, in its own order and in `dtype`: recv
+ * (count) is this rank's part of the sum. */
+static inline void reduce_scatter_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send,
+                                        void *recv, size_t count, Dtype dtype) {
+    request_set(comm, r, what, send, recv, count, dtype);
+    r->summed = 1;
+    collective_start(comm, r, REDUCE_SCATTER, axis);
+}
+
+/* Starts an all-to-all: part p of send (size, count) goes to member p; part p of recv (size, count) comes from it. */
 static inline void all_to_all_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send, void *recv,
                                     size_t count, Dtype dtype) {
     request_set(comm, r, what, send, recv, count, dtype);

@@ -68,7 +68,7 @@ typedef struct Request {
     int64_t number; // it is the n-th request on that line; counted from 1
     FlightRecord *record;
     int on_device;     // its buffers are memory of the device
-    int summed;        // NCCL adds during the reduce-scatter, in its own order, and recv is (bytes)
+    int summed;        // of a reduce-scatter: NCCL adds the pieces, and recv is (bytes)
     StreamKind stream; // of the device, on which it runs
     int enqueued;      // the stream has all of it; `arrived` is recorded after it
     DeviceEvent arrived;

@@ -1,6 +1,5 @@
 /* comm_watch_cuda.h: the watchdog of a GPU rank. It ends the run when the GPU has made no progress for --timeout, and
- * reports the ranks that a stuck collective waits for.
- */
+ * reports the ranks that a stuck collective waits for. */
 #ifndef COMM_WATCH_CUDA_H
 #define COMM_WATCH_CUDA_H
 #include "comm.h"

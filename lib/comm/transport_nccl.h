@@ -561,10 +561,11 @@ static inline void nccl_connect_axis(Comm *comm, Axis axis, Collective kind, int
     if (!part) return;
     StreamKind before =
         device_set_stream(dev, kind == REDUCE_SCATTER && axis == AXIS_FSDP ? STREAM_REDUCE : STREAM_GATHER);
-    r.summed = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
     if (kind == ALL_GATHER) all_gather_start(comm, &r, axis, nccl_connecting, send, recv, part, DTYPE_BYTE);
     else if (kind == ALL_TO_ALL) all_to_all_start(comm, &r, axis, nccl_connecting, send, recv, part, DTYPE_BYTE);
-    else reduce_scatter_start(comm, &r, axis, nccl_connecting, send, recv, part / sizeof(float), DTYPE_F32);
+    else if (sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE))
+        reduce_scatter_start(comm, &r, axis, nccl_connecting, send, recv, part / sizeof(float), DTYPE_F32);
+    else reduce_scatter_pieces_start(comm, &r, axis, nccl_connecting, send, recv, part / sizeof(float), DTYPE_F32);
     comm_wait(comm, &r);
     device_zero(dev, send, 2 * all); // buffers that are allocated here later must start at zero
     device_synchronize(dev);

@@ -203,4 +203,30 @@ static inline void *scratch(Device *dev, const char *name, size_t bytes) {
     return arena_alloc(dev, MEM_WORKSPACE, name, bytes);
 }
 
+// ---------------------------------------------------------------------------
+// pools of buffers, each of which serves one unit after the other
+
+static inline void pool_add(Device *dev, BufferPool *pool, int kind, size_t bytes, const char *name) {
+    PoolBuffer *b = &pool->buffers[pool->count++];
+    b->kind = kind;
+    b->memory = arena_alloc(dev, MEM_COMM, name, bytes);
+}
+
+/* A free buffer for units of that kind; NULL: all are taken. */
+static inline PoolBuffer *pool_find(BufferPool *pool, int kind) {
+    for (int i = 0; i < pool->count; i++)
+        if (pool->buffers[i].kind == kind && !pool->buffers[i].taken) return &pool->buffers[i];
+    return NULL;
+}
+
+/* Does nothing if `memory` is not the pool's, such as NULL. */
+static inline void pool_release(Device *dev, BufferPool *pool, const void *memory) {
+    for (int i = 0; i < pool->count; i++) {
+        if (pool->buffers[i].memory != memory) continue;
+        pool_use(dev, pool->contents, -(int64_t)pool->buffers[i].taken);
+        pool->buffers[i].taken = 0;
+        device_record_event(dev, &pool->buffers[i].freed);
+    }
+}
+
 #endif

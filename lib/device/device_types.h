@@ -175,6 +175,19 @@ static const char *const stream_names[STREAMS] = {"compute",
 
 typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number: see StreamPoint
 
+typedef struct {
+    int kind;          // a buffer serves units of one kind
+    void *memory;      // (largest unit of that kind)
+    size_t taken;      // bytes; 0: the buffer is free
+    DeviceEvent freed; // GPU: the previous user's work on the buffer has ended
+} PoolBuffer;
+
+typedef struct {
+    PoolKind contents;
+    PoolBuffer buffers[40];
+    int count;
+} BufferPool;
+
 /* A stream records an event, or waits for one. A dry run lists these points for programs/plan/simulate_streams.h. */
 typedef struct {
     int64_t at;     // communication events of the dry run before this point

@@ -41,6 +41,7 @@ typedef struct {
 /* Divides a unit's blocks and unquantized elements evenly. `align` is in elements: where the next shard may begin. */
 static QuantizedLayout quantized_layout(int64_t blocks, int64_t unquantized, int64_t shards, int64_t align) {
     QuantizedLayout l = ZERO;
+    if (!blocks) return l; // not quantized
     l.shards = shards;
     l.blocks = round_up(blocks, 4 * shards) / shards; // four scales: every part begins at a multiple of 16 bytes
     l.unquantized = round_up(unquantized, align * shards) / shards;

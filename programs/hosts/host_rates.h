@@ -325,7 +325,7 @@ static double measure_collective(Comm *comm, Axis axis, Collective collective, c
         double start = seconds_now(), slowest = 0;
         if (collective == ALL_GATHER)
             all_gather_start(comm, &r, axis, "measured", buffers, buffers + whole, part, DTYPE_BYTE);
-        else reduce_scatter_start(comm, &r, axis, "measured", buffers, buffers + whole, part, DTYPE_BYTE);
+        else reduce_scatter_pieces_start(comm, &r, axis, "measured", buffers, buffers + whole, part, DTYPE_BYTE);
         comm_wait(comm, &r);
         device_synchronize_all(comm->dev);
         double mine = seconds_now() - start;

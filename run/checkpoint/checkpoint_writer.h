@@ -10,6 +10,7 @@
 #include "after_save.h"                // defines: AfterSave
 #include "checkpoint.h"                // defines: Checkpoint, Progress, trainer_text
 #include "sharded_state.h"             // defines: fsdp_gather_state, fsdp_release_state
+#include "../checks/replica_check.h"   // defines: fsdp_check_replicas
 #include "../watch/signals.h"          // defines: end_signals
 #include "../setup/tokenizer_copies.h" // defines: TokenizerCopies
 #include <fcntl.h>

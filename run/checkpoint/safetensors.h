@@ -5,7 +5,7 @@
  */
 #ifndef SAFETENSORS_H
 #define SAFETENSORS_H
-#include "../../fsdp.h" // defines: Tensor, TensorTable, StateKind
+#include "../../optimizer.h" // defines: Tensor, TensorTable, StateKind
 #include "../../lib/io/json.h"
 #include <dirent.h> // defines: opendir, readdir
 

@@ -7,7 +7,7 @@
  */
 #ifndef SHARDED_STATE_H
 #define SHARDED_STATE_H
-#include "../../fsdp.h"
+#include "../../optimizer.h" // defines: StateKind, state_of, ShardPiece, next_state_piece; includes fsdp.h
 #include "../../lib/ops/int8.h"
 
 enum { SET_STATE_PIECE = 1 << 20 }; // elements; whole int8 blocks
@@ -179,7 +179,7 @@ static void fsdp_init_weights(Fsdp *fsdp, uint64_t seed) {
 // ---------------------------------------------------------------------------
 // gathering whole units to write them
 
-static void fsdp_release_state(Fsdp *fsdp, const float *whole) { pool_release(fsdp, POOL_GRADIENTS, whole); }
+static void fsdp_release_state(Fsdp *f, const float *whole) { pool_release(f->dev, &f->pools[POOL_GRADIENTS], whole); }
 
 /* Muon's matrices have no second moments, so a rank keeps those of the unit's other tensors without gaps. Copies them
  * to their places in the whole unit (padded). */
@@ -196,7 +196,7 @@ static void spread_second_moments(Fsdp *fsdp, FsdpUnit *u, float *whole) {
 static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
     float *mine = (float *)state_of(u, kind);
     MemCategory category = kind == STATE_MASTER ? MEM_PARAMS : MEM_OPTIMIZER;
-    int is_spread = kind == STATE_EXP_AVG_SQ && unit_has_muon(fsdp, u);
+    int is_spread = kind == STATE_EXP_AVG_SQ && u->table_unit->has_muon;
     if (u->state_count == u->padded && !is_spread) return mine;
     float *whole = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
     if (is_spread) {

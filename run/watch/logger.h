@@ -9,8 +9,7 @@
 #include "../checkpoint/checkpoint.h" // defines: Progress
 #include "../../lib/io/output.h"      // defines: out_file_open
 #include "../../lib/io/json.h"        // defines: json_add_integer, json_real, json_write_line
-#include "../checks/rank_figures.h"   // defines: RankFigures, rank_summary
-#include "run_data.h"                 // defines: RunData, run_data_open, run_data_write
+#include "run_data.h"                 // defines: RankFigures, rank_summary, RunData, run_data_open, run_data_write
 
 typedef struct {                    // of one training step
     double z_scores[OUTLIER_KINDS]; // of loss and grad_norm among the last steps; 0 without --outlier-window

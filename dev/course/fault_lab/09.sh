@@ -3,10 +3,10 @@ layout="--ranks 4 --dp-replicate 2 --batch 4"
 title="one replica does not receive the sum of the head's gradient"
 change='@@ fsdp.h reduction_start
 + static _Thread_local float lost[1 << 15];
-+ int is_lost = stage == ALL_GATHER_REPLICAS && fsdp->replica == 1;
++ int is_lost = hop == HOP_GATHER_REPLICAS && fsdp->replica == 1;
 + if (is_lost && u->table_unit->kind == UNIT_HEAD) receive = lost;
   if (r->rounded)'
-unchecked='@@ fsdp.h fsdp_check_replicas
+unchecked='@@ run/checks/replica_check.h fsdp_check_replicas
 - if (all[i] != all[i % units])
 + if (0)'
 check="run"

@@ -1,9 +1,9 @@
 area="pipeline parallelism"
 layout="--ranks 2 --pp 2 --batch 4 --accum 4"
 title="a micro-batch's gradient overwrites the sum of those before it"
-change='@@ fsdp.h accumulation_target
-- *replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;
-+ *replace = tree ? micro_batch % 2 == 0 : 1;'
+change='@@ lib/comm/ordered_sum.h sum_target
+- *replace = s->as_tree ? m % 2 == 0 : m == 0;
++ *replace = s->as_tree ? m % 2 == 0 : 1;'
 check="test mesh-faults"
 expected="tp 2 .*worst gradient"
 bug="Each of the four micro-batches of a step should add its gradient to the step's sum. Here each replaces the sum,

@@ -6,7 +6,7 @@ change='@@ fsdp.h fsdp_unshard
   comm_wait(fsdp->comm, &u->all_gather);
 @@ fsdp.h fsdp_reshard
 + comm_wait(fsdp->comm, &u->all_gather);
-  pool_release(fsdp, POOL_WEIGHTS, u->unsharded_weights);'
+  pool_release(fsdp->dev, &fsdp->pools[POOL_WEIGHTS], u->unsharded_weights);'
 check="test faults"
 expected="gradients of one rank"
 bug="The wait for the all-gather of the embedding comes when its buffer is freed, and not before it is used. The

@@ -2,7 +2,7 @@
 FUNCTIONS = ["reduction_finish"]
 TESTS = ["layouts"]
 HINT = ("Check in this order: does every path wait for the request before it reads what arrived; is the first "
-        "micro-batch written and are later ones added; does each stage sum its own number of elements; is the stage "
+        "micro-batch written and are later ones added; does each hop sum its own number of elements; is the hop "
         "empty again?")
 DERIVATION = """
 A reduce-scatter runs as an all-to-all: rank i receives from each of n ranks the piece of the gradient that i owns, and
