@@ -32,7 +32,7 @@
 #include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
 #include "run/checks/mfu.h"                   // defines: matmul_rate
 #include "run/watch/logger.h"                 // defines: StepStats (a step as its line of metrics has it), Logger
-#include "run/watch/banner.h"                 // defines: print_banner, print_stage; includes run/checks/layout.h
+#include "run/watch/banner.h"                 // defines: print_banner, print_period; includes run/checks/layout.h
 #include "run/watch/trace.h"                  // defines: trace_write, trace_as_one_event
 #include "run/setup/launch.h"                 // defines: process_begin, help_or_version, process_connect, launch
 
@@ -755,13 +755,13 @@ typedef struct {
     int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
 } Parallel;
 
-/* What a stage of a recipe hands to the next one. */
+/* What a period of a recipe hands to the next one. */
 typedef struct {
     StateArenas state; // weights and moments
     Progress progress;
     int save_signals_seen, noted_lost_lines;
     int64_t saved; // step of a checkpoint that no line of metrics.jsonl has named yet; 0: none
-} StageResult;
+} PeriodResult;
 
 typedef struct Trainer {
     const Job *job;                // options, configuration and data, which all ranks of a process share
@@ -776,9 +776,9 @@ typedef struct Trainer {
     Progress progress;    // steps, samples, updates and skipped updates so far
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
-    StepReports reports;           // buffers for the ranks' StepReports, and for sums of losses and gradients
-    int64_t saved_by_stage_before; // StageResult.saved of the recipe's stage before this one
-    int is_checked;                // traffic and memory of a step were compared with those of the dry run
+    StepReports reports;              // buffers for the ranks' StepReports, and for sums of losses and gradients
+    int64_t saved_by_previous_period; // PeriodResult.saved of the recipe's period before this one
+    int is_checked;                   // traffic and memory of a step were compared with those of the dry run
 
     // evaluation
     StepBatch eval_batch; // one micro-batch
@@ -821,7 +821,7 @@ static StepReport own_report(Trainer *trainer, const StepBatch *batch) {
 /* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const RunSettings *run = &trainer->job->run;
-    s->lr = learning_rate_at(&trainer->job->stage->rate, step); // of this stage of the recipe
+    s->lr = learning_rate_at(&trainer->job->period->rate, step); // of this period of the recipe
     judge_outliers(&trainer->progress.outliers, run->outlier_window, s);
     if (s->skipped) { // loss or gradient norm is not finite
         report_skip(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
@@ -1127,7 +1127,7 @@ static void checkpoints_open(Trainer *trainer) {
     checkpoint_writer_allocate(w);
 }
 
-/* The data loader begins where the stage begins, or where the checkpoint ended. */
+/* The data loader begins where the period begins, or where the checkpoint ended. */
 static void data_open(Trainer *trainer) {
     const Job *j = trainer->job;
     const RunSettings *run = &j->run;
@@ -1141,7 +1141,7 @@ static void data_open(Trainer *trainer) {
     options.cp = mesh->size[AXIS_CP];
     options.cp_rank = mesh_coordinate(mesh, trainer->parallel.rank, AXIS_CP);
     options.first_step = j->start.step;
-    options.end_step = stage_end_step(j);
+    options.end_step = period_end_step(j);
     options.workers = run->workers;
     options.cores = j->cores_per_rank;
     loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
@@ -1220,7 +1220,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
                       j->config.tied && (j->mesh.size[AXIS_PP] > 1 || run->deterministic)};
     schedule_open(&p->pipeline.schedule, part.pp, part.pp_rank, part.virtual_stages, run->accum);
     table_open(&m->table, &j->config, run->wrap_size, &part);
-    table_freeze(&m->table, &j->recipe, j->stage);
+    table_freeze(&m->table, &j->recipe, j->period);
     m->config = config_of_part(&j->config, &part);
     m->whole_config = &j->config;
     m->settings = settings;
@@ -1232,8 +1232,8 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->cp = &p->cp;
 }
 
-/* Takes over what the stage before has left. */
-static void trainer_continue(Trainer *trainer, const StageResult *before) {
+/* Takes over what the period before has left. */
+static void trainer_continue(Trainer *trainer, const PeriodResult *before) {
     fsdp_refresh_copies(&trainer->parallel.fsdp);
     trainer->progress.updates = before->progress.updates;
     trainer->progress.skips = before->progress.skips;
@@ -1242,12 +1242,12 @@ static void trainer_continue(Trainer *trainer, const StageResult *before) {
     trainer->progress.outliers = before->progress.outliers;
     trainer->reports.save_signals_seen = before->save_signals_seen;
     trainer->noted_lost_lines = before->noted_lost_lines;
-    trainer->saved_by_stage_before = before->saved;
+    trainer->saved_by_previous_period = before->saved;
 }
 
-/* Ends a stage, but for what the next one continues with. */
-static StageResult trainer_end_stage(Trainer *trainer) {
-    StageResult result = ZERO;
+/* Ends a period, but for what the next one continues with. */
+static PeriodResult trainer_end_period(Trainer *trainer) {
+    PeriodResult result = ZERO;
     device_synchronize_all(&trainer->parallel.dev);
     result.state = device_take_state(&trainer->parallel.dev);
     result.progress = trainer->progress;
@@ -1258,9 +1258,9 @@ static StageResult trainer_end_stage(Trainer *trainer) {
     return result;
 }
 
-/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. `before`: the stage
+/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. `before`: the period
  * whose weights and moments it continues with; NULL: none. */
-static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank, const StageResult *before) {
+static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank, const PeriodResult *before) {
     const RunSettings *run = &j->run;
     Parallel *p = &trainer->parallel;
     trainer_bind(trainer, j, rank);
@@ -1360,7 +1360,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder 
     dry_run_once(trainer, j, rank, 0, recorder);
     if (!j->run.trace || recorder) return;
     int64_t per_step = trainer->parallel.dev.num_events + 4; // a validation, a replica check and a save
-    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
+    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->period->steps);
     trainer_close(trainer);
     dry_run_once(trainer, j, rank, j->purpose.plans ? per_step : of_run, NULL);
 }
@@ -1406,7 +1406,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     const RunSettings *run = &trainer->job->run;
     int64_t events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    if (!trainer->job->val.num_files || !is_due(step, run->val_every, stage_end_step(trainer->job))) return;
+    if (!trainer->job->val.num_files || !is_due(step, run->val_every, period_end_step(trainer->job))) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, run->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
@@ -1419,7 +1419,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
  * measured after the first step. Returns what signals asked for. */
 static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
-    int first = step == trainer->job->start.step + 1; // of the run, or of a stage
+    int first = step == trainer->job->start.step + 1; // of the run, or of a period
     int64_t updates = trainer->progress.updates;
     StepStats s = train_step(trainer, step);
     s.matmul_share = *rate > 0 ? flops / s.seconds / *rate : 0;
@@ -1444,17 +1444,17 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
     const RunSettings *run = &trainer->job->run;
     trace_write(&trainer->parallel.comm, run->trace);
     if (trainer->parallel.rank) return;
-    if (traced == stage_end_step(trainer->job)) printf("timeline of all steps: %s\n", run->trace);
+    if (traced == period_end_step(trainer->job)) printf("timeline of all steps: %s\n", run->trace);
     else
         printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
                " events per rank)\n",
-               traced, stage_end_step(trainer->job), run->trace, trainer->parallel.dev.max_events);
+               traced, period_end_step(trainer->job), run->trace, trainer->parallel.dev.max_events);
 }
 
-/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
+/* Trains up to the end of the period, or until a signal asks for the end. Returns 1 if the period is complete. */
 static int train(Trainer *trainer) {
     const RunSettings *run = &trainer->job->run;
-    int64_t last = stage_end_step(trainer->job);
+    int64_t last = period_end_step(trainer->job);
     Device *dev = &trainer->parallel.dev;
     Progress *progress = &trainer->progress;
     int64_t traced = 0;
@@ -1481,7 +1481,7 @@ static int train(Trainer *trainer) {
     }
     is_training = 0;
     if (run->trace) write_timeline(trainer, traced);
-    int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
+    int is_stopped = asked_to_end && trainer->job->next_period; // before the recipe's next period
     return progress->step == last && !is_stopped;
 }
 
@@ -1545,29 +1545,29 @@ static int rank_train(Trainer *trainer) {
         print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm),
                      trainer->load_seconds);
         logger_open(&trainer->logger, j->options, &j->run, &p->comm, &dry->dev, &trainer->progress,
-                    j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
+                    j->resume_from.dir[0] != 0, trainer->saved_by_previous_period);
         logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
-                    begins_later_stage(j) || j->resume_from.data_changed);
+                    begins_later_period(j) || j->resume_from.data_changed);
         if (j->run.out) write_run_files(trainer);
     }
     int complete = train(trainer);
     loader_close(&trainer->loader, &trainer->parallel.dev);
     if (speaks) logger_loader(&trainer->loader);
-    if (speaks) logger_close(&trainer->logger, !complete || !j->next);
+    if (speaks) logger_close(&trainer->logger, !complete || !j->next_period);
     if (speaks) note_lost_progress(&trainer->noted_lost_lines);
     return complete;
 }
 
-/* Trains the stages of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
- * the end of the stage before it, except that weights and moments stay where they are. `complete`: whether the last
- * stage that was trained is. */
-static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
+/* Trains the periods of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
+ * the end of the period before it, except that weights and moments stay where they are. `complete`: whether the last
+ * period that was trained is. */
+static void train_later_periods(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
     int rank = trainer->parallel.rank;
-    while (*complete && j->next) {
-        j = j->next;
+    while (*complete && j->next_period) {
+        j = j->next_period;
         if (trainer->job->run.after_save) wait_for_commands(&trainer->writer);
-        comm_phase(&trainer->parallel.comm, PHASE_START); // the next stage opens everything again
-        StageResult before = trainer_end_stage(trainer);
+        comm_phase(&trainer->parallel.comm, PHASE_START); // the next period opens everything again
+        PeriodResult before = trainer_end_period(trainer);
         trainer_close(dry_run);
         dry_run_open(dry_run, j, rank, NULL);
         trainer_open(trainer, dry_run, j, rank, &before);
@@ -1575,9 +1575,9 @@ static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
     }
 }
 
-/* Refuses a run if a later stage needs more memory than there is. */
-static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
-    for (; j; j = j->next) {
+/* Refuses a run if a later period needs more memory than there is. */
+static void check_memory_of_periods(Trainer *dry_run, const Job *j, int rank) {
+    for (; j; j = j->next_period) {
         dry_run_open(dry_run, j, rank, NULL);
         check_memory(j, &dry_run->parallel.comm);
         trainer_close(dry_run);
@@ -1587,7 +1587,7 @@ static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
 /* Opens what this rank needs. */
 static void rank_open(Trainer *trainer, Trainer *dry_run, Job *j, int rank) {
     int checks = rank == 0 || j->host_transport == &transport_threads || uses_nccl(j);
-    if (checks) check_memory_of_stages(dry_run, j->next, rank);
+    if (checks) check_memory_of_periods(dry_run, j->next_period, rank);
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
@@ -1603,7 +1603,7 @@ static void rank_main(Job *j, int rank) {
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     rank_open(trainer, dry_run, j, rank);
     int complete = rank_train(trainer);
-    train_later_stages(trainer, dry_run, j, &complete);
+    train_later_periods(trainer, dry_run, j, &complete);
     if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->run.after_save) wait_for_commands(&trainer->writer);
     trainer_close(trainer);

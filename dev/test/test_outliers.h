@@ -155,7 +155,7 @@ static void outlier_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
     OutlierRun run = ZERO;
-    const LearningRate rate = j->stage->rate;
+    const LearningRate rate = j->period->rate;
     for (int step = 1; step <= OUTLIER_STEPS; step++) {
         uint64_t before = hash_of_state(&trainer->parallel.fsdp);
         StepStats s = train_step(trainer, step);

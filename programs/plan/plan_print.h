@@ -1,4 +1,4 @@
-/* plan_print.h: a plan as text, and what plan.json says of a recipe's stages. */
+/* plan_print.h: a plan as text, and what plan.json says of a recipe's periods. */
 #ifndef PLAN_PRINT_H
 #define PLAN_PRINT_H
 #include "../shared/program.h" // defines: Plan, RankClass, Job, json_add_traffic, json_add_integer
@@ -120,17 +120,17 @@ static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_
     }
 }
 
-/* What plan.json says of a stage of a recipe. `p` NULL: the stage does not fit the layout. `estimate`: what plan_llama3
- * simulated, which this function takes over; NULL: left out. */
-static cJSON *stage_json(const Job *j, const Plan *p, cJSON *estimate) {
-    const RecipeStage *s = j->stage;
+/* What plan.json says of a period of a recipe. `p` NULL: the period does not fit the layout. `estimate`: what
+ * plan_llama3 simulated, which this function takes over; NULL: left out. */
+static cJSON *period_json(const Job *j, const Plan *p, cJSON *estimate) {
+    const RecipePeriod *period = j->period;
     cJSON *json = cJSON_CreateObject();
-    json_add_integer(json, "stage", s - j->recipe.stages + 1);
-    if (s->name[0]) cJSON_AddStringToObject(json, "name", s->name);
-    json_add_integer(json, "first_step", s->first_step + 1);
-    json_add_integer(json, "steps", s->steps);
-    json_add_integer(json, "tokens", s->tokens);
-    json_add_integer(json, "batch", stage_batch(s, &j->mesh));
+    json_add_integer(json, "stage", period - j->recipe.periods + 1);
+    if (period->name[0]) cJSON_AddStringToObject(json, "name", period->name);
+    json_add_integer(json, "first_step", period->first_step + 1);
+    json_add_integer(json, "steps", period->steps);
+    json_add_integer(json, "tokens", period->tokens);
+    json_add_integer(json, "batch", period_batch(period, &j->mesh));
     json_add_integer(json, "seq", j->run.seq);
     if (j->problem) cJSON_AddStringToObject(json, "problem", j->problem);
     if (!p) return json;

@@ -107,10 +107,10 @@ static cJSON *class_json(const Plan *p, int class_index) {
     return json;
 }
 
-/* `estimate`, `goodput`: what plan_llama3 simulated, `stages`: an array of the stages of a recipe. This function takes
+/* `estimate`, `goodput`: what plan_llama3 simulated, `periods`: an array of the recipe's periods. This function takes
  * them over; NULL: null, or left out. */
 static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
-                       cJSON *stages) {
+                       cJSON *periods) {
     const Mesh *m = p->mesh;
     int *leaders = new_array(int, AXES * m->world), key;
     cJSON *root = cJSON_CreateObject();
@@ -123,16 +123,16 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *e
     json_add_groups(root, m, leaders);
     cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
     if (goodput) cJSON_AddItemToObject(root, "goodput", goodput);
-    if (stages) cJSON_AddItemToObject(root, "stages", stages);
+    if (periods) cJSON_AddItemToObject(root, "stages", periods);
     json_write_line(f, root);
     free(leaders);
 }
 
 /* Writes plan.json into --out. */
 static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
-                            cJSON *stages) {
+                            cJSON *periods) {
     FILE *f = out_file_create(out, "plan.json");
-    plan_write(f, p, tokens_per_step, estimate, goodput, stages);
+    plan_write(f, p, tokens_per_step, estimate, goodput, periods);
     if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }
 
