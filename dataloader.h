@@ -42,7 +42,7 @@ static uint64_t sampler_fingerprint(const Sampler *s) {
     if (!s->mixed) return h;
     for (int k = 0; k < s->mixed->num_sources; k++)
         h = hash_bytes(h, &s->mixed->sources[k].used, sizeof s->mixed->sources[k].used);
-    return hash_bytes(h, s->mixed->mixture->source, (size_t)s->mixed->mixture->period);
+    return hash_bytes(h, s->mixed->mixture->source, (size_t)s->mixed->mixture->cycle);
 }
 
 /* Steps that fit into the last `samples` samples of an epoch. */

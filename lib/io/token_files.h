@@ -325,7 +325,7 @@ static int64_t mixture_samples(const Dataset *d, int source, int64_t n) {
 }
 
 static double source_share(const Dataset *d, int source) {
-    return (double)d->mixture->quota[source] / d->mixture->period;
+    return (double)d->mixture->quota[source] / d->mixture->cycle;
 }
 
 /* The shares of a mixture as text, such as "0.7, 0.3"; "" if the data set is not a mixture. */

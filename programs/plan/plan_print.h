@@ -40,18 +40,18 @@ static int count_set(const char *is_set, int n) {
 /* Prints which ranks a class holds: "pp 1-14, tp 0: ranks 128, 136, 144, … (1792)". The pipeline stages and
  * tensor-parallel ranks are named if the class is all ranks with these coordinates. */
 static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
-    const Mesh *m = p->mesh;
-    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP];
-    char *has_rank = new_array(char, m->world + pp + tp), *has_stage = has_rank + m->world;
+    const Mesh *mesh = p->mesh;
+    int pp = mesh->size[AXIS_PP], tp = mesh->size[AXIS_TP];
+    char *has_rank = new_array(char, mesh->world + pp + tp), *has_stage = has_rank + mesh->world;
     char *has_tp = has_stage + pp;
-    for (int r = 0; r < m->world; r++) {
+    for (int r = 0; r < mesh->world; r++) {
         if (p->class_of[r] != class_index) continue;
         has_rank[r] = 1;
-        has_stage[mesh_coordinate(m, r, AXIS_PP)] = 1;
-        has_tp[mesh_coordinate(m, r, AXIS_TP)] = 1;
+        has_stage[mesh_coordinate(mesh, r, AXIS_PP)] = 1;
+        has_tp[mesh_coordinate(mesh, r, AXIS_TP)] = 1;
     }
-    int stages = count_set(has_stage, pp), tp_ranks = count_set(has_tp, tp), ranks = count_set(has_rank, m->world);
-    int is_product = ranks == m->world / (pp * tp) * stages * tp_ranks;
+    int stages = count_set(has_stage, pp), tp_ranks = count_set(has_tp, tp), ranks = count_set(has_rank, mesh->world);
+    int is_product = ranks == mesh->world / (pp * tp) * stages * tp_ranks;
     int names_stages = is_product && stages < pp, names_tp = is_product && tp_ranks < tp;
     if (names_stages) {
         fprintf(f, "pp ");
@@ -62,7 +62,7 @@ static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
         print_ranges(f, has_tp, tp, tp);
     }
     fprintf(f, ranks > 1 ? "%sranks " : "%srank ", names_stages || names_tp ? ": " : "");
-    print_ranges(f, has_rank, m->world, 4);
+    print_ranges(f, has_rank, mesh->world, 4);
     if (ranks > 1) fprintf(f, " (%d)", ranks);
     fprintf(f, "\n");
     free(has_rank);
@@ -104,14 +104,14 @@ static void print_class(FILE *f, const Plan *p, const RankClass *c, int with_buf
 
 /* Prints one class after the other; the one that needs the most memory with its buffers. */
 static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_step) {
-    const Mesh *m = p->mesh;
-    int replicas = m->size[AXIS_DP_REPLICATE];
+    const Mesh *mesh = p->mesh;
+    int replicas = mesh->size[AXIS_DP_REPLICATE];
     fprintf(f,
             "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64
             " tokens per step; ",
-            j->run.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "",
+            j->run.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, mesh->world, plural(mesh->world),
             j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", strategies[j->run.sharding].name,
-            mesh_group_size(m, AXIS_FSDP), replicas, replicas > 1 ? "s" : "", tokens_per_step);
+            mesh_group_size(mesh, AXIS_FSDP), replicas, replicas > 1 ? "s" : "", tokens_per_step);
     if (p->count == 1) fprintf(f, "all ranks have the same memory, FLOPs and traffic\n");
     else fprintf(f, "%d kinds of ranks, which differ in memory, FLOPs or traffic\n", p->count);
     for (int c = 0; c < p->count; c++) {
