@@ -14,7 +14,7 @@
 // configuration
 
 /* How the model's own weights are kept. With LoRA (Hu et al. 2021) they are frozen, and each adapted matrix W (out, in)
- * gets two small trained ones, A (rank, in) and B (out, rank): y = W x + alpha / rank · B A x. */
+ * gets two small trained ones, A (r, in) and B (out, r): y = W x + alpha / r · B A x. */
 typedef enum {
     BASE_TRAINED,
     BASE_FROZEN,  // in the compute dtype
