@@ -19,7 +19,7 @@
 #include "context_parallel.h"        // defines: ContextParallel, KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
 #include "pipeline_parallel.h"       // defines: Schedule, its PipelineSteps (a forward or backward each), Pipeline
 #include "lora.h"                    // defines: Linear (a layer's weights, adapters and gradients), Adapter, Lora
-#include "dataloader.h"              // defines: Dataset, Loader, StepBatch, loader_next, read_window
+#include "dataloader.h"              // defines: Dataset, Loader, StepBatch, loader_next, read_sample
 #include "run/setup/options.h"       // defines: Options, RunSettings, RECOMPUTE_NONE, …, options_parse
 #include "run/setup/job.h"           // defines: Job, job_open: everything that is checked before ranks start
 #include "run/setup/agreement.h"     // defines: check_agreement, check_shared_out
@@ -782,7 +782,7 @@ typedef struct Trainer {
 
     // evaluation
     StepBatch eval_batch; // one micro-batch
-    char *eval_raw;       // (window_bytes) scratch space for reading a window
+    char *eval_raw;       // (sample_bytes) scratch space for reading a sample
 
     double load_seconds; // from the start of loading to the moment when all ranks had their weights
 } Trainer;
@@ -799,7 +799,7 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
     StepReports *r = &trainer->reports;
     if (r->samples)
-        all_gather_start(&p->comm, &r->samples_gather, AXIS_WORLD, "samples", batch->windows, r->samples,
+        all_gather_start(&p->comm, &r->samples_gather, AXIS_WORLD, "samples", batch->samples, r->samples,
                          sizeof(int64_t) * r->samples_of_rank, DTYPE_BYTE);
     return batch;
 }
@@ -855,12 +855,12 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
     exchange_reports(&trainer->reports, &p->fsdp, &mine, start); // with this rank's part of the gradient norm
-    int64_t first_window = dev->dry_run ? 0 : batch->windows[0]; // the sample that an error message names
+    int64_t first_sample = dev->dry_run ? 0 : batch->samples[0]; // an error message names it
     loader_release(&trainer->loader, dev);
 
     StepStats s = sum_reports(&trainer->reports);
     s.z_loss = mean_z_loss(&trainer->reports, s.targets);
-    check_reports(&trainer->reports, &trainer->loader.sampler, step, first_window);
+    check_reports(&trainer->reports, &trainer->loader.sampler, step, first_sample);
     update_weights(trainer, step, &s);
     device_phase(dev, NULL, NULL);
     span_end(dev, whole, NULL, -1, 0);
@@ -891,7 +891,7 @@ typedef struct {
     double bits_per_byte; // of their text; NAN: the files do not say how many bytes it has
 } Evaluation;
 
-/* Reads a micro-batch of windows, from `first` on; those past the end of the data have no targets. Returns the number
+/* Reads a micro-batch of samples, from `first` on; those past the end of the data have no targets. Returns the number
  * of targets. */
 static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t first) {
     const ContextParallel *cp = &trainer->parallel.cp;
@@ -900,21 +900,21 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
     int64_t num_targets = 0;
     device_synchronize_event(batch->fed);
     for (int b = 0; b < m->B; b++) {
-        int n = read_window(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
+        int n = read_sample(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
         if (n < 0) user_error("%s", batch->error);
         num_targets += n;
     }
     return num_targets;
 }
 
-/* The loss on the first `max_batches` micro-batches of every rank; 0: on all windows. Every target counts once,
- * whatever the number of ranks. For some of the windows, bits per byte take a target's text to be as long as it is on
+/* The loss on the first `max_batches` micro-batches of every rank; 0: on all samples. Every target counts once,
+ * whatever the number of ranks. For some of the samples, bits per byte take a target's text to be as long as it is on
  * average in the files. */
 static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches) {
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
     int B = m->B, counts = mesh_counts_samples(&p->mesh, p->rank);
-    int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = (data->windows + round - 1) / round;
+    int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = blocks_of(dataset_samples(data), round);
     StepReport mine = ZERO; // only its loss and targets are used
     ExactSum sum = ZERO;
     if (p->dev.dry_run) batches = 1;
@@ -1173,7 +1173,7 @@ static void trainer_allocate(Trainer *trainer) {
     }
     int cp = j->mesh.size[AXIS_CP];
     step_batch_open(&trainer->eval_batch, dev, run->batch, run->seq, cp, run->doc_mask);
-    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(run->seq, cp));
+    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", sample_bytes(run->seq, cp));
     checkpoints_open(trainer);
     if (!m->training) return;
     if (run->out || run->outlier_window) step_reports_name_samples(&trainer->reports, (int64_t)run->accum * run->batch);

@@ -66,7 +66,7 @@ static void check_mixture(const Dataset *d, int cycle) {
         MixtureSample sample = mixture_sample(mixture, n);
         EXPECT(sample.index == counts[sample.source]++, "sample %d is number %d of source %d", (int)n,
                (int)sample.index, sample.source);
-        int64_t w = sampler_window(&s, n, 0, 0) - d->sources[sample.source].first_window;
+        int64_t w = sampler_sample(&s, n, 0, 0) - d->sources[sample.source].first_window;
         EXPECT(w >= 0 && w < d->sources[sample.source].windows, "window %d of source %d", (int)w, sample.source);
         for (int k = 0; k < mixture->num_sources; k++)
             EXPECT(fabs((double)counts[k] - (double)mixture->quota[k] * (double)(n + 1) / cycle) < 1,

@@ -166,7 +166,7 @@ static void check_source_epochs(const Dataset *d, const Sampler *s, int source, 
     const DataSource *of = &d->sources[source];
     int64_t taken = 0;
     for (int64_t i = 0; i < n; i++) {
-        int64_t w = sampler_window(s, i, 0, 0) - of->first_window;
+        int64_t w = sampler_sample(s, i, 0, 0) - of->first_window;
         if (w < 0 || w >= of->windows) continue;
         counts[w]++;
         if (taken < 8 * of->windows) orders[taken / of->windows][taken % of->windows] = (int)w;
@@ -196,12 +196,12 @@ static void check_mixture_layouts(const Dataset *d, const Sampler *one) {
         for (int64_t step = s.start_step; step < s.start_step + 20; step++) {
             int seen[25] = {0}, repeated = 0;
             for (s.replica = 0; s.replica < s.replicas; s.replica++)
-                for (int outer = 0; outer < (s.local ? s.shards : s.accumulation); outer++)
-                    for (int inner = 0; inner < (s.local ? s.accumulation : s.shards); inner++)
+                for (int outer = 0; outer < (s.local ? s.shards : s.micro_batches); outer++)
+                    for (int inner = 0; inner < (s.local ? s.micro_batches : s.shards); inner++)
                         for (int b = 0; b < s.B; b++, at++) {
                             s.shard = s.local ? outer : inner;
-                            int64_t window = sampler_window(&s, step, s.local ? inner : outer, b);
-                            wrong += window != sampler_window(one, at, 0, 0);
+                            int64_t window = sampler_sample(&s, step, s.local ? inner : outer, b);
+                            wrong += window != sampler_sample(one, at, 0, 0);
                             repeated |= seen[window]++;
                         }
             repeats += repeated;

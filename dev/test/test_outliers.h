@@ -93,7 +93,7 @@ static void outlier_samples_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= OUTLIER_STEP; step++) {
         StepBatch *batch = next_batch(&o->trainer, 0);
-        if (step == OUTLIER_STEP) memcpy(outlier_samples, batch->windows, sizeof outlier_samples);
+        if (step == OUTLIER_STEP) memcpy(outlier_samples, batch->samples, sizeof outlier_samples);
         device_record_event(&o->trainer.parallel.dev, &batch->fed);
         loader_release(&o->trainer.loader, &o->trainer.parallel.dev);
     }

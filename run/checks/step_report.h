@@ -156,8 +156,8 @@ static void check_orders(const StepReports *r, int64_t step) {
 }
 
 /* Ranks that share a data-parallel coordinate must have trained on the same samples, all others on different ones.
- * `first_window`: the first of this rank's samples. */
-static void check_samples(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_window) {
+ * `first_sample`: the first of this rank's samples. */
+static void check_samples(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
     const Mesh *mesh = &r->comm->mesh;
     const int rank = r->comm->rank;
     const StepReport *all = r->of_ranks, *mine = &all[rank];
@@ -167,23 +167,23 @@ static void check_samples(const StepReports *r, const Sampler *sampler, int64_t 
         if (same_samples && !same_data && !sampler_may_repeat(sampler, step - 1))
             run_failure("step %" PRId64 ": %s and %s train on the same samples (both start with window %" PRId64
                         "), but data-parallel ranks must train on different ones",
-                        step, rank_name(i), rank_name(rank), first_window);
+                        step, rank_name(i), rank_name(rank), first_sample);
         if (same_data && !same_samples)
             run_failure("step %" PRId64 ": %s and %s hold parts of the same replica of the model, but they train on "
                         "different samples, or their files hold different tokens (rank %d starts with window %" PRId64
                         ")",
-                        step, rank_name(i), rank_name(rank), rank, first_window);
+                        step, rank_name(i), rank_name(rank), rank, first_sample);
     }
 }
 
-static void check_reports(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_window) {
+static void check_reports(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
     int rank = r->comm->rank;
     if (r->comm->dev->dry_run) return;
     check_orders(r, step);
     if (r->of_ranks[rank].seeds != r->of_ranks[0].seeds)
         run_failure("step %" PRId64 ": %s shuffles samples or initializes weights with a different seed than rank 0",
                     step, rank_name(rank));
-    check_samples(r, sampler, step, first_window);
+    check_samples(r, sampler, step, first_sample);
 }
 
 /* The loss or the gradient norm is not finite. All ranks know the same sums, so all of them skip the update; after

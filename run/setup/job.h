@@ -508,7 +508,7 @@ static Sampler job_sampler(const Job *j, int rank) {
     s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
     s.replicas = mesh->size[AXIS_DP_REPLICATE];
     s.replica = mesh_coordinate(mesh, rank, AXIS_DP_REPLICATE);
-    s.accumulation = run->accum;
+    s.micro_batches = run->accum;
     s.B = run->batch;
     s.local = run->accumulate == ACCUMULATE_LOCALLY;
     s.start_step = j->start.step;
