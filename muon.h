@@ -20,11 +20,11 @@ typedef struct {
     float momentum;
     int first_unit, end_unit; // units [first_unit, end_unit) are blocks; both 0: nothing is trained with Muon
     int owners;               // ranks that divide the units; 1: this rank has whole units
-    int64_t part;             // elements that one rank has of the largest unit
+    int64_t stride;           // elements from one shard to the next below: the size of the largest unit's shards
     // while a group of units is updated:
     size_t mark;     // where MEM_COMM began
-    floatX *shards;  // (owners, part) of each unit of the group: momentum, then the orthogonal matrices
-    floatX *unit;    // (owners, part) this rank's unit; with one owner the same memory as shards
+    floatX *shards;  // (owners, stride) of each unit of the group: momentum, then the orthogonal matrices
+    floatX *unit;    // (owners, stride) this rank's unit; with one owner the same memory as shards
     Request request; // of the all-to-alls, and of the all-gathers over tp
 } Muon;
 
@@ -39,7 +39,7 @@ static void muon_open(Muon *muon, Fsdp *fsdp, float momentum) {
         if (!unit_has_muon(fsdp, u)) continue;
         if (!muon->end_unit) muon->first_unit = i; // units of blocks follow each other
         muon->end_unit = i + 1;
-        muon->part = max_i64(muon->part, u->state_count);
+        muon->stride = max_i64(muon->stride, u->state_count);
     }
 }
 
@@ -59,7 +59,7 @@ static int muon_has(const Muon *muon, int unit) { return unit >= muon->first_uni
 static floatX *muon_buffer(Muon *muon, const FsdpUnit *u) {
     Fsdp *fsdp = muon->fsdp;
     if (pool_find(&fsdp->pools[POOL_WEIGHTS], UNIT_BLOCK)) return (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
-    return arena_array(floatX, fsdp->dev, MEM_COMM, "a unit that Muon updates", muon->owners * muon->part);
+    return arena_array(floatX, fsdp->dev, MEM_COMM, "a unit that Muon updates", muon->owners * muon->stride);
 }
 
 /* Takes the buffers for a group of units that begins with `unit`. */
@@ -76,22 +76,22 @@ static void muon_end(Muon *muon) {
     arena_release(muon->fsdp->dev, MEM_COMM, muon->mark);
 }
 
-/* The address of unit `unit`'s shard in m->shards. `first`: the first unit of its group. */
-static floatX *muon_shard(const Muon *muon, int first, int unit) { return muon->shards + (unit - first) * muon->part; }
+/* The address of unit i's shard in muon->shards. `first`: the first unit of its group. */
+static floatX *muon_shard(const Muon *muon, int first, int i) { return muon->shards + (i - first) * muon->stride; }
 
 /* Approximates U V^T of x = U S V^T, (rows, cols): five iterations bring the singular values to about 0.7 to 1.2
  * (Jordan et al. 2024). The iterations multiply by the smaller Gram matrix: X X^T from the left or, if there are more
  * rows than columns, X^T X from the right, which equals the iterations on the transposed matrix. */
 static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
-    int64_t smaller = min_i64(rows, cols), count = rows * cols;
+    int64_t side = min_i64(rows, cols), count = rows * cols;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    floatX *gram = (floatX *)scratch(dev, "Newton-Schulz: Gram matrix", sizeof(floatX) * (size_t)(smaller * smaller));
-    float *matmul = (float *)scratch(dev, "Newton-Schulz: matmul", sizeof(float) * (size_t)count); // count >= m * m
+    floatX *gram = (floatX *)scratch(dev, "Newton-Schulz: Gram matrix", sizeof(floatX) * (size_t)(side * side));
+    float *matmul = (float *)scratch(dev, "Newton-Schulz: matmul", sizeof(float) * (size_t)count); // >= side * side
     normalize_matrix(dev, x, count);
     for (int i = 0; i < MUON_ITERATIONS; i++) {
         gram_matrix(dev, gram, x, rows, cols);
-        symmetric_matmul(dev, matmul, gram, gram, smaller, smaller);
-        weighted_sum(dev, gram, MUON_B, matmul, MUON_C, smaller * smaller);
+        symmetric_matmul(dev, matmul, gram, gram, side, side);
+        weighted_sum(dev, gram, MUON_B, matmul, MUON_C, side * side);
         symmetric_matmul(dev, matmul, gram, x, rows, cols);
         weighted_sum(dev, x, MUON_A, matmul, 1, count);
     }
@@ -99,16 +99,16 @@ static void newton_schulz(Device *dev, floatX *x, int64_t rows, int64_t cols) {
 }
 
 /* Copies between a whole tensor, (whole_rows, whole_cols), and the slice of tp rank `rank`, (rows, cols). */
-enum { MUON_TO_WHOLE, MUON_TO_PART };
-static void copy_tp_part(Device *dev, const Tensor *t, int tp, int rank, floatX *whole, floatX *part, int direction) {
+enum { MUON_TO_WHOLE, MUON_TO_SLICE };
+static void copy_tp_slice(Device *dev, const Tensor *t, int tp, int rank, floatX *whole, floatX *slice, int direction) {
     int by_columns = t->row->split == SPLIT_COLUMNS;
     int64_t length = by_columns ? t->whole_cols : t->whole_rows, begin = split_begin(length, tp, rank);
     int64_t rows = by_columns ? t->whole_rows : split_count(length, tp, rank);
     int64_t cols = by_columns ? split_count(length, tp, rank) : t->whole_cols;
     floatX *place = whole + (by_columns ? begin : begin * cols);
     size_t row = sizeof(floatX) * (size_t)cols, whole_row = sizeof(floatX) * (size_t)t->whole_cols;
-    if (direction == MUON_TO_WHOLE) device_copy_rows(dev, place, whole_row, part, row, row, (int)rows);
-    else device_copy_rows(dev, part, row, place, whole_row, row, (int)rows);
+    if (direction == MUON_TO_WHOLE) device_copy_rows(dev, place, whole_row, slice, row, row, (int)rows);
+    else device_copy_rows(dev, slice, row, place, whole_row, row, (int)rows);
 }
 
 /* Makes a matrix orthogonal, of which this tp rank has the slice `mine` (rows, cols). */
@@ -122,42 +122,42 @@ static void orthogonalize_matrix(Muon *muon, const Tensor *t, floatX *mine) {
     }
     int by_columns = t->row->split == SPLIT_COLUMNS;
     int64_t whole_size = t->whole_rows * t->whole_cols, length = by_columns ? t->whole_cols : t->whole_rows;
-    int64_t largest = (length + tp - 1) / tp * (whole_size / length); // the unit has room for the largest part
+    int64_t largest = (length + tp - 1) / tp * (whole_size / length); // the unit has room for the largest slice
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    floatX *parts = (floatX *)scratch(dev, "parts of a matrix", sizeof(floatX) * (size_t)(tp * largest));
+    floatX *slices = (floatX *)scratch(dev, "parts of a matrix", sizeof(floatX) * (size_t)(tp * largest));
     floatX *whole = (floatX *)scratch(dev, "a whole matrix", sizeof(floatX) * (size_t)whole_size);
-    all_gather_start(fsdp->comm, &muon->request, AXIS_TP, "parts of a matrix", mine, parts, (size_t)largest, FLOATX);
+    all_gather_start(fsdp->comm, &muon->request, AXIS_TP, "parts of a matrix", mine, slices, (size_t)largest, FLOATX);
     comm_wait(fsdp->comm, &muon->request);
-    for (int i = 0; i < tp; i++) copy_tp_part(dev, t, tp, i, whole, parts + i * largest, MUON_TO_WHOLE);
+    for (int i = 0; i < tp; i++) copy_tp_slice(dev, t, tp, i, whole, slices + i * largest, MUON_TO_WHOLE);
     newton_schulz(dev, whole, t->whole_rows, t->whole_cols);
-    copy_tp_part(dev, t, tp, rank, whole, mine, MUON_TO_PART);
+    copy_tp_slice(dev, t, tp, rank, whole, mine, MUON_TO_SLICE);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
 /* All-to-all between the shards of a group's units and whole units; it is its own inverse. */
 static void muon_all_to_all(Muon *muon, const char *what, const floatX *send, floatX *recv) {
     if (muon->owners == 1) return;
-    all_to_all_start(muon->fsdp->comm, &muon->request, AXIS_FSDP, what, send, recv, (size_t)muon->part, FLOATX);
+    all_to_all_start(muon->fsdp->comm, &muon->request, AXIS_FSDP, what, send, recv, (size_t)muon->stride, FLOATX);
     comm_wait(muon->fsdp->comm, &muon->request);
 }
 
-/* Makes the matrices of this rank's unit orthogonal. The all-to-all has parts as large as the largest unit's, so the
- * shards of a smaller unit have gaps between them in m->unit. Then the iterations run on a copy without gaps in
- * m->shards, which is free between the two all-to-alls. */
+/* Makes the matrices of this rank's unit orthogonal. The all-to-all sends shards as large as the largest unit's, so the
+ * shards of a smaller unit have gaps between them in muon->unit. Then the iterations run on a copy without gaps in
+ * muon->shards, which is free between the two all-to-alls. */
 static void muon_orthogonalize_unit(Muon *muon, const FsdpUnit *u) {
     const Fsdp *fsdp = muon->fsdp;
-    size_t shard = sizeof(floatX) * (size_t)u->state_count, part = sizeof(floatX) * (size_t)muon->part;
-    int has_gaps = muon->owners > 1 && shard < part;
+    size_t shard = sizeof(floatX) * (size_t)u->state_count, stride = sizeof(floatX) * (size_t)muon->stride;
+    int has_gaps = muon->owners > 1 && shard < stride;
     floatX *unit = has_gaps ? muon->shards : muon->unit;
-    if (has_gaps) device_copy_rows(fsdp->dev, unit, shard, muon->unit, part, shard, muon->owners);
+    if (has_gaps) device_copy_rows(fsdp->dev, unit, shard, muon->unit, stride, shard, muon->owners);
     for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         if (t->is_muon) orthogonalize_matrix(muon, t, unit + t->offset);
     }
-    if (has_gaps) device_copy_rows(fsdp->dev, muon->unit, part, unit, shard, shard, muon->owners);
+    if (has_gaps) device_copy_rows(fsdp->dev, muon->unit, stride, unit, shard, shard, muon->owners);
 }
 
-/* Replaces the momentum in m->shards by the orthogonal updates of units [first, end), which form a group. */
+/* Replaces the momentum in muon->shards by the orthogonal updates of units [first, end), which form a group. */
 static void muon_orthogonalize(Muon *muon, int first, int end) {
     int own = first + (muon->owners > 1 ? muon->fsdp->rank : 0);
     muon_all_to_all(muon, "momentum of matrices", muon->shards, muon->unit);
