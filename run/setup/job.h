@@ -685,17 +685,17 @@ static int job_first_period(Job *j) {
     return recipe_period_after(&j->recipe, j->start.step);
 }
 
-/* Sets the position in the data at which the period begins, where the period before it ended or the run resumes. */
+/* Sets where in the data the period begins: where the period before it ended, or where the run resumes. */
 static void job_place_in_data(Job *j) {
     const RecipePeriod *p = j->period;
     Progress *at = &j->start;
-    int begins = begins_later_period(j), before = begins ? p[-1].run.seq : p->run.seq;
+    int begins = begins_later_period(j), old_seq = begins ? p[-1].run.seq : p->run.seq;
     if ((begins && p->begins_data) || j->resume_from.data_changed) at->epoch = at->samples_in_epoch = 0;
-    if (at->samples_in_epoch * before % p->run.seq)
+    if (at->samples_in_epoch * old_seq % p->run.seq)
         user_error("%s: the stage would begin within a sequence of %d tokens, because an epoch has ended in the stage "
                    "before: make its \"batch\" a multiple of %d",
-                   period_place(&j->recipe, p), p->run.seq, p->run.seq / before);
-    at->samples_in_epoch = at->samples_in_epoch * before / p->run.seq;
+                   period_place(&j->recipe, p), p->run.seq, p->run.seq / old_seq);
+    at->samples_in_epoch = at->samples_in_epoch * old_seq / p->run.seq;
     at->data = &j->data;
 }
 
@@ -720,8 +720,8 @@ static Job *job_of_next_period(Job *j) {
     next->run.trace = NULL;                   // the timeline is that of the period in which the run starts
     if (period_end_step(j) > j->start.step) { // the position that a checkpoint of the last step has
         Sampler sampler = job_sampler(j, 0);
-        int64_t before = sampler_position(&sampler, period_end_step(j) - 1, &next->start.epoch);
-        next->start.samples_in_epoch = before + sampler_global_batch(&sampler);
+        int64_t last = sampler_position(&sampler, period_end_step(j) - 1, &next->start.epoch); // where it begins
+        next->start.samples_in_epoch = last + sampler_global_batch(&sampler);
     }
     job_data(next);
     job_place_in_data(next);

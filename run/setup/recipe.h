@@ -240,10 +240,10 @@ static void period_read(Recipe *r, RecipePeriod *p, const Options *given, const 
     period_read_model(p, json, place);
     p->begins_data = is_first;
     if (!data) return;
-    const char *before = p->run.data;
+    const char *old_data = p->run.data;
     period_check_given(given, "data", place, "data");
     period_read_data(p, data, place);
-    p->begins_data |= !before || strcmp(before, p->run.data);
+    p->begins_data |= !old_data || strcmp(old_data, p->run.data);
 }
 
 /* Replaces // comments with blanks; // inside a string is not a comment. */
@@ -314,11 +314,11 @@ static Llama3Config period_config(Llama3Config c, const RecipePeriod *p) {
 }
 
 static void period_sequence(const Recipe *r, RecipePeriod *p, const Llama3Config *c) {
-    int before = p > r->periods ? p[-1].run.seq : 1;
+    int least = p > r->periods ? p[-1].run.seq : 1;
     if (!p->run.seq) p->run.seq = c->T;
-    if (p->run.seq < before)
+    if (p->run.seq < least)
         user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
-                   period_place(r, p), p->run.seq, before, before);
+                   period_place(r, p), p->run.seq, least, least);
 }
 
 /* Divides the batch over the ranks: "batch" = data ranks x --batch x --accum. Without --batch a micro-batch has at most
