@@ -59,8 +59,8 @@ static int check_shares(const DataList *list) {
 static void check_mixture(const Dataset *d, int cycle) {
     const Mixture *mixture = d->mixture;
     int64_t counts[MOST_SOURCES] = {0};
-    EXPECT(mixture->cycle == cycle && mixture->num_sources == d->num_sources, "a cycle of %d, expected %d",
-           mixture->cycle, cycle);
+    EXPECT(mixture->cycle == cycle && mixture->num_sources == d->num_sources, "cycle %d, not %d", mixture->cycle,
+           cycle);
     Sampler s = {d->windows, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, d, 1};
     for (int64_t n = 0; n < cycle + 3; n++) {
         MixtureSample sample = mixture_sample(mixture, n);

@@ -121,8 +121,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     uint8_t *seen = (uint8_t *)calloc(1, (size_t)d->windows);
     for (s.shard = 0; s.shard < s.shards; s.shard++)
         for (int64_t i = 0; i < steps * s.micro_batches * s.B; i++) {
-            int64_t w =
-                sampler_sample(&s, i / (s.micro_batches * s.B), (int)(i / s.B % s.micro_batches), (int)(i % s.B));
+            int64_t w = sampler_sample(&s, i / s.B / s.micro_batches, (int)(i / s.B % s.micro_batches), (int)(i % s.B));
             EXPECT(w >= 0 && w < d->windows && (pad || !seen[w]),
                    "an epoch takes window %" PRId64 " of %" PRId64 " again", w, d->windows);
             once += !seen[w];

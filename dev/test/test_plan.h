@@ -373,8 +373,7 @@ static void test_hosts(void) {
         across = groups_across_hosts(&mesh, colours, AXIS_DP_REPLICATE, one),
         mixed = groups_across_hosts(&mesh, colours, AXIS_FSDP, alternate);
     CHECK("groups that span hosts are counted",
-          within == 0 && across == 4 && mixed == 2 &&
-              !groups_across_hosts(&mesh, colours, AXIS_DP_REPLICATE, alternate),
+          !within && across == 4 && mixed == 2 && !groups_across_hosts(&mesh, colours, AXIS_DP_REPLICATE, alternate),
           "fsdp %d, dp_replicate %d; alternately fsdp %d", within, across, mixed);
 }
 
