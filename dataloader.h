@@ -22,7 +22,7 @@ typedef struct {
     int pad;              // --tail pad: the epoch's last step is filled up with its first samples; 0: it is dropped
     int shards, replicas; // data-parallel ranks: dp_shard × dp_replicate
     int shard, replica;   // this rank's coordinates among them
-    int accumulation, B;  // micro-batches per step, samples per micro-batch
+    int micro_batches, B; // micro-batches of this rank per step, samples per micro-batch
     int local;            // --accumulate local: a rank sums its micro-batches before ranks do
     int64_t start_step, start_epoch, start_sample; // where the run starts or resumes: step, its epoch, samples into it
     const Dataset *mixed; // the data set if it is a mixture, which as a whole has no epochs; NULL otherwise
@@ -30,19 +30,19 @@ typedef struct {
 } Sampler;
 
 static int64_t sampler_global_batch(const Sampler *s) {
-    return (int64_t)s->replicas * s->shards * s->accumulation * s->B;
+    return (int64_t)s->replicas * s->shards * s->micro_batches * s->B;
 }
 
 /* Hash of everything that all ranks must agree on. A rank with another shuffle would train on other ranks' samples. */
 static uint64_t sampler_fingerprint(const Sampler *s) {
     const int64_t common[] = {
-        s->samples, (int64_t)s->seed, s->pad,        s->shards,      s->replicas,     s->accumulation,
+        s->samples, (int64_t)s->seed, s->pad,        s->shards,      s->replicas,     s->micro_batches,
         s->B,       s->local,         s->start_step, s->start_epoch, s->start_sample, s->pieces};
     uint64_t h = hash_bytes(HASH_START, common, sizeof common);
     if (!s->mixed) return h;
     for (int k = 0; k < s->mixed->num_sources; k++)
         h = hash_bytes(h, &s->mixed->sources[k].used, sizeof s->mixed->sources[k].used);
-    return hash_bytes(h, s->mixed->mixture->source, (size_t)s->mixed->mixture->period);
+    return hash_bytes(h, s->mixed->mixture->source, (size_t)s->mixed->mixture->cycle);
 }
 
 /* Steps that fit into the last `samples` samples of an epoch. */
@@ -55,8 +55,7 @@ static int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_
 /* Returns how many samples of its epoch come before step `step` (counted from 0), and sets the epoch. After a resume,
  * the first epoch continues with the samples that are left of it. */
 static int64_t sampler_position(const Sampler *s, int64_t step, int64_t *epoch) {
-    int64_t global_batch = sampler_global_batch(s);
-    int64_t since_start = step - s->start_step;
+    int64_t global_batch = sampler_global_batch(s), since_start = step - s->start_step;
     if (s->mixed) {
         *epoch = s->start_epoch;
         return s->start_sample + since_start * global_batch;
@@ -114,13 +113,13 @@ static int sampler_may_repeat(const Sampler *s, int64_t step) {
     return ends_epoch;
 }
 
-/* Sample b of this rank's micro-batch m in a step, as a number in the data set. The micro-batches of all ranks are
+/* Sample b of this rank's micro-batch in a step, as a number in the data set. The micro-batches of all ranks are
  * numbered by j: number j takes samples [j·B, (j + 1)·B) of the step. Neighbors are summed first: j runs over the shard
  * ranks, then the micro-batches of a rank, then the replicas; with --accumulate local over the micro-batches of a rank,
  * then the shard ranks, then the replicas. */
-static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
-    int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
-    if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
+static int64_t sampler_sample(const Sampler *s, int64_t step, int micro_batch, int b) {
+    int64_t j = ((int64_t)s->replica * s->micro_batches + micro_batch) * s->shards + s->shard;
+    if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->micro_batches + micro_batch;
     int64_t epoch, position = sampler_position(s, step, &epoch) + j * s->B + b;
     int64_t window = position / s->pieces, piece = position % s->pieces, windows = s->samples / s->pieces;
     if (s->mixed) window = mixture_window(s, window);
@@ -135,12 +134,12 @@ enum { LOADER_DEPTH = 2 /* steps in memory */, LOADER_WORKERS = 4, LOADER_MAX_WO
 
 /* One step's samples of this rank. */
 typedef struct {
-    int32_t *inputs, *targets; // (accumulation, B, T / cp)
-    int32_t *docs;             // (accumulation, B, T) document of each token in its window; NULL without --doc-mask
-    int32_t *own_docs;         // (accumulation, B, T / cp) the same for this rank's tokens; is `docs` if cp = 1
-    int64_t *windows;          // (accumulation, B) which windows these are
+    int32_t *inputs, *targets; // (micro_batches, B, T / cp)
+    int32_t *docs;             // (micro_batches, B, T) document of each token in its sample; NULL without --doc-mask
+    int32_t *own_docs;         // (micro_batches, B, T / cp) the same for this rank's tokens; is `docs` if cp = 1
+    int64_t *samples;          // (micro_batches, B) their numbers in the data set
     int64_t num_targets;       // positions whose target is not ignored
-    uint64_t samples_hash;     // hash of the windows, their tokens and their positions
+    uint64_t samples_hash;     // hash of their numbers, tokens and places in the batch
     int64_t unread;            // samples that no worker has finished yet
     int64_t bad;               // the first sample that cannot be trained on; valid when `error` is not empty
     char error[1024];
@@ -149,7 +148,7 @@ typedef struct {
 
 typedef struct {
     struct Loader *loader;
-    char *raw; // (window_bytes) the worker's scratch space
+    char *raw; // (sample_bytes) the worker's scratch space
     pthread_t thread;
 } LoaderWorker;
 
@@ -163,17 +162,17 @@ typedef struct {
     int cores;                    // cores of this rank
 } LoaderOptions;
 
-/* Scratch space of a worker: the file's bytes of a window and, with context parallelism, all its inputs and targets
+/* Scratch space of a worker: the file's bytes of a sample and, with context parallelism, all its inputs and targets
  * (2, T). */
 static size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
-static size_t window_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * T : 0); }
+static size_t sample_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * T : 0); }
 
 typedef struct Loader {
     const Dataset *data;
     Sampler sampler;
     LoaderOptions options;
     StepBatch ring[LOADER_DEPTH];
-    int64_t samples;            // this rank's samples per step: accumulation × B
+    int64_t samples;            // this rank's samples per step: micro_batches × B
     int64_t steps;              // how many are read; the counters below start at the first
     int64_t claimed;            // samples that workers have taken
     int64_t produced, consumed; // steps read completely; steps released by the training loop
@@ -186,28 +185,29 @@ typedef struct Loader {
     double read_seconds;                     // of all workers together
 } Loader;
 
-/* Claims the next sample and waits until its step has a buffer. -1: all samples are claimed, or the loader closes. */
+/* Claims the next of this rank's samples and waits until its step has a buffer. Returns how many were claimed before;
+ * -1: all are claimed, or the loader closes. */
 static int64_t loader_claim(Loader *l) {
     pthread_mutex_lock(&l->lock);
     int64_t end = l->steps * l->samples;
     while (!l->stop && l->claimed < end && l->claimed / l->samples >= l->consumed + LOADER_DEPTH)
         pthread_cond_wait(&l->room, &l->lock);
-    int64_t sample = l->stop || l->claimed >= end ? -1 : l->claimed++;
-    if (sample >= 0 && sample % l->samples == 0) {
-        StepBatch *batch = &l->ring[sample / l->samples % LOADER_DEPTH];
+    int64_t claim = l->stop || l->claimed >= end ? -1 : l->claimed++;
+    if (claim >= 0 && claim % l->samples == 0) {
+        StepBatch *batch = &l->ring[claim / l->samples % LOADER_DEPTH];
         batch->num_targets = 0;
         batch->samples_hash = 0;
         batch->unread = l->samples;
         batch->error[0] = 0;
     }
     pthread_mutex_unlock(&l->lock);
-    return sample;
+    return claim;
 }
 
-/* Reads window `window` to position i of the batch, of context-parallel rank cp_rank, and adds it to the batch's
- * samples_hash. Returns the number of targets, or -1 and a message in `error`. */
-static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batch, int64_t i, int64_t window,
-                       char *raw /* (window_bytes) */, char *error /* as batch->error */) {
+/* Reads a sample of the data set to place i of the batch, of which context-parallel rank cp_rank gets its tokens, and
+ * adds it to the batch's samples_hash. Returns the number of targets, or -1 and a message in `error`. */
+static int read_sample(const Dataset *data, int cp, int cp_rank, StepBatch *batch, int64_t i, int64_t sample,
+                       char *raw /* (sample_bytes) */, char *error /* as batch->error */) {
     int T = data->T, own = T / cp;
     int32_t *inputs = batch->inputs + i * own, *targets = batch->targets + i * own;
     int32_t *all_inputs = inputs, *all_targets = targets;
@@ -216,8 +216,8 @@ static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batc
         all_targets = all_inputs + T;
     }
     int32_t *docs = batch->docs ? batch->docs + i * T : NULL;
-    int num_targets = dataset_sample(data, window, all_inputs, all_targets, docs, raw, error, sizeof batch->error);
-    uint64_t h = hash_bytes(mix64((uint64_t)i + 1) ^ (uint64_t)window, all_inputs, sizeof(int32_t) * (size_t)T);
+    int num_targets = dataset_sample(data, sample, all_inputs, all_targets, docs, raw, error, sizeof batch->error);
+    uint64_t h = hash_bytes(mix64((uint64_t)i + 1) ^ (uint64_t)sample, all_inputs, sizeof(int32_t) * (size_t)T);
     __atomic_fetch_add(&batch->samples_hash, mix64(h), __ATOMIC_RELAXED); // a sum: workers may read in any order
     if (cp == 1) return num_targets;
     if (docs) cp_select_halves(batch->own_docs + i * own, docs, T, cp, cp_rank);
@@ -228,14 +228,14 @@ static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batc
 
 /* Reads a claimed sample. Workers may complete steps in any order, but the loader hands them out in sequence. A bad
  * sample does not stop its step from being read, so that the error always names the first bad sample of the step. */
-static void loader_read(Loader *l, int64_t sample, char *raw) {
-    int64_t step = sample / l->samples, i = sample % l->samples;
+static void loader_read(Loader *l, int64_t claim, char *raw) {
+    int64_t step = claim / l->samples, i = claim % l->samples;
     int B = l->sampler.B;
     StepBatch *batch = &l->ring[step % LOADER_DEPTH];
     char error[sizeof batch->error] = "";
     double start = seconds_now();
-    int64_t window = sampler_window(&l->sampler, l->options.first_step + step, (int)(i / B), (int)(i % B));
-    int num_targets = read_window(l->data, l->options.cp, l->options.cp_rank, batch, i, window, raw, error);
+    int64_t sample = sampler_sample(&l->sampler, l->options.first_step + step, (int)(i / B), (int)(i % B));
+    int num_targets = read_sample(l->data, l->options.cp, l->options.cp_rank, batch, i, sample, raw, error);
     double seconds = seconds_now() - start;
 
     pthread_mutex_lock(&l->lock);
@@ -244,7 +244,7 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
         batch->bad = i;
         memcpy(batch->error, error, sizeof error);
     }
-    batch->windows[i] = window;
+    batch->samples[i] = sample;
     batch->num_targets += num_targets;
     batch->unread--;
     int64_t produced_before = l->produced;
@@ -257,9 +257,9 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
 static void *loader_worker(void *arg) {
     LoaderWorker *w = (LoaderWorker *)arg;
     for (;;) {
-        int64_t sample = loader_claim(w->loader);
-        if (sample < 0) return NULL;
-        loader_read(w->loader, sample, w->raw);
+        int64_t claim = loader_claim(w->loader);
+        if (claim < 0) return NULL;
+        loader_read(w->loader, claim, w->raw);
     }
 }
 
@@ -280,11 +280,11 @@ static void loader_allocate(Loader *l, Device *dev) {
     const LoaderOptions *o = &l->options;
     for (int i = 0; i < LOADER_DEPTH; i++) {
         step_batch_open(&l->ring[i], dev, l->samples, o->T, o->cp, o->document_ids);
-        l->ring[i].windows = arena_array(int64_t, dev, MEM_HOST, "sample numbers", l->samples);
+        l->ring[i].samples = arena_array(int64_t, dev, MEM_HOST, "sample numbers", l->samples);
     }
     for (int i = 0; i < (o->workers ? o->workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;
-        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(o->T, o->cp));
+        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", sample_bytes(o->T, o->cp));
     }
 }
 
@@ -294,7 +294,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     l->data = data;
     l->sampler = *sampler;
     l->options = *o;
-    l->samples = (int64_t)sampler->accumulation * sampler->B;
+    l->samples = (int64_t)sampler->micro_batches * sampler->B;
     l->steps = o->end_step - o->first_step;
     l->num_workers = o->workers ? o->workers : (int)max_i64(1, min_i64(LOADER_WORKERS, o->cores));
     l->opened_at = seconds_now();

@@ -14,7 +14,7 @@
 // configuration
 
 /* How the model's own weights are kept. With LoRA (Hu et al. 2021) they are frozen, and each adapted matrix W (out, in)
- * gets two small trained ones, A (rank, in) and B (out, rank): y = W x + alpha / rank · B A x. */
+ * gets two small trained ones, A (r, in) and B (out, r): y = W x + alpha / r · B A x. */
 typedef enum {
     BASE_TRAINED,
     BASE_FROZEN,  // in the compute dtype
@@ -228,7 +228,7 @@ typedef struct {
     int unit;                       // index into units
     int index;                      // among the whole model's tensors; a tied copy has the embedding's
     int is_tied_copy;               // the head's copy of the embedding: neither saved nor counted
-    int is_frozen;                  // has a gradient, but is not updated in this stage of a recipe
+    int is_frozen;                  // has a gradient, but is not updated in this period of a recipe
     int64_t rows, cols;             // this rank's part of it
     int64_t first_row, first_col;   // where the part begins in the whole tensor
     int64_t whole_rows, whole_cols; // of the whole tensor

@@ -1,9 +1,9 @@
 /* lora.h: linear layers with LoRA adapters (Hu et al. 2021), and their frozen weights in int8.
  *
  * A linear layer computes y = x W^T from x (N, IC) and W (OC, IC). An adapter leaves W frozen and trains two small
- * matrices, A (rank, IC) and B (OC, rank): y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one
- * matmul (Q, K and V; gate and up) have an adapter each. Without adapters each function is the matmul alone. In the
- * comments on parameters, "=" after a shape means that the call overwrites the tensor.
+ * matrices, A (r, IC) and B (OC, r): y = x W^T + alpha / r · (x A^T) B^T. Matrices that are fused into one matmul (Q, K
+ * and V; gate and up) have an adapter each. Without adapters each function is the matmul alone. In the comments on
+ * parameters, "=" after a shape means that the call overwrites the tensor.
  */
 #ifndef LORA_H
 #define LORA_H
@@ -12,8 +12,8 @@
 #include "llama3.h"       // defines: Llama3Config, adapter_scale, TensorTable, Unit
 
 typedef struct {
-    const floatX *a;     // (rank, IC)
-    const floatX *b;     // (outputs, rank)
+    const floatX *a;     // (r, IC)
+    const floatX *b;     // (outputs, r)
     float *d_a, *d_b;    // gradients of a and b; NULL in forward
     int column, outputs; // the adapter adds to columns [column, column + outputs) of the layer's output (N, OC)
     int target;          // index in lora_targets (llama3.h), and in the first dimension of Lora.d_hidden
@@ -32,28 +32,28 @@ typedef struct {
 
 typedef struct {
     Device *dev;
-    int rank;         // 0: there are no adapters
-    float scale;      // alpha / rank
-    floatX *hidden;   // (N, rank) scale · x A^T
-    floatX *d_hidden; // (LORA_TARGETS, N, rank) gradient of each adapter's x A^T; NULL when not training
+    int r;            // --lora-rank, called r by the paper and by PEFT; 0: there are no adapters
+    float scale;      // alpha / r
+    floatX *hidden;   // (N, r) scale · x A^T
+    floatX *d_hidden; // (LORA_TARGETS, N, r) gradient of each adapter's x A^T; NULL when not training
 } Lora;
 
 /* Allocates for micro-batches of up to N tokens. */
 static void lora_open(Lora *lora, Device *dev, const Llama3Config *c, int64_t N, int training) {
     memset(lora, 0, sizeof *lora);
     lora->dev = dev;
-    lora->rank = c->lora_rank;
-    if (!lora->rank) return;
+    lora->r = c->lora_rank;
+    if (!lora->r) return;
     lora->scale = adapter_scale(c);
-    lora->hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "LoRA hidden", N * lora->rank);
+    lora->hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "LoRA hidden", N * lora->r);
     if (!training) return;
-    lora->d_hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "d LoRA hidden", LORA_TARGETS * N * lora->rank);
+    lora->d_hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "d LoRA hidden", LORA_TARGETS * N * lora->r);
 }
 
 /* lora->hidden = scale · x A^T. */
 static void lora_hidden_forward(const Lora *lora, const Adapter *adapter, const floatX *x, int N, int IC) {
-    linear_forward(lora->dev, lora->hidden, x, adapter->a, N, IC, lora->rank);
-    scale(lora->dev, lora->hidden, lora->scale, (int64_t)N * lora->rank);
+    linear_forward(lora->dev, lora->hidden, x, adapter->a, N, IC, lora->r);
+    scale(lora->dev, lora->hidden, lora->scale, (int64_t)N * lora->r);
 }
 
 static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, const floatX *x /* (N,IC) */,
@@ -62,14 +62,14 @@ static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, cons
     for (int i = 0; i < layer->num_adapters; i++) {
         const Adapter *adapter = &layer->adapters[i];
         lora_hidden_forward(lora, adapter, x, N, layer->IC);
-        linear_forward_add(lora->dev, y + adapter->column, layer->OC, lora->hidden, adapter->b, N, lora->rank,
+        linear_forward_add(lora->dev, y + adapter->column, layer->OC, lora->hidden, adapter->b, N, lora->r,
                            adapter->outputs);
     }
 }
 
-/* The buffer (N, rank) for the gradient of an adapter's x A^T. */
+/* The buffer (N, r) for the gradient of an adapter's x A^T. */
 static floatX *adapter_d_hidden(const Lora *lora, const Adapter *adapter, int N) {
-    return lora->d_hidden + (int64_t)adapter->target * N * lora->rank;
+    return lora->d_hidden + (int64_t)adapter->target * N * lora->r;
 }
 
 /* dx = the gradient of the layer's input; NULL: not needed. Also computes d_hidden for lora_linear_backward_weight. */
@@ -81,26 +81,26 @@ static void lora_linear_backward_input(const Lora *lora, floatX *dx /* (N,IC) = 
         const Adapter *adapter = &layer->adapters[i];
         const floatX *dy_columns = dy + adapter->column; // (N, outputs), rows OC apart
         floatX *d_hidden = adapter_d_hidden(lora, adapter, N);
-        linear_backward_input(dev, d_hidden, dy_columns, layer->OC, adapter->b, N, lora->rank, adapter->outputs);
-        scale(dev, d_hidden, lora->scale, (int64_t)N * lora->rank);
-        if (dx) linear_backward_input_add(dev, dx, d_hidden, adapter->a, N, layer->IC, lora->rank);
+        linear_backward_input(dev, d_hidden, dy_columns, layer->OC, adapter->b, N, lora->r, adapter->outputs);
+        scale(dev, d_hidden, lora->scale, (int64_t)N * lora->r);
+        if (dx) linear_backward_input_add(dev, dx, d_hidden, adapter->a, N, layer->IC, lora->r);
     }
 }
 
-/* The gradients of the layer's weights. lora->hidden is recomputed: to keep it would take N · rank elements for every
+/* The gradients of the layer's weights. lora->hidden is recomputed: to keep it would take N · r elements for every
  * adapter. */
 static void lora_linear_backward_weight(const Lora *lora, const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */,
                                         const Linear *layer, int N) {
     Device *dev = lora->dev;
-    int rank = lora->rank, accumulates = layer->accumulates;
+    int r = lora->r, accumulates = layer->accumulates;
     if (layer->d_w) linear_backward_weight(dev, layer->d_w, dy, layer->OC, x, N, layer->IC, layer->OC, accumulates);
     for (int i = 0; i < layer->num_adapters; i++) {
         const Adapter *adapter = &layer->adapters[i];
         const floatX *dy_columns = dy + adapter->column;
         lora_hidden_forward(lora, adapter, x, N, layer->IC);
-        linear_backward_weight(dev, adapter->d_b, dy_columns, layer->OC, lora->hidden, N, rank, adapter->outputs,
+        linear_backward_weight(dev, adapter->d_b, dy_columns, layer->OC, lora->hidden, N, r, adapter->outputs,
                                accumulates);
-        linear_backward_weight(dev, adapter->d_a, adapter_d_hidden(lora, adapter, N), rank, x, N, layer->IC, rank,
+        linear_backward_weight(dev, adapter->d_a, adapter_d_hidden(lora, adapter, N), r, x, N, layer->IC, r,
                                accumulates);
     }
 }

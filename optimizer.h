@@ -300,7 +300,7 @@ static void update_units(Optimizer *o, int first, int end, UpdatePass pass, cons
     for (int i = first; i < end; i++) {
         const FsdpUnit *u = &fsdp->units[i];
         if (u->table_unit->frozen) continue;
-        device_pace(fsdp->dev);
+        device_pace(fsdp->dev); // limits how far the host runs ahead of the GPU
         if (u != fetched) fetch_state(o, u);
         if (i + 1 < end) {
             fetched = u + 1;
@@ -318,7 +318,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
     Fsdp *fsdp = o->fsdp;
     Device *dev = fsdp->dev;
     const Update how = {a, grad_scale, step};
-    if (o->offloaded) device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
+    if (o->offloaded) device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE); // it has written the gradients
     for (int first = 0, end; first < fsdp->table->num_units; first = end) {
         end = muon_group_end(&o->muon, first);
         if (muon_has(&o->muon, first)) {
@@ -331,7 +331,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
     }
     /* The next step's all-gathers read what was written here. */
     device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);
-    if (o->offloaded) device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);
+    if (o->offloaded) device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE); // later ops read what was stored
 }
 
 #endif

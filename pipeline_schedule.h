@@ -85,10 +85,8 @@ static inline void order_steps(Schedule *s) {
     int forwards = s->micro_batches * s->virtual_stages, warm_up = warm_up_forwards(s);
     for (int forward = 0, backward = 0; backward < forwards; s->num_steps++) {
         int is_forward = forward < forwards && forward - backward <= warm_up;
-        s->steps[s->num_steps] =
-            is_forward ? pipeline_step(s, PIPE_FORWARD, forward) : pipeline_step(s, PIPE_BACKWARD, backward);
-        forward += is_forward;
-        backward += !is_forward;
+        if (is_forward) s->steps[s->num_steps] = pipeline_step(s, PIPE_FORWARD, forward++);
+        else s->steps[s->num_steps] = pipeline_step(s, PIPE_BACKWARD, backward++);
     }
 }
 
@@ -108,10 +106,9 @@ static void schedule_steps(Schedule *s, int pp, int pp_rank, int virtual_stages,
         alive[step.stage] += step.kind == PIPE_FORWARD ? 1 : -1;
         s->activation_sets[step.stage] = (int)max_i64(alive[step.stage], s->activation_sets[step.stage]);
     }
-    for (int i = 0; i < s->num_steps; i++) { // sets are freed in the order in which they were filled
-        PipelineStep *step = &s->steps[i];
+    // sets are freed in the order in which they were filled
+    for (PipelineStep *step = s->steps; step < s->steps + s->num_steps; step++)
         step->activation_set = step->micro_batch % s->activation_sets[step->stage];
-    }
     free(alive);
 }
 
@@ -153,31 +150,36 @@ static void schedule_simulate(const Schedule *s, int *ends, int *arrivals) {
     free(ended);
 }
 
+typedef struct {
+    int sent, sender; // when it is sent, in simulated time, and by which pipeline rank
+    int step;         // of the receiver: the step whose input it is
+} TimedMessage;
+
+/* All messages of the pipeline have one order: by the time at which they are sent; at equal times, by the sender. */
 static int by_time(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
+    const TimedMessage *x = (const TimedMessage *)a, *y = (const TimedMessage *)b;
+    return x->sent != y->sent ? x->sent - y->sent : x->sender - y->sender;
 }
 
-/* Decides when each receive is started, and into which buffer. All messages of the pipeline have one order: by the
- * simulated time at which they are sent; at equal times, by the rank of the sender. Every rank starts its sends and
- * receives in this order, so no two ranks wait for each other, even if each rank's messages run one at a time. */
+/* Decides when each receive is started, and into which buffer. Every rank starts its sends and receives in the order of
+ * all messages, so no two ranks wait for each other, even if each rank's messages run one at a time. */
 static void schedule_receives(Schedule *s) {
     int *ends = new_array(int, s->num_steps);
     int *arrivals = new_array(int, s->num_steps);
-    int64_t *order = new_array(int64_t, s->num_steps); // (time sent, sender, step) in one number
+    TimedMessage *inputs = new_array(TimedMessage, s->num_steps); // (num_receives) that other ranks send to this one
     int started[2] = {0, 0}, used[2] = {0, 0}, numbered[2] = {0, 0}, next = 0; // by kind of step
     s->receives = new_array(int, s->num_steps);
     schedule_simulate(s, ends, arrivals);
     for (int i = 0; i < s->num_steps; i++) {
-        int from = pipeline_source(s, &s->steps[i]);
-        if (from >= 0) order[s->num_receives++] = ((int64_t)arrivals[i] * s->pp + from) * s->num_steps + i;
+        const TimedMessage input = {arrivals[i], pipeline_source(s, &s->steps[i]), i};
+        if (input.sender >= 0) inputs[s->num_receives++] = input;
     }
-    qsort(order, (size_t)s->num_receives, sizeof *order, by_time);
+    qsort(inputs, (size_t)s->num_receives, sizeof *inputs, by_time);
     for (int i = 0; i < s->num_steps; i++) {
         PipelineStep *step = &s->steps[i];
-        int64_t sends = ((int64_t)ends[i] * s->pp + s->pp_rank) * s->num_steps; // this step's output in that order
-        for (; next < s->num_receives && order[next] < sends; next++) {
-            s->receives[next] = (int)(order[next] % s->num_steps);
+        const TimedMessage output = {ends[i], s->pp_rank, -1}; // it is sent after the receives that come before it
+        for (; next < s->num_receives && by_time(&inputs[next], &output) < 0; next++) {
+            s->receives[next] = inputs[next].step;
             PipelineStepKind kind = s->steps[s->receives[next]].kind;
             started[kind]++;
             s->receive_buffers[kind] = (int)max_i64(s->receive_buffers[kind], started[kind] - used[kind]);
@@ -185,15 +187,13 @@ static void schedule_receives(Schedule *s) {
         step->receives_started = next;
         used[step->kind] += pipeline_source(s, step) >= 0;
     }
-    for (int i = 0; i < s->num_steps; i++) { // inputs of one kind are used in the order in which they are received
-        PipelineStep *step = &s->steps[i];
-        if (pipeline_source(s, step) < 0) continue;
-        step->receive_buffer = numbered[step->kind] % s->receive_buffers[step->kind];
-        numbered[step->kind]++;
-    }
+    // inputs of one kind are used in the order in which they are received
+    for (PipelineStep *step = s->steps; step < s->steps + s->num_steps; step++)
+        if (pipeline_source(s, step) >= 0)
+            step->receive_buffer = numbered[step->kind]++ % s->receive_buffers[step->kind];
     free(ends);
     free(arrivals);
-    free(order);
+    free(inputs);
 }
 
 /* The schedule of one rank. With several virtual stages, micro_batches must be a multiple of pp; job.h checks it. */

@@ -12,7 +12,7 @@ typedef struct {
     Fsdp *fsdp;
     float *tp_buffer;         // (n) gradients of this rank, then (tp, n) those of all tp ranks; NULL: not needed
     float *tied_buffer;       // (2, state_count) the tied weight's gradient: received, then sent; NULL: not needed
-    Request tied_requests[2]; // one sends, one receives
+    Request tied_requests[2]; // of the tied gradient: a send and a receive, in the order in which they start
 } SharedGradients;
 
 // ---------------------------------------------------------------------------
@@ -78,13 +78,12 @@ static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
     int is_first_stage = t->embed >= 0, peer = is_first_stage ? t->part.pp - 1 : 0;
     float *received = s->tied_buffer, *sent = received + u->state_count;
     device_copy(fsdp->dev, sent, u->grad, sizeof(float) * u->state_count);
-    for (int i = 0; i < 2; i++) { // the last stage receives first: over NCCL two sends would wait for each other
-        int sends = i == !is_first_stage;
-        Request *r = &s->tied_requests[i];
-        size_t n = u->state_count;
-        if (sends) send_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
-        else receive_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", received, n, DTYPE_F32);
-    }
+    Request *send = &s->tied_requests[is_first_stage ? 0 : 1], *receive = &s->tied_requests[is_first_stage ? 1 : 0];
+    size_t n = u->state_count;
+    // The last stage receives first: over NCCL, two ranks that both send first would wait for each other.
+    if (is_first_stage) send_start(fsdp->comm, send, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
+    receive_start(fsdp->comm, receive, AXIS_PP, peer, "gradient of the tied weight", received, n, DTYPE_F32);
+    if (!is_first_stage) send_start(fsdp->comm, send, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
     for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &s->tied_requests[i]);
 }
 

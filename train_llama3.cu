@@ -19,7 +19,7 @@
 #include "context_parallel.h"        // defines: ContextParallel, KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
 #include "pipeline_parallel.h"       // defines: Schedule, its PipelineSteps (a forward or backward each), Pipeline
 #include "lora.h"                    // defines: Linear (a layer's weights, adapters and gradients), Adapter, Lora
-#include "dataloader.h"              // defines: Dataset, Loader, StepBatch, loader_next, read_window
+#include "dataloader.h"              // defines: Dataset, Loader, StepBatch, loader_next, read_sample
 #include "run/setup/options.h"       // defines: Options, RunSettings, RECOMPUTE_NONE, …, options_parse
 #include "run/setup/job.h"           // defines: Job, job_open: everything that is checked before ranks start
 #include "run/setup/agreement.h"     // defines: check_agreement, check_shared_out
@@ -33,7 +33,7 @@
 #include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
 #include "run/checks/mfu.h"                   // defines: matmul_rate
 #include "run/watch/logger.h"                 // defines: StepStats (a step as its line of metrics has it), Logger
-#include "run/watch/banner.h"                 // defines: print_banner, print_stage; includes run/checks/layout.h
+#include "run/watch/banner.h"                 // defines: print_banner, print_period; includes run/checks/layout.h
 #include "run/watch/trace.h"                  // defines: trace_write, trace_as_one_event
 #include "run/setup/launch.h"                 // defines: process_begin, help_or_version, process_connect, launch
 
@@ -708,13 +708,13 @@ typedef struct {
     int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
 } Parallel;
 
-/* What a stage of a recipe hands to the next one. */
+/* What a period of a recipe hands to the next one. */
 typedef struct {
     StateArenas state; // weights and moments
     Progress progress;
     int save_signals_seen, noted_lost_lines;
     int64_t saved; // step of a checkpoint that no line of metrics.jsonl has named yet; 0: none
-} StageResult;
+} PeriodResult;
 
 typedef struct Trainer {
     const Job *job;                // options, configuration and data, which all ranks of a process share
@@ -729,13 +729,13 @@ typedef struct Trainer {
     Progress progress;    // steps, samples, updates and skipped updates so far
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
-    StepReports reports;           // buffers for the ranks' StepReports, and for sums of losses and gradients
-    int64_t saved_by_stage_before; // StageResult.saved of the recipe's stage before this one
-    int is_checked;                // traffic and memory of a step were compared with those of the dry run
+    StepReports reports;              // buffers for the ranks' StepReports, and for sums of losses and gradients
+    int64_t saved_by_previous_period; // PeriodResult.saved of the recipe's period before this one
+    int is_checked;                   // traffic and memory of a step were compared with those of the dry run
 
     // evaluation
     StepBatch eval_batch; // one micro-batch
-    char *eval_raw;       // (window_bytes) scratch space for reading a window
+    char *eval_raw;       // (sample_bytes) scratch space for reading a sample
 
     double load_seconds; // from the start of loading to the moment when all ranks had their weights
 } Trainer;
@@ -752,7 +752,7 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
     StepReports *r = &trainer->reports;
     if (r->samples)
-        all_gather_start(&p->comm, &r->samples_gather, AXIS_WORLD, "samples", batch->windows, r->samples,
+        all_gather_start(&p->comm, &r->samples_gather, AXIS_WORLD, "samples", batch->samples, r->samples,
                          sizeof(int64_t) * r->samples_of_rank, DTYPE_BYTE);
     return batch;
 }
@@ -774,7 +774,7 @@ static StepReport own_report(Trainer *trainer, const StepBatch *batch) {
 /* Updates this rank's shards with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     const RunSettings *run = &trainer->job->run;
-    s->lr = learning_rate_at(&trainer->job->stage->rate, step); // of this stage of the recipe
+    s->lr = learning_rate_at(&trainer->job->period->rate, step); // of this period of the recipe
     judge_outliers(&trainer->progress.outliers, run->outlier_window, s);
     if (s->skipped) { // loss or gradient norm is not finite
         report_skip(&trainer->reports, &trainer->job->table, &trainer->progress, step, s);
@@ -832,11 +832,11 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
     exchange_reports(&trainer->reports, &p->fsdp, &mine, whole.start); // with this rank's part of the gradient norm
-    int64_t first_window = p->dev.dry_run ? 0 : batch->windows[0];     // the sample that an error message names
+    int64_t first_sample = p->dev.dry_run ? 0 : batch->samples[0];     // an error message names it
     loader_release(&trainer->loader, &p->dev);
     StepStats s = sum_reports(&trainer->reports);
     s.z_loss = mean_z_loss(&trainer->reports, s.targets);
-    check_reports(&trainer->reports, &trainer->loader.sampler, step, first_window);
+    check_reports(&trainer->reports, &trainer->loader.sampler, step, first_sample);
     update_weights(trainer, step, &s);
     step_end(trainer, step, whole, &s);
     return s;
@@ -851,7 +851,7 @@ typedef struct {
     double bits_per_byte; // of their text; NAN: the files do not say how many bytes it has
 } Evaluation;
 
-/* Reads a micro-batch of windows, from `first` on; those past the end of the data have no targets. Returns the number
+/* Reads a micro-batch of samples, from `first` on; those past the end of the data have no targets. Returns the number
  * of targets. */
 static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t first) {
     const ContextParallel *cp = &trainer->parallel.cp;
@@ -860,21 +860,21 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
     int64_t num_targets = 0;
     device_synchronize_event(batch->fed);
     for (int b = 0; b < m->B; b++) {
-        int n = read_window(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
+        int n = read_sample(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
         if (n < 0) user_error("%s", batch->error);
         num_targets += n;
     }
     return num_targets;
 }
 
-/* The loss on the first `max_batches` micro-batches of every rank; 0: on all windows. Every target counts once,
- * whatever the number of ranks. For some of the windows, bits per byte take a target's text to be as long as it is on
+/* The loss on the first `max_batches` micro-batches of every rank; 0: on all samples. Every target counts once,
+ * whatever the number of ranks. For some of the samples, bits per byte take a target's text to be as long as it is on
  * average in the files. */
 static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches) {
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
     int B = m->B, counts = mesh_counts_samples(&p->mesh, p->rank);
-    int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = (data->windows + round - 1) / round;
+    int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = blocks_of(dataset_samples(data), round);
     StepReport mine = ZERO; // only its loss and targets are used
     ExactSum sum = ZERO;
     if (p->dev.dry_run) batches = 1;
@@ -1087,7 +1087,7 @@ static void checkpoints_open(Trainer *trainer) {
     checkpoint_writer_allocate(w);
 }
 
-/* The data loader begins where the stage begins, or where the checkpoint ended. */
+/* The data loader begins where the period begins, or where the checkpoint ended. */
 static void data_open(Trainer *trainer) {
     const Job *j = trainer->job;
     const RunSettings *run = &j->run;
@@ -1101,7 +1101,7 @@ static void data_open(Trainer *trainer) {
     options.cp = mesh->size[AXIS_CP];
     options.cp_rank = mesh_coordinate(mesh, trainer->parallel.rank, AXIS_CP);
     options.first_step = j->start.step;
-    options.end_step = stage_end_step(j);
+    options.end_step = period_end_step(j);
     options.workers = run->workers;
     options.cores = j->cores_per_rank;
     loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
@@ -1134,7 +1134,7 @@ static void trainer_allocate(Trainer *trainer) {
     }
     int cp = j->mesh.size[AXIS_CP];
     step_batch_open(&trainer->eval_batch, dev, run->batch, run->seq, cp, run->doc_mask);
-    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(run->seq, cp));
+    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", sample_bytes(run->seq, cp));
     checkpoints_open(trainer);
     if (!m->training) return;
     if (run->out || run->outlier_window) step_reports_name_samples(&trainer->reports, (int64_t)run->accum * run->batch);
@@ -1181,7 +1181,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
                       j->config.tied && (j->mesh.size[AXIS_PP] > 1 || run->deterministic)};
     schedule_open(&p->pipeline.schedule, part.pp, part.pp_rank, part.virtual_stages, run->accum);
     table_open(&m->table, &j->config, run->wrap_size, &part);
-    table_freeze(&m->table, &j->recipe, j->stage);
+    table_freeze(&m->table, &j->recipe, j->period);
     m->config = config_of_part(&j->config, &part);
     m->whole_config = &j->config;
     m->settings = settings;
@@ -1193,8 +1193,8 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->cp = &p->cp;
 }
 
-/* Takes over what the stage before has left. */
-static void trainer_continue(Trainer *trainer, const StageResult *before) {
+/* Takes over what the period before has left. */
+static void trainer_continue(Trainer *trainer, const PeriodResult *before) {
     fsdp_refresh_copies(&trainer->parallel.fsdp);
     trainer->progress.updates = before->progress.updates;
     trainer->progress.skips = before->progress.skips;
@@ -1203,12 +1203,12 @@ static void trainer_continue(Trainer *trainer, const StageResult *before) {
     trainer->progress.outliers = before->progress.outliers;
     trainer->reports.save_signals_seen = before->save_signals_seen;
     trainer->noted_lost_lines = before->noted_lost_lines;
-    trainer->saved_by_stage_before = before->saved;
+    trainer->saved_by_previous_period = before->saved;
 }
 
-/* Ends a stage, but for what the next one continues with. */
-static StageResult trainer_end_stage(Trainer *trainer) {
-    StageResult result = ZERO;
+/* Ends a period, but for what the next one continues with. */
+static PeriodResult trainer_end_period(Trainer *trainer) {
+    PeriodResult result = ZERO;
     device_synchronize_all(&trainer->parallel.dev);
     result.state = device_take_state(&trainer->parallel.dev);
     result.progress = trainer->progress;
@@ -1219,9 +1219,9 @@ static StageResult trainer_end_stage(Trainer *trainer) {
     return result;
 }
 
-/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. `before`: the stage
+/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. `before`: the period
  * whose weights and moments it continues with; NULL: none. */
-static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank, const StageResult *before) {
+static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank, const PeriodResult *before) {
     const RunSettings *run = &j->run;
     Parallel *p = &trainer->parallel;
     trainer_bind(trainer, j, rank);
@@ -1321,7 +1321,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommRecorder 
     dry_run_once(trainer, j, rank, 0, recorder);
     if (!j->run.trace || recorder) return;
     int64_t per_step = trainer->parallel.dev.rec.num_events + 4; // a validation, a replica check and a save
-    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->stage->steps);
+    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->period->steps);
     trainer_close(trainer);
     dry_run_once(trainer, j, rank, j->purpose.plans ? per_step : of_run, NULL);
 }
@@ -1364,7 +1364,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     const RunSettings *run = &trainer->job->run;
     int64_t events = trainer->parallel.dev.rec.num_events;
     double start = seconds_now();
-    if (!trainer->job->val.num_files || !is_due(step, run->val_every, stage_end_step(trainer->job))) return;
+    if (!trainer->job->val.num_files || !is_due(step, run->val_every, period_end_step(trainer->job))) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, run->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
@@ -1380,7 +1380,7 @@ static void after_step(Trainer *trainer, StepStats *s, int has_updated, double f
     int64_t step = trainer->progress.step;
     s->matmul_share = *rate > 0 ? flops / s->seconds / *rate : 0;
     s->mfu = job_mfu(trainer->job, s->seconds);
-    if (step == trainer->job->start.step + 1) *rate = matmul_rate(&trainer->parallel.dev); // of the run, or of a stage
+    if (step == trainer->job->start.step + 1) *rate = matmul_rate(&trainer->parallel.dev); // of the run, or of a period
     if (!trainer->is_checked && has_updated) check_first_step(trainer);
     if (trainer->parallel.rank == 0) {
         logger_step(&trainer->logger, step, s, trainer->reports.figures);
@@ -1398,11 +1398,11 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
     const RunSettings *run = &trainer->job->run;
     trace_write(&trainer->parallel.comm, run->trace);
     if (trainer->parallel.rank) return;
-    if (traced == stage_end_step(trainer->job)) printf("timeline of all steps: %s\n", run->trace);
+    if (traced == period_end_step(trainer->job)) printf("timeline of all steps: %s\n", run->trace);
     else
         printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
                " events per rank)\n",
-               traced, stage_end_step(trainer->job), run->trace, trainer->parallel.dev.rec.max_events);
+               traced, period_end_step(trainer->job), run->trace, trainer->parallel.dev.rec.max_events);
 }
 
 // ---------------------------------------------------------------------------
@@ -1463,22 +1463,22 @@ static void report_start(Trainer *trainer) {
     const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
     print_banner(j, &p->fsdp, &dry->dev, p->layout, &trainer->loader, nccl_need(j, &dry->comm), trainer->load_seconds);
     logger_open(&trainer->logger, j->options, &j->run, &p->comm, &dry->dev, &trainer->progress,
-                j->resume_from.dir[0] != 0, trainer->saved_by_stage_before);
+                j->resume_from.dir[0] != 0, trainer->saved_by_previous_period);
     logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch,
-                begins_later_stage(j) || j->resume_from.data_changed);
+                begins_later_period(j) || j->resume_from.data_changed);
     if (j->run.out) write_run_files(trainer);
 }
 
 static void report_end(Trainer *trainer, int is_complete) {
     logger_loader(&trainer->loader);
-    logger_close(&trainer->logger, !is_complete || !trainer->job->next);
+    logger_close(&trainer->logger, !is_complete || !trainer->job->next_period);
     note_lost_progress(&trainer->noted_lost_lines);
 }
 
-/* Trains up to the end of the stage, or until a signal asks for the end. Returns 1 if the stage is complete. */
+/* Trains up to the end of the period, or until a signal asks for the end. Returns 1 if the period is complete. */
 static int train(Trainer *trainer) {
     const RunSettings *run = &trainer->job->run;
-    int64_t last = stage_end_step(trainer->job);
+    int64_t last = period_end_step(trainer->job);
     Device *dev = &trainer->parallel.dev;
     Progress *progress = &trainer->progress;
     int64_t traced = 0;
@@ -1509,7 +1509,7 @@ static int train(Trainer *trainer) {
     is_training = 0;
     if (run->trace) write_timeline(trainer, traced);
     loader_close(&trainer->loader, dev);
-    int is_stopped = asked_to_end && trainer->job->next; // before the recipe's next stage
+    int is_stopped = asked_to_end && trainer->job->next_period; // before the recipe's next period
     int is_complete = progress->step == last && !is_stopped;
     if (speaks) report_end(trainer, is_complete);
     return is_complete;
@@ -1518,16 +1518,16 @@ static int train(Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // one rank, from its dry run to its end
 
-/* Trains the stages of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
- * the end of the stage before it, except that weights and moments stay where they are. `complete`: whether the last
- * stage that was trained is. */
-static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
+/* Trains the periods of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
+ * the end of the period before it, except that weights and moments stay where they are. `complete`: whether the last
+ * period that was trained is. */
+static void train_later_periods(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
     int rank = trainer->parallel.rank;
-    while (*complete && j->next) {
-        j = j->next;
+    while (*complete && j->next_period) {
+        j = j->next_period;
         if (trainer->job->run.after_save) wait_for_commands(&trainer->writer);
-        comm_phase(&trainer->parallel.comm, PHASE_START); // the next stage opens everything again
-        StageResult before = trainer_end_stage(trainer);
+        comm_phase(&trainer->parallel.comm, PHASE_START); // the next period opens everything again
+        PeriodResult before = trainer_end_period(trainer);
         trainer_close(dry_run);
         dry_run_open(dry_run, j, rank, NULL);
         trainer_open(trainer, dry_run, j, rank, &before);
@@ -1535,9 +1535,9 @@ static void train_later_stages(Trainer *trainer, Trainer *dry_run, Job *j, int *
     }
 }
 
-/* Refuses a run if a later stage needs more memory than there is. */
-static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
-    for (; j; j = j->next) {
+/* Refuses a run if a later period needs more memory than there is. */
+static void check_memory_of_periods(Trainer *dry_run, const Job *j, int rank) {
+    for (; j; j = j->next_period) {
         dry_run_open(dry_run, j, rank, NULL);
         check_memory(j, &dry_run->parallel.comm);
         trainer_close(dry_run);
@@ -1547,7 +1547,7 @@ static void check_memory_of_stages(Trainer *dry_run, const Job *j, int rank) {
 /* Opens what this rank needs. */
 static void rank_open(Trainer *trainer, Trainer *dry_run, Job *j, int rank) {
     int checks = rank == 0 || j->host_transport == &transport_threads || uses_nccl(j);
-    if (checks) check_memory_of_stages(dry_run, j->next, rank);
+    if (checks) check_memory_of_periods(dry_run, j->next_period, rank);
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
@@ -1563,7 +1563,7 @@ static void rank_main(Job *j, int rank) {
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     rank_open(trainer, dry_run, j, rank);
     int complete = train(trainer);
-    train_later_stages(trainer, dry_run, j, &complete);
+    train_later_periods(trainer, dry_run, j, &complete);
     if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->run.after_save) wait_for_commands(&trainer->writer);
     trainer_close(trainer);

@@ -96,8 +96,8 @@ static double step_communication(const AxisRate *axes, int count, double paramet
 }
 
 static void print_advice(const HostCheck *h) {
-    const Mesh *m = &h->job->mesh;
-    double parameters = (double)h->job->table.num_parameters / (m->size[AXIS_TP] * m->size[AXIS_PP]);
+    const Mesh *mesh = &h->job->mesh;
+    double parameters = (double)h->job->table.num_parameters / (mesh->size[AXIS_TP] * mesh->size[AXIS_PP]);
     for (int a = 0; a < h->num_axes; a++) {
         Axis axis = h->axes[a].axis;
         if (h->axes[a].hosts > 1 && (axis == AXIS_TP || axis == AXIS_CP))
@@ -110,7 +110,7 @@ static void print_advice(const HostCheck *h) {
     double hybrid = step_communication(h->hybrid, h->num_hybrid, parameters);
     printf("advice: for %s, a step communicates for %.3g s when parameters are sharded over all hosts, and for %.3g s "
            "with hybrid sharding (--dp-shard %d --dp-replicate %d), not counting what overlaps with computation: ",
-           h->job->run.model, full, hybrid, m->size[AXIS_DP_SHARD] / run_hosts.count, run_hosts.count);
+           h->job->run.model, full, hybrid, mesh->size[AXIS_DP_SHARD] / run_hosts.count, run_hosts.count);
     if (hybrid < 0.8 * full) printf("use hybrid sharding if the model's state fits into the memory of a host\n");
     else printf("shard over all hosts, which needs less memory\n");
 }

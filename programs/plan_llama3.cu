@@ -10,18 +10,18 @@
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
  */
 #include "plan/plan_options.h" // defines: Planning, plan_program, plan_purpose
-#include "plan/plan_print.h"   // defines: plan_print, stage_json
+#include "plan/plan_print.h"   // defines: plan_print, period_json
 #include "plan/simulate.h"     // defines: Simulation
 #include "plan/estimate.h"     // defines: plan_simulate, estimate_of, print_estimate
 #include "plan/alternatives.h" // defines: print_alternatives
 #include "plan/goodput_plan.h" // defines: goodput_plan, print_goodput
 #include "plan/search.h"       // defines: search_main
 #include "plan/report.h"       // defines: report_write_file, write_simulated_trace
-#include "plan/stages.h"       // defines: StageTime, print_stage_times
+#include "plan/periods.h"      // defines: PeriodTime, print_period_times
 
-/* Plans a stage, which is the whole run without --recipe. `stages`: a recipe's stages, to which this one is added;
- * NULL: there is none. The files under --out describe the last stage that was planned, and plan.json lists all. */
-static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *cluster, cJSON *stages) {
+/* Plans a period, which is the whole run without --recipe. `periods`: a recipe's periods, to which this one is added;
+ * NULL: there is none. The files under --out describe the last period that was planned, and plan.json lists all. */
+static PeriodTime plan_one_layout(const Planning *of, Job *j, const Cluster *cluster, cJSON *periods) {
     const RunSettings *run = &j->run;
     int64_t tokens = samples_per_step(run, &j->mesh) * run->seq;
     Plan plan;
@@ -36,21 +36,22 @@ static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *clus
     if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (run->trace || run->out), problem,
                        sizeof problem))
         run_failure("the ranks of the plan do not fit together: %s", problem);
-    print_stage(j);
+    print_period(j);
     plan_print(stdout, j, &plan, tokens);
     print_simulation(stdout, &events, &simulation, seconds_now() - start);
     if (cluster) {
         estimate = estimate_of(&plan, &events, cluster, &simulation, j);
         print_estimate(stdout, cluster, &plan, &estimate);
     }
-    if (!stages && simulates_all) print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
+    if (!periods && simulates_all) print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
     if (of->opt.mtbf) {
         GoodputPlan with_failures = goodput_plan(of, j, cluster, estimate.step_seconds);
         goodput = print_goodput(stdout, &with_failures, run);
     }
-    if (stages) cJSON_AddItemToArray(stages, stage_json(j, &plan, cluster ? estimate_json(&estimate) : NULL));
-    cJSON *listed = stages ? cJSON_Duplicate(stages, 1) : NULL;
-    for (const Job *s = j->next; s && s->problem; s = s->next) cJSON_AddItemToArray(listed, stage_json(s, NULL, NULL));
+    if (periods) cJSON_AddItemToArray(periods, period_json(j, &plan, cluster ? estimate_json(&estimate) : NULL));
+    cJSON *listed = periods ? cJSON_Duplicate(periods, 1) : NULL;
+    for (const Job *next = j->next_period; next && next->problem; next = next->next_period)
+        cJSON_AddItemToArray(listed, period_json(next, NULL, NULL));
     if (run->out) {
         report_write_file(run->out, j, &plan, &simulation, cluster, &estimate, goodput);
         plan_write_file(run->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput, listed);
@@ -59,26 +60,25 @@ static StageTime plan_one_layout(const Planning *of, Job *j, const Cluster *clus
         cJSON_Delete(listed);
     }
     if (run->trace) write_simulated_trace(j, &simulation);
-    StageTime time = {memory_needed(&plan, cluster), estimate.step_seconds, estimate.mfu,
-                      cluster ? estimate.flops / estimate.step_seconds : 0};
+    PeriodTime time = {memory_needed(&plan, cluster), estimate.step_seconds, estimate.mfu,
+                       cluster ? estimate.flops / estimate.step_seconds : 0};
     simulation_close(&simulation);
     event_lists_close(&events);
     plan_close(&plan);
     return time;
 }
 
-/* All stages of a recipe, and a table of them. */
-static void plan_stages(Planning *of, const Cluster *cluster) {
+/* All periods of a recipe, and a table of them. */
+static void plan_periods(Planning *of, const Cluster *cluster) {
     Job *j = &of->job;
-    StageTime times[MOST_RECIPE_STAGES];
-    cJSON *stages = cJSON_CreateArray();
+    PeriodTime times[MOST_RECIPE_PERIODS] = ZERO;
+    cJSON *periods = cJSON_CreateArray();
     int count = 0;
-    memset(times, 0, sizeof times);
-    for (Job *s = j; s; s = s->next, count++)
-        if (!s->problem) times[count] = plan_one_layout(of, s, cluster, stages);
-        else cJSON_AddItemToArray(stages, stage_json(s, NULL, NULL));
-    print_stage_times(stdout, j, cluster, times);
-    cJSON_Delete(stages);
+    for (Job *period = j; period; period = period->next_period, count++)
+        if (!period->problem) times[count] = plan_one_layout(of, period, cluster, periods);
+        else cJSON_AddItemToArray(periods, period_json(period, NULL, NULL));
+    print_period_times(stdout, j, cluster, times);
+    cJSON_Delete(periods);
 }
 
 /* Refuses options that a plan cannot honour. */
@@ -107,13 +107,13 @@ static void check_plan_options(const Planning *p) {
 
 static void plan_all(Planning *p, const Cluster *cluster) {
     Job *j = &p->job;
-    for (Job *s = j; s && p->opt.search; s = s->next) {
-        print_stage(s);
-        search_main(s, cluster);
+    for (Job *period = j; period && p->opt.search; period = period->next_period) {
+        print_period(period);
+        search_main(period, cluster);
     }
     if (p->opt.search) return;
     job_check_outputs(j);
-    if (j->recipe.path) plan_stages(p, cluster);
+    if (j->recipe.path) plan_periods(p, cluster);
     else plan_one_layout(p, j, cluster, NULL);
 }
 
@@ -141,7 +141,7 @@ int main(int argc, char **argv) {
     if (p.opt.cluster) {
         cluster_open(&cluster, p.opt.cluster, &j->mesh, j->run.threads, option_choice(&j->run, "transport"),
                      transport_sums(&j->run));
-        for (Job *s = j; s; s = s->next) s->op_times = &cluster.rates.times;
+        for (Job *period = j; period; period = period->next_period) period->op_times = &cluster.rates.times;
         note_gpus(&j->run, &cluster);
     }
     plan_all(&p, p.opt.cluster ? &cluster : NULL);

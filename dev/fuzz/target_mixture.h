@@ -40,7 +40,7 @@ static void check_list(const DataList *list) {
     free(text);
 }
 
-/* The shares must be those of the weights, and the schedule must keep them. Returns the period of the schedule. */
+/* The shares must be those of the weights, and the schedule must keep them. Returns the cycle of the schedule. */
 static int check_shares(const DataList *list) {
     int units[MOST_SOURCES], sum = 0, step = SHARE_UNITS;
     double weights = 0;
@@ -56,19 +56,20 @@ static int check_shares(const DataList *list) {
     return SHARE_UNITS / step;
 }
 
-static void check_mixture(const Dataset *d, int period) {
-    const Mixture *m = d->mixture;
+static void check_mixture(const Dataset *d, int cycle) {
+    const Mixture *mixture = d->mixture;
     int64_t counts[MOST_SOURCES] = {0};
-    EXPECT(m->period == period && m->num_sources == d->num_sources, "a period of %d, expected %d", m->period, period);
+    EXPECT(mixture->cycle == cycle && mixture->num_sources == d->num_sources, "cycle %d, not %d", mixture->cycle,
+           cycle);
     Sampler s = {d->windows, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, d, 1};
-    for (int64_t n = 0; n < period + 3; n++) {
-        MixtureSample sample = mixture_sample(m, n);
+    for (int64_t n = 0; n < cycle + 3; n++) {
+        MixtureSample sample = mixture_sample(mixture, n);
         EXPECT(sample.index == counts[sample.source]++, "sample %d is number %d of source %d", (int)n,
                (int)sample.index, sample.source);
-        int64_t w = sampler_window(&s, n, 0, 0) - d->sources[sample.source].first_window;
+        int64_t w = sampler_sample(&s, n, 0, 0) - d->sources[sample.source].first_window;
         EXPECT(w >= 0 && w < d->sources[sample.source].windows, "window %d of source %d", (int)w, sample.source);
-        for (int k = 0; k < m->num_sources; k++)
-            EXPECT(fabs((double)counts[k] - (double)m->quota[k] * (double)(n + 1) / period) < 1,
+        for (int k = 0; k < mixture->num_sources; k++)
+            EXPECT(fabs((double)counts[k] - (double)mixture->quota[k] * (double)(n + 1) / cycle) < 1,
                    "%d of %d samples from source %d", (int)counts[k], (int)n + 1, k);
     }
 }
@@ -82,11 +83,11 @@ static void fuzz_mixture(Bytes in) {
     char *text = list_of(in);
     data_list_parse(&list, text);
     check_list(&list);
-    int period = list.has_weights ? check_shares(&list) : 1;
-    if (period <= 2000) { // longer schedules take longer than everything else
+    int cycle = list.has_weights ? check_shares(&list) : 1;
+    if (cycle <= 2000) { // longer schedules take longer than everything else
         Dataset d = dataset_open(text, 4, 2, 0);
         held.taken = 1;
-        if (d.mixture) check_mixture(&d, period);
+        if (d.mixture) check_mixture(&d, cycle);
         dataset_close(&d);
     }
     data_list_close(&list);

@@ -114,14 +114,14 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     s.replicas = 1;
     s.local = shape >> 6 & 1;
     s.shards = 1 + (shape & 3);
-    s.accumulation = 1 + (shape >> 2 & 3);
+    s.micro_batches = 1 + (shape >> 2 & 3);
     s.B = 1 + (shape >> 4 & 3);
     if (!pad && d->windows < sampler_global_batch(&s)) return; // the program refuses it
     int64_t steps = sampler_steps_per_epoch(&s), once = 0;
     uint8_t *seen = (uint8_t *)calloc(1, (size_t)d->windows);
     for (s.shard = 0; s.shard < s.shards; s.shard++)
-        for (int64_t i = 0; i < steps * s.accumulation * s.B; i++) {
-            int64_t w = sampler_window(&s, i / (s.accumulation * s.B), (int)(i / s.B % s.accumulation), (int)(i % s.B));
+        for (int64_t i = 0; i < steps * s.micro_batches * s.B; i++) {
+            int64_t w = sampler_sample(&s, i / s.B / s.micro_batches, (int)(i / s.B % s.micro_batches), (int)(i % s.B));
             EXPECT(w >= 0 && w < d->windows && (pad || !seen[w]),
                    "an epoch takes window %" PRId64 " of %" PRId64 " again", w, d->windows);
             once += !seen[w];
@@ -130,13 +130,13 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     EXPECT(once == (pad ? d->windows : steps * sampler_global_batch(&s)),
            "an epoch of %" PRId64 " windows takes %" PRId64, d->windows, once);
     free(seen);
-    size_t elements = (size_t)s.accumulation * (size_t)s.B * (size_t)d->T;
+    size_t elements = (size_t)s.micro_batches * (size_t)s.B * (size_t)d->T;
     static Loader l;
     memset(&l, 0, sizeof l);
     l.data = d;
     l.sampler = s;
     l.sampler.shard = 0;
-    l.samples = s.accumulation * s.B;
+    l.samples = s.micro_batches * s.B;
     l.options.first_step = steps; // the first of the second epoch
     l.options.cp = 1;
     l.steps = 1;
@@ -146,7 +146,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     StepBatch *batch = &l.ring[0];
     batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements);
     batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements);
-    batch->windows = (int64_t *)malloc(sizeof(int64_t) * (size_t)l.samples);
+    batch->samples = (int64_t *)malloc(sizeof(int64_t) * (size_t)l.samples);
     for (int64_t sample = loader_claim(&l); sample >= 0; sample = loader_claim(&l)) loader_read(&l, sample, raw);
     if (batch->error[0]) user_error("%s", batch->error);
     int64_t targets = 0;
@@ -160,7 +160,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
            batch->num_targets);
     free(batch->inputs);
     free(batch->targets);
-    free(batch->windows);
+    free(batch->samples);
     free(raw);
 }
 

@@ -24,12 +24,12 @@ static void test_sampler(void) {
             for (int64_t step = 0; step < steps; step++) {
                 int64_t at = step * gb;
                 for (s.replica = 0; s.replica < s.replicas; s.replica++)
-                    for (int outer = 0; outer < (s.local ? s.shards : s.accumulation); outer++)
-                        for (int inner = 0; inner < (s.local ? s.accumulation : s.shards); inner++)
+                    for (int outer = 0; outer < (s.local ? s.shards : s.micro_batches); outer++)
+                        for (int inner = 0; inner < (s.local ? s.micro_batches : s.shards); inner++)
                             for (int b = 0; b < s.B; b++, at++) {
                                 s.shard = s.local ? outer : inner;
-                                int64_t window = sampler_window(&s, epoch * steps + step, s.local ? inner : outer, b);
-                                wrong += window != sampler_window(&one, epoch * s.samples + at % s.samples, 0,
+                                int64_t window = sampler_sample(&s, epoch * steps + step, s.local ? inner : outer, b);
+                                wrong += window != sampler_sample(&one, epoch * s.samples + at % s.samples, 0,
                                                                   0); // beyond the end: the head of this epoch
                                 if (window >= 0 && window < s.samples) counts[window]++;
                             }
@@ -39,7 +39,7 @@ static void test_sampler(void) {
         snprintf(
             name, sizeof name,
             "%d shards x %d replicas x accum %d x B %d of %d samples, %s, tail %s: one rank's order over three epochs",
-            s.shards, s.replicas, s.accumulation, s.B, (int)s.samples, s.local ? "local" : "sharded",
+            s.shards, s.replicas, s.micro_batches, s.B, (int)s.samples, s.local ? "local" : "sharded",
             s.pad ? "padded" : "dropped");
         CHECK(name, wrong == 0 && uneven == 0, "%d of %d elsewhere; %d windows not %d to %d times an epoch", (int)wrong,
               (int)(3 * steps * gb), (int)uneven, (int)least, (int)most);
@@ -57,12 +57,12 @@ static void test_sampler_goes_on(void) {
                 whole = pad ? 26 : 25; // steps that the 13 samples left make; that an epoch makes
         before.pad = after.pad = pad;
         for (int64_t step = 0; step < 30; step++)
-            for (int m = 0; m < 3; m++) counts[0][sampler_window(&before, step, m, 0)]++;
+            for (int m = 0; m < 3; m++) counts[0][sampler_sample(&before, step, m, 0)]++;
         for (int64_t step = 30; step < 30 + first + whole; step++)
             for (int m = 0; m < 4; m++) {
                 sampler_position(&after, step, &epoch);
                 if (epoch != (step >= 30 + first)) more = 1000;
-                else counts[epoch][sampler_window(&after, step, m, 0)]++;
+                else counts[epoch][sampler_sample(&after, step, m, 0)]++;
             }
         for (int e = 0; e < 2; e++)
             for (int w = 0; w < 103; w++) {
@@ -97,13 +97,13 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
     int32_t inputs[64], targets[64];
     char raw[5 * 65], error[256];
     int64_t different = 0, count = 0;
-    for (int i = 0; i < s->accumulation * s->B; i++) {
-        count += dataset_sample(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, NULL, raw, error,
+    for (int i = 0; i < s->micro_batches * s->B; i++) {
+        count += dataset_sample(d, sampler_sample(s, step, i / s->B, i % s->B), inputs, targets, NULL, raw, error,
                                 sizeof error);
         for (int t = 0; t < d->T; t++)
             different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
     }
-    return different + (batch->num_targets != count) + (batch->windows[0] != sampler_window(s, step, 0, 0));
+    return different + (batch->num_targets != count) + (batch->samples[0] != sampler_sample(s, step, 0, 0));
 }
 
 static const Sampler loader_samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL, 1},
@@ -138,7 +138,7 @@ static void test_loader_batches(Dataset *d) {
             snprintf(name, sizeof name,
                      "%d worker%s, %d shards x %d replicas x accum %d x B %d, tail %s: the batches of one thread, bit "
                      "for bit, over two epochs",
-                     workers[w], w ? "s" : "", s->shards, s->replicas, s->accumulation, s->B,
+                     workers[w], w ? "s" : "", s->shards, s->replicas, s->micro_batches, s->B,
                      s->pad ? "padded" : "dropped");
             CHECK(name, different == 0 && other_hashes == 0 && ahead <= LOADER_DEPTH && l.claimed == steps * l.samples,
                   "%d elements and %d hashes of %d steps differ; at most %d steps ahead (bound %d), %d samples read",
@@ -299,9 +299,9 @@ static void test_epochs(void) {
                     for (int b = 0; b < BATCH; b++) {
                         int64_t j = local ? (int64_t)s.shard * ACCUM + m
                                           : (int64_t)m * RANKS + s.shard; // numbered as they are summed
-                        int64_t window = sampler_window(&s, step, m, b);
+                        int64_t window = sampler_sample(&s, step, m, b);
                         if (step * 12 + j * BATCH + b < SAMPLES)
-                            same += window == sampler_window(&reference, step * 12 + j * BATCH + b, 0, 0);
+                            same += window == sampler_sample(&reference, step * 12 + j * BATCH + b, 0, 0);
                         counts[window]++;
                     }
         for (int i = 0; i < SAMPLES; i++) {
@@ -311,7 +311,7 @@ static void test_epochs(void) {
         s.shard = 0;
         int other_epoch = 0;
         for (int64_t step = 0; step < steps; step++)
-            other_epoch += sampler_window(&s, step, 0, 0) != sampler_window(&s, step + steps, 0, 0);
+            other_epoch += sampler_sample(&s, step, 0, 0) != sampler_sample(&s, step + steps, 0, 0);
         CHECK(pad ? "padded epoch: every window is used, the head again at the end"
                   : "dropped tail: every window at most once an epoch",
               pad ? once + repeated == SAMPLES && repeated == steps * 12 - SAMPLES

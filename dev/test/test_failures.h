@@ -172,7 +172,7 @@ static void bad_token(void *arguments) {
 static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0, NULL, 1};
 
 static int64_t spoiled_token(int sample) {
-    return sampler_window(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7;
+    return sampler_sample(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7;
 }
 
 static void run_spoiled(void *workers) { // 0: by hand, the last sample first

@@ -93,20 +93,20 @@ static void test_lists_refused(void) {
 // ---------------------------------------------------------------------------
 // the schedule
 
-/* Follows the schedule over two periods. Returns the largest distance between a source's samples and its share of the
+/* Follows the schedule over two cycles. Returns the largest distance between a source's samples and its share of the
  * samples so far; `wrong` counts samples whose index or count differ from those that were counted one by one. */
-static double follow_schedule(const Mixture *m, int64_t *wrong) {
+static double follow_schedule(const Mixture *mixture, int64_t *wrong) {
     int64_t counts[MOST_SOURCES] = {0};
     double worst = 0;
-    for (int64_t n = 0; n < 2 * (int64_t)m->period; n++) {
-        MixtureSample sample = mixture_sample(m, n);
+    for (int64_t n = 0; n < 2 * (int64_t)mixture->cycle; n++) {
+        MixtureSample sample = mixture_sample(mixture, n);
         *wrong += sample.index != counts[sample.source]++;
-        for (int k = 0; k < m->num_sources; k++) {
-            worst = fmax(worst, fabs((double)counts[k] - (double)m->quota[k] * (double)(n + 1) / m->period));
-            *wrong += m->period < 2000 && mixture_count(m, k, n + 1) != counts[k];
+        for (int k = 0; k < mixture->num_sources; k++) {
+            worst = fmax(worst, fabs((double)counts[k] - (double)mixture->quota[k] * (double)(n + 1) / mixture->cycle));
+            *wrong += mixture->cycle < 2000 && mixture_count(mixture, k, n + 1) != counts[k];
         }
     }
-    for (int k = 0; k < m->num_sources; k++) *wrong += counts[k] != 2 * m->quota[k];
+    for (int k = 0; k < mixture->num_sources; k++) *wrong += counts[k] != 2 * mixture->quota[k];
     return worst;
 }
 
@@ -123,38 +123,38 @@ static void test_mixture_schedules(void) {
                  {3, {500000, 333333, 166667}},
                  {8, {400001, 199999, 150000, 100003, 99997, 30011, 19988, 1}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Mixture m;
+        Mixture mixture;
         int64_t wrong = 0;
         char name[120];
-        mixture_open(&m, cases[i].units, cases[i].count);
-        double worst = follow_schedule(&m, &wrong);
-        snprintf(name, sizeof name, "a mixture of %d sources with a period of %d: each within one of its share",
-                 m.num_sources, m.period);
+        mixture_open(&mixture, cases[i].units, cases[i].count);
+        double worst = follow_schedule(&mixture, &wrong);
+        snprintf(name, sizeof name, "a mixture of %d sources with a cycle of %d: each within one of its share",
+                 mixture.num_sources, mixture.cycle);
         CHECK(name, worst < 1 && !wrong, "at most %.6f samples off (bound 1), %d wrong counts", worst, (int)wrong);
-        mixture_close(&m);
+        mixture_close(&mixture);
     }
-    Mixture m;
+    Mixture mixture;
     int units[MOST_SOURCES], worst_of = 0;
     double worst = 0;
     int64_t wrong = 0;
     for (int c = 0; c < 200; c++) { // random shares
         int count = 2 + c % 40;
         for (int k = 0; k < count; k++) units[k] = 1 + (int)(mix64((uint64_t)(c * 64 + k)) % 30);
-        mixture_open(&m, units, count);
-        double off = follow_schedule(&m, &wrong);
+        mixture_open(&mixture, units, count);
+        double off = follow_schedule(&mixture, &wrong);
         if (off > worst) worst_of = count;
         worst = fmax(worst, off);
-        mixture_close(&m);
+        mixture_close(&mixture);
     }
     CHECK("200 mixtures of 2 to 41 sources: each source within one of its share, after any number of samples",
           worst < 1 && !wrong, "at most %.6f samples off (with %d sources, bound 1), %d wrong counts", worst, worst_of,
           (int)wrong);
-    mixture_open(&m, cases[6].units, 3);
-    MixtureSample late = mixture_sample(&m, (int64_t)1 << 40);
+    mixture_open(&mixture, cases[6].units, 3);
+    MixtureSample late = mixture_sample(&mixture, (int64_t)1 << 40);
     CHECK("sample 2^40 of a mixture is found without the ones before it",
-          late.index == mixture_count(&m, late.source, (int64_t)1 << 40), "source %d, index %" PRId64, late.source,
-          late.index);
-    mixture_close(&m);
+          late.index == mixture_count(&mixture, late.source, (int64_t)1 << 40), "source %d, index %" PRId64,
+          late.source, late.index);
+    mixture_close(&mixture);
 }
 
 // ---------------------------------------------------------------------------
@@ -166,7 +166,7 @@ static void check_source_epochs(const Dataset *d, const Sampler *s, int source, 
     const DataSource *of = &d->sources[source];
     int64_t taken = 0;
     for (int64_t i = 0; i < n; i++) {
-        int64_t w = sampler_window(s, i, 0, 0) - of->first_window;
+        int64_t w = sampler_sample(s, i, 0, 0) - of->first_window;
         if (w < 0 || w >= of->windows) continue;
         counts[w]++;
         if (taken < 8 * of->windows) orders[taken / of->windows][taken % of->windows] = (int)w;
@@ -196,12 +196,12 @@ static void check_mixture_layouts(const Dataset *d, const Sampler *one) {
         for (int64_t step = s.start_step; step < s.start_step + 20; step++) {
             int seen[25] = {0}, repeated = 0;
             for (s.replica = 0; s.replica < s.replicas; s.replica++)
-                for (int outer = 0; outer < (s.local ? s.shards : s.accumulation); outer++)
-                    for (int inner = 0; inner < (s.local ? s.accumulation : s.shards); inner++)
+                for (int outer = 0; outer < (s.local ? s.shards : s.micro_batches); outer++)
+                    for (int inner = 0; inner < (s.local ? s.micro_batches : s.shards); inner++)
                         for (int b = 0; b < s.B; b++, at++) {
                             s.shard = s.local ? outer : inner;
-                            int64_t window = sampler_window(&s, step, s.local ? inner : outer, b);
-                            wrong += window != sampler_window(one, at, 0, 0);
+                            int64_t window = sampler_sample(&s, step, s.local ? inner : outer, b);
+                            wrong += window != sampler_sample(one, at, 0, 0);
                             repeated |= seen[window]++;
                         }
             repeats += repeated;

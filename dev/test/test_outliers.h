@@ -93,7 +93,7 @@ static void outlier_samples_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= OUTLIER_STEP; step++) {
         StepBatch *batch = next_batch(&o->trainer, 0);
-        if (step == OUTLIER_STEP) memcpy(outlier_samples, batch->windows, sizeof outlier_samples);
+        if (step == OUTLIER_STEP) memcpy(outlier_samples, batch->samples, sizeof outlier_samples);
         device_record_event(&o->trainer.parallel.dev, &batch->fed);
         loader_release(&o->trainer.loader, &o->trainer.parallel.dev);
     }
@@ -155,7 +155,7 @@ static void outlier_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
     OutlierRun run = ZERO;
-    const LearningRate rate = j->stage->rate;
+    const LearningRate rate = j->period->rate;
     for (int step = 1; step <= OUTLIER_STEPS; step++) {
         uint64_t before = hash_of_state(&trainer->parallel.fsdp);
         StepStats s = train_step(trainer, step);

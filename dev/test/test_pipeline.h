@@ -356,14 +356,14 @@ static void test_toys(int process, int world, const Transport *transport) {
 }
 
 static void test_members(void) {
-    Mesh m = {2 * 3 * 4 * 5 * 2, {2, 3, 4, 5, 2}};
+    Mesh mesh = {2 * 3 * 4 * 5 * 2, {2, 3, 4, 5, 2}};
     int members = 0, right = 0;
-    for (int rank = 0; rank < m.world; rank++)
+    for (int rank = 0; rank < mesh.world; rank++)
         for (int a = 0; a < AXES; a++)
-            for (int i = 0; i < mesh_group_size(&m, (Axis)a); i++, members++) {
-                int colour[2], key[2], member = mesh_member(&m, rank, (Axis)a, i);
-                mesh_group(&m, rank, (Axis)a, &colour[0], &key[0]);
-                mesh_group(&m, member, (Axis)a, &colour[1], &key[1]);
+            for (int i = 0; i < mesh_group_size(&mesh, (Axis)a); i++, members++) {
+                int colour[2], key[2], member = mesh_member(&mesh, rank, (Axis)a, i);
+                mesh_group(&mesh, rank, (Axis)a, &colour[0], &key[0]);
+                mesh_group(&mesh, member, (Axis)a, &colour[1], &key[1]);
                 right += colour[0] == colour[1] && key[1] == i && (i != key[0] || member == rank);
             }
     CHECK("every rank finds the members of its groups", right == members, "%d of %d in a mesh of 2 x 3 x 4 x 5 x 2",

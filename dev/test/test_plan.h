@@ -362,18 +362,18 @@ static void test_recompute_memory(void) {
 
 /* Eight ranks on two hosts, placed host by host and alternately. */
 static void test_hosts(void) {
-    Mesh m = mesh_of(8, 4, 2);
+    Mesh mesh = mesh_of(8, 4, 2);
     int colours[8 * AXES], one[8], alternate[8], key;
     for (int r = 0; r < 8; r++) {
         one[r] = r / 4;
         alternate[r] = r % 2;
-        for (int a = 0; a < AXES; a++) mesh_group(&m, r, (Axis)a, &colours[r * AXES + a], &key);
+        for (int a = 0; a < AXES; a++) mesh_group(&mesh, r, (Axis)a, &colours[r * AXES + a], &key);
     }
-    int within = groups_across_hosts(&m, colours, AXIS_FSDP, one),
-        across = groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, one),
-        mixed = groups_across_hosts(&m, colours, AXIS_FSDP, alternate);
+    int within = groups_across_hosts(&mesh, colours, AXIS_FSDP, one),
+        across = groups_across_hosts(&mesh, colours, AXIS_DP_REPLICATE, one),
+        mixed = groups_across_hosts(&mesh, colours, AXIS_FSDP, alternate);
     CHECK("groups that span hosts are counted",
-          within == 0 && across == 4 && mixed == 2 && !groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, alternate),
+          !within && across == 4 && mixed == 2 && !groups_across_hosts(&mesh, colours, AXIS_DP_REPLICATE, alternate),
           "fsdp %d, dp_replicate %d; alternately fsdp %d", within, across, mixed);
 }
 

@@ -27,62 +27,64 @@ typedef struct {
 } Mesh;
 
 /* The distance in rank numbers between neighbors on an axis. */
-static inline int mesh_stride(const Mesh *m, Axis axis) {
+static inline int mesh_stride(const Mesh *mesh, Axis axis) {
     int stride = 1;
-    for (int a = 0; a < (int)axis; a++) stride *= m->size[a];
+    for (int a = 0; a < (int)axis; a++) stride *= mesh->size[a];
     return stride;
 }
 
 /* A rank's coordinate on an axis. */
-static inline int mesh_coordinate(const Mesh *m, int rank, Axis axis) {
-    return rank / mesh_stride(m, axis) % m->size[axis];
+static inline int mesh_coordinate(const Mesh *mesh, int rank, Axis axis) {
+    return rank / mesh_stride(mesh, axis) % mesh->size[axis];
 }
 
-static inline int mesh_group_size(const Mesh *m, Axis axis) {
-    if (axis == AXIS_WORLD) return m->world;
-    if (axis == AXIS_FSDP) return m->size[AXIS_CP] * m->size[AXIS_DP_SHARD];
-    return m->size[axis];
+static inline int mesh_group_size(const Mesh *mesh, Axis axis) {
+    if (axis == AXIS_WORLD) return mesh->world;
+    if (axis == AXIS_FSDP) return mesh->size[AXIS_CP] * mesh->size[AXIS_DP_SHARD];
+    return mesh->size[axis];
 }
 
 /* The group of a rank along an axis, as MPI_Comm_split wants it: *colour is the number of its first rank, and *key is
  * this rank's place in it. */
-static inline void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key) {
-    int cp = mesh_coordinate(m, rank, AXIS_CP), shard = mesh_coordinate(m, rank, AXIS_DP_SHARD);
+static inline void mesh_group(const Mesh *mesh, int rank, Axis axis, int *colour, int *key) {
+    int cp = mesh_coordinate(mesh, rank, AXIS_CP), shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
     if (axis == AXIS_WORLD) {
         *colour = 0;
         *key = rank;
     } else if (axis == AXIS_FSDP) {
-        *colour = rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD);
-        *key = shard * m->size[AXIS_CP] + cp;
+        *colour = rank - cp * mesh_stride(mesh, AXIS_CP) - shard * mesh_stride(mesh, AXIS_DP_SHARD);
+        *key = shard * mesh->size[AXIS_CP] + cp;
     } else {
-        *key = mesh_coordinate(m, rank, axis);
-        *colour = rank - *key * mesh_stride(m, axis);
+        *key = mesh_coordinate(mesh, rank, axis);
+        *colour = rank - *key * mesh_stride(mesh, axis);
     }
 }
 
 /* The number in the world of member `i` of the group with that colour. */
-static inline int mesh_group_member(const Mesh *m, int colour, Axis axis, int i) {
-    int cp = m->size[AXIS_CP];
+static inline int mesh_group_member(const Mesh *mesh, int colour, Axis axis, int i) {
+    int cp = mesh->size[AXIS_CP], stride = mesh_stride(mesh, AXIS_CP);
     if (axis == AXIS_WORLD) return i;
-    if (axis == AXIS_FSDP) return colour + i % cp * mesh_stride(m, AXIS_CP) + i / cp * mesh_stride(m, AXIS_DP_SHARD);
-    return colour + i * mesh_stride(m, axis);
+    if (axis == AXIS_FSDP) return colour + i % cp * stride + i / cp * mesh_stride(mesh, AXIS_DP_SHARD);
+    return colour + i * mesh_stride(mesh, axis);
 }
 
 /* The number in the world of member `i` of the group that `rank` is in. */
-static inline int mesh_member(const Mesh *m, int rank, Axis axis, int i) {
+static inline int mesh_member(const Mesh *mesh, int rank, Axis axis, int i) {
     int colour, key;
-    mesh_group(m, rank, axis, &colour, &key);
-    return mesh_group_member(m, colour, axis, i);
+    mesh_group(mesh, rank, axis, &colour, &key);
+    return mesh_group_member(mesh, colour, axis, i);
 }
 
 /* The number of data-parallel ranks, each with samples of its own; the ranks of tp, cp and pp share samples. */
-static inline int mesh_data_ranks(const Mesh *m) { return m->size[AXIS_DP_SHARD] * m->size[AXIS_DP_REPLICATE]; }
+static inline int mesh_data_ranks(const Mesh *mesh) {
+    return mesh->size[AXIS_DP_SHARD] * mesh->size[AXIS_DP_REPLICATE];
+}
 
 /* Which data-parallel rank this is, in the sampler's order. */
-static inline int mesh_data_rank(const Mesh *m, int rank) { return rank / mesh_stride(m, AXIS_DP_SHARD); }
+static inline int mesh_data_rank(const Mesh *mesh, int rank) { return rank / mesh_stride(mesh, AXIS_DP_SHARD); }
 
 /* Is this the first of the ranks that share samples? It counts them for all of these. */
-static inline int mesh_counts_samples(const Mesh *m, int rank) { return rank % mesh_stride(m, AXIS_DP_SHARD) == 0; }
+static inline int mesh_counts_samples(const Mesh *mesh, int rank) { return !(rank % mesh_stride(mesh, AXIS_DP_SHARD)); }
 
 // ---------------------------------------------------------------------------
 // opening a mesh, and the error when it does not fit the ranks
@@ -93,29 +95,29 @@ typedef struct {
 } MeshCandidate;
 
 /* Adds a candidate to the list of the `count` nearest, which is sorted by distance, if it belongs there. */
-static inline void mesh_candidate_add(MeshCandidate *nearest, int count, const MeshCandidate *m) {
+static inline void mesh_candidate_add(MeshCandidate *nearest, int count, const MeshCandidate *candidate) {
     int place = count;
-    while (place > 0 && m->distance < nearest[place - 1].distance) place--;
+    while (place > 0 && candidate->distance < nearest[place - 1].distance) place--;
     if (place == count) return;
     memmove(nearest + place + 1, nearest + place, sizeof *nearest * (size_t)(count - 1 - place));
-    nearest[place] = *m;
+    nearest[place] = *candidate;
 }
 
 /* Tries all divisions of `left` ranks among `axis` and the axes after it, and keeps the `count` nearest to `asked`. The
  * axes before dp_shard weigh more, because changing them changes how the model is split. */
-static inline void mesh_candidates(MeshCandidate *nearest, int count, MeshCandidate *m, int axis, int left,
+static inline void mesh_candidates(MeshCandidate *nearest, int count, MeshCandidate *candidate, int axis, int left,
                                    const int *asked) {
     int is_last = axis == AXIS_DP_REPLICATE, weight = axis < AXIS_DP_SHARD ? 8 : 1;
-    double distance = m->distance;
+    double distance = candidate->distance;
     for (int n = is_last ? left : 1; n <= left; n++) {
         if (left % n) continue;
-        m->size[axis] = n;
-        m->distance = distance + weight * fabs(log((double)n / asked[axis]));
-        if (is_last) mesh_candidate_add(nearest, count, m);
-        else if (m->distance < nearest[count - 1].distance)
-            mesh_candidates(nearest, count, m, axis + 1, left / n, asked);
+        candidate->size[axis] = n;
+        candidate->distance = distance + weight * fabs(log((double)n / asked[axis]));
+        if (is_last) mesh_candidate_add(nearest, count, candidate);
+        else if (candidate->distance < nearest[count - 1].distance)
+            mesh_candidates(nearest, count, candidate, axis + 1, left / n, asked);
     }
-    m->distance = distance;
+    candidate->distance = distance;
 }
 
 /* Prints "tp 8 x cp 16 x …", or without names "8 x 16 x …". Returns its length. */
@@ -130,32 +132,32 @@ static inline size_t mesh_print(char *text, size_t size, const int *ranks, int n
 
 /* Ends the run, because the axes' sizes multiply to `product`, which is not the number of ranks. Shows the nearest
  * meshes that fit. */
-__attribute__((noreturn)) static inline void mesh_refuse(const Mesh *m, double product, int planned) {
+__attribute__((noreturn)) static inline void mesh_refuse(const Mesh *mesh, double product, int planned) {
     enum { SHOWN = 4 };
     char given[160], fitting[256];
     MeshCandidate nearest[SHOWN], none = ZERO;
     size_t used = 0;
     for (int i = 0; i < SHOWN; i++) nearest[i].distance = INFINITY;
-    mesh_candidates(nearest, SHOWN, &none, 0, m->world, m->size);
+    mesh_candidates(nearest, SHOWN, &none, 0, mesh->world, mesh->size);
     for (int i = 0; i < SHOWN && isfinite(nearest[i].distance); i++) {
         if (i) used += (size_t)snprintf(fitting + used, sizeof fitting - used, ", ");
         used += mesh_print(fitting + used, sizeof fitting - used, nearest[i].size, 0);
     }
-    mesh_print(given, sizeof given, m->size, 1);
-    const char *are_started = m->world == 1 ? "was started" : "were started";
+    mesh_print(given, sizeof given, mesh->size, 1);
+    const char *are_started = mesh->world == 1 ? "was started" : "were started";
     user_error("%s = %.0f ranks, but %d %s: %s %.0f ranks, or choose tp x cp x pp x dp-shard x dp-replicate = %s",
-               given, product, m->world, planned ? "are planned" : are_started, planned ? "plan" : "start", product,
+               given, product, mesh->world, planned ? "are planned" : are_started, planned ? "plan" : "start", product,
                fitting);
 }
 
 /* The mesh of `world` ranks with the sizes `asked`. One of them may be 0: it gets the ranks that the others leave.
  * `planned`: for a plan, so that no ranks were started. */
 static inline Mesh mesh_open(int world, const int asked[MESH_AXES], int planned) {
-    Mesh m = {world, {1, 1, 1, 1, 1}};
+    Mesh mesh = {world, {1, 1, 1, 1, 1}};
     double product = 1;
     int open = -1;
     for (int a = 0; a < MESH_AXES; a++) {
-        m.size[a] = asked[a];
+        mesh.size[a] = asked[a];
         if (asked[a]) product *= asked[a];
         else if (open >= 0)
             user_error("--%s auto and --%s auto: only one of them follows from the others, the other must be a number",
@@ -164,11 +166,11 @@ static inline Mesh mesh_open(int world, const int asked[MESH_AXES], int planned)
         else open = a;
     }
     if (open >= 0) {
-        m.size[open] = (int)fmax(1, floor(world / product));
-        product *= m.size[open];
+        mesh.size[open] = (int)fmax(1, floor(world / product));
+        product *= mesh.size[open];
     }
-    if (product == world) return m;
-    mesh_refuse(&m, product, planned);
+    if (product == world) return mesh;
+    mesh_refuse(&mesh, product, planned);
 }
 
 // ---------------------------------------------------------------------------

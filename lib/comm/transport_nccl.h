@@ -17,17 +17,17 @@ enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
 /* How many communicators a rank has for messages to its pipeline neighbors. With pp 2 both neighbors are the same rank,
  * so that there are only two links. */
-static inline int nccl_link_communicators(const Mesh *m) {
-    int pp = m->size[AXIS_PP], links = pp > 2 ? (int)LINKS : 2;
+static inline int nccl_link_communicators(const Mesh *mesh) {
+    int pp = mesh->size[AXIS_PP], links = pp > 2 ? (int)LINKS : 2;
     return pp > 1 ? (int)NCCL_TURNS * links : 0;
 }
 
 /* How many communicators a rank has: one for each axis, one more for reductions over fsdp under full_shard, and those
  * of its links. */
-static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
-    int count = nccl_link_communicators(m);
-    for (int i = 0; i < NCCL_AXES; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
-    return count + (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1);
+static inline int nccl_communicators(const Mesh *mesh, int reductions_apart) {
+    int count = nccl_link_communicators(mesh);
+    for (int i = 0; i < NCCL_AXES; i++) count += mesh_group_size(mesh, nccl_axes[i]) > 1;
+    return count + (reductions_apart && mesh_group_size(mesh, AXIS_FSDP) > 1);
 }
 
 /* The most multiprocessors that a communicator may occupy; NCCL_UNLIMITED, for cp: as many as NCCL chooses, since
@@ -38,8 +38,8 @@ static inline int nccl_communicators(const Mesh *m, int reductions_apart) {
  * occupies its multiprocessors until the message comes. Not measured on GPUs. NCCL_MAX_CTAS in the environment
  * overrides these limits. */
 enum { NCCL_UNLIMITED = 0 };
-static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
-    int has_tp = m->size[AXIS_TP] > 1;
+static inline int nccl_multiprocessors(const Mesh *mesh, int communicator) {
+    int has_tp = mesh->size[AXIS_TP] > 1;
     if (communicator >= NCCL_LINKS) return 2;
     if (communicator == AXIS_TP) return 16;
     if (communicator == AXIS_FSDP || communicator == AXIS_DP_REPLICATE || communicator == NCCL_REDUCTIONS)
@@ -48,10 +48,10 @@ static inline int nccl_multiprocessors(const Mesh *m, int communicator) {
 }
 
 /* How many members of an axis' group are on one host, if each host has eight GPUs and consecutive ranks. */
-static inline int nccl_members_on_host(const Mesh *m, Axis axis) {
+static inline int nccl_members_on_host(const Mesh *mesh, Axis axis) {
     enum { GPUS_OF_HOST = 8 };
-    int count = 0, size = mesh_group_size(m, axis);
-    while (count < size && mesh_group_member(m, 0, axis, count) < GPUS_OF_HOST) count++;
+    int count = 0, size = mesh_group_size(mesh, axis);
+    while (count < size && mesh_group_member(mesh, 0, axis, count) < GPUS_OF_HOST) count++;
     return count;
 }
 
@@ -74,19 +74,19 @@ static inline double nccl_communicator_memory(int multiprocessors, int size, int
 /* Bytes that NCCL allocates on a rank's GPU for a step with this traffic. `sums`: NCCL sums in the reduce-scatters over
  * fsdp and dp_replicate. Every other reduce-scatter is an all-to-all, which connects every pair of members. Every
  * communicator has a ring, because nccl_check_members all-gathers over it. `traffic` NULL: assume no all-to-alls. */
-static inline double nccl_memory(const Mesh *m, const Traffic traffic[AXES][COLLECTIVES], int reductions_apart,
+static inline double nccl_memory(const Mesh *mesh, const Traffic traffic[AXES][COLLECTIVES], int reductions_apart,
                                  int sums) {
-    int of_link = nccl_multiprocessors(m, NCCL_LINKS), of_reductions = nccl_multiprocessors(m, NCCL_REDUCTIONS);
-    double bytes = nccl_link_communicators(m) * nccl_communicator_memory(of_link, 2, 2, 0, 1);
+    int of_link = nccl_multiprocessors(mesh, NCCL_LINKS), of_reductions = nccl_multiprocessors(mesh, NCCL_REDUCTIONS);
+    double bytes = nccl_link_communicators(mesh) * nccl_communicator_memory(of_link, 2, 2, 0, 1);
     for (int i = 0; i < NCCL_AXES; i++) {
         Axis axis = nccl_axes[i];
-        int size = mesh_group_size(m, axis), local = nccl_members_on_host(m, axis);
+        int size = mesh_group_size(mesh, axis), local = nccl_members_on_host(mesh, axis);
         int is_apart = axis == AXIS_FSDP && reductions_apart;
         if (size == 1) continue;
         int sums_by_nccl = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
         int scatters = traffic && traffic[axis][REDUCE_SCATTER].calls && !sums_by_nccl;
         int pairs = (traffic && traffic[axis][ALL_TO_ALL].calls) || (scatters && !is_apart);
-        bytes += nccl_communicator_memory(nccl_multiprocessors(m, axis), size, local, 1, pairs);
+        bytes += nccl_communicator_memory(nccl_multiprocessors(mesh, axis), size, local, 1, pairs);
         if (is_apart) bytes += nccl_communicator_memory(of_reductions, size, local, 1, scatters);
     }
     return bytes;
@@ -95,12 +95,12 @@ static inline double nccl_memory(const Mesh *m, const Traffic traffic[AXES][COLL
 /* How many multiprocessors NCCL occupies while the matmuls of forward compute, or those of backward: forward prefetches
  * weights, and sends and receives pipeline messages; backward also reduces gradients and overlaps tensor-parallel
  * collectives. At most a quarter of all. */
-static inline int nccl_beside_matmuls(const Mesh *m, int reductions_apart, int backward, int multiprocessors) {
-    int count = 0, reduces = backward && mesh_group_size(m, AXIS_DP_REPLICATE) * mesh_group_size(m, AXIS_FSDP) > 1;
-    if (m->size[AXIS_PP] > 1) count += 2 * nccl_multiprocessors(m, NCCL_LINKS); // a receive from each neighbor
-    if (reductions_apart && mesh_group_size(m, AXIS_FSDP) > 1) count += nccl_multiprocessors(m, AXIS_FSDP);
-    if (reduces) count += nccl_multiprocessors(m, NCCL_REDUCTIONS);
-    if (backward && m->size[AXIS_TP] > 1) count += nccl_multiprocessors(m, AXIS_TP);
+static inline int nccl_beside_matmuls(const Mesh *mesh, int reductions_apart, int backward, int multiprocessors) {
+    int count = 0, reduces = backward && mesh->size[AXIS_DP_REPLICATE] * mesh_group_size(mesh, AXIS_FSDP) > 1;
+    if (mesh->size[AXIS_PP] > 1) count += 2 * nccl_multiprocessors(mesh, NCCL_LINKS); // a receive from each neighbor
+    if (reductions_apart && mesh_group_size(mesh, AXIS_FSDP) > 1) count += nccl_multiprocessors(mesh, AXIS_FSDP);
+    if (reduces) count += nccl_multiprocessors(mesh, NCCL_REDUCTIONS);
+    if (backward && mesh->size[AXIS_TP] > 1) count += nccl_multiprocessors(mesh, AXIS_TP);
     return (int)min_i64(count, multiprocessors / 4);
 }
 

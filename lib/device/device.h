@@ -72,7 +72,7 @@ static inline void device_open_dry_run(Device *dev, int threads, unsigned offloa
     }
 }
 
-/* The arenas of weights and of the optimizer's state, which outlive the device of a recipe's stage. */
+/* The arenas of weights and of the optimizer's state, which outlive the device of a recipe's period. */
 typedef struct {
     Arena params, optimizer;
 } StateArenas;

@@ -128,10 +128,10 @@ static void shares_of_weights(const DataList *list, int *units) {
 
 typedef struct {
     int num_sources;
-    int period;              // samples after which the schedule repeats
-    int quota[MOST_SOURCES]; // samples of each source in a period
-    uint8_t *source;         // (period) of each sample
-    int32_t *before;         // (period) how many earlier samples of the period come from the same source
+    int cycle;               // samples after which the schedule repeats
+    int quota[MOST_SOURCES]; // samples of each source in a cycle
+    uint8_t *source;         // (cycle) which source gives each sample
+    int32_t *before;         // (cycle) how many earlier samples of the cycle come from the same source
 } Mixture;
 
 /* A sample of a mixture: number `index`, from 0, of those that come from `source`. */
@@ -141,33 +141,33 @@ typedef struct {
 } MixtureSample;
 
 /* Sample i of source k must come before this sample of the schedule. */
-static int64_t sample_deadline(const Mixture *m, int k, int64_t i) {
-    return blocks_of((i + 1) * m->period, m->quota[k]);
+static int64_t sample_deadline(const Mixture *mixture, int k, int64_t i) {
+    return blocks_of((i + 1) * mixture->cycle, mixture->quota[k]);
 }
 
-/* Sample i of a source with quota q must not come before the schedule's sample floor(i·period / q), and must come
- * before ceil((i + 1)·period / q). Among the sources whose next sample may come, the one with the earliest deadline
- * gives it. This meets all deadlines, so that after n samples a source has given n·q / period, rounded up or down
+/* Sample i of a source with quota q must not come before the schedule's sample floor(i·cycle / q), and must come
+ * before ceil((i + 1)·cycle / q). Among the sources whose next sample may come, the one with the earliest deadline
+ * gives it. This meets all deadlines, so that after n samples a source has given n·q / cycle, rounded up or down
  * (Baruah et al. 1996, P-fair scheduling). */
-static void mixture_fill(Mixture *m) {
+static void mixture_fill(Mixture *mixture) {
     int64_t taken[MOST_SOURCES] = {0}, release[MOST_SOURCES] = {0}, deadline[MOST_SOURCES];
-    for (int k = 0; k < m->num_sources; k++) deadline[k] = sample_deadline(m, k, 0);
-    for (int n = 0; n < m->period; n++) {
+    for (int k = 0; k < mixture->num_sources; k++) deadline[k] = sample_deadline(mixture, k, 0);
+    for (int n = 0; n < mixture->cycle; n++) {
         int next = -1;
-        for (int k = 0; k < m->num_sources; k++)
+        for (int k = 0; k < mixture->num_sources; k++)
             if (release[k] <= n && (next < 0 || deadline[k] < deadline[next])) next = k;
-        m->source[n] = (uint8_t)next;
-        m->before[n] = (int32_t)taken[next]++;
-        release[next] = taken[next] * m->period / m->quota[next];
-        deadline[next] = sample_deadline(m, next, taken[next]);
+        mixture->source[n] = (uint8_t)next;
+        mixture->before[n] = (int32_t)taken[next]++;
+        release[next] = taken[next] * mixture->cycle / mixture->quota[next];
+        deadline[next] = sample_deadline(mixture, next, taken[next]);
     }
 }
 
 /* `units` (num_sources): the shares, in whole numbers; they may have a common divisor. */
-static void mixture_open(Mixture *m, const int *units, int num_sources) {
+static void mixture_open(Mixture *mixture, const int *units, int num_sources) {
     int divisor = 0;
-    memset(m, 0, sizeof *m);
-    m->num_sources = num_sources;
+    memset(mixture, 0, sizeof *mixture);
+    mixture->num_sources = num_sources;
     for (int k = 0; k < num_sources; k++)
         for (int rest = units[k]; rest;) { // Euclid's algorithm
             int remainder = divisor % rest;
@@ -175,31 +175,31 @@ static void mixture_open(Mixture *m, const int *units, int num_sources) {
             rest = remainder;
         }
     for (int k = 0; k < num_sources; k++) {
-        m->quota[k] = units[k] / divisor;
-        m->period += m->quota[k];
+        mixture->quota[k] = units[k] / divisor;
+        mixture->cycle += mixture->quota[k];
     }
-    m->source = new_array(uint8_t, m->period);
-    m->before = new_array(int32_t, m->period);
-    mixture_fill(m);
+    mixture->source = new_array(uint8_t, mixture->cycle);
+    mixture->before = new_array(int32_t, mixture->cycle);
+    mixture_fill(mixture);
 }
 
-static void mixture_close(Mixture *m) {
-    free(m->source);
-    free(m->before);
+static void mixture_close(Mixture *mixture) {
+    free(mixture->source);
+    free(mixture->before);
 }
 
-static MixtureSample mixture_sample(const Mixture *m, int64_t n) {
-    int64_t at = n % m->period;
-    int source = m->source[at];
-    MixtureSample sample = {source, n / m->period * m->quota[source] + m->before[at]};
+static MixtureSample mixture_sample(const Mixture *mixture, int64_t n) {
+    int64_t at = n % mixture->cycle;
+    int source = mixture->source[at];
+    MixtureSample sample = {source, n / mixture->cycle * mixture->quota[source] + mixture->before[at]};
     return sample;
 }
 
 /* How many of the first n samples come from `source`. */
-static int64_t mixture_count(const Mixture *m, int source, int64_t n) {
-    int64_t whole = n / m->period * m->quota[source];
-    for (int64_t at = n % m->period - 1; at >= 0; at--)
-        if (m->source[at] == source) return whole + m->before[at] + 1;
+static int64_t mixture_count(const Mixture *mixture, int source, int64_t n) {
+    int64_t whole = n / mixture->cycle * mixture->quota[source];
+    for (int64_t at = n % mixture->cycle - 1; at >= 0; at--)
+        if (mixture->source[at] == source) return whole + mixture->before[at] + 1;
     return whole;
 }
 

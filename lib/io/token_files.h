@@ -1,7 +1,7 @@
 /* token_files.h: the files that --data, --val and --eval name, as one data set of samples, and how a sample is read.
  *
  * A sample is T + 1 consecutive tokens: T inputs and, one position later, T targets. Samples are shuffled in windows
- * of `pieces` consecutive samples each: 1, unless a recipe has later stages with longer sequences.
+ * of `pieces` consecutive samples each: 1, unless a recipe has later periods with longer sequences.
  * A caller may rely on this: every token is below the vocabulary size, and a data set never changes once it is open.
  */
 #ifndef TOKEN_FILES_H
@@ -325,7 +325,7 @@ static int64_t mixture_samples(const Dataset *d, int source, int64_t n) {
 }
 
 static double source_share(const Dataset *d, int source) {
-    return (double)d->mixture->quota[source] / d->mixture->period;
+    return (double)d->mixture->quota[source] / d->mixture->cycle;
 }
 
 /* The shares of a mixture as text, such as "0.7, 0.3"; "" if the data set is not a mixture. */

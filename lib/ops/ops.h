@@ -126,7 +126,7 @@ static void linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy,
     linear_matmul(dev, OP_LINEAR_BACKWARD_INPUT, p, OC, dx, dy, w);
 }
 
-/* x (count) *= by: the LoRA scaling factor alpha / rank */
+/* x (count) *= by: the LoRA scaling factor alpha / r */
 static void scale(Device *dev, floatX *x, float by, int64_t count) {
     double flops = (double)count, bytes = 2.0 * (double)count * X_BYTES;
     if (!op_begin(dev, OP_SCALE, flops, bytes)) return;

@@ -339,15 +339,15 @@ static double measure_collective(Comm *comm, Axis axis, Collective collective, c
 }
 
 /* The largest number of hosts that one group of this axis spans. */
-static int hosts_of_axis(const Mesh *m, Axis axis) {
+static int hosts_of_axis(const Mesh *mesh, Axis axis) {
     int most = 1;
     int *group_seen = new_array(int, run_hosts.count); // by a host: the last group with a member there + 1
-    for (int first = 0; first < m->world; first++) {
+    for (int first = 0; first < mesh->world; first++) {
         int colour, key, hosts = 0;
-        mesh_group(m, first, axis, &colour, &key);
+        mesh_group(mesh, first, axis, &colour, &key);
         if (key) continue;
-        for (int i = 0; i < mesh_group_size(m, axis); i++) {
-            int host = host_index(mesh_group_member(m, colour, axis, i));
+        for (int i = 0; i < mesh_group_size(mesh, axis); i++) {
+            int host = host_index(mesh_group_member(mesh, colour, axis, i));
             hosts += group_seen[host] != first + 1;
             group_seen[host] = first + 1;
         }

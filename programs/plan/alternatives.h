@@ -13,8 +13,8 @@ typedef struct {
 } Layout;
 
 static Mesh mesh_of_options(const RunSettings *run, int world) {
-    Mesh m = {world, {run->tp, run->cp, run->pp, run->dp_shard, run->dp_replicate}};
-    return m;
+    Mesh mesh = {world, {run->tp, run->cp, run->pp, run->dp_shard, run->dp_replicate}};
+    return mesh;
 }
 
 /* The options of `j` with the mesh that follows from them in numbers. */

@@ -167,15 +167,15 @@ static void print_simulation(FILE *f, const EventLists *lists, const Simulation 
 
 /* How the groups of each axis are placed on hosts and racks, and what they carry. */
 static void print_groups(FILE *f, const Cluster *c, const Plan *p) {
-    const Mesh *m = p->mesh;
+    const Mesh *mesh = p->mesh;
     for (int a = 0; a < AXES; a++) {
-        int ranks = mesh_group_size(m, (Axis)a);
+        int ranks = mesh_group_size(mesh, (Axis)a);
         if (ranks == 1 || a == AXIS_DP_SHARD) continue; // dp_shard has no traffic of its own: fsdp includes it
-        int groups = m->world / ranks, hosts = group_spans(m, (Axis)a, c->ranks_per_host);
+        int groups = mesh->world / ranks, hosts = group_spans(mesh, (Axis)a, c->ranks_per_host);
         fprintf(f, "    %-13s %6d group%s of %5d ranks on %4d host%s", axis_names[a], groups, groups > 1 ? "s" : " ",
                 ranks, hosts, hosts > 1 ? "s" : "");
         if (c->hosts_per_rack)
-            fprintf(f, " in %4d racks", group_spans(m, (Axis)a, c->ranks_per_host * c->hosts_per_rack));
+            fprintf(f, " in %4d racks", group_spans(mesh, (Axis)a, c->ranks_per_host * c->hosts_per_rack));
         fprintf(f, ": a rank receives %10.3f GB per step %s\n", axis_bytes(p, a) / 1e9,
                 hosts > 1 ? "across hosts" : "within its host");
     }

@@ -42,9 +42,9 @@ static double checkpoint_bytes(const Job *j) { return 3.0 * sizeof(float) * (dou
 /* About how long a save stops training: until every rank has received all that is written (checkpoint_writer.h). Each
  * unit is all-gathered over fsdp, then over tp; then every pipeline stage receives it and sends it on. */
 static double gather_seconds(const Job *j, const Cluster *c) {
-    const Mesh *m = &j->mesh;
+    const Mesh *mesh = &j->mesh;
     double bytes = checkpoint_bytes(j), seconds = 0;
-    int shards = mesh_group_size(m, AXIS_FSDP), tp = m->size[AXIS_TP], pp = m->size[AXIS_PP];
+    int shards = mesh_group_size(mesh, AXIS_FSDP), tp = mesh->size[AXIS_TP], pp = mesh->size[AXIS_PP];
     if (j->run.sharding == NO_SHARD) shards = 1;
     if (shards > 1)
         seconds += collective_seconds(&c->collectives[AXIS_FSDP][ALL_GATHER], bytes / tp * (shards - 1) / shards);

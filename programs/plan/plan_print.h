@@ -1,4 +1,4 @@
-/* plan_print.h: a plan as text, and what plan.json says of a recipe's stages. */
+/* plan_print.h: a plan as text, and what plan.json says of a recipe's periods. */
 #ifndef PLAN_PRINT_H
 #define PLAN_PRINT_H
 #include "../shared/program.h" // defines: Plan, RankClass, Job, json_add_traffic, json_add_integer
@@ -40,18 +40,18 @@ static int count_set(const char *is_set, int n) {
 /* Prints which ranks a class holds: "pp 1-14, tp 0: ranks 128, 136, 144, … (1792)". The pipeline stages and
  * tensor-parallel ranks are named if the class is all ranks with these coordinates. */
 static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
-    const Mesh *m = p->mesh;
-    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP];
-    char *has_rank = new_array(char, m->world + pp + tp), *has_stage = has_rank + m->world;
+    const Mesh *mesh = p->mesh;
+    int pp = mesh->size[AXIS_PP], tp = mesh->size[AXIS_TP];
+    char *has_rank = new_array(char, mesh->world + pp + tp), *has_stage = has_rank + mesh->world;
     char *has_tp = has_stage + pp;
-    for (int r = 0; r < m->world; r++) {
+    for (int r = 0; r < mesh->world; r++) {
         if (p->class_of[r] != class_index) continue;
         has_rank[r] = 1;
-        has_stage[mesh_coordinate(m, r, AXIS_PP)] = 1;
-        has_tp[mesh_coordinate(m, r, AXIS_TP)] = 1;
+        has_stage[mesh_coordinate(mesh, r, AXIS_PP)] = 1;
+        has_tp[mesh_coordinate(mesh, r, AXIS_TP)] = 1;
     }
-    int stages = count_set(has_stage, pp), tp_ranks = count_set(has_tp, tp), ranks = count_set(has_rank, m->world);
-    int is_product = ranks == m->world / (pp * tp) * stages * tp_ranks;
+    int stages = count_set(has_stage, pp), tp_ranks = count_set(has_tp, tp), ranks = count_set(has_rank, mesh->world);
+    int is_product = ranks == mesh->world / (pp * tp) * stages * tp_ranks;
     int names_stages = is_product && stages < pp, names_tp = is_product && tp_ranks < tp;
     if (names_stages) {
         fprintf(f, "pp ");
@@ -62,7 +62,7 @@ static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
         print_ranges(f, has_tp, tp, tp);
     }
     fprintf(f, ranks > 1 ? "%sranks " : "%srank ", names_stages || names_tp ? ": " : "");
-    print_ranges(f, has_rank, m->world, 4);
+    print_ranges(f, has_rank, mesh->world, 4);
     if (ranks > 1) fprintf(f, " (%d)", ranks);
     fprintf(f, "\n");
     free(has_rank);
@@ -104,14 +104,14 @@ static void print_class(FILE *f, const Plan *p, const RankClass *c, int with_buf
 
 /* Prints one class after the other; the one that needs the most memory with its buffers. */
 static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_step) {
-    const Mesh *m = p->mesh;
-    int replicas = m->size[AXIS_DP_REPLICATE];
+    const Mesh *mesh = p->mesh;
+    int replicas = mesh->size[AXIS_DP_REPLICATE];
     fprintf(f,
             "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64
             " tokens per step; ",
-            j->run.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "",
+            j->run.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, mesh->world, plural(mesh->world),
             j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", strategies[j->run.sharding].name,
-            mesh_group_size(m, AXIS_FSDP), replicas, replicas > 1 ? "s" : "", tokens_per_step);
+            mesh_group_size(mesh, AXIS_FSDP), replicas, replicas > 1 ? "s" : "", tokens_per_step);
     if (p->count == 1) fprintf(f, "all ranks have the same memory, FLOPs and traffic\n");
     else fprintf(f, "%d kinds of ranks, which differ in memory, FLOPs or traffic\n", p->count);
     for (int c = 0; c < p->count; c++) {
@@ -120,17 +120,17 @@ static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_
     }
 }
 
-/* What plan.json says of a stage of a recipe. `p` NULL: the stage does not fit the layout. `estimate`: what plan_llama3
- * simulated, which this function takes over; NULL: left out. */
-static cJSON *stage_json(const Job *j, const Plan *p, cJSON *estimate) {
-    const RecipeStage *s = j->stage;
+/* What plan.json says of a period of a recipe. `p` NULL: the period does not fit the layout. `estimate`: what
+ * plan_llama3 simulated, which this function takes over; NULL: left out. */
+static cJSON *period_json(const Job *j, const Plan *p, cJSON *estimate) {
+    const RecipePeriod *period = j->period;
     cJSON *json = cJSON_CreateObject();
-    json_add_integer(json, "stage", s - j->recipe.stages + 1);
-    if (s->name[0]) cJSON_AddStringToObject(json, "name", s->name);
-    json_add_integer(json, "first_step", s->first_step + 1);
-    json_add_integer(json, "steps", s->steps);
-    json_add_integer(json, "tokens", s->tokens);
-    json_add_integer(json, "batch", stage_batch(s, &j->mesh));
+    json_add_integer(json, "stage", period - j->recipe.periods + 1);
+    if (period->name[0]) cJSON_AddStringToObject(json, "name", period->name);
+    json_add_integer(json, "first_step", period->first_step + 1);
+    json_add_integer(json, "steps", period->steps);
+    json_add_integer(json, "tokens", period->tokens);
+    json_add_integer(json, "batch", period_batch(period, &j->mesh));
     json_add_integer(json, "seq", j->run.seq);
     if (j->problem) cJSON_AddStringToObject(json, "problem", j->problem);
     if (!p) return json;

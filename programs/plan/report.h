@@ -89,26 +89,26 @@ static cJSON *report_class(const Plan *p, int class_index) {
     free(name);
     json_add_integer(row, "peak", (int64_t)device_peak(dry_run));
     cJSON *memory = cJSON_AddObjectToObject(row, "memory");
-    for (int m = 0; m < MEM_CATEGORIES; m++) {
-        const Arena *a = &dry_run->arenas[m];
-        json_add_integer(memory, mem_category_names[m], a->offloaded ? 0 : (int64_t)a->peak);
+    for (int category = 0; category < MEM_CATEGORIES; category++) {
+        const Arena *a = &dry_run->arenas[category];
+        json_add_integer(memory, mem_category_names[category], a->offloaded ? 0 : (int64_t)a->peak);
     }
     return row;
 }
 
 /* Traffic over an axis. Without a cluster there is neither time nor hosts. */
 static cJSON *report_axis(const Plan *p, const Cluster *c, const Estimate *e, int axis) {
-    const Mesh *m = p->mesh;
-    int ranks = mesh_group_size(m, (Axis)axis);
+    const Mesh *mesh = p->mesh;
+    int ranks = mesh_group_size(mesh, (Axis)axis);
     cJSON *row = cJSON_CreateObject();
     cJSON_AddStringToObject(row, "axis", axis_names[axis]);
-    cJSON_AddNumberToObject(row, "groups", m->world / ranks);
+    cJSON_AddNumberToObject(row, "groups", mesh->world / ranks);
     cJSON_AddNumberToObject(row, "ranks", ranks);
     json_add_real(row, "bytes", axis_bytes(p, axis));
     if (!c) return row;
     int per_rack = c->ranks_per_host * c->hosts_per_rack;
-    cJSON_AddNumberToObject(row, "hosts", group_spans(m, (Axis)axis, c->ranks_per_host));
-    if (per_rack) cJSON_AddNumberToObject(row, "racks", group_spans(m, (Axis)axis, per_rack));
+    cJSON_AddNumberToObject(row, "hosts", group_spans(mesh, (Axis)axis, c->ranks_per_host));
+    if (per_rack) cJSON_AddNumberToObject(row, "racks", group_spans(mesh, (Axis)axis, per_rack));
     json_add_real(row, "communication", e->communication[axis]);
     json_add_real(row, "waited", e->waited[axis]);
     return row;

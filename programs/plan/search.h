@@ -173,7 +173,7 @@ static void search_run(Search *s, const Job *j, const Cluster *c) {
     s->job = *j;
     s->path = c->path;
     s->given = j;
-    s->sequences = (double)stage_batch(j->stage, &j->mesh);
+    s->sequences = (double)period_batch(j->period, &j->mesh);
     for (run.pp = 1; run.pp <= world && run.pp <= j->config.L + 2; run.pp++)
         for (run.tp = 1; run.tp <= c->ranks_per_host && run.tp * run.pp <= world; run.tp++)
             for (run.cp = 1; (int64_t)run.tp * run.cp * run.pp <= world && 2 * run.cp <= run.seq; run.cp++)

@@ -74,12 +74,12 @@ static void say_event(Sentence *t, const CommEvents *list, const CommEvent *e) {
 }
 
 /* "rank 17 (tp 1, cp 2)": the coordinates on axes of more than one rank. */
-static void say_mesh_rank(Sentence *t, const Mesh *m, int rank) {
+static void say_mesh_rank(Sentence *t, const Mesh *mesh, int rank) {
     int said = 0;
     say(t, "rank %d", rank);
     for (int a = 0; a < MESH_AXES; a++) {
-        if (m->size[a] == 1) continue;
-        say(t, "%s%s %d", said++ ? ", " : " (", axis_names[a], mesh_coordinate(m, rank, (Axis)a));
+        if (mesh->size[a] == 1) continue;
+        say(t, "%s%s %d", said++ ? ", " : " (", axis_names[a], mesh_coordinate(mesh, rank, (Axis)a));
     }
     if (said) say(t, ")");
 }

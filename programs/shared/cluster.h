@@ -74,15 +74,15 @@ static double collective_seconds(const CollectiveRate *rate, double bytes) {
     return rate->seconds[i - 1] * pow(rate->seconds[i] / rate->seconds[i - 1], fraction);
 }
 
-/* The largest number of hosts that one group of this axis spans, if each host has `ranks_each` consecutive ranks. */
-static int group_spans(const Mesh *m, Axis axis, int ranks_each) {
+/* The largest number of hosts that one group of this axis spans, if each host has `ranks` consecutive ranks. */
+static int group_spans(const Mesh *mesh, Axis axis, int ranks) {
     int most = 0;
-    for (int r = 0; r < m->world; r++) {
+    for (int r = 0; r < mesh->world; r++) {
         int colour, key, spans = 1;
-        mesh_group(m, r, axis, &colour, &key);
+        mesh_group(mesh, r, axis, &colour, &key);
         if (colour != r) continue;
-        for (int i = 1; i < mesh_group_size(m, axis); i++)
-            spans += mesh_group_member(m, r, axis, i) / ranks_each != mesh_group_member(m, r, axis, i - 1) / ranks_each;
+        for (int i = 1; i < mesh_group_size(mesh, axis); i++)
+            spans += mesh_group_member(mesh, r, axis, i) / ranks != mesh_group_member(mesh, r, axis, i - 1) / ranks;
         most = spans > most ? spans : most;
     }
     return most;

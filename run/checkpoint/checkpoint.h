@@ -11,7 +11,7 @@
 #include "../setup/options.h"     // defines: Options, option_text
 #include "peft.h"                 // defines: adapters_open
 #include "out_dir.h"              // defines: newest_checkpoint, checkpoint_path
-#include "../setup/recipe.h"      // defines: Recipe, recipe_stage_after, LearningRate
+#include "../setup/recipe.h"      // defines: Recipe, recipe_period_after, LearningRate
 #include "../checks/outliers.h"   // defines: Outliers, outliers_read, outliers_write
 #include "safetensors.h"          // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h"        // defines: fsdp_set_state, fsdp_set_base, random_weights
@@ -49,63 +49,63 @@ static int is_rate_option(const char *option) {
     return is_one;
 }
 
-/* The key of a setting: "--seq" in the first stage, "stage 2: --seq" in later ones. */
-static const char *setting_name(char name[64], int stage, const char *text) {
-    if (stage) snprintf(name, 64, "stage %d: %s", stage + 1, text);
+/* The key of a setting: "--seq" in the first period, "stage 2: --seq" in later ones. */
+static const char *setting_name(char name[64], int period, const char *text) {
+    if (period) snprintf(name, 64, "stage %d: %s", period + 1, text);
     else snprintf(name, 64, "%s", text);
     return name;
 }
 
 /* The inverse of setting_name. */
-static const char *setting_without_stage(const char *name, int *stage) {
+static const char *setting_without_period(const char *name, int *period) {
     int used = 0;
-    *stage = 1;
-    if (sscanf(name, "stage %d: %n", stage, &used) == 1 && used) name += used;
-    --*stage;
+    *period = 1;
+    if (sscanf(name, "stage %d: %n", period, &used) == 1 && used) name += used;
+    --*period;
     return name;
 }
 
-static void setting_add(cJSON *settings, int stage, const char *text, const char *value) {
+static void setting_add(cJSON *settings, int period, const char *text, const char *value) {
     char name[64];
-    cJSON_AddStringToObject(settings, setting_name(name, stage, text), value);
+    cJSON_AddStringToObject(settings, setting_name(name, period, text), value);
 }
 
-static void setting_add_integer(cJSON *settings, int stage, const char *text, int64_t value) {
+static void setting_add_integer(cJSON *settings, int period, const char *text, int64_t value) {
     char digits[24];
     snprintf(digits, sizeof digits, "%" PRId64, value);
-    setting_add(settings, stage, text, digits);
+    setting_add(settings, period, text, digits);
 }
 
-/* The settings of a stage. A later stage has only those options that a recipe can change. */
-static void settings_of_stage(cJSON *settings, const Recipe *r, int stage, const Mesh *mesh) {
-    const RecipeStage *s = &r->stages[stage];
-    int count = s->run.lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
+/* The settings of a period. A later period has only those options that a recipe can change. */
+static void settings_of_period(cJSON *settings, const Recipe *r, int period, const Mesh *mesh) {
+    const RecipePeriod *p = &r->periods[period];
+    int count = p->run.lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
     char name[24], value[1024];
     for (int i = 0; i < count; i++) {
         const char *option = training_options[i];
-        if (stage && !is_stage_option(option) && strcmp(option, "steps")) continue;
-        if (!strcmp(option, "muon-momentum") && !uses_muon(&s->run)) continue;
+        if (period && !is_period_option(option) && strcmp(option, "steps")) continue;
+        if (!strcmp(option, "muon-momentum") && !uses_muon(&p->run)) continue;
         snprintf(name, sizeof name, "--%s", option);
-        option_text(&s->run, option, value, sizeof value);
-        if (strcmp(option, "steps")) setting_add(settings, stage, name, value);
-        else setting_add_integer(settings, stage, name, s->rate.steps);
+        option_text(&p->run, option, value, sizeof value);
+        if (strcmp(option, "steps")) setting_add(settings, period, name, value);
+        else setting_add_integer(settings, period, name, p->rate.steps);
     }
-    setting_add_integer(settings, stage, "samples a step", samples_per_step(&s->run, mesh));
+    setting_add_integer(settings, period, "samples a step", samples_per_step(&p->run, mesh));
     if (!r->path) return;
-    setting_add_integer(settings, stage, "first step", s->first_step);
-    setting_add_integer(settings, stage, "first step of the learning-rate curve", s->rate.first_step);
-    setting_add(settings, stage, "frozen", stage_frozen(s, value, sizeof value));
+    setting_add_integer(settings, period, "first step", p->first_step);
+    setting_add_integer(settings, period, "first step of the learning-rate curve", p->rate.first_step);
+    setting_add(settings, period, "frozen", period_frozen(p, value, sizeof value));
 }
 
-/* The settings of all steps up to `step`, as text, which must be the same when the run is resumed. `data`: of the stage
- * that contains `step`; NULL: it is not open. `base`: fingerprint of the frozen model beneath the adapters. */
+/* The settings of all steps up to `step`, as text, which must be the same when the run is resumed. `data`: of the
+ * period that contains `step`; NULL: it is not open. `base`: fingerprint of the frozen model beneath the adapters. */
 static cJSON *settings_in_force(const Recipe *r, int64_t step, const Mesh *mesh, const Dataset *data, uint64_t base) {
-    int last = recipe_stage_after(r, step - 1); // stages that have begun
+    int last = recipe_period_after(r, step - 1); // periods that have begun
     cJSON *settings = cJSON_CreateObject();
     char value[1024];
-    for (int i = 0; i <= last; i++) settings_of_stage(settings, r, i, mesh);
+    for (int i = 0; i <= last; i++) settings_of_period(settings, r, i, mesh);
     snprintf(value, sizeof value, "%016" PRIx64, base);
-    if (r->stages->run.lora_rank) setting_add(settings, 0, "base model", value);
+    if (r->periods->run.lora_rank) setting_add(settings, 0, "base model", value);
     setting_add(settings, 0, "precision", PRECISION_NAME);
     if (r->path) setting_add_integer(settings, 0, "longest --seq", r->longest);
     if (!data) return settings;
@@ -260,15 +260,15 @@ typedef struct {    // the checkpoint that a run resumes from
 static const char *setting_recorded(const cJSON *then, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
     if (cJSON_IsString(item)) return item->valuestring;
-    int stage;
-    const char *option = setting_without_stage(name, &stage);
+    int period;
+    const char *option = setting_without_period(name, &period);
     const OptionRow *row = strncmp(option, "--", 2) ? NULL : option_find(option + 2);
     return row && row->fallback ? row->fallback : "not recorded";
 }
 
-/* The learning-rate curve of a stage in the run that wrote the checkpoint. Settings that are the same as now keep
+/* The learning-rate curve of a period in the run that wrote the checkpoint. Settings that are the same as now keep
  * their exact values, since a text has nine digits. */
-static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int stage, const LearningRate *is) {
+static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int period, const LearningRate *is) {
     static const char *const names[] = {"--steps",
                                         "--lr",
                                         "--lr-schedule",
@@ -281,36 +281,36 @@ static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int stage
     double *const reals[] = {NULL, &was.peak, NULL, &was.minimum, NULL, NULL, NULL};
     char name[64];
     for (int i = 0; i < 7; i++) {
-        const char *text = setting_recorded(then, setting_name(name, stage, names[i]));
+        const char *text = setting_recorded(then, setting_name(name, period, names[i]));
         const cJSON *same = cJSON_GetObjectItemCaseSensitive(now, name);
         if (!same || !strcmp(text, same->valuestring)) continue;
         if (integers[i]) *integers[i] = strtoll(text, NULL, 10);
         else if (reals[i]) *reals[i] = strtod(text, NULL);
         else was.shape = rate_shape_find(text);
     }
-    const char *decay = setting_recorded(then, setting_name(name, stage, "--lr-decay"));
+    const char *decay = setting_recorded(then, setting_name(name, period, "--lr-decay"));
     if (!strcmp(decay, "0")) was.decay = max_i64(1, was.steps / 10); // as recipe.h chooses it
     return was;
 }
 
-/* Does the learning rate of a finished step of this stage differ? Only finished steps are compared: a stage may be
+/* Does the learning rate of a finished step of this period differ? Only finished steps are compared: a period may be
  * given more or fewer tokens while their rates do not depend on that. */
-static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r, int stage, int64_t step) {
-    const RecipeStage *s = &r->stages[stage];
-    LearningRate was = rate_recorded(then, now, stage, &s->rate);
+static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r, int period, int64_t step) {
+    const RecipePeriod *p = &r->periods[period];
+    LearningRate was = rate_recorded(then, now, period, &p->rate);
     int changed = 0;
-    for (int64_t t = s->first_step + 1; t <= min_i64(step, s->first_step + s->steps) && !changed; t++)
-        changed = learning_rate_at(&was, t) != learning_rate_at(&s->rate, t);
+    for (int64_t t = p->first_step + 1; t <= min_i64(step, p->first_step + p->steps) && !changed; t++)
+        changed = learning_rate_at(&was, t) != learning_rate_at(&p->rate, t);
     return changed;
 }
 
 /* Is this a setting of a learning-rate curve whose finished steps, up to `step`, have unchanged rates? */
 static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
-    int stage;
-    const char *text = setting_without_stage(name, &stage);
+    int period;
+    const char *text = setting_without_period(name, &period);
     int of_rate =
         !strcmp(text, "first step of the learning-rate curve") || (!strncmp(text, "--", 2) && is_rate_option(text + 2));
-    return of_rate && !rate_has_changed(then, now, r, stage, step);
+    return of_rate && !rate_has_changed(then, now, r, period, step);
 }
 
 /* --allow-changes does not help here: AdamW's moments are not Muon's momentum. */
@@ -323,10 +323,10 @@ __attribute__((noreturn)) static void refuse_other_optimizer(const char *dir, co
 
 /* May a recorded setting be missing in this run? `begins_data`: the data of the checkpoint is not open. */
 static int setting_means_nothing(const char *name, const char *was, int begins_data) {
-    int stage;
-    const char *option = setting_without_stage(name, &stage);
+    int period;
+    const char *option = setting_without_period(name, &period);
     const OptionRow *row = strncmp(option, "--", 2) ? NULL : option_find(option + 2);
-    int is_default = !stage && (!was[0] || !strcmp(was, "0") || (row && row->fallback && !strcmp(row->fallback, was)));
+    int is_default = !period && (!was[0] || !strcmp(was, "0") || (row && row->fallback && !strcmp(row->fallback, was)));
     return is_default || (begins_data && (!strcmp(option, "data") || !strcmp(option, "shares of --data")));
 }
 
@@ -334,7 +334,7 @@ static int setting_means_nothing(const char *name, const char *was, int begins_d
 static void settings_compare(Checkpoint *c, const cJSON *then, const RunSettings *run, const Recipe *r,
                              const Mesh *mesh, const Dataset *data, uint64_t base) {
     int64_t step = c->progress.step;
-    const RecipeStage *next = &r->stages[recipe_stage_after(r, step)];
+    const RecipePeriod *next = &r->periods[recipe_period_after(r, step)];
     int begins_data = step && next->first_step == step && next->begins_data; // `data` is other data than that of `step`
     cJSON *now = settings_in_force(r, step, mesh, begins_data ? NULL : data, base), *setting;
     char list[2048];
@@ -344,8 +344,8 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const RunSettings
         const char *name = setting->string, *is = setting->valuestring, *was = setting_recorded(then, name);
         if (!strcmp(was, is) || is_same_rate(then, now, r, name, step)) continue;
         if (!strcmp(name, "--optimizer")) refuse_other_optimizer(c->dir, is, was);
-        int stage;
-        const char *option = setting_without_stage(name, &stage);
+        int period;
+        const char *option = setting_without_period(name, &period);
         if (!strcmp(option, "data") || !strcmp(option, "--seq") || !strcmp(option, "longest --seq"))
             c->data_changed = 1;
         if (used < room)
@@ -438,7 +438,7 @@ static Progress trainer_progress(const cJSON *json, const char *path) {
     p.epoch = trainer_integer(json, path, "epoch");
     p.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
     outliers_read(&p.outliers, json, path);
-    // checkpoints without it are of runs of one stage
+    // checkpoints without it are of runs of one period
     const cJSON *seq = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "settings"), "--seq");
     if (cJSON_GetObjectItemCaseSensitive(json, "tokens")) p.tokens = trainer_integer(json, path, "tokens");
     else if (cJSON_IsString(seq)) p.tokens = product_or_most(p.samples, max_i64(0, atoi(seq->valuestring)));

@@ -1,8 +1,8 @@
 /* peft.h: adapter files in the layout of Hugging Face's PEFT.
  *
  * Reads and writes adapter_config.json, and checks adapter_model.safetensors against the tensor table. A caller may
- * rely on: whatever these files ask for and this program does not support (other kinds of adapters, biases, ranks that
- * differ between layers) is refused by name.
+ * rely on: whatever these files ask for and this program does not support (other kinds of adapters, biases, LoRA ranks
+ * that differ between layers) is refused by name.
  */
 #ifndef PEFT_H
 #define PEFT_H
@@ -44,7 +44,7 @@ static void adapters_refuse_changed_base(const cJSON *json, const char *path) {
                        path, item->valuestring);
 }
 
-/* Sets the configuration's rank, alpha and target matrices from DIR/adapter_config.json. */
+/* Sets the configuration's LoRA rank, alpha and target matrices from DIR/adapter_config.json. */
 static void adapters_config_read(Llama3Config *c, const char *dir) {
     static const char *const unsupported[] = {"use_rslora",
                                               "use_dora",

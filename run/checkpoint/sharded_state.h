@@ -211,7 +211,7 @@ static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
     return whole;
 }
 
-/* Adds alpha / rank · B A to the weights (padded) of a unit of blocks. */
+/* Adds alpha / r · B A to the weights (padded) of a unit of blocks. */
 static void merge_adapters(Fsdp *fsdp, const FsdpUnit *u, float *weights) {
     const TensorTable *table = fsdp->table;
     const Llama3Config *c = fsdp->config;

@@ -17,10 +17,10 @@ static int *layout_read_back(Comm *comm) {
 }
 
 /* How many groups of an axis have members on several hosts, so that their traffic crosses the network. */
-static int groups_across_hosts(const Mesh *m, const int *leaders, int axis, const int *hosts) {
+static int groups_across_hosts(const Mesh *mesh, const int *leaders, int axis, const int *hosts) {
     int count = 0;
-    char *crosses = (char *)checked_malloc((size_t)m->world);
-    for (int r = 0; r < m->world; r++) {
+    char *crosses = (char *)checked_malloc((size_t)mesh->world);
+    for (int r = 0; r < mesh->world; r++) {
         int leader = leaders[r * AXES + axis];
         if (hosts[r] == hosts[leader] || crosses[leader]) continue;
         crosses[leader] = 1;
@@ -31,9 +31,9 @@ static int groups_across_hosts(const Mesh *m, const int *leaders, int axis, cons
 }
 
 /* Prints the members of the group that `first` leads, "0-3", "0-6 by 2" or "0+3+4". */
-static void group_print(FILE *f, const Mesh *m, const int *leaders, int axis, int first) {
+static void group_print(FILE *f, const Mesh *mesh, const int *leaders, int axis, int first) {
     int members = 0, last = first, step = 0, is_even = 1;
-    for (int r = first; r < m->world; r++) {
+    for (int r = first; r < mesh->world; r++) {
         if (leaders[r * AXES + axis] != first) continue;
         if (members == 1) step = r - first;
         is_even &= members < 2 || r - last == step;
@@ -45,7 +45,7 @@ static void group_print(FILE *f, const Mesh *m, const int *leaders, int axis, in
     else
         for (int r = first; r <= last; r++)
             if (leaders[r * AXES + axis] == first) fprintf(f, r > first ? "+%d" : "%d", r);
-    if (members != mesh_group_size(m, (Axis)axis)) fprintf(f, " (%d members)", members);
+    if (members != mesh_group_size(mesh, (Axis)axis)) fprintf(f, " (%d members)", members);
 }
 
 enum { LAYOUT_SHOWN = 32 }; // groups or hosts in a line of the banner
@@ -67,20 +67,20 @@ static void hosts_print(FILE *f) {
 }
 
 /* Prints "fsdp: 2 groups of 4: 0-3, 4-7; each within a host", a line for every axis with groups of several ranks. */
-static void layout_print(const Mesh *m, const int *leaders, FILE *f) {
-    int several_hosts = run_hosts.count > 1, on_first_host = several_hosts ? run_hosts.hosts[0].ranks : m->world;
+static void layout_print(const Mesh *mesh, const int *leaders, FILE *f) {
+    int several_hosts = run_hosts.count > 1, on_first_host = several_hosts ? run_hosts.hosts[0].ranks : mesh->world;
     if (several_hosts) hosts_print(f);
     for (int a = 0; a < AXES; a++) {
-        int size = mesh_group_size(m, (Axis)a), printed = 0;
+        int size = mesh_group_size(mesh, (Axis)a), printed = 0;
         if (size == 1 || a == AXIS_WORLD) continue;
-        fprintf(f, "%s: %d group%s of %d: ", axis_names[a], m->world / size, m->world > size ? "s" : "", size);
-        for (int first = 0; first < m->world && printed < LAYOUT_SHOWN; first++) {
+        fprintf(f, "%s: %d group%s of %d: ", axis_names[a], mesh->world / size, mesh->world > size ? "s" : "", size);
+        for (int first = 0; first < mesh->world && printed < LAYOUT_SHOWN; first++) {
             if (leaders[first * AXES + a] != first) continue;
             if (printed++) fprintf(f, ", ");
-            group_print(f, m, leaders, a, first);
+            group_print(f, mesh, leaders, a, first);
         }
-        if (printed < m->world / size) fprintf(f, ", … (layout.json lists all)");
-        int across = several_hosts ? groups_across_hosts(m, leaders, a, run_hosts.of_rank) : 0;
+        if (printed < mesh->world / size) fprintf(f, ", … (layout.json lists all)");
+        int across = several_hosts ? groups_across_hosts(mesh, leaders, a, run_hosts.of_rank) : 0;
         int could_fit = a == AXIS_FSDP && on_first_host % size == 0;
         if (across) fprintf(f, "; %d of them across hosts", across);
         if (across && could_fit)
@@ -91,20 +91,20 @@ static void layout_print(const Mesh *m, const int *leaders, FILE *f) {
 }
 
 /* "world":8,"mesh":{"tp":1,…} */
-static inline void json_add_mesh(cJSON *root, const Mesh *m) {
-    json_add_integer(root, "world", m->world);
-    cJSON *mesh = cJSON_AddObjectToObject(root, "mesh");
-    for (int a = 0; a < MESH_AXES; a++) json_add_integer(mesh, axis_names[a], m->size[a]);
+static inline void json_add_mesh(cJSON *root, const Mesh *mesh) {
+    json_add_integer(root, "world", mesh->world);
+    cJSON *sizes = cJSON_AddObjectToObject(root, "mesh");
+    for (int a = 0; a < MESH_AXES; a++) json_add_integer(sizes, axis_names[a], mesh->size[a]);
 }
 
 /* "groups":{"fsdp":[[0,1,…],…],…} */
-static inline void json_add_groups(cJSON *root, const Mesh *m, const int *leaders) {
+static inline void json_add_groups(cJSON *root, const Mesh *mesh, const int *leaders) {
     cJSON *groups = cJSON_AddObjectToObject(root, "groups");
     for (int axis = 0; axis < AXES; axis++) {
         cJSON *list = cJSON_AddArrayToObject(groups, axis_names[axis]);
         cJSON **members =
-            (cJSON **)checked_malloc(sizeof *members * (size_t)m->world); // of the group that a rank leads
-        for (int r = 0; r < m->world; r++) {
+            (cJSON **)checked_malloc(sizeof *members * (size_t)mesh->world); // of the group that a rank leads
+        for (int r = 0; r < mesh->world; r++) {
             cJSON **group = &members[leaders[r * AXES + axis]];
             if (!*group) {
                 *group = cJSON_CreateArray();

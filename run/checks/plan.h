@@ -48,9 +48,9 @@ static int muon_representative(const Plan *p, int first, int rank) {
  * are. Tensor-parallel ranks differ where a size does not divide, by one row; with Muon the ranks of an fsdp group
  * differ if they do not own equally many blocks. */
 static int plan_representative(const Plan *p, int rank) {
-    const Mesh *m = p->mesh;
-    int first = rank - mesh_coordinate(m, rank, AXIS_CP) * mesh_stride(m, AXIS_CP);
-    first %= mesh_stride(m, AXIS_DP_SHARD);
+    const Mesh *mesh = p->mesh;
+    int first = rank - mesh_coordinate(mesh, rank, AXIS_CP) * mesh_stride(mesh, AXIS_CP);
+    first %= mesh_stride(mesh, AXIS_DP_SHARD);
     return uses_muon(&p->job->run) ? muon_representative(p, first, rank) : first;
 }
 
@@ -58,7 +58,7 @@ static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) 
     int equal = !memcmp(comm->traffic_started, c->traffic[DRY_RUN], sizeof comm->traffic_started);
     for (int recomputed = 0; recomputed < 2; recomputed++)
         equal &= device_flops(dev, recomputed) == device_flops(c->dry_run, recomputed);
-    for (int m = 0; m < MEM_CATEGORIES; m++) equal &= dev->arenas[m].peak == c->dry_run->arenas[m].peak;
+    for (int i = 0; i < MEM_CATEGORIES; i++) equal &= dev->arenas[i].peak == c->dry_run->arenas[i].peak;
     return equal;
 }
 
@@ -107,32 +107,32 @@ static cJSON *class_json(const Plan *p, int class_index) {
     return json;
 }
 
-/* `estimate`, `goodput`: what plan_llama3 simulated, `stages`: an array of the stages of a recipe. This function takes
+/* `estimate`, `goodput`: what plan_llama3 simulated, `periods`: an array of the recipe's periods. This function takes
  * them over; NULL: null, or left out. */
 static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
-                       cJSON *stages) {
-    const Mesh *m = p->mesh;
-    int *leaders = new_array(int, AXES * m->world), key;
+                       cJSON *periods) {
+    const Mesh *mesh = p->mesh;
+    int *leaders = new_array(int, AXES * mesh->world), key;
     cJSON *root = cJSON_CreateObject();
-    json_add_mesh(root, m);
+    json_add_mesh(root, mesh);
     json_add_integer(root, "tokens_per_step", tokens_per_step);
     cJSON *classes = cJSON_AddArrayToObject(root, "rank_classes");
     for (int c = 0; c < p->count; c++) cJSON_AddItemToArray(classes, class_json(p, c));
-    for (int r = 0; r < m->world; r++)
-        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &leaders[r * AXES + a], &key);
-    json_add_groups(root, m, leaders);
+    for (int r = 0; r < mesh->world; r++)
+        for (int a = 0; a < AXES; a++) mesh_group(mesh, r, (Axis)a, &leaders[r * AXES + a], &key);
+    json_add_groups(root, mesh, leaders);
     cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
     if (goodput) cJSON_AddItemToObject(root, "goodput", goodput);
-    if (stages) cJSON_AddItemToObject(root, "stages", stages);
+    if (periods) cJSON_AddItemToObject(root, "stages", periods);
     json_write_line(f, root);
     free(leaders);
 }
 
 /* Writes plan.json into --out. */
 static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
-                            cJSON *stages) {
+                            cJSON *periods) {
     FILE *f = out_file_create(out, "plan.json");
-    plan_write(f, p, tokens_per_step, estimate, goodput, stages);
+    plan_write(f, p, tokens_per_step, estimate, goodput, periods);
     if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }
 

@@ -136,19 +136,20 @@ static double mean_z_loss(const StepReports *r, int64_t targets) {
 // ---------------------------------------------------------------------------
 // checks
 
-/* Did all ranks of each group start the same collectives in the same order, and did both ends of each connection start
- * the same messages? On one host collectives are compared as they start; this compares hosts too. */
+/* Did all ranks of each group start the same collectives in the same order, and both ends of each connection the same
+ * messages? Each rank compares itself with the ranks before it. On one host this is compared as they start, too. */
 static void check_orders(const StepReports *r, int64_t step) {
-    const StepReport *all = r->of_ranks;
     const int rank = r->comm->rank;
-    const RankLines *mine = &all[rank].lines;
-    for (int i = 0; i < 2 * rank; i++) {
-        const RankLines *other = &all[i / 2].lines, *a = i % 2 ? mine : other, *b = i % 2 ? other : mine;
-        int line = line_that_differs(a, b);
+    const RankLines *mine = &r->of_ranks[rank].lines;
+    for (int i = 0; i < rank; i++) {
+        const RankLines *other = &r->of_ranks[i].lines;
+        int line = line_that_differs(other, mine), is_mine = line >= 0;
+        if (!is_mine) line = line_that_differs(mine, other); // a connection that only the other rank has opened
+        const ChannelEnd *channels = is_mine ? mine->channels : other->channels;
         if (line >= AXES)
             run_failure("step %" PRId64 ": the messages that %s and %s sent each other over %s are not those that "
                         "the other one received",
-                        step, rank_name(other->rank), rank_name(rank), axis_names[b->channels[line - AXES].axis]);
+                        step, rank_name(other->rank), rank_name(rank), axis_names[channels[line - AXES].axis]);
         if (line >= 0)
             run_failure("step %" PRId64 ": %s and %s did not start the same collectives over %s in the same order",
                         step, rank_name(other->rank), rank_name(rank), axis_names[line]);
@@ -156,8 +157,8 @@ static void check_orders(const StepReports *r, int64_t step) {
 }
 
 /* Ranks that share a data-parallel coordinate must have trained on the same samples, all others on different ones.
- * `first_window`: the first of this rank's samples. */
-static void check_samples(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_window) {
+ * Each rank compares itself with the ranks before it. `first_sample`: the first of this rank's samples. */
+static void check_samples(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
     const Mesh *mesh = &r->comm->mesh;
     const int rank = r->comm->rank;
     const StepReport *all = r->of_ranks, *mine = &all[rank];
@@ -167,23 +168,23 @@ static void check_samples(const StepReports *r, const Sampler *sampler, int64_t 
         if (same_samples && !same_data && !sampler_may_repeat(sampler, step - 1))
             run_failure("step %" PRId64 ": %s and %s train on the same samples (both start with window %" PRId64
                         "), but data-parallel ranks must train on different ones",
-                        step, rank_name(i), rank_name(rank), first_window);
+                        step, rank_name(i), rank_name(rank), first_sample);
         if (same_data && !same_samples)
             run_failure("step %" PRId64 ": %s and %s hold parts of the same replica of the model, but they train on "
                         "different samples, or their files hold different tokens (rank %d starts with window %" PRId64
                         ")",
-                        step, rank_name(i), rank_name(rank), rank, first_window);
+                        step, rank_name(i), rank_name(rank), rank, first_sample);
     }
 }
 
-static void check_reports(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_window) {
+static void check_reports(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
     int rank = r->comm->rank;
     if (r->comm->dev->dry_run) return;
     check_orders(r, step);
     if (r->of_ranks[rank].seeds != r->of_ranks[0].seeds)
         run_failure("step %" PRId64 ": %s shuffles samples or initializes weights with a different seed than rank 0",
                     step, rank_name(rank));
-    check_samples(r, sampler, step, first_window);
+    check_samples(r, sampler, step, first_sample);
 }
 
 /* The loss or the gradient norm is not finite. All ranks know the same sums, so all of them skip the update; after
@@ -274,11 +275,10 @@ static int skip_outlier(const StepReports *r, const RunSettings *run, Progress *
 static void check_learned(const Progress *before, const Progress *now) {
     int64_t skips = now->skips - before->skips, outliers = now->outliers.skipped - before->outliers.skipped;
     if (skips && now->updates == before->updates)
-        run_failure(
-            "the updates of all %" PRId64 " steps were skipped: the loss or the gradient norm was not finite in "
-            "%" PRId64 " of them and an outlier in %" PRId64 "; nothing was learned and nothing is saved; lower "
-            "--lr, lengthen --warmup, or check the data",
-            skips + outliers, skips, outliers);
+        run_failure("the updates of all %" PRId64 " steps were skipped: the loss or the gradient norm was not finite "
+                    "in %" PRId64 " of them and an outlier in %" PRId64 "; nothing was learned and nothing is saved; "
+                    "lower --lr, lengthen --warmup, or check the data",
+                    skips + outliers, skips, outliers);
 }
 
 /* What signals ask for and has not been done yet: SIGNAL_SAVE, SIGNAL_END. Processes receive a signal that mpirun

@@ -42,16 +42,16 @@ typedef struct {
 
 typedef struct Job {
     const Options *options; // the command line
-    RunSettings run;        // what this stage uses
+    RunSettings run;        // what this period uses
     Purpose purpose;
     Recipe recipe;
-    const RecipeStage *stage;
-    struct Job *before, *next; // the stages around it that this run trains; NULL: this is the first or last one
-    char *problem;             // why a stage that is planned does not fit the layout; NULL: it fits
-    Progress start;            // where the stage begins, or the run resumes in it
-    Llama3Config model_config; // of --model
-    Llama3Config config;       // of this stage
-    TensorTable table;         // all tensors of the model
+    const RecipePeriod *period;
+    struct Job *previous_period, *next_period; // the run's periods around this one; NULL: none
+    char *problem;                             // why a period that is planned does not fit the layout; NULL: it fits
+    Progress start;                            // where the period begins, or the run resumes in it
+    Llama3Config model_config;                 // of --model
+    Llama3Config config;                       // of this period
+    TensorTable table;                         // all tensors of the model
     Mesh mesh;
     Dataset data, val; // num_files 0: none
     StFiles weights, adapters;
@@ -59,7 +59,7 @@ typedef struct Job {
     double dropout;                       // that PEFT trained the loaded adapters with
     BaseKind stored_base;                 // which weights of the model's files are int8
     uint64_t base_fingerprint;            // identifies the frozen model that adapters are trained for
-    Checkpoint resume_from;               // dir "": a new run, or a later stage of a run
+    Checkpoint resume_from;               // dir "": a new run, or a later period of a run
     int out_lock;                         // descriptor of the lock on --out
     int has_weights;                      // there are files of weights to start from
     int threads_of_environment;           // OMP_NUM_THREADS; 0: not set, or --threads is given
@@ -83,10 +83,10 @@ static int job_runs(const Job *j) { return j->purpose.trains && !j->purpose.plan
 /* Do weights go from file to file, so that no rank holds the model? */
 static int job_streams_weights(const Job *j) { return j->purpose.converts && !j->purpose.merges_adapters; }
 static int job_saves(const Job *j) { return job_runs(j) && j->run.out; }
-static int64_t stage_end_step(const Job *j) { return j->stage->first_step + j->stage->steps; }
-/* Does the run enter this stage at its first step, coming from an earlier stage? */
-static int begins_later_stage(const Job *j) {
-    return j->stage > j->recipe.stages && j->start.step == j->stage->first_step;
+static int64_t period_end_step(const Job *j) { return j->period->first_step + j->period->steps; }
+/* Does the run enter this period at its first step, coming from an earlier period? */
+static int begins_later_period(const Job *j) {
+    return j->period > j->recipe.periods && j->start.step == j->period->first_step;
 }
 /* NCCL communicates only GPU memory, so with it host memory has another transport. */
 static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
@@ -496,7 +496,7 @@ static int job_layout_fits(const Job *j, char *problem, size_t size) {
 // ---------------------------------------------------------------------------
 // preparing the job
 
-/* The sampler of `rank` in this stage. */
+/* The sampler of `rank` in this period. */
 static Sampler job_sampler(const Job *j, int rank) {
     const RunSettings *run = &j->run;
     const Mesh *mesh = &j->mesh;
@@ -508,7 +508,7 @@ static Sampler job_sampler(const Job *j, int rank) {
     s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
     s.replicas = mesh->size[AXIS_DP_REPLICATE];
     s.replica = mesh_coordinate(mesh, rank, AXIS_DP_REPLICATE);
-    s.accumulation = run->accum;
+    s.micro_batches = run->accum;
     s.B = run->batch;
     s.local = run->accumulate == ACCUMULATE_LOCALLY;
     s.start_step = j->start.step;
@@ -551,7 +551,7 @@ static void check_micro_batch(const Job *j) {
     if (run->seq > j->config.max_positions && j->recipe.path)
         user_error("%s: \"seq\" is %d, and %s has %d positions: use a smaller \"seq\", or add "
                    "\"max_position_embeddings\": %d",
-                   stage_place(&j->recipe, j->stage), run->seq, run->model, j->config.max_positions, run->seq);
+                   period_place(&j->recipe, j->period), run->seq, run->model, j->config.max_positions, run->seq);
     if (run->seq > j->config.max_positions)
         user_error("--seq %d exceeds the %d positions of %s: use a smaller --seq", run->seq, j->config.max_positions,
                    run->model);
@@ -590,26 +590,26 @@ static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
     if (j->threads_of_environment) j->threads_per_rank = j->threads_of_environment;
 }
 
-/* The options and the configuration of stage i, and whether they fit the mesh. */
-static void job_enter_stage(Job *j, int i) {
+/* The options and the configuration of period i, and whether they fit the mesh. */
+static void job_enter_period(Job *j, int i) {
     char problem[1024];
-    j->stage = &j->recipe.stages[i];
-    j->run = j->stage->run;
+    j->period = &j->recipe.periods[i];
+    j->run = j->period->run;
     j->run.steps = (int)recipe_steps(&j->recipe);
-    j->config = stage_config(j->config, j->stage);
+    j->config = period_config(j->config, j->period);
     check_micro_batch(j);
-    snprintf(problem, sizeof problem, "%s", j->stage->problem);
+    snprintf(problem, sizeof problem, "%s", j->period->problem);
     j->problem = NULL;
     if (problem[0] || !job_layout_fits(j, problem, sizeof problem)) {
-        if (j->purpose.plans && j->recipe.path) { // other stages can be planned
+        if (j->purpose.plans && j->recipe.path) { // other periods can be planned
             j->problem = checked_strdup(problem);
             return;
         }
-        if (j->recipe.path) user_error("%s: %s", stage_place(&j->recipe, j->stage), problem);
+        if (j->recipe.path) user_error("%s: %s", period_place(&j->recipe, j->period), problem);
         user_error("%s", problem);
     }
     table_open(&j->table, &j->config, j->run.wrap_size, &WHOLE_MODEL);
-    table_freeze(&j->table, &j->recipe, j->stage);
+    table_freeze(&j->table, &j->recipe, j->period);
     check_counters(j, j->mesh.world);
 }
 
@@ -648,22 +648,22 @@ static void job_check_tail(const Job *j) {
                    run->data, samples, run->seq, mesh_data_ranks(&j->mesh), run->batch, run->accum, per_step);
 }
 
-/* The token files of this stage, and how much of each source earlier stages have used. */
+/* The token files of this period, and how much of each source earlier periods have used. */
 static void job_training_data(Job *j) {
     const RunSettings *run = &j->run;
     const Recipe *r = &j->recipe;
     j->data = dataset_open_windows(run->data, run->seq, r->longest / run->seq, j->config.V, 0, r->path != NULL);
     recipe_number_sources(r, &j->data);
-    recipe_count_used(r, j->stage, &j->data);
-    if (r->path) recipe_check_epochs(r, j->stage, &j->data);
+    recipe_count_used(r, j->period, &j->data);
+    if (r->path) recipe_check_epochs(r, j->period, &j->data);
     job_check_tail(j);
 }
 
-/* Opens the checkpoint. One that was written at the end of a stage has the configuration of that stage, although the
+/* Opens the checkpoint. One that was written at the end of a period has the configuration of that period, although the
  * run starts with the next one. */
 static void job_checkpoint(Job *j) {
-    const RecipeStage *wrote = &j->recipe.stages[recipe_stage_after(&j->recipe, j->resume_from.progress.step - 1)];
-    Llama3Config config = stage_config(j->model_config, wrote);
+    const RecipePeriod *wrote = &j->recipe.periods[recipe_period_after(&j->recipe, j->resume_from.progress.step - 1)];
+    Llama3Config config = period_config(j->model_config, wrote);
     checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &config, &j->table);
 }
 
@@ -672,39 +672,39 @@ static void job_data(Job *j) {
     job_training_data(j);
     if (j->resume_from.dir[0]) job_checkpoint(j);
     if (run->val) j->val = dataset_open(run->val, run->seq, j->config.V, 1);
-    if (!j->before) job_find_tokenizer(j); // read once: the files may change while the run trains
+    if (!j->previous_period) job_find_tokenizer(j); // read once: the files may change while the run trains
     found_tokenizer_check(&j->tokenizer, &j->data, run->tokenizer != NULL);
     found_tokenizer_check(&j->tokenizer, &j->val, run->tokenizer != NULL);
     job_check_data(j, &j->data);
     job_check_data(j, &j->val);
 }
 
-/* The recipe's place from which the run starts: its beginning, or where the checkpoint was written. */
-static int job_first_stage(Job *j) {
+/* The period in which the run starts: the recipe's first, or the one that trains the step after the checkpoint. */
+static int job_first_period(Job *j) {
     if (j->resume_from.dir[0]) j->resume_from.progress = j->start = checkpoint_progress(j->resume_from.dir);
-    return recipe_stage_after(&j->recipe, j->start.step);
+    return recipe_period_after(&j->recipe, j->start.step);
 }
 
-/* Sets the position in the data at which the stage begins, from where the stage before it ended or the run resumes. */
+/* Sets where in the data the period begins: where the period before it ended, or where the run resumes. */
 static void job_place_in_data(Job *j) {
-    const RecipeStage *s = j->stage;
+    const RecipePeriod *p = j->period;
     Progress *at = &j->start;
-    int begins = begins_later_stage(j), before = begins ? s[-1].run.seq : s->run.seq;
-    if ((begins && s->begins_data) || j->resume_from.data_changed) at->epoch = at->samples_in_epoch = 0;
-    if (at->samples_in_epoch * before % s->run.seq)
+    int begins = begins_later_period(j), old_seq = begins ? p[-1].run.seq : p->run.seq;
+    if ((begins && p->begins_data) || j->resume_from.data_changed) at->epoch = at->samples_in_epoch = 0;
+    if (at->samples_in_epoch * old_seq % p->run.seq)
         user_error("%s: the stage would begin within a sequence of %d tokens, because an epoch has ended in the stage "
                    "before: make its \"batch\" a multiple of %d",
-                   stage_place(&j->recipe, s), s->run.seq, s->run.seq / before);
-    at->samples_in_epoch = at->samples_in_epoch * before / s->run.seq;
+                   period_place(&j->recipe, p), p->run.seq, p->run.seq / old_seq);
+    at->samples_in_epoch = at->samples_in_epoch * old_seq / p->run.seq;
     at->data = &j->data;
 }
 
-/* The Job of the stage after `j`. It shares everything that is the same in all stages. */
-static Job *job_of_next_stage(Job *j) {
+/* The Job of the period after `j`. It shares everything that is the same in all periods. */
+static Job *job_of_next_period(Job *j) {
     Job *next = new_array(Job, 1);
     *next = *j;
-    next->before = j;
-    next->next = NULL;
+    next->previous_period = j;
+    next->next_period = NULL;
     next->has_weights = 0;
     memset(&next->resume_from, 0, sizeof next->resume_from);
     next->out_lock = 0;
@@ -713,15 +713,15 @@ static Job *job_of_next_stage(Job *j) {
     memset(&next->table, 0, sizeof next->table);
     memset(&next->thread_world, 0, sizeof next->thread_world);
     pthread_mutex_init(&next->thread_world.lock, NULL);
-    next->start.step = stage_end_step(j);
+    next->start.step = period_end_step(j);
     next->config = j->model_config;
-    job_enter_stage(next, (int)(j->stage - j->recipe.stages) + 1);
-    if (next->purpose.plans) return next;    // its data may be on other machines
-    next->run.trace = NULL;                  // the timeline is that of the stage in which the run starts
-    if (stage_end_step(j) > j->start.step) { // the position that a checkpoint of the last step has
+    job_enter_period(next, (int)(j->period - j->recipe.periods) + 1);
+    if (next->purpose.plans) return next;     // its data may be on other machines
+    next->run.trace = NULL;                   // the timeline is that of the period in which the run starts
+    if (period_end_step(j) > j->start.step) { // the position that a checkpoint of the last step has
         Sampler sampler = job_sampler(j, 0);
-        int64_t before = sampler_position(&sampler, stage_end_step(j) - 1, &next->start.epoch);
-        next->start.samples_in_epoch = before + sampler_global_batch(&sampler);
+        int64_t last = sampler_position(&sampler, period_end_step(j) - 1, &next->start.epoch); // where it begins
+        next->start.samples_in_epoch = last + sampler_global_batch(&sampler);
     }
     job_data(next);
     job_place_in_data(next);
@@ -741,7 +741,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     j->model_config = j->config;
     j->recipe = recipe_open(run, j->options);
     recipe_schedule(&j->recipe, j->options, &j->config, &j->mesh);
-    job_enter_stage(j, job_first_stage(j));
+    job_enter_period(j, job_first_period(j));
     if (job_runs(j) && !run->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)%s",
@@ -753,8 +753,8 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     if (!job_trains(j)) return;
     if (job_saves(j)) job_tokenizer_files(j);
     if (job_runs(j)) job_place_in_data(j);
-    for (Job *last = j; stage_end_step(last) < recipe_steps(&j->recipe); last = last->next)
-        last->next = job_of_next_stage(last);
+    for (Job *last = j; period_end_step(last) < recipe_steps(&j->recipe); last = last->next_period)
+        last->next_period = job_of_next_period(last);
 }
 
 /* Rank 0 checks the outputs last, because checking may create a directory. */
@@ -843,16 +843,16 @@ static void job_open(Job *j, const LaunchInfo *s) {
 }
 
 static void job_close(Job *j) {
-    for (Job *stage = j, *next; stage; stage = next) {
-        next = stage->next;
-        dataset_close(&stage->data);
-        dataset_close(&stage->val);
-        thread_world_close(&stage->thread_world);
-        table_close(&stage->table);
-        free(stage->problem);
-        if (stage != j) free(stage);
+    for (Job *period = j, *next; period; period = next) {
+        next = period->next_period;
+        dataset_close(&period->data);
+        dataset_close(&period->val);
+        thread_world_close(&period->thread_world);
+        table_close(&period->table);
+        free(period->problem);
+        if (period != j) free(period);
     }
-    free(j->recipe.stages);
+    free(j->recipe.periods);
     st_close(&j->weights);
     st_close(&j->adapters);
     free(j->base_model);

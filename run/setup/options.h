@@ -306,7 +306,7 @@ static void options_print_help(const OptionRow *own, int count, const char *take
 }
 
 /* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from
- * stage to stage, those that were given. */
+ * period to period, those that were given. */
 static void options_write(const Options *o, const RunSettings *run, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {

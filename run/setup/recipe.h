@@ -1,10 +1,10 @@
-/* recipe.h: --recipe FILE: a training run in stages, which may differ in batch, sequence length, learning rate, data,
+/* recipe.h: --recipe FILE: a training run in periods, which may differ in batch, sequence length, learning rate, data,
  * RoPE and in what is frozen.
  *
- * FILE is a JSON object {"stages": [...]} with // comments. A stage lasts for a number of tokens; what it does not
- * give stays as in the stage before. A run without --recipe is a recipe of one stage, which the options describe. A
- * caller may rely on: after recipe_schedule every stage has a whole number of steps, its batch divides over the ranks,
- * and no stage ends within a sequence of the next one. Errors name the file, the stage and the field.
+ * FILE is a JSON object {"stages": [...]} with // comments. Its "stages" are called periods here, because a stage is a
+ * part of a pipeline. A period lasts for a number of tokens; a field that it does not give keeps its value. A run
+ * without --recipe is one period, which the options describe. A caller may rely on: after recipe_schedule every period
+ * has a whole number of steps, its batch divides over the ranks, and it does not end within a sequence of the next one.
  */
 #ifndef RECIPE_H
 #define RECIPE_H
@@ -17,15 +17,15 @@
 #include "../../lib/io/token_files.h" // defines: Dataset, mixture_count
 #include <fnmatch.h>                  // defines: fnmatch
 
-enum { MOST_RECIPE_STAGES = 64, MOST_FROZEN = 32 };
+enum { MOST_RECIPE_PERIODS = 64, MOST_FROZEN = 32 };
 
 typedef struct {
-    RunSettings run;                 // in force in this stage
+    RunSettings run;                 // in force in this period
     char name[64];                   // for messages; "" if the recipe gives none
-    int64_t wanted_tokens;           // the stage lasts at least so long; 0: --steps steps
+    int64_t wanted_tokens;           // the period lasts at least so long; 0: --steps steps
     int64_t batch;                   // sequences per step of all ranks; 0: data ranks x --batch x --accum
     int begins_rate, begins_data;    // 0: the learning-rate curve, or the order of the data, continues
-    double max_epochs;               // how often a source may be used, over all stages
+    double max_epochs;               // how often a source may be used, over all periods
     double rope_theta;               // 0: the model's
     int has_rope_scaling;            // `rope` replaces the model's scaling
     Llama3Config rope;               // its rope_factor, rope_low, rope_high, rope_original
@@ -35,131 +35,131 @@ typedef struct {
 
     // set by recipe_schedule
     char problem[1024];        // why the batch does not divide over the ranks; "": it does
-    int64_t first_step, steps; // the stage begins after this step of the run
-    int64_t tokens;            // of all ranks, in the stage
-    LearningRate rate;         // its curve, which may span several stages
-} RecipeStage;
+    int64_t first_step, steps; // the period begins after this step of the run
+    int64_t tokens;            // of all ranks, in the period
+    LearningRate rate;         // its curve, which may span several periods
+} RecipePeriod;
 
 typedef struct {
     const char *path; // NULL: the options alone
-    RecipeStage *stages;
+    RecipePeriod *periods;
     int count;
     int longest;          // tokens of the longest sequence
     uint64_t fingerprint; // hash of the file
 } Recipe;
 
-/* Names a stage in errors: "recipe.json, stage 2 (long context)"; without --recipe "the options". Valid until the
+/* Names a period in errors: "recipe.json, stage 2 (long context)"; without --recipe "the options". Valid until the
  * thread's next call. */
-static const char *stage_place(const Recipe *r, const RecipeStage *s) {
+static const char *period_place(const Recipe *r, const RecipePeriod *p) {
     static __thread char place[4300];
     if (!r->path) return "the options";
-    int used = snprintf(place, sizeof place, "%s, stage %d", r->path, (int)(s - r->stages) + 1);
-    if (s->name[0]) snprintf(place + used, sizeof place - (size_t)used, " (%s)", s->name);
+    int used = snprintf(place, sizeof place, "%s, stage %d", r->path, (int)(p - r->periods) + 1);
+    if (p->name[0]) snprintf(place + used, sizeof place - (size_t)used, " (%s)", p->name);
     return place;
 }
 
 // ---------------------------------------------------------------------------
-// reading a stage
+// reading a period
 
-/* Fields of a stage that are options. */
+/* Fields of a period that are options. */
 static const struct {
     const char *field, *option;
     int of_rate; // belongs to a learning-rate curve, which begins with "lr"
-} stage_options[] = {{"seq", "seq", 0},
-                     {"lr", "lr", 1},
-                     {"min_lr", "min-lr", 1},
-                     {"warmup", "warmup", 1},
-                     {"lr_schedule", "lr-schedule", 1},
-                     {"lr_decay", "lr-decay", 1},
-                     {"weight_decay", "weight-decay", 0},
-                     {"beta1", "beta1", 0},
-                     {"beta2", "beta2", 0},
-                     {"clip", "clip", 0},
-                     {"z_loss", "z-loss", 0},
-                     {"doc_mask", "doc-mask", 0}};
-enum { STAGE_OPTIONS = sizeof stage_options / sizeof *stage_options };
+} period_options[] = {{"seq", "seq", 0},
+                      {"lr", "lr", 1},
+                      {"min_lr", "min-lr", 1},
+                      {"warmup", "warmup", 1},
+                      {"lr_schedule", "lr-schedule", 1},
+                      {"lr_decay", "lr-decay", 1},
+                      {"weight_decay", "weight-decay", 0},
+                      {"beta1", "beta1", 0},
+                      {"beta2", "beta2", 0},
+                      {"clip", "clip", 0},
+                      {"z_loss", "z-loss", 0},
+                      {"doc_mask", "doc-mask", 0}};
+enum { PERIOD_OPTIONS = sizeof period_options / sizeof *period_options };
 
 /* The other fields. */
-static const char *const stage_fields[] = {
+static const char *const period_fields[] = {
     "name", "tokens", "batch", "data", "max_epochs", "rope_theta", "rope_scaling", "max_position_embeddings", "frozen"};
-enum { STAGE_FIELDS = sizeof stage_fields / sizeof *stage_fields };
+enum { PERIOD_FIELDS = sizeof period_fields / sizeof *period_fields };
 
-static void stage_check_fields(const cJSON *json, const char *place) {
+static void period_check_fields(const cJSON *json, const char *place) {
     const cJSON *item;
     char known[512];
     size_t used = 0;
-    for (int i = 0; i < STAGE_FIELDS; i++)
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", stage_fields[i]);
-    for (int i = 0; i < STAGE_OPTIONS; i++)
-        used += (size_t)snprintf(known + used, sizeof known - used, ", %s", stage_options[i].field);
+    for (int i = 0; i < PERIOD_FIELDS; i++)
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", period_fields[i]);
+    for (int i = 0; i < PERIOD_OPTIONS; i++)
+        used += (size_t)snprintf(known + used, sizeof known - used, ", %s", period_options[i].field);
     cJSON_ArrayForEach(item, json) {
         int is_known = 0;
-        for (int i = 0; i < STAGE_FIELDS; i++) is_known |= !strcmp(item->string, stage_fields[i]);
-        for (int i = 0; i < STAGE_OPTIONS; i++) is_known |= !strcmp(item->string, stage_options[i].field);
+        for (int i = 0; i < PERIOD_FIELDS; i++) is_known |= !strcmp(item->string, period_fields[i]);
+        for (int i = 0; i < PERIOD_OPTIONS; i++) is_known |= !strcmp(item->string, period_options[i].field);
         if (!is_known) user_error("%s: a stage has no field \"%s\": expected some of %s", place, item->string, known);
     }
 }
 
 /* Sets the option that a field stands for. */
-static void stage_set_option(RecipeStage *s, const char *place, int i, const cJSON *item) {
-    const OptionRow *row = option_find(stage_options[i].option);
+static void period_set_option(RecipePeriod *p, const char *place, int i, const cJSON *item) {
+    const OptionRow *row = option_find(period_options[i].option);
     char called[4400], value[64];
-    snprintf(called, sizeof called, "%s: \"%s\":", place, stage_options[i].field);
+    snprintf(called, sizeof called, "%s: \"%s\":", place, period_options[i].field);
     if (row->kind == OPT_FLAG) {
         if (!cJSON_IsBool(item)) user_error("%s expected true or false", called);
-        *(int *)((char *)&s->run + row->offset) = cJSON_IsTrue(item);
+        *(int *)((char *)&p->run + row->offset) = cJSON_IsTrue(item);
         return;
     }
     int is_word = row->kind == OPT_TEXT || row->kind == OPT_CHOICE;
     if (cJSON_IsNumber(item) && !is_word) snprintf(value, sizeof value, "%.17g", item->valuedouble);
     else if (cJSON_IsString(item) && is_word) snprintf(value, sizeof value, "%.60s", item->valuestring);
     else user_error("%s expected %s", called, is_word ? row->values : "a number");
-    option_set(&s->run, row, called, checked_strdup(value));
+    option_set(&p->run, row, called, checked_strdup(value));
 }
 
-/* Can a recipe change this option from stage to stage? */
-static int is_stage_option(const char *option) {
-    for (int i = 0; i < STAGE_OPTIONS; i++)
-        if (!strcmp(option, stage_options[i].option)) return 1;
+/* Can a recipe change this option from period to period? */
+static int is_period_option(const char *option) {
+    for (int i = 0; i < PERIOD_OPTIONS; i++)
+        if (!strcmp(option, period_options[i].option)) return 1;
     return 0;
 }
 
 /* A field that is also given as an option would have two values. `given`: the options of the command line. */
-static void stage_check_given(const Options *given, const char *option, const char *place, const char *field) {
+static void period_check_given(const Options *given, const char *option, const char *place, const char *field) {
     if (option_given(given, option))
         user_error("--%s is also given by %s, in \"%s\": remove one of the two", option, place, field);
 }
 
-/* Reads the fields that are options. What a new curve does not give is the command line's value in the first stage, and
- * later the program's default, without a warm-up. */
-static void stage_read_options(RecipeStage *s, const Options *given, const cJSON *json, const char *place,
-                               int is_first) {
+/* Reads the fields that are options. What a new curve does not give is the command line's value in the first period,
+ * and later the program's default, without a warm-up. */
+static void period_read_options(RecipePeriod *p, const Options *given, const cJSON *json, const char *place,
+                                int is_first) {
     const cJSON *lr = cJSON_GetObjectItemCaseSensitive(json, "lr");
-    s->begins_rate = is_first || lr;
-    for (int i = 0; i < STAGE_OPTIONS && s->begins_rate && !is_first; i++) {
-        const OptionRow *row = option_find(stage_options[i].option);
-        if (stage_options[i].of_rate) option_set(&s->run, row, row->name, row->fallback);
+    p->begins_rate = is_first || lr;
+    for (int i = 0; i < PERIOD_OPTIONS && p->begins_rate && !is_first; i++) {
+        const OptionRow *row = option_find(period_options[i].option);
+        if (period_options[i].of_rate) option_set(&p->run, row, row->name, row->fallback);
     }
-    if (!is_first && lr) s->run.warmup = 0;
-    for (int i = 0; i < STAGE_OPTIONS; i++) {
-        const char *field = stage_options[i].field;
+    if (!is_first && lr) p->run.warmup = 0;
+    for (int i = 0; i < PERIOD_OPTIONS; i++) {
+        const char *field = period_options[i].field;
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, field);
         if (!item) continue;
-        if (stage_options[i].of_rate && !s->begins_rate)
+        if (period_options[i].of_rate && !p->begins_rate)
             user_error("%s: \"%s\" without \"lr\": the stage continues the learning-rate curve of the stage before it; "
                        "add \"lr\" to begin a new curve, or remove \"%s\"",
                        place, field, field);
-        stage_check_given(given, stage_options[i].option, place, field);
-        stage_set_option(s, place, i, item);
+        period_check_given(given, period_options[i].option, place, field);
+        period_set_option(p, place, i, item);
     }
     int gives_minimum = cJSON_GetObjectItemCaseSensitive(json, "min_lr") != NULL;
-    if (!s->begins_rate) return;
-    if (!gives_minimum && !(is_first && option_given(given, "min-lr"))) s->run.min_lr = -1;
-    settings_check_rate(&s->run, place);
+    if (!p->begins_rate) return;
+    if (!gives_minimum && !(is_first && option_given(given, "min-lr"))) p->run.min_lr = -1;
+    settings_check_rate(&p->run, place);
 }
 
 /* {"PATTERN": WEIGHT, ...} as a value of --data. */
-static void stage_read_data(RecipeStage *s, const cJSON *data, const char *place) {
+static void period_read_data(RecipePeriod *p, const cJSON *data, const char *place) {
     const cJSON *item;
     char *text;
     size_t length;
@@ -182,68 +182,68 @@ static void stage_read_data(RecipeStage *s, const cJSON *data, const char *place
     }
     text_stream_close(f);
     if (!(sum > 0)) user_error("%s: the weights of \"data\" sum to 0: give at least one file a weight above 0", place);
-    s->run.data = text;
+    p->run.data = text;
 }
 
-static void stage_read_frozen(RecipeStage *s, const cJSON *list, const char *place) {
+static void period_read_frozen(RecipePeriod *p, const cJSON *list, const char *place) {
     const cJSON *item;
-    s->num_frozen = 0;
+    p->num_frozen = 0;
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > MOST_FROZEN)
         user_error("%s: \"frozen\" must be an array of at most %d patterns of tensor names, such as "
                    "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
                    place, MOST_FROZEN);
-    if (s->run.lora_rank)
+    if (p->run.lora_rank)
         user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
-                   place, s->run.lora_rank);
+                   place, p->run.lora_rank);
     cJSON_ArrayForEach(item, list) {
         if (!cJSON_IsString(item)) user_error("%s: \"frozen\" must hold patterns of tensor names only", place);
-        s->frozen[s->num_frozen++] = checked_strdup(item->valuestring);
+        p->frozen[p->num_frozen++] = checked_strdup(item->valuestring);
     }
 }
 
 /* RoPE, the longest sequence, and what is frozen. */
-static void stage_read_model(RecipeStage *s, const cJSON *json, const char *place) {
+static void period_read_model(RecipePeriod *p, const cJSON *json, const char *place) {
     const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
     const cJSON *frozen = cJSON_GetObjectItemCaseSensitive(json, "frozen");
     if (cJSON_GetObjectItemCaseSensitive(json, "rope_theta"))
-        s->rope_theta = json_number(json, place, "rope_theta", NAN, 1, 1e12);
+        p->rope_theta = json_number(json, place, "rope_theta", NAN, 1, 1e12);
     if (cJSON_GetObjectItemCaseSensitive(json, "max_position_embeddings"))
-        s->max_positions = json_integer(json, place, "max_position_embeddings", NAN, 1, 1 << 30);
+        p->max_positions = json_integer(json, place, "max_position_embeddings", NAN, 1, 1 << 30);
     if (cJSON_GetObjectItemCaseSensitive(scaling, "rope_theta"))
         user_error("%s: \"rope_theta\" within \"rope_scaling\": move it out of there, to be a field of the stage",
                    place);
     if (scaling) {
-        s->has_rope_scaling = 1;
-        config_read_rope(&s->rope, json, place);
+        p->has_rope_scaling = 1;
+        config_read_rope(&p->rope, json, place);
     }
-    if (frozen) stage_read_frozen(s, frozen, place);
+    if (frozen) period_read_frozen(p, frozen, place);
 }
 
-/* Reads a stage on top of the stage before it; the first one on top of the options. */
-static void stage_read(Recipe *r, RecipeStage *s, const Options *given, const cJSON *json) {
-    int is_first = s == r->stages;
+/* Reads a period on top of the period before it; the first one on top of the options. */
+static void period_read(Recipe *r, RecipePeriod *p, const Options *given, const cJSON *json) {
+    int is_first = p == r->periods;
     const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "name");
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(json, "data");
-    if (!cJSON_IsObject(json)) user_error("%s must be a JSON object", stage_place(r, s));
-    s->name[0] = 0;
-    if (cJSON_IsString(name)) snprintf(s->name, sizeof s->name, "%.60s", name->valuestring);
-    else if (name) user_error("%s: \"name\" must be a text", stage_place(r, s));
-    const char *place = stage_place(r, s);
-    stage_check_fields(json, place);
-    s->wanted_tokens = json_whole_number(json, place, "tokens", NAN, 1, 1e18);
+    if (!cJSON_IsObject(json)) user_error("%s must be a JSON object", period_place(r, p));
+    p->name[0] = 0;
+    if (cJSON_IsString(name)) snprintf(p->name, sizeof p->name, "%.60s", name->valuestring);
+    else if (name) user_error("%s: \"name\" must be a text", period_place(r, p));
+    const char *place = period_place(r, p);
+    period_check_fields(json, place);
+    p->wanted_tokens = json_whole_number(json, place, "tokens", NAN, 1, 1e18);
     if (cJSON_GetObjectItemCaseSensitive(json, "batch")) {
-        stage_check_given(given, "accum", place, "batch");
-        s->batch = json_whole_number(json, place, "batch", NAN, 1, 1e12);
+        period_check_given(given, "accum", place, "batch");
+        p->batch = json_whole_number(json, place, "batch", NAN, 1, 1e12);
     }
-    s->max_epochs = json_number(json, place, "max_epochs", s->max_epochs, 1e-6, 1e12);
-    stage_read_options(s, given, json, place, is_first);
-    stage_read_model(s, json, place);
-    s->begins_data = is_first;
+    p->max_epochs = json_number(json, place, "max_epochs", p->max_epochs, 1e-6, 1e12);
+    period_read_options(p, given, json, place, is_first);
+    period_read_model(p, json, place);
+    p->begins_data = is_first;
     if (!data) return;
-    const char *before = s->run.data;
-    stage_check_given(given, "data", place, "data");
-    stage_read_data(s, data, place);
-    s->begins_data |= !before || strcmp(before, s->run.data);
+    const char *old_data = p->run.data;
+    period_check_given(given, "data", place, "data");
+    period_read_data(p, data, place);
+    p->begins_data |= !old_data || strcmp(old_data, p->run.data);
 }
 
 /* Replaces // comments with blanks; // inside a string is not a comment. */
@@ -258,12 +258,12 @@ static void blank_comments(char *text) {
     }
 }
 
-/* The recipe of a run: one stage, or the stages of --recipe. */
+/* The recipe of a run: one period, or the periods of --recipe. */
 static Recipe recipe_open(const RunSettings *run, const Options *given) {
-    Recipe r = {run->recipe, new_array(RecipeStage, MOST_RECIPE_STAGES), 1, 0, 0};
-    r.stages->run = *run;
-    r.stages->begins_rate = r.stages->begins_data = 1;
-    r.stages->max_epochs = run->recipe ? 1 : INFINITY;
+    Recipe r = {run->recipe, new_array(RecipePeriod, MOST_RECIPE_PERIODS), 1, 0, 0};
+    r.periods->run = *run;
+    r.periods->begins_rate = r.periods->begins_data = 1;
+    r.periods->max_epochs = run->recipe ? 1 : INFINITY;
     if (!run->recipe) return r;
     size_t length;
     char *text = read_regular_file(run->recipe, &length);
@@ -272,72 +272,72 @@ static Recipe recipe_open(const RunSettings *run, const Options *given) {
     blank_comments(text);
     cJSON *json = json_parse_object(text, length, run->recipe, "a recipe, {\"stages\": [{\"tokens\": …}, …]}");
     json_refuse_duplicates(json, run->recipe);
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "stages"), *field, *stage;
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "stages"), *field, *period;
     int count = cJSON_GetArraySize(list);
     cJSON_ArrayForEach(field, json) {
         if (strcmp(field->string, "stages"))
             user_error("%s: a recipe has no field \"%s\": expected \"stages\" alone", run->recipe, field->string);
     }
-    if (!cJSON_IsArray(list) || count < 1 || count > MOST_RECIPE_STAGES)
-        user_error("%s: \"stages\" must be an array of 1 to %d stages", run->recipe, MOST_RECIPE_STAGES);
+    if (!cJSON_IsArray(list) || count < 1 || count > MOST_RECIPE_PERIODS)
+        user_error("%s: \"stages\" must be an array of 1 to %d stages", run->recipe, MOST_RECIPE_PERIODS);
     if (option_given(given, "steps"))
         user_error("--steps %d has no effect with --recipe, whose stages last for their \"tokens\": remove --steps",
                    run->steps);
     r.count = 0;
-    cJSON_ArrayForEach(stage, list) {
-        RecipeStage *s = &r.stages[r.count++];
-        if (s > r.stages) *s = s[-1];
-        stage_read(&r, s, given, stage);
+    cJSON_ArrayForEach(period, list) {
+        RecipePeriod *p = &r.periods[r.count++];
+        if (p > r.periods) *p = p[-1];
+        period_read(&r, p, given, period);
     }
     cJSON_Delete(json);
     free(text);
     for (int i = 1; i < r.count; i++)
-        if (r.stages[i].run.data && !r.stages->run.data)
+        if (r.periods[i].run.data && !r.periods->run.data)
             user_error("%s: \"data\" is missing, and stage %d has it: the first stage needs \"data\", too",
-                       stage_place(&r, r.stages), i + 1);
+                       period_place(&r, r.periods), i + 1);
     return r;
 }
 
 // ---------------------------------------------------------------------------
 // the schedule: steps, micro-batches and learning-rate curves
 
-/* The model's configuration in a stage. */
-static Llama3Config stage_config(Llama3Config c, const RecipeStage *s) {
-    if (s->rope_theta > 0) c.rope_theta = s->rope_theta;
-    if (s->max_positions) c.max_positions = s->max_positions;
-    if (!s->has_rope_scaling) return c;
-    c.rope_factor = s->rope.rope_factor;
-    c.rope_low = s->rope.rope_low;
-    c.rope_high = s->rope.rope_high;
-    c.rope_original = s->rope.rope_original;
+/* The model's configuration in a period. */
+static Llama3Config period_config(Llama3Config c, const RecipePeriod *p) {
+    if (p->rope_theta > 0) c.rope_theta = p->rope_theta;
+    if (p->max_positions) c.max_positions = p->max_positions;
+    if (!p->has_rope_scaling) return c;
+    c.rope_factor = p->rope.rope_factor;
+    c.rope_low = p->rope.rope_low;
+    c.rope_high = p->rope.rope_high;
+    c.rope_original = p->rope.rope_original;
     return c;
 }
 
-static void stage_sequence(const Recipe *r, RecipeStage *s, const Llama3Config *c) {
-    int before = s > r->stages ? s[-1].run.seq : 1;
-    if (!s->run.seq) s->run.seq = c->T;
-    if (s->run.seq < before)
+static void period_sequence(const Recipe *r, RecipePeriod *p, const Llama3Config *c) {
+    int least = p > r->periods ? p[-1].run.seq : 1;
+    if (!p->run.seq) p->run.seq = c->T;
+    if (p->run.seq < least)
         user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
-                   stage_place(r, s), s->run.seq, before, before);
+                   period_place(r, p), p->run.seq, least, least);
 }
 
 /* Divides the batch over the ranks: "batch" = data ranks x --batch x --accum. Without --batch a micro-batch has at most
  * as many tokens as the model's default. */
-static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *given, const Llama3Config *c,
-                                const Mesh *mesh) {
-    int64_t ranks = mesh_data_ranks(mesh), each = max_i64(1, s->batch / ranks);
-    RunSettings *run = &s->run;
-    s->problem[0] = 0;
-    if (!s->batch) {
+static void period_micro_batches(const Recipe *r, RecipePeriod *p, const Options *given, const Llama3Config *c,
+                                 const Mesh *mesh) {
+    int64_t ranks = mesh_data_ranks(mesh), each = max_i64(1, p->batch / ranks);
+    RunSettings *run = &p->run;
+    p->problem[0] = 0;
+    if (!p->batch) {
         if (!run->batch) run->batch = c->B;
         return;
     }
     int64_t unit = ranks * (option_given(given, "batch") ? run->batch : 1);
-    if (s->batch % unit)
-        snprintf(s->problem, sizeof s->problem,
+    if (p->batch % unit)
+        snprintf(p->problem, sizeof p->problem,
                  "\"batch\" is %" PRId64 " sequences, which %" PRId64 " data rank%s x --batch %" PRId64
                  " do not divide: use %" PRId64 ", another multiple of %" PRId64 ", or another layout",
-                 s->batch, ranks, ranks == 1 ? "" : "s", unit / ranks, blocks_of(s->batch, unit) * unit, unit);
+                 p->batch, ranks, ranks == 1 ? "" : "s", unit / ranks, blocks_of(p->batch, unit) * unit, unit);
     if (!option_given(given, "batch")) {
         int64_t most = max_i64(1, (int64_t)c->B * c->T / run->seq);
         run->batch = (int)min_i64(most, each);
@@ -346,13 +346,13 @@ static void stage_micro_batches(const Recipe *r, RecipeStage *s, const Options *
     if (each / run->batch > 1 << 16)
         user_error("%s: \"batch\" %" PRId64 " takes %" PRId64
                    " micro-batches a step, but at most %d are supported: use more ranks or a larger --batch",
-                   stage_place(r, s), s->batch, each / run->batch, 1 << 16);
+                   period_place(r, p), p->batch, each / run->batch, 1 << 16);
     run->accum = (int)max_i64(1, each / run->batch);
 }
 
 /* Sequences per step of all ranks. */
-static int64_t stage_batch(const RecipeStage *s, const Mesh *mesh) {
-    return s->batch ? s->batch : (int64_t)mesh_data_ranks(mesh) * s->run.batch * s->run.accum;
+static int64_t period_batch(const RecipePeriod *p, const Mesh *mesh) {
+    return p->batch ? p->batch : (int64_t)mesh_data_ranks(mesh) * p->run.batch * p->run.accum;
 }
 
 /* a · b, but at most MOST_TOKENS_OF_RUN. check_counters (job.h) refuses steps that are too large for counters. */
@@ -363,134 +363,134 @@ static int64_t product_or_most(int64_t a, int64_t b) {
 
 static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
-/* Sets the number of steps. Every stage but the last ends on a whole window of the recipe's longest sequence, so that
+/* Sets the number of steps. Every period but the last ends on a whole window of the recipe's longest sequence, so that
  * the next one can begin with a sequence of any length, or with other data. */
-static void stage_steps(const Recipe *r, RecipeStage *s, const Mesh *mesh) {
-    const RecipeStage *next = s < &r->stages[r->count - 1] ? s + 1 : NULL;
-    int64_t per_step = product_or_most(stage_batch(s, mesh), s->run.seq);
-    int64_t ends_at = next ? r->longest : 1; // the stage's tokens are a multiple of this
-    s->steps = s->wanted_tokens ? blocks_of(s->wanted_tokens, per_step) : s->run.steps;
-    if (s->wanted_tokens) s->steps = round_up(s->steps, ends_at / greatest_common_divisor(ends_at, per_step));
-    if (s > r->stages) s->first_step = s[-1].first_step + s[-1].steps;
-    if (s->first_step + s->steps > 1 << 30)
+static void period_steps(const Recipe *r, RecipePeriod *p, const Mesh *mesh) {
+    const RecipePeriod *next = p < &r->periods[r->count - 1] ? p + 1 : NULL;
+    int64_t per_step = product_or_most(period_batch(p, mesh), p->run.seq);
+    int64_t ends_at = next ? r->longest : 1; // the period's tokens are a multiple of this
+    p->steps = p->wanted_tokens ? blocks_of(p->wanted_tokens, per_step) : p->run.steps;
+    if (p->wanted_tokens) p->steps = round_up(p->steps, ends_at / greatest_common_divisor(ends_at, per_step));
+    if (p > r->periods) p->first_step = p[-1].first_step + p[-1].steps;
+    if (p->first_step + p->steps > 1 << 30)
         user_error("%s: the run would have %" PRId64 " steps, but at most %d are supported: use fewer tokens or a "
                    "larger batch",
-                   stage_place(r, s), s->first_step + s->steps, 1 << 30);
-    s->tokens = product_or_most(s->steps, per_step);
+                   period_place(r, p), p->first_step + p->steps, 1 << 30);
+    p->tokens = product_or_most(p->steps, per_step);
 }
 
 /* The patterns of frozen tensors as one text, separated by blanks. */
-static const char *stage_frozen(const RecipeStage *s, char *text, size_t size) {
+static const char *period_frozen(const RecipePeriod *p, char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
-    for (int i = 0; i < s->num_frozen && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", s->frozen[i]);
+    for (int i = 0; i < p->num_frozen && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", p->frozen[i]);
     return text;
 }
 
-/* Sets the learning-rate curve that begins in stage s, in every stage that it spans. */
-static void stage_rates(Recipe *r, RecipeStage *s) {
-    const RunSettings *run = &s->run;
-    RecipeStage *end = s + 1;
-    while (end < &r->stages[r->count] && !end->begins_rate) end++;
+/* Sets the learning-rate curve that begins in period p, in every period that it spans. */
+static void period_rates(Recipe *r, RecipePeriod *p) {
+    const RunSettings *run = &p->run;
+    RecipePeriod *end = p + 1;
+    while (end < &r->periods[r->count] && !end->begins_rate) end++;
     LearningRate rate = ZERO;
     rate.shape = (RateShape)run->lr_schedule;
     rate.peak = run->lr;
     rate.minimum = run->min_lr;
     rate.warmup = run->warmup;
-    rate.first_step = s->first_step;
-    rate.steps = end[-1].first_step + end[-1].steps - s->first_step;
+    rate.first_step = p->first_step;
+    rate.steps = end[-1].first_step + end[-1].steps - p->first_step;
     rate.decay = run->lr_decay ? run->lr_decay : max_i64(1, rate.steps / 10);
     if (rate.shape == RATE_WSD && rate.warmup + rate.decay > rate.steps && r->path)
         user_error("%s: a warm-up of %" PRId64 " steps and a decay of %" PRId64 " steps do not fit into the %" PRId64
                    " steps of the learning-rate curve: shorten one of them, or give the stage more tokens",
-                   stage_place(r, s), rate.warmup, rate.decay, rate.steps);
-    for (RecipeStage *t = s; t < end; t++) t->rate = rate;
+                   period_place(r, p), rate.warmup, rate.decay, rate.steps);
+    for (RecipePeriod *t = p; t < end; t++) t->rate = rate;
 }
 
 /* Sets what depends on the ranks. `given`: the options of the command line; `c`: the model. */
 static void recipe_schedule(Recipe *r, const Options *given, const Llama3Config *c, const Mesh *mesh) {
-    for (int i = 0; i < r->count; i++) stage_sequence(r, &r->stages[i], c);
-    r->longest = r->stages[r->count - 1].run.seq;
+    for (int i = 0; i < r->count; i++) period_sequence(r, &r->periods[i], c);
+    r->longest = r->periods[r->count - 1].run.seq;
     for (int i = 0; i < r->count; i++) {
-        RecipeStage *s = &r->stages[i];
-        if (r->longest % s->run.seq)
+        RecipePeriod *p = &r->periods[i];
+        if (r->longest % p->run.seq)
             user_error("%s: \"seq\" %d does not divide %d, the longest sequence of the recipe: use a divisor of %d",
-                       stage_place(r, s), s->run.seq, r->longest, r->longest);
-        stage_micro_batches(r, s, given, c, mesh);
+                       period_place(r, p), p->run.seq, r->longest, r->longest);
+        period_micro_batches(r, p, given, c, mesh);
     }
-    for (int i = 0; i < r->count; i++) stage_steps(r, &r->stages[i], mesh);
+    for (int i = 0; i < r->count; i++) period_steps(r, &r->periods[i], mesh);
     for (int i = 0; i < r->count; i++)
-        if (r->stages[i].begins_rate) stage_rates(r, &r->stages[i]);
+        if (r->periods[i].begins_rate) period_rates(r, &r->periods[i]);
 }
 
-/* Marks the tensors that the stage does not train. */
-static void table_freeze(TensorTable *table, const Recipe *r, const RecipeStage *s) {
+/* Marks the tensors that the period does not train. */
+static void table_freeze(TensorTable *table, const Recipe *r, const RecipePeriod *p) {
     int trained = 0;
-    for (int i = 0; i < s->num_frozen; i++) {
+    for (int i = 0; i < p->num_frozen; i++) {
         int matched = 0;
         for (int t = 0; t < table->num_tensors; t++) {
-            if (fnmatch(s->frozen[i], table->tensors[t].name, 0)) continue;
+            if (fnmatch(p->frozen[i], table->tensors[t].name, 0)) continue;
             table->tensors[t].is_frozen = 1;
             matched = 1;
         }
         if (!matched && table->part.tp * table->part.pp == 1) // a part of the model may lack them
             user_error("%s: \"frozen\": no tensor is called '%s': expected patterns such as "
                        "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
-                       stage_place(r, s), s->frozen[i]);
+                       period_place(r, p), p->frozen[i]);
     }
     for (int t = 0; t < table->num_tensors; t++) trained += !table->tensors[t].is_frozen;
     if (!trained && table->part.tp * table->part.pp == 1)
         user_error("%s: \"frozen\" names every tensor, so that nothing is trained: remove some of the patterns",
-                   stage_place(r, s));
+                   period_place(r, p));
 }
 
-/* The stage that trains the step after `step`; at the end of the run the last stage. */
-static int recipe_stage_after(const Recipe *r, int64_t step) {
+/* The period that trains the step after `step`; at the end of the run the last period. */
+static int recipe_period_after(const Recipe *r, int64_t step) {
     int i = 0;
-    while (i < r->count - 1 && step >= r->stages[i].first_step + r->stages[i].steps) i++;
+    while (i < r->count - 1 && step >= r->periods[i].first_step + r->periods[i].steps) i++;
     return i;
 }
 
 static int64_t recipe_steps(const Recipe *r) {
-    const RecipeStage *last = &r->stages[r->count - 1];
+    const RecipePeriod *last = &r->periods[r->count - 1];
     return last->first_step + last->steps;
 }
 
 // ---------------------------------------------------------------------------
-// how far the stages have used each source of their data
+// how far the periods have used each source of their data
 //
-// Stages with the same "data" continue one order of its windows. Other data begins a new order, but each source
-// continues its own epochs: over all stages, no window of a source is used twice before every other one was used once.
+// Periods with the same "data" continue one order of its windows. Other data begins a new order, but each source
+// continues its own epochs: over all periods, no window of a source is used twice before every other one was used once.
 
-/* How many windows the stages [first, end) use, which share one order of the data. */
-static int64_t windows_of_stages(const Recipe *r, const RecipeStage *first, const RecipeStage *end) {
+/* How many windows the periods [first, end) use, which share one order of the data. */
+static int64_t windows_of_periods(const Recipe *r, const RecipePeriod *first, const RecipePeriod *end) {
     int64_t tokens = 0;
-    for (const RecipeStage *s = first; s < end; s++) tokens += s->tokens;
+    for (const RecipePeriod *p = first; p < end; p++) tokens += p->tokens;
     return tokens / r->longest;
 }
 
-/* The stage after those that continue the data of `first`. */
-static const RecipeStage *end_of_data(const Recipe *r, const RecipeStage *first) {
-    const RecipeStage *end = first + 1;
-    while (end < r->stages + r->count && !end->begins_data) end++;
+/* The period after those that continue the data of `first`. */
+static const RecipePeriod *end_of_data(const Recipe *r, const RecipePeriod *first) {
+    const RecipePeriod *end = first + 1;
+    while (end < r->periods + r->count && !end->begins_data) end++;
     return end;
 }
 
-/* Numbers the sources of `d` in the order in which the stages name them, so that a source has the same order of windows
- * in every stage. */
+/* Numbers the sources of `d` in the order in which the periods name them, so that a source has the same order of
+ * windows in every period. */
 static void recipe_number_sources(const Recipe *r, Dataset *d) {
-    char *seen[MOST_RECIPE_STAGES * 4];
+    char *seen[MOST_RECIPE_PERIODS * 4];
     int count = 0;
-    for (int i = 0; i < r->count && r->path && r->stages[i].run.data; i++) {
+    for (int i = 0; i < r->count && r->path && r->periods[i].run.data; i++) {
         DataList list;
-        if (!r->stages[i].begins_data) continue;
-        data_list_parse(&list, r->stages[i].run.data);
+        if (!r->periods[i].begins_data) continue;
+        data_list_parse(&list, r->periods[i].run.data);
         for (int k = 0; k < list.count; k++) {
             int n = 0;
             while (n < count && strcmp(seen[n], list.entries[k].pattern)) n++;
-            if (n == MOST_RECIPE_STAGES * 4)
-                user_error("%s: found more than %d sources of data in all stages", r->path, MOST_RECIPE_STAGES * 4);
+            if (n == MOST_RECIPE_PERIODS * 4)
+                user_error("%s: found more than %d sources of data in all stages", r->path, MOST_RECIPE_PERIODS * 4);
             if (n == count) seen[count++] = checked_strdup(list.entries[k].pattern);
             for (int own = 0; own < d->num_sources; own++)
                 if (!strcmp(d->sources[own].pattern, list.entries[k].pattern)) d->sources[own].number = n;
@@ -517,27 +517,27 @@ static void add_used(const char *text, int64_t windows, Dataset *d) {
 }
 
 /* Sets d->sources[].used: how many windows of each source earlier orders of the data have used. */
-static void recipe_count_used(const Recipe *r, const RecipeStage *s, Dataset *d) {
+static void recipe_count_used(const Recipe *r, const RecipePeriod *p, Dataset *d) {
     if (!d->mixture || !r->path) return;
-    for (const RecipeStage *first = r->stages; end_of_data(r, first) <= s; first = end_of_data(r, first))
-        add_used(first->run.data, windows_of_stages(r, first, end_of_data(r, first)), d);
+    for (const RecipePeriod *first = r->periods; end_of_data(r, first) <= p; first = end_of_data(r, first))
+        add_used(first->run.data, windows_of_periods(r, first, end_of_data(r, first)), d);
 }
 
-/* Refuses a stage by whose end a source is used more often than "max_epochs". */
-static void recipe_check_epochs(const Recipe *r, const RecipeStage *s, const Dataset *d) {
-    const RecipeStage *first = s;
+/* Refuses a period by whose end a source is used more often than "max_epochs". */
+static void recipe_check_epochs(const Recipe *r, const RecipePeriod *p, const Dataset *d) {
+    const RecipePeriod *first = p;
     while (!first->begins_data) first--;
-    int64_t windows = windows_of_stages(r, first, s + 1);
+    int64_t windows = windows_of_periods(r, first, p + 1);
     for (int k = 0; k < d->num_sources; k++) {
         int64_t by_end = d->mixture ? source_windows_used(d, k, windows) : windows;
         int64_t have = d->mixture ? d->sources[k].windows : d->windows;
         double epochs = (double)by_end / (double)have;
-        if (epochs > s->max_epochs)
+        if (epochs > p->max_epochs)
             user_error("%s: \"data\": '%s' has %" PRId64 " tokens, and the stages up to this one use %" PRId64
                        " of them: %.2f epochs, where \"max_epochs\" allows %g; add data, lower its weight, give the "
                        "stage fewer tokens, or raise \"max_epochs\"",
-                       stage_place(r, s), d->mixture ? d->sources[k].pattern : s->run.data, have * r->longest,
-                       by_end * r->longest, epochs, s->max_epochs);
+                       period_place(r, p), d->mixture ? d->sources[k].pattern : p->run.data, have * r->longest,
+                       by_end * r->longest, epochs, p->max_epochs);
         if (!d->mixture) return;
     }
 }

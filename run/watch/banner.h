@@ -94,13 +94,13 @@ static void print_ranks(const Job *j, const Fsdp *fsdp, const Device *dry_run, c
 /* The sources of a mixture, and how often the run will have gone through each of them at its last step. */
 static void print_sources(const Job *j, const Sampler *sampler) {
     const Dataset *data = &j->data;
-    int64_t epoch, end = sampler_position(sampler, stage_end_step(j), &epoch) / data->pieces;
+    int64_t epoch, end = sampler_position(sampler, period_end_step(j), &epoch) / data->pieces;
     char samples[32];
     for (int k = 0; data->mixture && k < data->num_sources; k++)
         printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %" PRId64 "\n",
                100 * source_share(data, k), data->sources[k].pattern, data->sources[k].num_files,
                plural(data->sources[k].num_files), with_commas(samples, data->sources[k].windows * data->pieces),
-               (double)source_windows_used(data, k, end) / (double)data->sources[k].windows, stage_end_step(j));
+               (double)source_windows_used(data, k, end) / (double)data->sources[k].windows, period_end_step(j));
 }
 
 static void print_data(const Job *j, const Loader *loader) {
@@ -122,19 +122,19 @@ static void print_resumed(const Checkpoint *from, double seconds) {
     printf("\n");
 }
 
-/* A stage of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */
-static void print_stage(const Job *j) {
+/* A period of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */
+static void print_period(const Job *j) {
     const Recipe *r = &j->recipe;
-    const RecipeStage *s = j->stage;
+    const RecipePeriod *p = j->period;
     char tokens[32], frozen[1024];
     if (!r->path) return;
     printf("stage %d of %d%s%s%s: steps %" PRId64 " to %" PRId64 ", %s tokens; %" PRId64 " sequences of %d tokens a "
            "step; lr %s, %g to %g at its end\n",
-           (int)(s - r->stages) + 1, r->count, s->name[0] ? " (" : "", s->name, s->name[0] ? ")" : "",
-           s->first_step + 1, stage_end_step(j), with_commas(tokens, s->tokens), stage_batch(s, &j->mesh), j->run.seq,
-           rate_shape_names[j->run.lr_schedule], learning_rate_at(&s->rate, s->first_step + 1),
-           learning_rate_at(&s->rate, stage_end_step(j)));
-    if (s->num_frozen) printf("frozen: %s\n", stage_frozen(s, frozen, sizeof frozen));
+           (int)(p - r->periods) + 1, r->count, p->name[0] ? " (" : "", p->name, p->name[0] ? ")" : "",
+           p->first_step + 1, period_end_step(j), with_commas(tokens, p->tokens), period_batch(p, &j->mesh), j->run.seq,
+           rate_shape_names[j->run.lr_schedule], learning_rate_at(&p->rate, p->first_step + 1),
+           learning_rate_at(&p->rate, period_end_step(j)));
+    if (p->num_frozen) printf("frozen: %s\n", period_frozen(p, frozen, sizeof frozen));
     if (j->problem) printf("this stage does not fit the layout: %s\n", j->problem);
 }
 
@@ -143,8 +143,8 @@ static void print_stage(const Job *j) {
 static void print_banner(const Job *j, const Fsdp *fsdp, const Device *dry_run, const int *layout, const Loader *loader,
                          double nccl_need, double load_seconds) {
     flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
-    print_stage(j);
-    if (!j->before) print_model(j);
+    print_period(j);
+    if (!j->previous_period) print_model(j);
     print_ranks(j, fsdp, dry_run, layout, nccl_need);
     if (job_runs(j)) print_data(j, loader);
     if (j->resume_from.dir[0]) print_resumed(&j->resume_from, load_seconds);

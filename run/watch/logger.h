@@ -163,7 +163,7 @@ static void logger_page(Logger *l) {
     run_data_write(&l->page);
 }
 
-/* `run_ends`: this was the last stage. */
+/* `run_ends`: this was the last period. */
 static void logger_close(Logger *l, int run_ends) {
     if (l->comm->mesh.world > 1 && l->steps) logger_ranks(l);
     l->page.has_ended = run_ends;

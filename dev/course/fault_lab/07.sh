@@ -1,11 +1,11 @@
 area="data loading"
 layout="--ranks 4 --batch 4"
 title="ranks 0 and 1 train on the same samples, and so do ranks 2 and 3"
-change='@@ dataloader.h sampler_window
-- int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
-+ int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard / 2 * 2;'
+change='@@ dataloader.h sampler_sample
+- int64_t j = ((int64_t)s->replica * s->micro_batches + micro_batch) * s->shards + s->shard;
++ int64_t j = ((int64_t)s->replica * s->micro_batches + micro_batch) * s->shards + s->shard / 2 * 2;'
 unchecked='@@ run/checks/step_report.h check_reports
-- check_samples(r, sampler, step, first_window);'
+- check_samples(r, sampler, step, first_sample);'
 check="run"
 expected="train on the same samples"
 bug="The sampler deals out samples by a wrong rank number: two ranks get the same ones, and half of the samples of each

@@ -158,7 +158,7 @@ static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const flo
 
 enum { MERGE_ROWS = 4 }; // rows of w for which an element of a is read once
 
-/* Sums over the adapter's rank in order, then adds the sum times `by` with one rounding. w (rows, IC), b (rows, R) */
+/* Sums over R in order, then adds the sum times `by` with one rounding. w (rows, IC), b (rows, R) */
 static inline __attribute__((always_inline)) void adapter_merge_rows(float *w, const float *a, const float *b, float by,
                                                                      int R, int64_t IC, const int rows) {
     for (int64_t i = 0; i < IC; i += VL) {
