@@ -126,17 +126,17 @@ typedef struct {
     floatX *d_qkv;    // (N, QKV) queries, keys, values
     floatX *d_attn;   // (N, NH·HD) attention's output
     floatX *d_swiglu; // (N, F)
-} Model;
+} Llama3;
 
 static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
 
 /* The logits of a chunk: floatX of m->logit_rows tokens if it goes backward, otherwise fp32 of m->fp32_rows tokens. */
-static inline Logits model_logits(const Model *m, int goes_backward) {
+static inline Logits model_logits(const Llama3 *m, int goes_backward) {
     int V = m->config.V;
     return goes_backward ? logits_x((floatX *)m->logits, V) : logits_fp32((float *)m->logits, V);
 }
 
-static inline FsdpUnit *fsdp_unit(const Model *m, int unit) { return &m->fsdp->units[unit]; }
+static inline FsdpUnit *fsdp_unit(const Llama3 *m, int unit) { return &m->fsdp->units[unit]; }
 
 // ---------------------------------------------------------------------------
 // the weights of a block and of the head by name
@@ -178,7 +178,7 @@ typedef struct {
 } UnitTensors;
 
 /* Waits until the unit is unsharded. `block`: the block's number within the unit. */
-static UnitTensors unit_tensors(Model *m, int unit, int block, int micro_batch) {
+static UnitTensors unit_tensors(Llama3 *m, int unit, int block, int micro_batch) {
     FsdpUnit *u = fsdp_unit(m, unit);
     int64_t first = block * u->table_unit->block_stride;
     UnitTensors t = {fsdp_unshard(m->fsdp, u) + first, NULL, u->table_unit->offsets, 0};
@@ -221,7 +221,7 @@ static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, cons
 }
 
 /* The weights of block l, with gradients for `micro_batch` unless it is NO_GRADIENTS. */
-static BlockWeights block_weights(Model *m, int l, int micro_batch) {
+static BlockWeights block_weights(Llama3 *m, int l, int micro_batch) {
     const TensorTable *table = &m->table;
     const Llama3Config *c = &m->config;
     int in_unit = table_block_in_unit(table, l);
@@ -239,7 +239,7 @@ static BlockWeights block_weights(Model *m, int l, int micro_batch) {
     return w;
 }
 
-static HeadWeights head_weights(Model *m, int micro_batch) {
+static HeadWeights head_weights(Llama3 *m, int micro_batch) {
     UnitTensors t = unit_tensors(m, m->table.head, 0, micro_batch);
     WeightKind head = table_is_tied(&m->table) ? W_EMBED : W_HEAD;
     HeadWeights w = {weight_of(&t, W_FINAL_NORM), weight_of(&t, head), gradient_of(&t, W_FINAL_NORM),
@@ -256,29 +256,29 @@ static inline int activations_of_stage(const Stage *stage) { return stage->num_b
 
 /* From now on virtual stage v is computed. `set`: which of the stage's activations are used; each micro-batch in flight
  * has a set. */
-static void model_enter_stage(Model *m, int v, int set) {
+static void model_enter_stage(Llama3 *m, int v, int set) {
     m->stage = &m->table.stages[v];
     m->num_activations = m->training ? activations_of_stage(m->stage) : 1;
     m->blocks = m->in_flight + m->stage_begin[v] + (m->training ? set * m->num_activations : 0);
 }
 
-static inline BlockActivations *block_activations(const Model *m, int l) {
+static inline BlockActivations *block_activations(const Llama3 *m, int l) {
     return &m->blocks[(l - m->stage->first_block) % m->num_activations];
 }
 
 /* Does the current stage embed the tokens? Does it compute the loss? */
-static int stage_embeds(const Model *m) { return m->table.embed >= 0 && m->stage == m->table.stages; }
-static int stage_has_loss(const Model *m) {
+static int stage_embeds(const Llama3 *m) { return m->table.embed >= 0 && m->stage == m->table.stages; }
+static int stage_has_loss(const Llama3 *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
 
 /* Is the gradient of block l's input needed? Not for block 0 if this rank has the embedding and it is frozen. */
-static int input_gradient_is_read(const Model *m, int l) {
+static int input_gradient_is_read(const Llama3 *m, int l) {
     return l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
 }
 
 /* From now on micro-batches have B sequences, of which this rank computes T tokens each, after `past` cached ones. */
-static void model_set_tokens(Model *m, int B, int T, int past) {
+static void model_set_tokens(Llama3 *m, int B, int T, int past) {
     m->B = B;
     m->T = T;
     m->past = past;
@@ -291,7 +291,7 @@ static void model_set_tokens(Model *m, int B, int T, int past) {
 
 /* Causal self-attention of this rank's queries to `kv`. --doc-mask keeps it within a document, but positions count on
  * through documents (Llama 3 paper, section 3.2). */
-static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
+static AttentionShape attention_shape(const Llama3 *m, const KeyValue *kv) {
     const Llama3Config *c = &m->config;
     AttentionShape s = ZERO;
     s.B = m->B;
@@ -316,7 +316,7 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
 }
 
 /* Generation, B = 1: appends the new tokens' keys and values to block l's cache and returns those of all so far. */
-static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
+static KeyValue kv_cache_append(Llama3 *m, int l, const floatX *qkv /* (N,QKV) */) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
     size_t row = sizeof(floatX) * 2 * KV, qkv_row = sizeof(floatX) * (Q + 2 * KV);
@@ -335,12 +335,13 @@ static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */
 // output lies in m->sublayer_out. Matmuls see all N = B·T tokens that this context-parallel rank has.
 
 /* out = RMSNorm(x) · w. */
-static void norm_forward(Model *m, floatX *out, float *rstd, const floatX *x, const floatX *w) {
+static void norm_forward(Llama3 *m, floatX *out, float *rstd, const floatX *x, const floatX *w) {
     rmsnorm_forward(m->dev, out, rstd, NULL, x, NULL, w, m->config.norm_eps, m->tp->tokens, m->config.C);
 }
 
 /* x = before + m->sublayer_out, the residual stream with a sublayer's output, and out = RMSNorm(x) · w. */
-static void add_and_norm_forward(Model *m, floatX *out, float *rstd, floatX *x, const floatX *before, const floatX *w) {
+static void add_and_norm_forward(Llama3 *m, floatX *out, float *rstd, floatX *x, const floatX *before,
+                                 const floatX *w) {
     rmsnorm_forward(m->dev, out, rstd, x, before, m->sublayer_out, w, m->config.norm_eps, m->tp->tokens, m->config.C);
 }
 
@@ -348,7 +349,7 @@ static void add_and_norm_forward(Model *m, floatX *out, float *rstd, floatX *x, 
  * what the block's buffers hold already; in forward KEEP_NOTHING. In backward the block recomputes what it did not
  * keep, with the bits of forward, whose norms also read the residual stream as it is stored; it does not recompute the
  * MLP's output, which backward does not read. */
-static void block_forward(Model *m, int l, const BlockWeights *w, Keep kept) {
+static void block_forward(Llama3 *m, int l, const BlockWeights *w, Keep kept) {
     const Llama3Config *c = &m->config;
     BlockActivations *a = block_activations(m, l);
     int N = m->B * m->T, is_first = l == m->stage->first_block; // whose x is the embedding, or has been received
@@ -379,12 +380,12 @@ static void block_forward(Model *m, int l, const BlockWeights *w, Keep kept) {
 }
 
 /* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
-static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
+static void norm_backward(Llama3 *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
 
 /* Starts to gather m->d_x for what comes after block l in backward: block l - 1, or the embedding. */
-static void prefetch_d_x(Model *m, int l) {
+static void prefetch_d_x(Llama3 *m, int l) {
     int embeds = stage_embeds(m) && !m->table.units[m->table.embed].frozen;
     if (l > m->stage->first_block) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
     else if (embeds) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
@@ -394,7 +395,7 @@ static void prefetch_d_x(Model *m, int l) {
  * the block and becomes the one before it, if that is needed. It is also the gradient of each sublayer's output, since
  * the output is added to the stream; m->d_norm is that of the sublayer's normalized input. Only gradients of weights
  * stand in another place: nothing waits for them, so they are computed while a tensor-parallel collective runs. */
-static void block_backward(Model *m, int l, const BlockWeights *w) {
+static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
     const Llama3Config *c = &m->config;
     BlockActivations *a = block_activations(m, l);
     int N = m->B * m->T;
@@ -446,10 +447,10 @@ static void block_backward(Model *m, int l, const BlockWeights *w) {
 // the head and the loss
 
 /* The residual stream that the head reads. The final norm stores it; a stage without blocks has received it. */
-static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
+static floatX *head_input(Llama3 *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
 
 /* The final RMSNorm. Returns its output for all tokens, (N, C). */
-const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
+const floatX *final_norm_forward(Llama3 *m, const HeadWeights *w) {
     floatX *x = head_input(m);
     if (m->stage->num_blocks)
         add_and_norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].h, w->norm);
@@ -459,7 +460,7 @@ const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
 
 /* Backward of the head's matmul for tokens [first, first + count). m->logits has the gradients of their logits, which
  * have replaced the logits; x is the output of the final norm, and d_final_norm receives its gradient. */
-static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) */,
+static void head_chunk_backward(Llama3 *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) */,
                                 const floatX *x /* (N,C) */, int first, int count) {
     int C = m->config.C, V = m->config.V, accumulates = w->accumulates || first > 0;
     int64_t at = (int64_t)first * C, stride = logits_stride(V);
@@ -469,7 +470,7 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_
 }
 
 /* Adds up the losses of this rank's n tokens: each tp rank has computed those of all N. */
-static void sum_losses(const Model *m, ExactSum *sum, const float *losses /* (n·tp) */) {
+static void sum_losses(const Llama3 *m, ExactSum *sum, const float *losses /* (n·tp) */) {
     exact_total(m->dev, sum, losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
 }
 
@@ -477,7 +478,7 @@ static void sum_losses(const Model *m, ExactSum *sum, const float *losses /* (n�
  * in chunks of tokens, so that those of a long micro-batch never exist at once: each chunk goes backward before the
  * next one replaces it. Where backward follows, logits are rounded to floatX, as torch.autocast's linear layers round
  * them; evaluation has fp32 logits, and no z-loss. */
-void head_loss(Model *m, int micro_batch) {
+void head_loss(Llama3 *m, int micro_batch) {
     int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
     int rows = goes_backward ? m->logit_rows : m->fp32_rows;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
@@ -506,18 +507,18 @@ void head_loss(Model *m, int micro_batch) {
 // units of blocks, with their adapters
 
 /* The adapters of a unit of blocks; NULL: there are none. */
-static FsdpUnit *adapters_of(Model *m, int unit) {
+static FsdpUnit *adapters_of(Llama3 *m, int unit) {
     int block = m->table.units[unit].first_block;
     return m->config.lora_rank ? fsdp_unit(m, table_block_adapters(&m->table, block)) : NULL;
 }
 
 /* Starts to unshard a unit of blocks and its adapters. */
-static void blocks_prefetch(Model *m, int unit) {
+static void blocks_prefetch(Llama3 *m, int unit) {
     FsdpUnit *adapters = adapters_of(m, unit);
     fsdp_prefetch(m->fsdp, fsdp_unit(m, unit));
     if (adapters) fsdp_prefetch(m->fsdp, adapters);
 }
-static void blocks_reshard(Model *m, int unit, ReshardPoint point) {
+static void blocks_reshard(Llama3 *m, int unit, ReshardPoint point) {
     FsdpUnit *adapters = adapters_of(m, unit);
     fsdp_reshard(m->fsdp, fsdp_unit(m, unit), point);
     if (adapters) fsdp_reshard(m->fsdp, adapters, point);
@@ -527,7 +528,7 @@ static void blocks_reshard(Model *m, int unit, ReshardPoint point) {
 // the blocks of a pipeline stage with FSDP: each is unsharded before it computes and resharded after it
 
 /* The unit after the stage's blocks. */
-static int stage_end(const Model *m) {
+static int stage_end(const Llama3 *m) {
     const Stage *stage = m->stage;
     if (!stage->num_blocks) return stage->first_unit;
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
@@ -536,7 +537,7 @@ static int stage_end(const Model *m) {
 /* Starts the all-gathers that shall run while `unit` computes: of the units of blocks after it, one fewer than there
  * are slots, and after the last of them of the head. Before its first unit of blocks a stage passes the number before
  * it, which on the first stage is the embedding's. */
-static void prefetch_forward(Model *m, int unit) {
+static void prefetch_forward(Llama3 *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
@@ -545,13 +546,13 @@ static void prefetch_forward(Model *m, int unit) {
 /* The same in backward, which goes from the last unit of blocks to the first. For the head, which computes before them,
  * `unit` is stage_end(m). A caller that also starts to reduce a gradient calls this first, because on a connection that
  * both share the all-gathers would queue behind the reduction. */
-static void prefetch_backward(Model *m, int unit) {
+static void prefetch_backward(Llama3 *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
         blocks_prefetch(m, next);
 }
 
 /* The embedding of m->ids (N), into the residual stream before the first block. */
-static void stage_embed_forward(Model *m, ReshardPoint point) {
+static void stage_embed_forward(Llama3 *m, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "forward", embed->table_unit->name);
     fsdp_prefetch(m->fsdp, embed);
@@ -564,7 +565,7 @@ static void stage_embed_forward(Model *m, ReshardPoint point) {
     if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, point); // tied: the head needs it too
 }
 
-static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint point) {
+static void stage_embed_backward(Llama3 *m, int micro_batch, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     int is_trained = !embed->table_unit->frozen;
     device_phase(m->dev, "backward", embed->table_unit->name);
@@ -578,7 +579,7 @@ static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint point) 
 }
 
 /* All blocks of the stage. The residual stream after the last one is the sum of its h and m->sublayer_out. */
-static void stage_blocks_forward(Model *m, ReshardPoint point) {
+static void stage_blocks_forward(Llama3 *m, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++) {
         int unit = table_block_unit(&m->table, l);
@@ -594,7 +595,7 @@ static void stage_blocks_forward(Model *m, ReshardPoint point) {
 
 /* All blocks of the stage from the last to the first: m->d_x is the gradient of what the last one wrote, and becomes
  * that of what the first one read. While a unit computes, FSDP reduces the gradients of the one after it. */
-static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point) {
+static void stage_blocks_backward(Llama3 *m, int micro_batch, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
         int unit = table_block_unit(&m->table, l);
@@ -615,7 +616,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint point)
 
 /* Copies to the device what the current stage needs of a micro-batch of `batch`, which is in host memory. Generation
  * has no targets. */
-static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) {
+static void feed_micro_batch(Llama3 *m, const StepBatch *batch, int micro_batch) {
     int64_t N = (int64_t)m->B * m->T, at = micro_batch * N;
     size_t bytes = sizeof(int32_t) * N;
     if (stage_embeds(m)) device_feed(m->dev, m->ids, batch->inputs + at, bytes);
@@ -631,7 +632,7 @@ static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) 
 
 /* Forward of a micro-batch through the stage: from its tokens, or the previous stage's output, to what the next stage
  * receives. The last stage leaves the residual stream to the head. */
-static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch,
+static void stage_forward(Llama3 *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch,
                           ReshardPoint point) {
     model_enter_stage(m, step->stage, step->activation_set);
     feed_micro_batch(m, batch, step->micro_batch);
@@ -650,7 +651,7 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
 
 /* Backward of a micro-batch through the stage. Gradients are those of the SUM of its losses; the optimizer divides by
  * the number of targets in the step. */
-static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch) {
+static void stage_backward(Llama3 *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch) {
     int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
     ReshardPoint point = last ? AFTER_LAST_USE : AFTER_BACKWARD;
     model_enter_stage(m, step->stage, step->activation_set);
@@ -680,7 +681,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
 
 /* Forward of the first micro-batch of `batch` alone, for evaluation and generation. The last stage leaves the residual
  * stream to the head. */
-void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
+void model_forward(Llama3 *m, Pipeline *pipeline, const StepBatch *batch) {
     for (int v = 0; v < m->table.part.virtual_stages; v++) {
         PipelineStep step = ZERO;
         step.kind = PIPE_FORWARD;
@@ -719,7 +720,7 @@ typedef struct {
 typedef struct Trainer {
     const Job *job;                // options, configuration and data, which all ranks of a process share
     const struct Trainer *dry_run; // this rank's dry run; NULL: this is the dry run
-    Model model;
+    Llama3 model;
     Parallel parallel;
     SharedGradients shared_gradients; // of norms over tp, and of a tied embedding over pp
     Optimizer optimizer;
@@ -855,7 +856,7 @@ typedef struct {
  * of targets. */
 static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t first) {
     const ContextParallel *cp = &trainer->parallel.cp;
-    const Model *m = &trainer->model;
+    const Llama3 *m = &trainer->model;
     StepBatch *batch = &trainer->eval_batch;
     int64_t num_targets = 0;
     device_synchronize_event(batch->fed);
@@ -872,7 +873,7 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
  * average in the files. */
 static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches) {
     Parallel *p = &trainer->parallel;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     int B = m->B, counts = mesh_counts_samples(&p->mesh, p->rank);
     int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = blocks_of(dataset_samples(data), round);
     StepReport mine = ZERO; // only its loss and targets are used
@@ -906,17 +907,17 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
 // ---------------------------------------------------------------------------
 // the memory of the model
 
-static floatX *activation(Model *m, const char *name, int64_t elements) {
+static floatX *activation(Llama3 *m, const char *name, int64_t elements) {
     return arena_array(floatX, m->dev, MEM_ACTIVATIONS, name, elements);
 }
-static float *activation_fp32(Model *m, const char *name, int64_t elements) {
+static float *activation_fp32(Llama3 *m, const char *name, int64_t elements) {
     return arena_array(float, m->dev, MEM_ACTIVATIONS, name, elements);
 }
-static int32_t *activation_int32(Model *m, const char *name, int64_t elements) {
+static int32_t *activation_int32(Llama3 *m, const char *name, int64_t elements) {
     return arena_array(int32_t, m->dev, MEM_ACTIVATIONS, name, elements);
 }
 
-static Keep block_keeps(const Model *m, int l) {
+static Keep block_keeps(const Llama3 *m, int l) {
     const ModelSettings *s = &m->settings;
     if (!m->training || s->recompute == RECOMPUTE_NONE) return KEEP_ALL;
     if (s->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
@@ -926,7 +927,7 @@ static Keep block_keeps(const Model *m, int l) {
 
 /* Allocates a block's buffers whose Keep (the middle column of BlockActivations) is in [first, last]; the others are
  * those of `shared`. */
-static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
+static void block_activations_open(Llama3 *m, BlockActivations *a, Keep first, Keep last,
                                    const BlockActivations *shared) {
     const Llama3Config *c = &m->config;
     int64_t n = m->tp->tokens, N = (int64_t)m->B * m->T;
@@ -949,7 +950,7 @@ static void block_activations_open(Model *m, BlockActivations *a, Keep first, Ke
 }
 
 /* In training each micro-batch in flight has a set of BlockActivations, one for each block; else there is only one. */
-static void blocks_open(Model *m, const Schedule *schedule) {
+static void blocks_open(Llama3 *m, const Schedule *schedule) {
     const BlockActivations nothing = ZERO;
     int stages = m->table.part.virtual_stages, count = m->training ? 0 : 1;
     Keep least = KEEP_ALL;
@@ -975,7 +976,7 @@ static void blocks_open(Model *m, const Schedule *schedule) {
 
 /* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
  * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
-static void logits_open(Model *m) {
+static void logits_open(Llama3 *m) {
     int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
     int64_t rows = m->settings.logit_rows;
     if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
@@ -989,7 +990,7 @@ static void logits_open(Model *m) {
     m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
 }
 
-static void head_open(Model *m) {
+static void head_open(Llama3 *m) {
     const Llama3Config *c = &m->config;
     int64_t n = m->tp->tokens, all = n * m->tp->size;
     m->final_x = activation(m, "residual stream", n * c->C);
@@ -1008,7 +1009,7 @@ static void head_open(Model *m) {
 }
 
 /* The rotation of every position, and the positions of this rank's tokens. */
-static void positions_open(Model *m, int count) {
+static void positions_open(Llama3 *m, int count) {
     const Llama3Config *c = &m->config;
     m->cos_sin = activation_fp32(m, "rotation table", (int64_t)m->num_positions * c->HD);
     m->positions = activation_int32(m, "positions", count);
@@ -1026,7 +1027,7 @@ static void positions_open(Model *m, int count) {
 
 /* Buffers for micro-batches of B sequences, of which this rank has T tokens each. cached > 0: generation, with a cache
  * for the keys and values of that many positions. */
-static void model_open(Model *m, const Schedule *schedule, int B, int T, int cached) {
+static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int cached) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
     int first_token_id = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
@@ -1056,7 +1057,7 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
     m->next_logits = arena_array(float, m->dev, MEM_HOST, "next token's logits", c->V);
 }
 
-static void model_close(Model *m) {
+static void model_close(Llama3 *m) {
     free(m->in_flight);
     table_close(&m->table);
 }
@@ -1111,7 +1112,7 @@ static void data_open(Trainer *trainer) {
 static void trainer_allocate(Trainer *trainer) {
     const Job *j = trainer->job;
     const RunSettings *run = &j->run;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
     timeline_open(dev, j);
@@ -1165,7 +1166,7 @@ static void trainer_close(Trainer *trainer) {
 static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     const RunSettings *run = &j->run;
     Parallel *p = &trainer->parallel;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     ModelSettings settings = {run->recompute, run->recompute_every, run->slots,
                               run->doc_mask,  run->logit_rows,      (float)run->z_loss};
     memset(trainer, 0, sizeof *trainer);

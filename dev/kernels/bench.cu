@@ -12,7 +12,7 @@
 
 static void forward_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
     for (int l = 0; l < c->L; l++) {
         BlockActivations *a = &m->blocks[l];
@@ -28,7 +28,7 @@ static void forward_matmuls(Trainer *trainer) {
 
 static void backward_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
     for (int l = c->L - 1; l >= 0; l--) {
         BlockActivations *a = &m->blocks[l];
@@ -51,7 +51,7 @@ static void backward_matmuls(Trainer *trainer) {
 
 static void head_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     const FsdpUnit *u = &trainer->parallel.fsdp.units[trainer->model.table.head];
     int64_t head = u->table_unit->offsets[W_HEAD], stride = logits_stride(c->V);
     for (int row = 0; row < m->B * m->T; row += m->logit_rows) {

@@ -7,7 +7,7 @@
 
 /* Writes the logits of all T tokens that next_token_logits computed, from the final norm that it left behind; it
  * returns those of the last token only. */
-static void all_logits(Model *m, int T, FILE *out) {
+static void all_logits(Llama3 *m, int T, FILE *out) {
     int C = m->config.C, V = m->config.V;
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
     for (int t = 0; t < T; t++) {

@@ -168,12 +168,12 @@ def tasks(build, model):
         if not WANTED.search(f"{build}: {name}, {model}"):
             continue
         results = []
-        for top, options in ((OLD, old_options), (NEW, new_options)):
+        for top in (OLD, NEW):
             shutil.rmtree("exported", ignore_errors=True)
             for path in [*Path().glob("exported*"), Path("Modelfile")]:
                 path.unlink(missing_ok=True)
             is_new = (top / "build" / build / program).exists()
-            taken = (program, options) if is_new else ("train_llama3", old_options)
+            taken = (program, new_options) if is_new else ("train_llama3", old_options)
             code, text, _ = run(top, f"{build}/{taken[0]}", f"--model {model} {taken[1]}")
             paths = [*Path().glob("exported*"), Path("Modelfile")]
             made = {path.name: content(path) for path in paths if path.is_file()}

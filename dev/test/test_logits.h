@@ -13,7 +13,7 @@ static LogitRun logit_run; // of rank 0
 
 /* The losses of `batch` by definition, from the final norm's output that the model has just computed. */
 static void define_losses(Trainer *trainer, const StepBatch *batch, LogitRun *run) {
-    const Model *m = &trainer->model;
+    const Llama3 *m = &trainer->model;
     Device *dev = &trainer->parallel.dev;
     const FsdpUnit *u = &trainer->parallel.fsdp.units[m->table.head];
     const int C = m->config.C, V = m->config.V;
@@ -41,7 +41,7 @@ static void define_losses(Trainer *trainer, const StepBatch *batch, LogitRun *ru
 static void logit_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     LogitRun run = ZERO;
     StepBatch *batch = loader_next(&trainer->loader, &trainer->parallel.dev, j->run.timeout);
     fixture_loss(trainer, batch);

@@ -35,7 +35,7 @@ typedef struct {
 
 /* Allocates the memory for scores, on a dry-run device or a real one. */
 static Scoring scoring_open(Trainer *trainer, const Requests *requests) {
-    const Model *m = &trainer->model;
+    const Llama3 *m = &trainer->model;
     Device *dev = &trainer->parallel.dev;
     int64_t rows = m->table.head < 0 ? 0 : m->fp32_rows, batches = 1 + trainer->parallel.mesh.world;
     Scoring s = {trainer, requests, NULL, NULL, NULL};

@@ -16,7 +16,7 @@
  */
 static void read_score_batch(Trainer *trainer, const Requests *r, const ScoreBatch *batch) {
     const ContextParallel *cp = &trainer->parallel.cp;
-    const Model *m = &trainer->model;
+    const Llama3 *m = &trainer->model;
     StepBatch *out = &trainer->eval_batch;
     int T = batch->T, own = T / cp->size;
     int32_t *inputs = new_array(int32_t, T), *targets = new_array(int32_t, T);
@@ -49,7 +49,7 @@ static void read_score_batch(Trainer *trainer, const Requests *r, const ScoreBat
  * softmax statistics are in s->host_statistics. */
 static void add_scores(const Scoring *s, RequestScore *scores, int first, int count) {
     const Trainer *trainer = s->trainer;
-    const Model *m = &trainer->model;
+    const Llama3 *m = &trainer->model;
     for (int i = 0; i < count; i++) {
         int n = first + i;
         if (trainer->eval_batch.targets[n] < 0) continue;
@@ -63,7 +63,7 @@ static void add_scores(const Scoring *s, RequestScore *scores, int first, int co
 /* Like head_loss in train_llama3.cu, but reads each token's softmax statistics instead of its loss, and adds them to
  * `scores`. */
 static void score_head(Scoring *s, RequestScore *scores) {
-    Model *m = &s->trainer->model;
+    Llama3 *m = &s->trainer->model;
     int N = m->B * m->T, C = m->config.C, V = m->config.V;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
@@ -91,7 +91,7 @@ static void score_batch(Scoring *s, int64_t index) {
     const ScoreBatch empty = {0, 0, r->batches[r->num_batches - 1].T};
     const ScoreBatch *batch = index < r->num_batches ? &r->batches[index] : &empty;
     Parallel *p = &trainer->parallel;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     RequestScore *mine = s->batch_scores;
     size_t bytes = sizeof *mine * MOST_SCORE_ROWS;
     int least_rows = p->cp.size > 1 ? trainer->job->run.batch : 1;
@@ -129,7 +129,7 @@ static void score_requests(Scoring *s) {
     Trainer *trainer = s->trainer;
     const Requests *r = s->requests;
     Parallel *p = &trainer->parallel;
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     int B = m->B, T = m->T, data_ranks = mesh_data_ranks(&p->mesh), data_rank = mesh_data_rank(&p->mesh, p->rank);
     Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
     for (int64_t i = 0; i < r->num_batches && p->dev.dry_run; i++)

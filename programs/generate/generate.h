@@ -27,7 +27,7 @@ typedef struct {
 /* Returns the logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the
  * cache. */
 static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count, int past) {
-    Model *m = &trainer->model;
+    Llama3 *m = &trainer->model;
     int C = m->config.C, V = m->config.V;
     StepBatch batch = ZERO;
     batch.inputs = ids;
