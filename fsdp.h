@@ -43,7 +43,7 @@ typedef struct {
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
     int adds_to_gradient;       // 1: unsharded_gradient is the sum of earlier micro-batches; backward adds to it
     Request all_gather;
-    OrderedSum sum; // over micro-batches: of reduced shards or, with sums_unsharded, of full-size gradients
+    OrderedSum sum; // over micro-batches: of reduced shards or, with reduces_once, of full-size gradients
 } FsdpUnit;
 
 // ---------------------------------------------------------------------------
@@ -121,10 +121,10 @@ typedef struct {
     FsdpUnit *units;       // (table->num_units)
     BufferPool pools[POOLS];
     Reduction reductions[HOPS];
-    int sums_unsharded;                         // micro-batches are summed unsharded before the reduction
-    int rounds_as_if_sent;                      // one fsdp rank: gradients are rounded to bf16 as if they had been sent
-    int weights_offloaded, gradients_offloaded; // they are kept in host memory and copied to the GPU for use
-    uint64_t seed;                              // of the initial weights
+    int reduces_once;      // gradients leave the rank once per step: with accumulate_locally, or under DDP
+    int rounds_as_if_sent; // one fsdp rank: gradients are rounded to bf16 as if they had been sent
+    int weights_offloaded, gradients_offloaded;  // they are kept in host memory and copied to the GPU for use
+    uint64_t seed;                               // of the initial weights
     uint64_t *local_fingerprints, *fingerprints; // for run/checks/replica_check.h; NULL: replicas are not compared
 } Fsdp;
 
@@ -133,6 +133,7 @@ typedef struct {
 
 /* A step under full_shard with one micro-batch and three blocks; b2' is the backward of block b2. What is in one column
  * runs at the same time. The head computes forward and backward at once; the embedding's backward reads no weights.
+ * b2 is no exception: it is freed after its forward, and all-gathered again at once, because its backward comes next.
  *
  *     all-gather      embed  b0     b1     b2  head  b2    b1   b0
  *     compute                embed  b0     b1  b2    head  b2'  b1'  b0'  embed'         AdamW
@@ -226,7 +227,7 @@ static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
 // ---------------------------------------------------------------------------
 // reduce gradients
 
-/* Zeroes the tensors that backward adds to, and all padding: padding is zero and stays zero. */
+/* Zeroes all but the tensors that backward overwrites: those that it adds to, and all padding, which stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
     int64_t written = 0;
     for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
@@ -253,13 +254,13 @@ static float *replica_gradient(const FsdpUnit *u) { return u->grad + (u->replica
 /* Does the gradient of this micro-batch go through this hop? */
 static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
-    int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->sums_unsharded);
+    int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->reduces_once);
     if (hop == HOP_REDUCE_FSDP) return over_fsdp;
     if (hop == HOP_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* Where a hop's result is in grad. If the hop is skipped, what the next one sends is there already. */
+/* Where a gradient lies in grad after this hop, whether it took the hop or skipped it. */
 static float *hop_result(const Fsdp *fsdp, int hop, const FsdpUnit *u) {
     if (hop == HOP_REDUCE_REPLICAS) return replica_gradient(u);
     return hop == HOP_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
@@ -269,10 +270,9 @@ static void reduction_start(Fsdp *fsdp, ReductionHop hop, FsdpUnit *u, int micro
     Reduction *r = &fsdp->reductions[hop];
     int reduces = hops[hop].reduces;
     Axis axis = hops[hop].axis;
-    int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count; // of one member
-    const float *sum = hop_result(fsdp, hop - 1, u);
-    // the first hop sends the full-size gradient instead: of this micro-batch, or the sum of all
-    if (hop == HOP_REDUCE_FSDP) sum = fsdp->sums_unsharded ? u->sum.partial[0] : u->unsharded_gradient;
+    int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count;               // of one member
+    const float *sum = fsdp->reduces_once ? sum_total(&u->sum) : u->unsharded_gradient; // the first hop's is full-size
+    if (hop > HOP_REDUCE_FSDP) sum = hop_result(fsdp, hop - 1, u);
     const void *send = r->rounded ? (const void *)r->rounded : sum;
     void *receive = r->receive ? r->receive : hop_result(fsdp, hop, u);
     if (r->rounded) cast_to_bf16(fsdp->dev, r->rounded, sum, reduces ? piece * r->members : piece);
@@ -297,7 +297,7 @@ static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     float *sum = hop_result(fsdp, hop, u);
     comm_wait(fsdp->comm, &r->request);
     if (hop == HOP_REDUCE_FSDP) {
-        if (fsdp->sums_unsharded) tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, 0);
+        if (fsdp->reduces_once) tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, 0);
         else sum_add(fsdp->dev, &u->sum, r->micro_batch, r->receive, dtype, pieces);
         gradient_release(fsdp, u);
     } else if (hop == HOP_REDUCE_REPLICAS) {
@@ -311,9 +311,9 @@ static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     r->unit = NULL;
 }
 
-/* Finishes every hop that holds a unit and moves the unit to its next hop; `entering` (or NULL) starts its first one.
- * Returns how many units are being reduced. On a GPU all of this is enqueued on STREAM_REDUCE, and the compute stream
- * waits for it only where it needs a buffer or the sums. */
+/* Waits for every hop that holds a unit and moves the unit to its next hop; then `entering` (or NULL) starts its first
+ * one. Returns how many units are being reduced. On a GPU all of this is enqueued on STREAM_REDUCE, and the compute
+ * stream waits for it only where it needs a buffer or the sums. */
 static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     int in_flight = 0;
     StreamKind before = device_set_stream(fsdp->dev, STREAM_REDUCE);
@@ -326,7 +326,7 @@ static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
         if (from >= 0) reduction_finish(fsdp, (ReductionHop)from);
         while (to < HOPS && !hop_applies(fsdp, (ReductionHop)to, micro)) to++;
         if (to == HOPS) continue;
-        // The entering gradient must be complete. Units that entered earlier do not wait, and free their buffers.
+        // The entering gradient must be complete. Only it waits for that: the buffers of earlier ones are free by now.
         if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);
         reduction_start(fsdp, (ReductionHop)to, u, micro);
         in_flight++;
@@ -348,11 +348,11 @@ static void fsdp_finish_gradients(Fsdp *fsdp) {
 
 /* Can backward write a gradient into the sum over micro-batches, without a buffer of the pool? */
 static int backward_writes_sum(const Fsdp *fsdp) {
-    return (fsdp->ranks == 1 || fsdp->sums_unsharded) && !fsdp->rounds_as_if_sent && !fsdp->gradients_offloaded;
+    return (fsdp->ranks == 1 || fsdp->reduces_once) && !fsdp->rounds_as_if_sent && !fsdp->gradients_offloaded;
 }
 
-/* Can backward also add later micro-batches to that sum? Its matmuls then move 8 bytes per parameter; a buffer (4) and
- * tree_sum (12) would move 16. A binary tree over micro-batches needs each gradient by itself. */
+/* Can backward also add later micro-batches to that sum? It then reads and writes 8 bytes per parameter, not 16: 4 to
+ * write a buffer, 12 for tree_sum, which adds it. A binary tree over micro-batches needs each gradient by itself. */
 static int backward_adds_to_sum(const Fsdp *fsdp) { return backward_writes_sum(fsdp) && !fsdp->sharding.deterministic; }
 
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch or, with adds_to_gradient,
@@ -371,8 +371,8 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Would a unit that enters now reach HOP_GATHER_FSDP before one that entered earlier? Yes, if it skips the replica hops
- * and the earlier one, at its last micro-batch, does not. That occurs in hybrid DDP with an interleaved pipeline. */
+/* Would a unit that enters now need HOP_GATHER_FSDP, which holds one unit, together with one that entered earlier? Yes,
+ * if it skips the replica hops and the earlier one does not: in hybrid DDP with an interleaved pipeline. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (hop_applies(fsdp, HOP_REDUCE_REPLICAS, micro_batch)) return 0;
     if (!hop_applies(fsdp, HOP_GATHER_FSDP, micro_batch)) return 0;
@@ -383,11 +383,11 @@ static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     return 0;
 }
 
-/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With sums_unsharded that
+/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With reduces_once that
  * happens once per step, with the sum of all micro-batches, to which this one is added here. */
 static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     bf16 *rounded = fsdp->reductions[HOP_REDUCE_FSDP].rounded;
-    int stays_here = fsdp->ranks == 1 || fsdp->sums_unsharded;
+    int stays_here = fsdp->ranks == 1 || fsdp->reduces_once;
     if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);
     if (fsdp->rounds_as_if_sent) {
         cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
@@ -426,9 +426,9 @@ static void open_gradient_and_moments(Fsdp *fsdp, FsdpUnit *u) {
             (floatX *)arena_alloc(dev, MEM_COMM, "gathered weights of the step", unsharded_bytes(u));
     if (u->table_unit->frozen) return;
     u->grad = arena_array(float, dev, MEM_GRADS, "gradients", u->state_count);
-    float *total = fsdp->sums_unsharded ? u->grad : shard_gradient(fsdp, u);
-    int64_t count = fsdp->sums_unsharded ? u->padded : u->shard_size;
-    if (fsdp->sums_unsharded && u->state_count < u->padded)
+    float *total = fsdp->reduces_once ? u->grad : shard_gradient(fsdp, u);
+    int64_t count = fsdp->reduces_once ? u->padded : u->shard_size;
+    if (fsdp->reduces_once && u->state_count < u->padded)
         total = arena_array(float, dev, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
     sum_open(&u->sum, dev, total, count, how->micro_batches, how->deterministic);
     u->exp_avg = arena_array(float, dev, MEM_OPTIMIZER, "exp_avg", u->state_count);
@@ -519,7 +519,7 @@ static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
     fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
     // With several micro-batches it is the user's choice. With one, DDP does it: backward writes straight into grad.
-    fsdp->sums_unsharded =
+    fsdp->reduces_once =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
     fsdp->rounds_as_if_sent = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
     fsdp->weights_offloaded = fsdp->dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;

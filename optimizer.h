@@ -1,9 +1,9 @@
 /* optimizer.h: the state that a rank owns, the learning rate, the gradient norm for clipping, and the updates.
  *
  * AdamW needs no communication; Muon (muon.h) does, because it works on whole matrices. A caller may rely on: equal
- * gradients give a norm of equal bits, whatever ranks they are divided among; padding is never updated. With --offload on a GPU, state is
- * in the host's memory: while one unit is updated, the next unit's state is copied in and the previous one's out. With
- * Muon that happens twice, for momentum and for weights.
+ * gradients give a norm of equal bits, whatever ranks they are divided among; padding is never updated. With --offload
+ * on a GPU, state is in the host's memory: while one unit is updated, the next unit's state is copied in and the
+ * previous one's out. With Muon that happens twice, for momentum and for weights.
  */
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H

@@ -124,12 +124,12 @@ static void tp_keep_tokens(TensorParallel *tp) {
 /* Returns the buffer for a matrix's partial sums (N, C). With one rank they are the result, so it is `sum` itself. */
 static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return tp->size == 1 ? sum : tp->partial; }
 
-/* Starts the reduce-scatter of tp->partial, which must not change until tp_reduce_scatter_wait. */
-static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
+/* Starts the reduce-scatter of `partial`, tp_partial's buffer, which must not change until tp_reduce_scatter_wait. */
+static void tp_reduce_scatter_start(TensorParallel *tp, const floatX *partial /* (N,C) */, const char *what) {
     int64_t count = (int64_t)tp->tokens * tp->C;
     if (tp->size == 1) return;
     StreamKind before = tp_stream(tp);
-    reduce_scatter_pieces_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
+    reduce_scatter_pieces_start(tp->comm, &tp->request, AXIS_TP, what, partial, tp->pieces, count, FLOATX);
     device_set_stream(tp->dev, before);
 }
 /* The transport only moves the pieces. They are added here, as a binary tree over ranks, so that every transport gives
@@ -140,9 +140,10 @@ static void tp_reduce_scatter_wait(TensorParallel *tp, floatX *sum /* (n,C) = */
     sum_pieces(tp->dev, sum, tp->pieces, tp->size, (int64_t)tp->tokens * tp->C);
 }
 
-/* sum = the sum of all ranks' tp->partial, for this rank's tokens. */
-static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const char *what) {
-    tp_reduce_scatter_start(tp, what);
+/* sum = the sum of all ranks' `partial`, for this rank's tokens. */
+static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const floatX *partial /* (N,C) */,
+                                     const char *what) {
+    tp_reduce_scatter_start(tp, partial, what);
     tp_reduce_scatter_wait(tp, sum);
 }
 

@@ -43,10 +43,10 @@
 /* What a block keeps from forward to backward: the residual stream it read (--recompute full); also the outputs of its
  * matmuls and of attention (selective); or everything (none). Backward recomputes the rest (activation checkpointing,
  * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
-typedef enum { KEEP_NOTHING, KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
+typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 
-/* One block's activations. A rank has N = B·T tokens of a micro-batch: B sequences, and of each T tokens, its length
- * divided by cp. The model has hidden size C and L blocks; this tensor-parallel rank has NH query and NKV key/value
+/* One block's activations. A rank has N = B·T tokens of a micro-batch: T tokens of each of B sequences, whose length is
+ * T·cp. The model has hidden size C and L blocks; this tensor-parallel rank has NH query and NKV key/value
  * heads of HD elements, F columns of the MLP and V rows of the vocabulary. Attention and the MLP compute all N tokens
  * for these parts; QKV = (NH + 2·NKV)·HD is the width of a token's queries, keys, values. Norms and the residual
  * stream are of n tokens: N, or this rank's share of them over tp. The middle column: the least Keep that keeps it. */
@@ -109,7 +109,7 @@ typedef struct {
     void *logits;       // of a chunk: (logit_rows, stride) floatX if it goes backward, else (fp32_rows, V) fp32
     int logit_rows;     // tokens in a chunk that goes backward; its gradients overwrite the logits
     int fp32_rows;      // tokens in a chunk of fp32 logits, in the same memory
-    float *losses;      // (n·tp)
+    float *losses;      // (n·tp), which is N, rounded up to a multiple of tp; those beyond N stay 0
     ExactSum *loss_sum; // sum over this rank's tokens and the micro-batches of the step so far
     ZLoss z_loss;       // z_loss.losses: (n·tp), NULL without --z-loss
     ExactSum *z_loss_sum; // as loss_sum; NULL without --z-loss
@@ -202,7 +202,9 @@ static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, cons
     layer.accumulates =
         block->accumulates || adapters->accumulates; // the block or its adapters: one of them is trained
     layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
-    for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) { // `fused`: with the one before it
+    int end = first + 1;
+    while (llama3_tensors[end].fused) end++; // with the one before it
+    for (int k = first; k < end; k++) {
         WeightKind kind = (WeightKind)k;
         int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
         if (is_adapted(c, kind)) {
@@ -267,7 +269,7 @@ static inline BlockActivations *block_activations(const Llama3 *m, int l) {
 }
 
 /* Does the current stage embed the tokens? Does it compute the loss? */
-static int stage_embeds(const Llama3 *m) { return m->table.embed >= 0 && m->stage == m->table.stages; }
+static int stage_embeds(const Llama3 *m) { return m->table.embed >= 0 && m->stage == &m->table.stages[0]; }
 static int stage_has_loss(const Llama3 *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
@@ -289,8 +291,9 @@ static void model_set_tokens(Llama3 *m, int B, int T, int past) {
 // ---------------------------------------------------------------------------
 // what attention reads
 
-/* Causal self-attention of this rank's queries to `kv`. --doc-mask keeps it within a document, but positions count on
- * through documents (Llama 3 paper, section 3.2). */
+/* Self-attention of this rank's queries to `kv`. The causal mask follows from their positions (query_position and
+ * keys_seen in lib/ops/ops_common.h): from q_offset on, and for queries from q_split on, q_gap further. --doc-mask
+ * keeps attention within a document, but positions count on through documents (Llama 3 paper, section 3.2). */
 static AttentionShape attention_shape(const Llama3 *m, const KeyValue *kv) {
     const Llama3Config *c = &m->config;
     AttentionShape s = ZERO;
@@ -332,7 +335,9 @@ static KeyValue kv_cache_append(Llama3 *m, int l, const floatX *qkv /* (N,QKV) *
 // The residual stream of n tokens (this tensor-parallel rank's share) is written twice in a block: as a->h after
 // attention, and after the MLP as a->x of the next block, or m->final_x after the last one. Each of these additions is
 // fused with the norm that follows it, so that the stream is read and written once for both: until then the sublayer's
-// output lies in m->sublayer_out. Matmuls see all N = B·T tokens that this context-parallel rank has.
+// output lies in m->sublayer_out. Matmuls see all N = B·T tokens that this context-parallel rank has. Under tensor
+// parallelism the last matmul of a sublayer writes partial sums of N tokens to a buffer of their own (tp_partial), and
+// tp_reduce_scatter_tokens makes this rank's n tokens of the output of them; otherwise both buffers are the same.
 
 /* out = RMSNorm(x) · w. */
 static void norm_forward(Llama3 *m, floatX *out, float *rstd, const floatX *x, const floatX *w) {
@@ -345,26 +350,25 @@ static void add_and_norm_forward(Llama3 *m, floatX *out, float *rstd, floatX *x,
     rmsnorm_forward(m->dev, out, rstd, x, before, m->sublayer_out, w, m->config.norm_eps, m->tp->tokens, m->config.C);
 }
 
-/* Block l. It ends with the MLP's output in m->sublayer_out, which the next norm adds to the residual stream. `kept`:
- * what the block's buffers hold already; in forward KEEP_NOTHING. In backward the block recomputes what it did not
- * keep, with the bits of forward, whose norms also read the residual stream as it is stored; it does not recompute the
- * MLP's output, which backward does not read. */
-static void block_forward(Llama3 *m, int l, const BlockWeights *w, Keep kept) {
+/* Block l. It ends with the MLP's output in m->sublayer_out, which the next norm adds to the residual stream.
+ * `recomputes`: backward asks for what the block did not keep (a->keep). It gets the bits of forward, whose norms also
+ * read the residual stream as it is stored; the MLP's output, which backward does not read, is left out. */
+static void block_forward(Llama3 *m, int l, const BlockWeights *w, int recomputes) {
     const Llama3Config *c = &m->config;
     BlockActivations *a = block_activations(m, l);
     int N = m->B * m->T, is_first = l == m->stage->first_block; // whose x is the embedding, or has been received
-    if (is_first || kept) norm_forward(m, a->attn_norm, a->attn_rstd, a->x, w->attn_norm);
+    if (is_first || recomputes) norm_forward(m, a->attn_norm, a->attn_rstd, a->x, w->attn_norm);
     else add_and_norm_forward(m, a->attn_norm, a->attn_rstd, a->x, block_activations(m, l - 1)->h, w->attn_norm);
-    if (kept < KEEP_MATMULS) {
+    if (!recomputes || a->keep == KEEP_INPUT) {
         const floatX *x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
         lora_linear_forward(&m->lora, a->qkv, x, &w->qkv, N);
         rope_forward(m->dev, a->qkv, qkv_width(c), m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
         KeyValue kv = m->kv_cache ? kv_cache_append(m, l, a->qkv) : cp_all_gather_kv(m->cp, a->qkv);
         AttentionShape shape = attention_shape(m, &kv);
         attention_forward(m->dev, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
-        floatX *o = tp_partial(m->tp, m->sublayer_out); // under tp this rank's part of the sum over tp ranks
-        lora_linear_forward(&m->lora, o, a->attn, &w->o, N);
-        tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "attention output");
+        floatX *partial = tp_partial(m->tp, m->sublayer_out);
+        lora_linear_forward(&m->lora, partial, a->attn, &w->o, N);
+        tp_reduce_scatter_tokens(m->tp, m->sublayer_out, partial, "attention output");
 
         add_and_norm_forward(m, a->mlp_norm, a->mlp_rstd, a->h, a->x, w->mlp_norm);
         x = tp_all_gather_tokens(m->tp, TP_MLP_INPUT, a->mlp_norm, "MLP input");
@@ -373,13 +377,14 @@ static void block_forward(Llama3 *m, int l, const BlockWeights *w, Keep kept) {
         norm_forward(m, a->mlp_norm, a->mlp_rstd, a->h, w->mlp_norm);
     }
     swiglu_forward(m->dev, a->swiglu, a->gate_up, N, c->F);
-    if (kept) return;
-    floatX *down = tp_partial(m->tp, m->sublayer_out);
-    lora_linear_forward(&m->lora, down, a->swiglu, &w->down, N);
-    tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "MLP output");
+    if (recomputes) return;
+    floatX *partial = tp_partial(m->tp, m->sublayer_out);
+    lora_linear_forward(&m->lora, partial, a->swiglu, &w->down, N);
+    tp_reduce_scatter_tokens(m->tp, m->sublayer_out, partial, "MLP output");
 }
 
-/* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
+/* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. The op reads
+ * m->d_x as the gradient of the sum, and writes m->d_x. */
 static void norm_backward(Llama3 *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
@@ -401,9 +406,9 @@ static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
     int N = m->B * m->T;
     if (a->keep < KEEP_ALL) { // activation checkpointing, into buffers that all such blocks share
         m->dev->recomputing = 1;
-        block_forward(m, l, w, a->keep);
+        block_forward(m, l, w, 1);
         m->dev->recomputing = 0;
-        if (a->keep == KEEP_INPUT) tp_keep_tokens(m->tp); // both gathered inputs, which are not gathered again
+        if (a->keep == KEEP_INPUT) tp_keep_tokens(m->tp); // it has gathered both inputs, which backward reads
     }
 
     const floatX *d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
@@ -411,10 +416,11 @@ static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
     lora_linear_backward_input(&m->lora, m->d_swiglu, d_out, &w->down, N);
     floatX *d_gate_up = a->gate_up; // in place: nothing reads gate and up after this
     swiglu_backward(m->dev, d_gate_up, m->d_swiglu, a->gate_up, N, c->F);
-    floatX *d_norm = tp_partial(m->tp, m->d_norm);
-    lora_linear_backward_input(&m->lora, d_norm, d_gate_up, &w->gate_up, N);
-    tp_reduce_scatter_start(m->tp, "d MLP input");
-    lora_linear_backward_weight(&m->lora, d_out, a->swiglu, &w->down, N); // before m->d_x changes, which d_out may be
+    floatX *partial = tp_partial(m->tp, m->d_norm);
+    lora_linear_backward_input(&m->lora, partial, d_gate_up, &w->gate_up, N);
+    tp_reduce_scatter_start(m->tp, partial, "d MLP input");
+    // Before norm_backward changes m->d_x: without tensor parallelism d_out is m->d_x.
+    lora_linear_backward_weight(&m->lora, d_out, a->swiglu, &w->down, N);
     tp_reduce_scatter_wait(m->tp, m->d_norm);
     norm_backward(m, w->d_mlp_norm, a->h, a->mlp_rstd, w->mlp_norm);
     tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d attention output");
@@ -430,11 +436,11 @@ static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
     attention_backward(m->dev, m->d_qkv, dk, dv, m->d_attn, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
     rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
-    if (!input_gradient_is_read(m, l)) d_norm = NULL; // adapters: not for block 0
-    lora_linear_backward_input(&m->lora, d_norm, m->d_qkv, &w->qkv, N);
-    if (d_norm) tp_reduce_scatter_start(m->tp, "d attention input");
+    int is_read = input_gradient_is_read(m, l); // with a frozen embedding nothing reads that of block 0
+    lora_linear_backward_input(&m->lora, is_read ? partial : NULL, m->d_qkv, &w->qkv, N);
+    if (is_read) tp_reduce_scatter_start(m->tp, partial, "d attention input");
     lora_linear_backward_weight(&m->lora, d_out, a->attn, &w->o, N);
-    if (d_norm) {
+    if (is_read) {
         tp_reduce_scatter_wait(m->tp, m->d_norm);
         norm_backward(m, w->d_attn_norm, a->x, a->attn_rstd, w->attn_norm);
         prefetch_d_x(m, l);
@@ -484,7 +490,7 @@ void head_loss(Llama3 *m, int micro_batch) {
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
     const floatX *x = final_norm_forward(m, &w);
-    floatX *d_final_norm = tp_partial(m->tp, m->d_norm); // (N, C) under tp: this rank's partial sums
+    floatX *d_final_norm = tp_partial(m->tp, m->d_norm); // (N, C)
     const ZLoss z = goes_backward ? m->z_loss : no_z_loss();
     const Logits logits = model_logits(m, goes_backward);
     for (int first = 0; first < N; first += rows) {
@@ -495,7 +501,7 @@ void head_loss(Llama3 *m, int micro_batch) {
         if (goes_backward) head_chunk_backward(m, &w, d_final_norm, x, first, count);
     }
     if (goes_backward) {
-        tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
+        tp_reduce_scatter_tokens(m->tp, m->d_norm, d_final_norm, "d head input");
         rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm, m->tp->tokens,
                          C);
     }
@@ -534,18 +540,17 @@ static int stage_end(const Llama3 *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* Starts the all-gathers that shall run while `unit` computes: of the units of blocks after it, one fewer than there
- * are slots, and after the last of them of the head. Before its first unit of blocks a stage passes the number before
- * it, which on the first stage is the embedding's. */
+/* Starts the all-gathers that shall run while `unit` computes: of the next slots - 1 units of blocks, and with the last
+ * unit of blocks also of the head. `unit` is stage->first_unit - 1 as long as no block computes. */
 static void prefetch_forward(Llama3 *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
-/* The same in backward, which goes from the last unit of blocks to the first. For the head, which computes before them,
- * `unit` is stage_end(m). A caller that also starts to reduce a gradient calls this first, because on a connection that
- * both share the all-gathers would queue behind the reduction. */
+/* The same in backward, which goes from the last unit of blocks to the first: `unit` is stage_end(m) as long as no
+ * block computes. Backward calls this for the unit that computes next, before it starts to reduce the gradient of the
+ * one that has computed: on a connection that both share, the all-gathers would queue behind the reduction. */
 static void prefetch_backward(Llama3 *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
         blocks_prefetch(m, next);
@@ -558,10 +563,10 @@ static void stage_embed_forward(Llama3 *m, ReshardPoint point) {
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
     const UnitTensors t = unit_tensors(m, m->table.embed, 0, NO_GRADIENTS);
-    floatX *x = tp_partial(m->tp, m->blocks[0].x); // under tp: zero where another rank has the token's row
+    floatX *x = tp_partial(m->tp, m->blocks[0].x); // zero where another tp rank has the token's row
     embedding_forward(m->dev, x, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
                       m->config.V);
-    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
+    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, x, "embedding");
     if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, point); // tied: the head needs it too
 }
 
@@ -583,13 +588,13 @@ static void stage_blocks_forward(Llama3 *m, ReshardPoint point) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++) {
         int unit = table_block_unit(&m->table, l);
-        const Unit *blocks = &m->table.units[unit];
+        const Unit *u = &m->table.units[unit];
         blocks_prefetch(m, unit);
         prefetch_forward(m, unit);
-        device_phase(m->dev, "forward", blocks->name);
+        device_phase(m->dev, "forward", u->name);
         const BlockWeights w = block_weights(m, l, NO_GRADIENTS);
-        block_forward(m, l, &w, KEEP_NOTHING);
-        if (l == blocks->first_block + blocks->num_blocks - 1) blocks_reshard(m, unit, point);
+        block_forward(m, l, &w, 0);
+        if (l == u->first_block + u->num_blocks - 1) blocks_reshard(m, unit, point);
     }
 }
 
@@ -605,8 +610,9 @@ static void stage_blocks_backward(Llama3 *m, int micro_batch, ReshardPoint point
         block_backward(m, l, &w);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, point);
-        prefetch_backward(m, unit - 1); // which computes next
-        FsdpUnit *adapters = adapters_of(m, unit), *trained = adapters ? adapters : fsdp_unit(m, unit);
+        prefetch_backward(m, unit - 1);            // which computes next
+        FsdpUnit *adapters = adapters_of(m, unit); // then the blocks themselves are frozen
+        FsdpUnit *trained = adapters ? adapters : fsdp_unit(m, unit);
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
 }
@@ -649,7 +655,7 @@ static void stage_forward(Llama3 *m, Pipeline *pipeline, const PipelineStep *ste
     pipeline_send(pipeline, step, out);
 }
 
-/* Backward of a micro-batch through the stage. Gradients are those of the SUM of its losses; the optimizer divides by
+/* Backward of a micro-batch through the stage. Gradients are those of the SUM of its losses; update_weights divides by
  * the number of targets in the step. */
 static void stage_backward(Llama3 *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch) {
     int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
@@ -658,7 +664,7 @@ static void stage_backward(Llama3 *m, Pipeline *pipeline, const PipelineStep *st
     if (pipeline->schedule.pp > 1) // another micro-batch may have overwritten its ids and targets
         feed_micro_batch(m, batch, step->micro_batch);
     int end = stage_end(m);
-    prefetch_backward(m, end); // for the loss
+    prefetch_backward(m, end); // while the loss computes
     if (stage_has_loss(m)) {
         // In the last stage's schedule, a backward directly follows its forward: the head's input is still there.
         FsdpUnit *head = fsdp_unit(m, m->table.head);
@@ -820,20 +826,21 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     step_reports_begin(&trainer->reports);
     const Schedule *schedule = &p->pipeline.schedule; // without --pp: F0 B0 F1 B1 … of the micro-batches
     for (int i = 0; i < schedule->num_steps; i++) {
-        const PipelineStep *part = &schedule->steps[i];
-        pipeline_start_receives(&p->pipeline, part);
-        if (part->kind == PIPE_FORWARD) stage_forward(&trainer->model, &p->pipeline, part, batch, AFTER_FORWARD);
-        else stage_backward(&trainer->model, &p->pipeline, part, batch);
+        const PipelineStep *now = &schedule->steps[i];
+        pipeline_start_receives(&p->pipeline, now);
+        if (now->kind == PIPE_FORWARD) stage_forward(&trainer->model, &p->pipeline, now, batch, AFTER_FORWARD);
+        else stage_backward(&trainer->model, &p->pipeline, now, batch);
     }
     pipeline_finish(&p->pipeline);
-    device_record_event(&p->dev, &batch->fed);
+    device_record_event(&p->dev, &batch->fed); // after it the loader may refill the batch
     fsdp_finish_gradients(&p->fsdp);
     device_phase(&p->dev, "optimizer", NULL);
     sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
-    exchange_reports(&trainer->reports, &p->fsdp, &mine, whole.start); // with this rank's part of the gradient norm
-    int64_t first_sample = p->dev.dry_run ? 0 : batch->samples[0];     // an error message names it
+    // Losses, gradient norm and checks in one all-gather. Only here the host waits for a GPU.
+    exchange_reports(&trainer->reports, &p->fsdp, &mine, whole.start);
+    int64_t first_sample = p->dev.dry_run ? 0 : batch->samples[0]; // an error message names it
     loader_release(&trainer->loader, &p->dev);
     StepStats s = sum_reports(&trainer->reports);
     s.z_loss = mean_z_loss(&trainer->reports, s.targets);

@@ -1,14 +1,15 @@
-/* ordered_sum.h: sums the gradients of a step's micro-batches in an order that does not depend on the layout. Where a
- * micro-batch's gradient consists of pieces from several ranks, these are first added as a binary tree (tree_sum). */
+/* ordered_sum.h: sums the gradients of a step's micro-batches, with --deterministic in an order that does not depend on
+ * the layout. A gradient that consists of pieces from several ranks is first added as a binary tree (tree_sum). */
 #ifndef ORDERED_SUM_H
 #define ORDERED_SUM_H
 #include "../ops/ops.h" // defines: tree_sum
 
 typedef struct {
-    int micro_batches;  // that are added in a step
-    int as_tree;        // --deterministic: micro-batches are added as a binary tree, else one after the other
-    int64_t count;      // elements
-    float *partial[20]; // (count) [0] becomes the total; [1] and up exist only for the tree
+    int micro_batches; // that are added in a step
+    int as_tree;       // --deterministic: micro-batches are added as a binary tree, else one after the other
+    int64_t count;     // elements
+    float
+        *partial[20]; // (count) [0] becomes the total; [1] and up exist only for the tree, of up to 2^20 micro-batches
 } OrderedSum;
 
 /* The tree needs few buffers, because equal neighbors are added at once (cascade summation). With 8 micro-batches, the
@@ -19,7 +20,7 @@ typedef struct {
  *     2: [0-1] [2]             6: [0-3] [4-5] [6]
  *     3: [0-1] [2-3] = [0-3]   7: [0-3] [4-5] [6-7] = [0-3] [4-7] = [0-7] */
 
-/* How many partial sums there are of pairs, fours, eights and so on, when micro-batch m comes. */
+/* The index in `partial` of micro-batch m's sum: how many sums of pairs, fours, eights and so on lie below it. */
 static int sums_before(int m) {
     int sums = 0;
     for (int size = 2; size <= m; size *= 2) sums += m / size % 2;
@@ -32,7 +33,7 @@ static float *sum_target(const OrderedSum *s, int m, int *replace) {
     return s->partial[s->as_tree ? sums_before(m) : 0];
 }
 
-/* After micro-batch m: adds the last two partial sums while they have equally many micro-batches; after the step's last
+/* After micro-batch m: adds the last two partial sums while both are of `size` micro-batches; after the step's last
  * micro-batch it adds all of them, also unequal ones. */
 static void sum_merge(Device *dev, const OrderedSum *s, int m) {
     int top = s->as_tree ? sums_before(m) : 0, is_last = m == s->micro_batches - 1;
@@ -42,13 +43,15 @@ static void sum_merge(Device *dev, const OrderedSum *s, int m) {
     }
 }
 
-/* Adds micro-batch m: the sum of pieces (n, count). Backward may have written or added one fp32 piece in place. */
+/* Adds micro-batch m: the sum of pieces (n, count). Is `pieces` the target, then backward has put it there already. */
 static void sum_add(Device *dev, const OrderedSum *s, int m, const void *pieces, Dtype dtype, int n) {
     int replace;
     float *target = sum_target(s, m, &replace);
     if (pieces != target) tree_sum(dev, target, pieces, dtype, n, s->count, !replace);
     sum_merge(dev, s, m);
 }
+
+static float *sum_total(const OrderedSum *s) { return s->partial[0]; }
 
 static void sum_open(OrderedSum *s, Device *dev, float *total, int64_t count, int micro_batches, int as_tree) {
     const OrderedSum empty = {micro_batches, as_tree, count, {total}};

@@ -1,5 +1,6 @@
-/* recorder.h: what a device records: the ledger of ops, its buffers, and the timeline. Ops call op_begin and op_end; a
- * step calls step_begin and, where a part of it begins, device_phase. A dry run counts the same, with estimated times.
+/* recorder.h: what a device records: ops (the ledger), buffers, and the timeline. Ops call op_begin and op_end; a step
+ * calls step_begin and, where a part of it begins, device_phase. A dry run counts the same, with estimated times.
+ * op_end also lets collectives progress, and device_phase keeps the host from running too far ahead of a GPU.
  */
 #ifndef RECORDER_H
 #define RECORDER_H
@@ -20,7 +21,7 @@ static inline void event_add(Device *dev, EventKind kind, int lane, const char *
     rec->num_events++;
 }
 
-/* Sets the counter `name` of the timeline to `bytes`, at the host's time. Without a timeline it reads no clock. */
+/* Sets the counter `name` of the timeline to `bytes`; without a timeline it does nothing. */
 static inline void memory_event(Device *dev, const char *name, size_t bytes) {
     if (!dev->dry_run && !dev->rec.max_events) return;
     double now = device_now(dev);
@@ -37,7 +38,7 @@ static inline void pool_use(Device *dev, PoolKind pool, int64_t bytes) {
  * timeline, and in the largest sum of all arenas so far. */
 static inline void record_buffer(Device *dev, MemCategory category, const char *name, size_t size) {
     Recorder *rec = &dev->rec;
-    size_t now = 0;
+    size_t in_use = 0;
     int i = 0;
     while (i < rec->num_buffers && (rec->buffers[i].category != category || strcmp(rec->buffers[i].name, name))) i++;
     if (i == MAX_BUFFERS) run_failure("memory: more than %d kinds of buffers", MAX_BUFFERS);
@@ -49,14 +50,14 @@ static inline void record_buffer(Device *dev, MemCategory category, const char *
     b->bytes = (size_t)max_i64((int64_t)b->bytes, (int64_t)size);
     b->count++;
     memory_event(dev, mem_category_names[category], dev->arenas[category].used);
-    for (int c = 0; c < MEM_CATEGORIES; c++) now += dev->arenas[c].offloaded ? 0 : dev->arenas[c].used;
-    if (now <= rec->peak) return;
-    rec->peak = now;
+    for (int c = 0; c < MEM_CATEGORIES; c++) in_use += dev->arenas[c].offloaded ? 0 : dev->arenas[c].used;
+    if (in_use <= rec->peak) return;
+    rec->peak = in_use;
     snprintf(rec->peak_when, sizeof rec->peak_when, "%s%s%s: %s", rec->phase_name ? rec->phase_name : "start-up",
              rec->phase_of ? " of " : "", rec->phase_of ? rec->phase_of : "", name);
 }
 
-/* Something begins on the current stream. A GPU's own time is measured, unless it is something that the host does. */
+/* Something begins on the current stream. A GPU measures it by its own clock; with `on_host` the host's counts. */
 static inline Span span_begin(Device *dev, EventKind kind, int lane, const char *name, const char *of, double amount,
                               int on_host) {
     Span s = {device_now(dev), dev->rec.num_events, NULL};
@@ -65,8 +66,8 @@ static inline Span span_begin(Device *dev, EventKind kind, int lane, const char 
     return s;
 }
 
-/* It ends on the current stream. Its duration is added to *seconds unless that is NULL; for line and number see
- * OpenSpan. */
+/* The span ends on the current stream. Its duration is added to *seconds unless that is NULL. `line` and `number` are
+ * those of a collective (OpenSpan), or -1 and 0. */
 static inline void span_end(Device *dev, Span s, double *seconds, int line, int64_t number) {
     if (s.begun) {
         OpenSpan o = {s, NULL, seconds, line, number};
@@ -89,7 +90,8 @@ static inline int stream_lane(const Device *dev) {
 /* Are ops timed? On a GPU only for a timeline. */
 static inline int is_timed(const Device *dev) { return !CUDA_BUILD || dev->dry_run || dev->rec.max_events; }
 
-/* A phase, for example the forward of a unit, lasts until the next one begins; name NULL: only ends the last one. */
+/* A phase, for example the forward of a unit, lasts until the next one begins; name NULL: only ends the last one. On a
+ * GPU the host waits here if it is several phases ahead (device_pace). */
 static inline void device_phase(Device *dev, const char *name, const char *of) {
     Recorder *rec = &dev->rec;
     if (rec->in_phase) span_end(dev, rec->phase, NULL, -1, 0);
@@ -147,7 +149,7 @@ static inline void op_end(Device *dev) {
         activity->running = 0;
         activity->since = seconds_now();
     }
-    if (dev->poll) dev->poll(dev->poll_arg);
+    if (dev->poll) dev->poll(dev->poll_arg); // comm_poll
 }
 
 /* FLOPs of linear layers and attention, the basis of MFU: those that recompute activations, or all others. */
