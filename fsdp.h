@@ -227,6 +227,14 @@ static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
 // ---------------------------------------------------------------------------
 // reduce gradients
 
+/* A unit's gradient of a micro-batch, from backward to grad, where the optimizer reads the sum:
+ *
+ *                      backward writes it to                   it leaves the rank
+ *     one rank         the sum over micro-batches itself       never
+ *     reduces_once     that sum, which is full-size            once per step, as the sum
+ *     otherwise        a full-size buffer of the pool          at once, and its shard is added to the sum
+ * In the first two rows a buffer is needed, too, for a sum as a tree, offloading, or rounding to bf16 on one rank. */
+
 /* Zeroes all but the tensors that backward overwrites: those that it adds to, and all padding, which stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
     int64_t written = 0;
@@ -335,14 +343,10 @@ static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     return in_flight;
 }
 
-static void reductions_drain(Fsdp *fsdp) {
-    while (reductions_advance(fsdp, NULL, 0)) {}
-}
-
 /* Waits until all gradients are reduced. A GPU's compute stream waits; the time counts for the axis of the last hop. */
 static void fsdp_finish_gradients(Fsdp *fsdp) {
     Axis last = fsdp->replicas > 1 ? AXIS_DP_REPLICATE : AXIS_FSDP;
-    reductions_drain(fsdp);
+    while (reductions_advance(fsdp, NULL, 0)) {}
     comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions", last);
 }
 
@@ -351,12 +355,10 @@ static int backward_writes_sum(const Fsdp *fsdp) {
     return (fsdp->ranks == 1 || fsdp->reduces_once) && !fsdp->rounds_as_if_sent && !fsdp->gradients_offloaded;
 }
 
-/* Can backward also add later micro-batches to that sum? It then reads and writes 8 bytes per parameter, not 16: 4 to
- * write a buffer, 12 for tree_sum, which adds it. A binary tree over micro-batches needs each gradient by itself. */
+/* Can it also add later micro-batches to that sum? A binary tree over micro-batches needs each gradient by itself. */
 static int backward_adds_to_sum(const Fsdp *fsdp) { return backward_writes_sum(fsdp) && !fsdp->sharding.deterministic; }
 
-/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch or, with adds_to_gradient,
- * adds it: the sum over micro-batches itself, or a buffer of the pool. */
+/* The buffer (padded) into which backward writes the unit's gradient or, with adds_to_gradient, adds it. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
     for (int i = 0; i < HOPS; i++)
@@ -376,10 +378,8 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (hop_applies(fsdp, HOP_REDUCE_REPLICAS, micro_batch)) return 0;
     if (!hop_applies(fsdp, HOP_GATHER_FSDP, micro_batch)) return 0;
-    for (int i = 0; i < HOPS; i++) {
-        const Reduction *r = &fsdp->reductions[i];
+    for (const Reduction *r = fsdp->reductions; r < fsdp->reductions + HOPS; r++)
         if (r->unit && hop_applies(fsdp, HOP_REDUCE_REPLICAS, r->micro_batch)) return 1;
-    }
     return 0;
 }
 
@@ -388,7 +388,8 @@ static int would_overtake(const Fsdp *fsdp, int micro_batch) {
 static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     bf16 *rounded = fsdp->reductions[HOP_REDUCE_FSDP].rounded;
     int stays_here = fsdp->ranks == 1 || fsdp->reduces_once;
-    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);
+    if (would_overtake(fsdp, micro_batch))
+        while (reductions_advance(fsdp, NULL, 0)) {}
     if (fsdp->rounds_as_if_sent) {
         cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
         sum_add(fsdp->dev, &u->sum, micro_batch, rounded, DTYPE_BF16, 1);
@@ -472,9 +473,8 @@ static void pools_open(Fsdp *fsdp, int training) {
         add_buffers(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
     int always_in_place = how->micro_batches == 1 || backward_adds_to_sum(fsdp);
     int needs_gradient_pool = training && !(backward_writes_sum(fsdp) && always_in_place);
-    // Writing a file gathers each unit in fp32, a trained unit into its gradient buffer. The other cases need the
-    // buffer added here: a run without gradient buffers, and frozen units into which an export merges adapters. A unit
-    // with Muon's matrices is written through a buffer even if it is not sharded: see gather_trained.
+    // Files are written from whole units in fp32, which are gathered into gradient buffers. Where there are none, these
+    // are added: for trained units that are sharded or Muon's (gather_trained), and for frozen ones to merge adapters.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
         int has_muon = training && fsdp->config->muon && k == UNIT_BLOCK;

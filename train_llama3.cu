@@ -838,12 +838,12 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
-    // Losses, gradient norm and checks in one all-gather. Only here the host waits for a GPU.
+    gradient_squared_norm(&p->fsdp, &trainer->reports.sums[SUM_SQUARED_NORM]); // of the elements that this rank owns
+    // Losses, norm and checks of all ranks in one all-gather. Only here the host waits for a GPU.
     exchange_reports(&trainer->reports, &p->fsdp, &mine, whole.start);
     int64_t first_sample = p->dev.dry_run ? 0 : batch->samples[0]; // an error message names it
     loader_release(&trainer->loader, &p->dev);
     StepStats s = sum_reports(&trainer->reports);
-    s.z_loss = mean_z_loss(&trainer->reports, s.targets);
     check_reports(&trainer->reports, &trainer->loader.sampler, step, first_sample);
     update_weights(trainer, step, &s);
     step_end(trainer, step, whole, &s);

@@ -104,6 +104,7 @@ static void bad_gradient(Job *j, int rank) {
             set_float(&trainer->parallel.dev, p.unit->grad + p.at + p.count / 2, INFINITY);
     step_reports_begin(&trainer->reports);
     StepReport mine = own_report(trainer, &trainer->loader.ring[0]);
+    gradient_squared_norm(&trainer->parallel.fsdp, &trainer->reports.sums[SUM_SQUARED_NORM]);
     exchange_reports(&trainer->reports, &trainer->parallel.fsdp, &mine, 0);
     StepStats s = sum_reports(&trainer->reports);
     if (s.skipped) report_skip(&trainer->reports, &j->table, &trainer->progress, 2, &s);

@@ -89,7 +89,6 @@ static int64_t first_bad_tensor(Fsdp *fsdp) {
 static void exchange_reports(StepReports *r, Fsdp *fsdp, StepReport *mine, double start) {
     Comm *comm = r->comm;
     ExactSum sums[SUMS] = ZERO, z_loss = ZERO;
-    gradient_squared_norm(fsdp, &r->sums[SUM_SQUARED_NORM]);
     device_read(comm->dev, sums, r->sums, sizeof(ExactSum) * (r->z_losses ? SUMS : SUM_Z_LOSS));
     exact_merge(&z_loss, &sums[SUM_Z_LOSS]);
     if (r->z_losses)
@@ -108,6 +107,14 @@ static void exchange_reports(StepReports *r, Fsdp *fsdp, StepReport *mine, doubl
     comm_wait(comm, &r->z_loss_gather);
 }
 
+/* The mean z-loss of the step's targets, added up like the loss; 0 without --z-loss. */
+static double mean_z_loss(const StepReports *r, int64_t targets) {
+    ExactSum sum = ZERO;
+    if (!r->z_losses || r->comm->dev->dry_run) return 0;
+    for (int i = 0; i < r->comm->mesh.world; i++) exact_merge(&sum, &r->z_losses[i]);
+    return exact_value(&sum) / (double)max_i64(1, targets);
+}
+
 /* Loss and gradient norm of the step: sums over all ranks and micro-batches, divided once by the number of targets. */
 static StepStats sum_reports(const StepReports *r) {
     StepStats s = ZERO;
@@ -121,16 +128,9 @@ static StepStats sum_reports(const StepReports *r) {
     }
     s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
     s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
+    s.z_loss = mean_z_loss(r, s.targets);
     s.skipped = !isfinite(s.loss) || !isfinite(s.grad_norm);
     return s;
-}
-
-/* The mean z-loss of the step's targets, added up like the loss; 0 without --z-loss. */
-static double mean_z_loss(const StepReports *r, int64_t targets) {
-    ExactSum sum = ZERO;
-    if (!r->z_losses || r->comm->dev->dry_run) return 0;
-    for (int i = 0; i < r->comm->mesh.world; i++) exact_merge(&sum, &r->z_losses[i]);
-    return exact_value(&sum) / (double)max_i64(1, targets);
 }
 
 // ---------------------------------------------------------------------------
