@@ -28,10 +28,9 @@
 #else
 #include "cpu/attention.h"     // defines: cpu_attention_forward, cpu_attention_backward
 #include "cpu/cross_entropy.h" // defines: cpu_cross_entropy and its two halves for vocabulary slices
-#include "cpu/flat_tensors.h"  // defines: cpu_tree_sum, cpu_squared_norm, cpu_adamw, …
+#include "cpu/flat_tensors.h"  // defines: cpu_tree_sum, cpu_squared_norm, cpu_adamw, cpu_muon_momentum, …
 #include "cpu/layers.h"        // defines: cpu_embedding_*, cpu_rmsnorm_*, cpu_rope, cpu_swiglu_*
 #include "cpu/matmul.h"        // defines: cpu_matmul, cpu_ops_open, cpu_ops_close
-#include "cpu/muon.h"          // defines: cpu_muon_momentum, cpu_normalize_matrix, …
 #define IMPLEMENTATION(op) cpu_##op
 #endif
 
