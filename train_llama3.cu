@@ -715,7 +715,8 @@ typedef struct {
     int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
 } Parallel;
 
-/* What a period of a recipe hands to the next one. */
+/* What a period of a recipe hands to the next one. A period is what the recipe's file calls a stage: here that word is
+ * a pipeline's. */
 typedef struct {
     StateArenas state; // weights and moments
     Progress progress;
@@ -736,7 +737,7 @@ typedef struct Trainer {
     Progress progress;    // steps, samples, updates and skipped updates so far
     int noted_lost_lines; // rank 0 has said that standard output cannot be written
 
-    StepReports reports;              // buffers for the ranks' StepReports, and for sums of losses and gradients
+    ReportExchange reports;           // the ranks' reports of a step, and sums of losses and of squared gradients
     int64_t saved_by_previous_period; // PeriodResult.saved of the recipe's period before this one
     int is_checked;                   // traffic and memory of a step were compared with those of the dry run
 
@@ -757,7 +758,7 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     rank_state(p->comm.heartbeat, RANK_READING, now);
     StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->job->run.timeout);
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
-    StepReports *r = &trainer->reports;
+    ReportExchange *r = &trainer->reports;
     if (r->samples)
         all_gather_start(&p->comm, &r->samples_gather, AXIS_WORLD, "samples", batch->samples, r->samples,
                          sizeof(int64_t) * r->samples_of_rank, DTYPE_BYTE);

@@ -27,7 +27,7 @@ typedef struct {
 
 enum { SUM_LOSS, SUM_SQUARED_NORM, SUM_Z_LOSS, SUMS };
 
-typedef struct {
+typedef struct { // exchange_reports fills it in
     Comm *comm;
     ExactSum *sums;          // (SUMS, without --z-loss one fewer) of the step so far, in device memory
     StepReport *of_ranks;    // (world)
@@ -39,9 +39,9 @@ typedef struct {
     Request samples_gather;  // the all-gather of `samples`, in flight during the step
     int save_signals_seen;   // signals that asked for a checkpoint and were obeyed
     int is_writing;          // some rank's part of a checkpoint is not on the disk yet
-} StepReports;
+} ReportExchange;
 
-static void step_reports_open(StepReports *r, Comm *comm, int has_z_loss) {
+static void step_reports_open(ReportExchange *r, Comm *comm, int has_z_loss) {
     Device *dev = comm->dev;
     int world = comm->mesh.world;
     r->comm = comm;
@@ -52,14 +52,14 @@ static void step_reports_open(StepReports *r, Comm *comm, int has_z_loss) {
 }
 
 /* From now on the reports name the samples of all ranks, of which each has `samples_of_rank` in a step. */
-static void step_reports_name_samples(StepReports *r, int64_t samples_of_rank) {
+static void step_reports_name_samples(ReportExchange *r, int64_t samples_of_rank) {
     r->samples_of_rank = samples_of_rank;
     r->samples =
         arena_array(int64_t, r->comm->dev, MEM_HOST, "samples of all ranks", samples_of_rank * r->comm->mesh.world);
 }
 
 /* Before the first micro-batch of a step, or of an evaluation. */
-static void step_reports_begin(StepReports *r) {
+static void step_reports_begin(ReportExchange *r) {
     device_zero(r->comm->dev, r->sums, sizeof(ExactSum) * (r->z_losses ? SUMS : SUM_Z_LOSS));
 }
 
@@ -86,7 +86,7 @@ static int64_t first_bad_tensor(Fsdp *fsdp) {
 /* Completes this rank's report, of which the caller has filled in targets, samples and tokens, and all-gathers those of
  * all ranks. Reading the sums from the device waits until all of the step's arithmetic is done: the only place in a
  * step where the host needs results of the device. `start`: when the step started. */
-static void exchange_reports(StepReports *r, Fsdp *fsdp, StepReport *mine, double start) {
+static void exchange_reports(ReportExchange *r, Fsdp *fsdp, StepReport *mine, double start) {
     Comm *comm = r->comm;
     ExactSum sums[SUMS] = ZERO, z_loss = ZERO;
     device_read(comm->dev, sums, r->sums, sizeof(ExactSum) * (r->z_losses ? SUMS : SUM_Z_LOSS));
@@ -108,7 +108,7 @@ static void exchange_reports(StepReports *r, Fsdp *fsdp, StepReport *mine, doubl
 }
 
 /* The mean z-loss of the step's targets, added up like the loss; 0 without --z-loss. */
-static double mean_z_loss(const StepReports *r, int64_t targets) {
+static double mean_z_loss(const ReportExchange *r, int64_t targets) {
     ExactSum sum = ZERO;
     if (!r->z_losses || r->comm->dev->dry_run) return 0;
     for (int i = 0; i < r->comm->mesh.world; i++) exact_merge(&sum, &r->z_losses[i]);
@@ -116,7 +116,7 @@ static double mean_z_loss(const StepReports *r, int64_t targets) {
 }
 
 /* Loss and gradient norm of the step: sums over all ranks and micro-batches, divided once by the number of targets. */
-static StepStats sum_reports(const StepReports *r) {
+static StepStats sum_reports(const ReportExchange *r) {
     StepStats s = ZERO;
     ExactSum loss = ZERO, squared_norm = ZERO;
     for (int i = 0; i < r->comm->mesh.world && !r->comm->dev->dry_run; i++) {
@@ -138,7 +138,7 @@ static StepStats sum_reports(const StepReports *r) {
 
 /* Did all ranks of each group start the same collectives in the same order, and both ends of each connection the same
  * messages? Each rank compares itself with the ranks before it. On one host this is compared as they start, too. */
-static void check_orders(const StepReports *r, int64_t step) {
+static void check_orders(const ReportExchange *r, int64_t step) {
     const int rank = r->comm->rank;
     const RankLines *mine = &r->of_ranks[rank].lines;
     for (int i = 0; i < rank; i++) {
@@ -158,7 +158,7 @@ static void check_orders(const StepReports *r, int64_t step) {
 
 /* Ranks that share a data-parallel coordinate must have trained on the same samples, all others on different ones.
  * Each rank compares itself with the ranks before it. `first_sample`: the first of this rank's samples. */
-static void check_samples(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
+static void check_samples(const ReportExchange *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
     const Mesh *mesh = &r->comm->mesh;
     const int rank = r->comm->rank;
     const StepReport *all = r->of_ranks, *mine = &all[rank];
@@ -177,7 +177,7 @@ static void check_samples(const StepReports *r, const Sampler *sampler, int64_t 
     }
 }
 
-static void check_reports(const StepReports *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
+static void check_reports(const ReportExchange *r, const Sampler *sampler, int64_t step, int64_t first_sample) {
     int rank = r->comm->rank;
     if (r->comm->dev->dry_run) return;
     check_orders(r, step);
@@ -189,7 +189,7 @@ static void check_reports(const StepReports *r, const Sampler *sampler, int64_t 
 
 /* The loss or the gradient norm is not finite. All ranks know the same sums, so all of them skip the update; after
  * MOST_SKIPS such steps the run ends. */
-static void report_skip(const StepReports *r, const TensorTable *table, Progress *progress, int64_t step,
+static void report_skip(const ReportExchange *r, const TensorTable *table, Progress *progress, int64_t step,
                         const StepStats *s) {
     char cause[300];
     int owner = -1, source = -1, used = 0;
@@ -231,7 +231,7 @@ static void judge_outliers(Outliers *outliers, int size, StepStats *s) {
 }
 
 /* Lists up to 8 samples of each of up to 4 data-parallel ranks. */
-static void say_samples(const StepReports *r, Sentence *t) {
+static void say_samples(const ReportExchange *r, Sentence *t) {
     enum { RANKS = 4, SAMPLES = 8 };
     const Mesh *mesh = &r->comm->mesh;
     int64_t count = r->samples_of_rank;
@@ -251,7 +251,7 @@ static void say_samples(const StepReports *r, Sentence *t) {
 /* Returns 1 and reports the step if its loss or its gradient norm is an outlier. The caller then skips the update. The
  * learning-rate schedule still advances, and such steps do not count for MOST_SKIPS. All ranks know the same sums and
  * decide alike. */
-static int skip_outlier(const StepReports *r, const RunSettings *run, Progress *progress, const Logger *logger,
+static int skip_outlier(const ReportExchange *r, const RunSettings *run, Progress *progress, const Logger *logger,
                         int64_t step, StepStats *s) {
     const double *z = s->z_scores;
     OutlierKind kind = z[OUTLIER_LOSS] >= z[OUTLIER_NORM] ? OUTLIER_LOSS : OUTLIER_NORM;
@@ -283,7 +283,7 @@ static void check_learned(const Progress *before, const Progress *now) {
 
 /* What signals ask for and has not been done yet: SIGNAL_SAVE, SIGNAL_END. Processes receive a signal that mpirun
  * forwards to all at different moments, so the reports are counted, not this process's own signals. */
-static int signals_asked(StepReports *r) {
+static int signals_asked(ReportExchange *r) {
     int to_save = 0, to_end = 0;
     r->is_writing = 0;
     for (int i = 0; i < r->comm->mesh.world; i++) {
