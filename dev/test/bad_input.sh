@@ -312,6 +312,10 @@ command_line() {
         --model trained --eval good/val.tok --out o
     bad "convert_llama3 with an option of training" "unknown option --seq: convert_llama3 --help lists all options" \
         --model trained --export elsewhere --seq 16
+    by=$planner bad "a plan of an interleaved pipeline without stages" \
+        "--pp-schedule has no effect without --pp: add --pp N" --pp-schedule interleaved --world 4
+    bad "an interleaved pipeline with automatically one stage" "--pp-schedule has no effect without --pp: add --pp N" \
+        "${train[@]}" --pp auto --pp-schedule interleaved --accum 2
     by=$planner bad "plan_llama3 with an unknown option" "unknown option --modle: plan_llama3 --help" --modle tiny
     by=$hosts bad "check_hosts with an unknown option" "unknown option --modle: check_hosts --help" --modle tiny
     help_text

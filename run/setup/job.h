@@ -132,13 +132,12 @@ static void check_needed_options(const Options *o) {
     static const struct {
         const char *option, *other; // which it needs
     } needs[] = {
-        {"val-every", "val"},  {"val-batches", "val"},      {"save-every", "out"},       {"save-mode", "out"},
-        {"keep", "out"},       {"allow-changes", "resume"}, {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
-        {"after-save", "out"}, {"pp-schedule", "pp"},       {"pp-chunks", "pp"},         {"pp-light-ends", "pp"}};
+        {"val-every", "val"}, {"val-batches", "val"},      {"save-every", "out"},       {"save-mode", "out"},
+        {"keep", "out"},      {"allow-changes", "resume"}, {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
+        {"after-save", "out"}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
         const char *option = needs[i].option, *other = needs[i].other;
-        int is_resolved = !strcmp(option, "pp-chunks") && o->run.pp_chunks == 1; // as config.txt of one stage has it
-        if (option_changed(o, option) && !option_changed(o, other) && !is_resolved)
+        if (option_changed(o, option) && !option_changed(o, other))
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", option, other, other, option);
     }
 }
@@ -403,8 +402,12 @@ static void divisors_of(char *text, size_t size, int a, int b) {
  * for Llama 3 (paper, section 3.3.2): otherwise each of its many micro-batches would all-gather and reduce everything.
  */
 static void job_pipeline_options(Job *j) {
+    static const char *const needs_pp[] = {"pp-schedule", "pp-chunks", "pp-light-ends"};
     RunSettings *run = &j->run;
     int interleaved = run->pp_schedule == SCHEDULE_INTERLEAVED, pp = j->mesh.size[AXIS_PP];
+    for (int i = 0; i < 3 && pp == 1 && run->pp_chunks != 1; i++) // 1: as config.txt says it
+        if (option_changed(j->options, needs_pp[i]))
+            user_error("--%s has no effect without --pp: add --pp N, or remove --%s", needs_pp[i], needs_pp[i]);
     if (!run->pp_chunks) run->pp_chunks = interleaved ? 2 : 1;
     if (interleaved != (run->pp_chunks > 1))
         user_error("--pp-schedule %s with --pp-chunks %d: 1f1b has one virtual stage per rank, interleaved has two or "
@@ -565,9 +568,8 @@ static void check_micro_batch(const Job *j) {
  * share them. A launcher that binds processes to cores has divided them already. */
 static int job_cores(int ranks_sharing, int local_ranks) {
     CoreSet allowed = core_set_of_process();
-    int cores = core_set_count(&allowed);
-    double allowed_each = container_limits().cpus / local_ranks;
-    return (int)fmax(1, fmin(cores / ranks_sharing, round(allowed_each)));
+    int cores = core_set_count(&allowed) / ranks_sharing;
+    return (int)fmax(1, fmin(cores, round(container_limits().cpus / local_ranks)));
 }
 
 /* OMP_NUM_THREADS, which may be a list for nested loops; 0: it is not set, or no number of threads. */
@@ -822,8 +824,7 @@ static int choose_transport(Job *j, int processes) {
             "--transport %s, which several GPUs need: this build has no NCCL: install it next to the CUDA toolkit "
             "and build again, or share one GPU with --ranks N --transport threads",
             option_choice(run, "transport"));
-    if (under_mpi) return processes;
-    return run->ranks ? run->ranks : 1;
+    return under_mpi ? processes : (int)max_i64(1, run->ranks);
 }
 
 /* Gives a job its command line. Its settings are complete after job_open; until then they are what was given. */

@@ -7,6 +7,7 @@
 #include <cjson/cJSON.h>           // defines: cJSON_Version
 #include <zlib.h>                  // defines: zlibVersion
 #ifdef HAVE_MPI
+#define OMPI_SKIP_MPICXX
 #include <mpi.h>
 #endif
 #if defined(__aarch64__) && defined(LINUX)
@@ -53,11 +54,10 @@ static void print_features(FILE *f) {
 #else
     const Feature features[] = {{"of this kind of processor", 0, 0}};
 #endif
-    enum { FEATURES = sizeof features / sizeof features[0] };
     for (int of_processor = 0; of_processor < 2; of_processor++) {
         int shown = 0;
         fprintf(f, of_processor ? "this processor has:" : "the build uses:");
-        for (int i = 0; i < FEATURES; i++) {
+        for (int i = 0; i < (int)(sizeof features / sizeof *features); i++) {
             int has = of_processor ? features[i].in_processor : features[i].in_build;
             if (has) shown += fprintf(f, " %s", features[i].name);
         }
