@@ -61,7 +61,9 @@ static void check_said(const Options *o, const Words *w) {
         while (r >= 0 && (option_rows[r].kind == OPT_GROUP || strlen(option_rows[r].name) != n ||
                           memcmp(option_rows[r].name, name, n)))
             r--;
-        if (r >= 0 && option_rows[r].kind == OPT_FLAG) said[r] = "1";
+        int may_stand_alone = r >= 0 && option_rows[r].kind == OPT_TEXT && option_rows[r].low == 1; // --help
+        if (may_stand_alone && !equals && (i + 1 == w->count || !strncmp(w->words[i + 1], "--", 2))) said[r] = "";
+        else if (r >= 0 && option_rows[r].kind == OPT_FLAG) said[r] = "1";
         else if (r >= 0) said[r] = equals ? equals + 1 : w->words[++i];
         else i += !equals && i + 1 < w->count && strncmp(w->words[i + 1], "--", 2); // not built: its only value
     }
@@ -80,8 +82,8 @@ static void check_said(const Options *o, const Words *w) {
             EXPECT(!strcmp(is, value) || (row->number_size && !strncmp(is, value, strcspn(value, ":"))),
                    "--%s is %s, given was %s", row->name, is, value);
         }
-        if (row->kind == OPT_TEXT)
-            EXPECT(*(const char *const *)field == value, "--%s is another text than was given", row->name);
+        const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : value;
+        EXPECT(text == value || !strcmp(text, value), "--%s is another text than was given", row->name);
     }
 }
 
@@ -124,7 +126,7 @@ static void fuzz_options(Bytes in) {
     check_limits(o);
     check_said(o, &w);
     check_config_txt(o);
-    if (o->run.help) options_print_help(NULL, 0, NULL, o->run.help);
+    if (o->run.help) options_print_help(option_rows, 0, NULL, o->run.help);
     if (preset_find(o->run.model) && !o->run.data &&
         !o->run.recipe) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);

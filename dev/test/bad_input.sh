@@ -315,7 +315,7 @@ command_line() {
     by=$planner bad "a plan of an interleaved pipeline without stages" \
         "--pp-schedule has no effect without --pp: add --pp N" --pp-schedule interleaved --world 4
     bad "an interleaved pipeline with automatically one stage" "--pp-schedule has no effect without --pp: add --pp N" \
-        "${train[@]}" --pp auto --pp-schedule interleaved --accum 2
+        "${train[@]}" --pp auto --dp-shard 1 --pp-schedule interleaved
     by=$planner bad "plan_llama3 with an unknown option" "unknown option --modle: plan_llama3 --help" --modle tiny
     by=$hosts bad "check_hosts with an unknown option" "unknown option --modle: check_hosts --help" --modle tiny
     help_text

@@ -85,7 +85,7 @@ static int process_begin(char **argv) {
 /* Prints what --help or --version asks for, and returns whether one was given. `prints`: this process is the one that
  * prints. */
 static int help_or_version(const RunSettings *run, int prints) {
-    if (prints && run->help) options_print_help(NULL, 0, NULL, run->help);
+    if (prints && run->help) options_print_help(option_rows, 0, NULL, run->help);
     else if (prints && run->version) print_version(stdout, "train_llama3");
     if (prints && (run->help || run->version)) finish_results();
     return run->help != NULL || run->version;

@@ -298,7 +298,7 @@ static const Options *options_parse(int argc, char **argv) {
 static void options_print_help(const OptionRow *own, int count, const char *takes, const char *group) {
     int explained = options_explain(stdout, own, count, NULL, group[0] ? group : "all");
     if (!group[0]) {
-        if (own) printf("options of train_llama3\n");
+        if (count) printf("options of train_llama3\n");
         options_list(stdout, option_rows, OPTION_ROWS, takes);
         printf("--help all explains each of them, --help and the name of a group those of the group\n");
     } else if (options_explain(stdout, option_rows, OPTION_ROWS, takes, group) + explained == 0)
@@ -312,7 +312,7 @@ static void options_write(const Options *o, const RunSettings *run, FILE *f) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         if (run->recipe && !o->given[i]) continue;
-        if (!row->help || !option_as_text(run, row, value, sizeof value)) continue;
+        if (!row->help || !strcmp(row->name, "help") || !option_as_text(run, row, value, sizeof value)) continue;
         if (!strcmp(row->name, "optimizer") && uses_muon(run))
             snprintf(value, sizeof value, "muon:%.9g", run->muon_momentum);
         if (!strcmp(row->name, "lr-schedule") && run->lr_decay) snprintf(value, sizeof value, "wsd:%d", run->lr_decay);
