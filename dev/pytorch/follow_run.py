@@ -66,7 +66,8 @@ class TensorBoard:
         except ImportError:
             from tensorboardX import SummaryWriter
         self.id = run_id or "tensorboard"
-        self.writer = SummaryWriter(str(out / self.id))
+        # tensorboardX names a file by the second alone, and would overwrite that of a start in the same second
+        self.writer = SummaryWriter(str(out / self.id), filename_suffix=f".{os.getpid()}")
 
     def write(self, step, values):
         for tag, value in values.items():
