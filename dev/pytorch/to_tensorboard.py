@@ -8,34 +8,17 @@ Each argument is the --out directory of a run, or a metrics.jsonl, and becomes a
 Every number of a line becomes a scalar: loss, val_loss, memory/params, bytes/fsdp, wait_axis_s/tp and so on. A line
 about a step with an outlier becomes outlier_z. A value that is null, such as a loss that is not finite, is left out. A
 line that is not a JSON object with a step, such as a torn last one, is left out too, and a note says how many there
-were. A run that is converted again replaces its earlier event files.
+were. A run that is converted again replaces its earlier event files. follow_run.py follows a run while it goes on.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from follow_run import parse
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-NOT_SCALARS = {"step", "ranks"}  # the figures of each rank are lists
-
-
-def scalars(line, prefix=""):
-    """Yields (tag, number) for every number in a line. rank_min_max has lists of two, source_epochs one per source."""
-    for key, value in line.items():
-        if key in NOT_SCALARS:
-            continue
-        if isinstance(value, dict):
-            yield from scalars(value, f"{prefix}{key}/")
-        elif key == "source_epochs":
-            yield from ((f"{key}/{i}", number) for i, number in enumerate(value))
-        elif isinstance(value, list) and prefix == "rank_min_max/":
-            yield from ((f"{prefix}{key}/{name}", number) for name, number in zip(("min", "max"), value))
-        elif isinstance(value, (int, float)):
-            yield prefix + key, float(value)
 
 
 def convert(path, folder):
@@ -46,16 +29,13 @@ def convert(path, folder):
     wall_time = path.stat().st_mtime
     for text in path.read_text(errors="replace").splitlines():
         try:
-            line = json.loads(text)
-            step = int(line["step"])
-        except (ValueError, KeyError, TypeError):
+            kind, step, found = parse(text)
+        except ValueError:
             left_out += 1
             continue
-        if "outlier" in line:  # the step has a line of its own, too
-            line = {"outlier_z": line.get("z")}
-        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(line)]
+        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in found.items()]
         writer.add_event(Event(wall_time=wall_time, step=step, summary=Summary(value=values)))
-        steps += "loss" in line
+        steps += kind == "step"
     writer.close()
     return steps, left_out
 

@@ -230,7 +230,7 @@ version_of() {
     for what in precision compiler "the build uses" "this processor has" MPI cJSON zlib; do
         grep -qE "^$what: .+" version || missing+=" $what"
     done
-    grep -qE "^$name, commit ([^ ]*[0-9a-f]{7,}(-dirty)?|unknown)$" version || missing+=" commit"
+    grep -qE "^$name [0-9]+\.[0-9]+\.[0-9]+, commit ([^ ]*[0-9a-f]{7,}(-dirty)?|unknown)$" version || missing+=" commit"
     grep -qE "^cJSON: [0-9]+\.[0-9]+\.[0-9]+$" version || missing+=" the number of cJSON"
     features=$(sed -n 's/^this processor has: //p' version)
     if grep -qw avx512_bf16 /proc/cpuinfo && [[ $features != *AVX512_BF16* ]]; then missing+=" AVX512_BF16"; fi

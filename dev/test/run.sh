@@ -234,6 +234,9 @@ run_all() {
     if dev/test/field/references.py --possible; then
         beside "files of other programs, against these programs" dev/test/field/references.py
     else echo "left out: dev/test/field/references.py needs torch, transformers, safetensors, peft, lm_eval, gguf"; fi
+    if dev/test/follow_run_test.py --possible; then
+        beside "a run followed in TensorBoard" "dev/test/follow_run_test.py build/cpu-fp32/train_llama3"
+    else echo "left out: dev/test/follow_run_test.py needs tensorboard, and torch or tensorboardX"; fi
     beside "figures of the book" "make -s figures-programs && dev/test/figures.sh all"
     beside "minimal.c" "dev/test/minimal.sh build/cpu-fp32/train_llama3 all"
     beside "exports" "dev/test/exports.sh build/cpu-fp32/train_llama3"

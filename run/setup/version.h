@@ -1,5 +1,5 @@
-/* version.h: --version prints what a bug report needs: the commit, how the program was built, the features of this
- * processor, and the versions of the libraries that are in use now, which may differ from those of the build.
+/* version.h: --version prints what a bug report needs: version and commit, how the program was built, the features of
+ * this processor, and the versions of the libraries that are in use now, which may differ from those of the build.
  */
 #ifndef VERSION_H
 #define VERSION_H
@@ -21,6 +21,7 @@
 #include <nccl.h>
 #endif
 
+#define LLAMA3_VERSION "0.1.0" // of all programs; CHANGELOG.md has an entry for it
 /* `git describe --always --dirty`, from the object that the Makefile links; other builds keep this value. */
 __attribute__((weak)) const char *build_commit = "unknown";
 
@@ -103,10 +104,9 @@ static void print_libraries(FILE *f) {
     fprintf(f, "cJSON: %s\nzlib: %s\n", cJSON_Version(), zlibVersion());
 }
 
-/* `program`: its name in a CPU build. */
-static void print_version(FILE *f, const char *program) {
-    fprintf(f, "%s%s, commit %s\nprecision: %s\ncompiler: %s%s", program, CUDA_BUILD ? "_cuda" : "", build_commit,
-            PRECISION_NAME, IN_BUILD(__clang__) ? "" : "gcc ", __VERSION__);
+static void print_version(FILE *f, const char *cpu_program) {
+    fprintf(f, "%s%s %s, commit %s\nprecision: %s\ncompiler: %s%s", cpu_program, CUDA_BUILD ? "_cuda" : "",
+            LLAMA3_VERSION, build_commit, PRECISION_NAME, IN_BUILD(__clang__) ? "" : "gcc ", __VERSION__);
 #ifdef __CUDACC_VER_MAJOR__
     fprintf(f, ", nvcc %d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__);
 #endif
