@@ -48,21 +48,27 @@ static void check_waits_of_axes(const Mesh *mesh, const double *waits /* (AXES) 
           1e3 * used, 1e3 * others, 1e3 * waits[AXIS_WORLD]);
 }
 
-/* The step of three in which the reported waiting comes closest to the witness. */
+/* The step of three or, on a busy machine, of up to 20 in which the reported waiting comes closest to the witness. If
+ * another program has the core while a rank computes, the witness takes that for waiting. */
 static void waiting_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
+    Comm *comm = &o->trainer.parallel.comm;
     double reported = 0, seen = 0, off = INFINITY, waits[AXES] = ZERO;
+    int is_close[2] = ZERO;     // of both ranks; that of rank 0 counts
     train_step(&o->trainer, 1); // connects the processes
     profile_delay_us = rank == 1 ? 5000 : 0;
-    for (int step = 2; step <= 4; step++) {
+    for (int step = 2; step <= 4 || (step <= 20 && !is_close[0]); step++) {
         double before = witness.seconds;
         StepStats s = train_step(&o->trainer, step);
         double waited = witness.seconds - before;
-        add_waits(waits, &o->trainer.parallel.comm);
-        if (fabs(s.wait_seconds / waited - 1) >= off) continue;
-        off = fabs(s.wait_seconds / waited - 1);
-        reported = s.wait_seconds;
-        seen = waited;
+        add_waits(waits, comm);
+        if (fabs(s.wait_seconds / waited - 1) < off) {
+            off = fabs(s.wait_seconds / waited - 1);
+            reported = s.wait_seconds;
+            seen = waited;
+        }
+        int mine = off <= 0.05 && seen >= 0.010;
+        all_gather_now(comm, AXIS_WORLD, "is the waiting close", &mine, is_close, sizeof mine);
     }
     profile_delay_us = 0;
     if (rank == 0) {
@@ -82,7 +88,7 @@ static void test_waiting(int process, int world) {
     char arguments[512];
     for (int i = 0; i < 4 && world == 2; i++) {
         snprintf(arguments, sizeof arguments,
-                 "--model %s/tied --data %s --seq 16 --batch 1 --accum 4 --steps 4 --timeout 60%s", FIXTURES,
+                 "--model %s/tied --data %s --seq 16 --batch 1 --accum 4 --steps 20 --timeout 60%s", FIXTURES,
                  make_token_file("waiting.tok", 6000, 64, 0), kinds[i]);
         Job *j = make_job(arguments, world, &transport_mpi);
         launch(j, process, waiting_body);
