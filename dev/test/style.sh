@@ -127,7 +127,7 @@ alone() {
     if "${CC:-cc}" -include dnnl.h -E -x c /dev/null >/dev/null 2>&1; then installed+=" -DHAVE_ONEDNN"; fi
     echo "#include \"$file\"" >"$2"
     case $file in
-        *.cuh | dev/cuda_on_cpu/* | lib/device/device_cuda.h | lib/comm/transport_nccl.h)
+        *.cuh | dev/cuda_on_cpu/* | *_cuda.h | lib/comm/transport_nccl.h)
             installed="-DUSE_CUDA -DHAVE_NCCL -Wno-unknown-pragmas -Wno-uninitialized -Wno-maybe-uninitialized" ;;
         *)
             if ! "${CC:-cc}" -x c -std=c11 $flags $installed "$2" 2>"$2.said"; then
