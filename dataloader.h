@@ -24,7 +24,7 @@ typedef struct {
     int shard, replica;   // this rank's coordinates among them
     int micro_batches, B; // micro-batches of this rank per step, samples per micro-batch
     int local;            // --accumulate local: a rank sums its micro-batches before ranks do
-    int64_t start_step, start_epoch, start_sample; // where the run starts or resumes; from 0, as always here
+    int64_t start_step, start_epoch, start_sample; // where the run starts or resumes, counted from 0
     const Dataset *mixed; // the data set if it is a mixture, which as a whole has no epochs; NULL otherwise
     int pieces;           // consecutive samples of a window, which are trained on one after the other
 } Sampler;

@@ -840,7 +840,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
     gradient_squared_norm(&p->fsdp, &trainer->reports.sums[SUM_SQUARED_NORM]); // of the elements that this rank owns
-    // Losses, norm and checks of all ranks in one all-gather. Only here the host waits for a GPU.
+    // Losses, norm and checks of all ranks in one all-gather. Only here does the host wait for a GPU.
     exchange_reports(&trainer->reports, &p->fsdp, &mine, whole.start);
     int64_t first_sample = p->dev.dry_run ? 0 : batch->samples[0]; // an error message names it
     loader_release(&trainer->loader, &p->dev);

@@ -43,7 +43,7 @@ static void sum_merge(Device *dev, const OrderedSum *s, int m) {
     }
 }
 
-/* Adds micro-batch m: the sum of pieces (n, count). Is `pieces` the target, then backward has put it there already. */
+/* Adds micro-batch m: the sum of pieces (n, count). If `pieces` is the target, backward has put it there already. */
 static void sum_add(Device *dev, const OrderedSum *s, int m, const void *pieces, Dtype dtype, int n) {
     int replace;
     float *target = sum_target(s, m, &replace);

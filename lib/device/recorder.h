@@ -149,7 +149,7 @@ static inline void op_end(Device *dev) {
         activity->running = 0;
         activity->since = seconds_now();
     }
-    if (dev->poll) dev->poll(dev->poll_arg); // comm_poll
+    if (dev->poll) dev->poll(dev->poll_arg); // comm_poll: collectives progress
 }
 
 /* FLOPs of linear layers and attention, the basis of MFU: those that recompute activations, or all others. */

@@ -300,7 +300,7 @@ static void options_print_help(const OptionRow *own, int count, const char *take
     if (!group[0]) {
         if (count) printf("options of train_llama3\n");
         options_list(stdout, option_rows, OPTION_ROWS, takes);
-        printf("--help all explains each of them, --help and the name of a group those of the group\n");
+        printf("--help GROUP explains the options of a group, --help all every option\n");
     } else if (options_explain(stdout, option_rows, OPTION_ROWS, takes, group) + explained == 0)
         user_error("--help %s: expected all, or a group of options that --help alone lists", group);
 }

@@ -82,9 +82,9 @@ static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_
     exact_merge(total, &sum);
 }
 
-/* Each thread sums its blocks' sums of squares; these sums are exact, so it does not matter which thread has which
- * block. */
-static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
+/* Adds the squares of x (count) to *total. Each thread sums its blocks' sums of squares; these sums are exact, so it
+ * does not matter which thread has which block. */
+static void add_squares(Device *dev, ExactSum *total, const void *x, Dtype dtype, int64_t count) {
 #pragma omp parallel num_threads(dev->threads)
     {
         ExactSum sum = ZERO;
@@ -92,14 +92,19 @@ static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64
         for (int64_t b = 0; b < count; b += NORM_BLOCK) {
             vfloat squares = vsplat(0);
             for (int64_t i = b; i < min_i64(count, b + NORM_BLOCK); i += VL) {
-                vfloat v = load_float(x + i, count - i);
+                vfloat v = dtype == DTYPE_F32 ? load_float((const float *)x + i, count - i)
+                                              : load_bf16((const bf16 *)x + i, count - i);
                 squares = vfma(v, v, squares);
             }
             exact_add(&sum, vsum(squares));
         }
-#pragma omp critical(squared_norm)
+#pragma omp critical(add_squares)
         exact_merge(total, &sum);
     }
+}
+
+static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
+    add_squares(dev, total, x, DTYPE_F32, count);
 }
 
 // ---------------------------------------------------------------------------
@@ -218,21 +223,7 @@ static size_t cpu_normalize_matrix_scratch(void) { return 0; }
 static void cpu_normalize_matrix(Device *dev, floatX *x, int64_t count, void *workspace) {
     ExactSum total = ZERO;
     (void)workspace;
-#pragma omp parallel num_threads(dev->threads)
-    {
-        ExactSum sum = ZERO;
-#pragma omp for
-        for (int64_t b = 0; b < count; b += NORM_BLOCK) {
-            vfloat squares = vsplat(0);
-            for (int64_t i = b; i < min_i64(count, b + NORM_BLOCK); i += VL) {
-                vfloat v = load_x(x + i, count - i);
-                squares = vfma(v, v, squares);
-            }
-            exact_add(&sum, vsum(squares));
-        }
-#pragma omp critical(normalize_matrix)
-        exact_merge(&total, &sum);
-    }
+    add_squares(dev, &total, x, FLOATX, count);
     float norm = (float)sqrt(exact_value(&total)), by = 1.0f / fmaxf(norm, LEAST_NORM);
     if (isnan(norm)) by = norm; // fmaxf would ignore it
 #pragma omp parallel for num_threads(dev->threads)
