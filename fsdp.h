@@ -8,10 +8,8 @@
 #ifndef FSDP_H
 #define FSDP_H
 #include "lib/comm/comm.h"
-#include "lib/comm/ordered_sum.h" // defines: OrderedSum, sum_add
-#include "lib/ops/ops.h"
-#include "llama3.h"
-#include "lora.h" // defines: QuantizedLayout, quantized_layout, dequantize_base
+#include "lib/comm/ordered_sum.h" // defines: OrderedSum, sum_add; includes lib/ops/ops.h
+#include "lora.h"                 // defines: QuantizedLayout, quantized_layout, dequantize_base; includes llama3.h
 
 // ---------------------------------------------------------------------------
 // what a unit is
@@ -88,7 +86,13 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // what a rank holds
 
-/* A gradient passes through these hops in this order. Each holds at most one unit, and all communicate at once. */
+/* A gradient passes through these hops in this order, after the backward of each micro-batch or only of the last one:
+ *                     reduce over fsdp   reduce over replicas   gather over replicas   gather over fsdp
+ *     full_shard, …   each               -                      -                      -
+ *     no_shard        each               -                      -                      each
+ *     hybrid          each               last                   last                   -
+ *     hybrid DDP      each               last                   last                   each
+ * With reduces_once, "each" is "last", too. Each hop holds at most one unit, and all of them communicate at once. */
 typedef enum { HOP_REDUCE_FSDP, HOP_REDUCE_REPLICAS, HOP_GATHER_REPLICAS, HOP_GATHER_FSDP, HOPS } ReductionHop;
 static const struct {
     Axis axis;
@@ -233,7 +237,8 @@ static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
  *     one rank         the sum over micro-batches itself       never
  *     reduces_once     that sum, which is full-size            once per step, as the sum
  *     otherwise        a full-size buffer of the pool          at once, and its shard is added to the sum
- * In the first two rows a buffer is needed, too, for a sum as a tree, offloading, or rounding to bf16 on one rank. */
+ * The first two rows also need a buffer of the pool, from which the gradient is added to the sum, if micro-batches are
+ * added as a tree, if gradients are offloaded, or if one rank rounds them to bf16 (rounds_as_if_sent). */
 
 /* Zeroes all but the tensors that backward overwrites: those that it adds to, and all padding, which stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
@@ -259,7 +264,7 @@ static float *shard_gradient(const Fsdp *fsdp, const FsdpUnit *u) {
 }
 static float *replica_gradient(const FsdpUnit *u) { return u->grad + (u->replica_begin - u->state_begin); }
 
-/* Does the gradient of this micro-batch go through this hop? */
+/* Does the gradient of this micro-batch go through this hop? See ReductionHop. */
 static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
     int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->reduces_once);
@@ -268,7 +273,7 @@ static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* Where a gradient lies in grad after this hop, whether it took the hop or skipped it. */
+/* Where in grad the gradient lies after this hop, also if it skipped the hop. */
 static float *hop_result(const Fsdp *fsdp, int hop, const FsdpUnit *u) {
     if (hop == HOP_REDUCE_REPLICAS) return replica_gradient(u);
     return hop == HOP_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
@@ -279,7 +284,7 @@ static void reduction_start(Fsdp *fsdp, ReductionHop hop, FsdpUnit *u, int micro
     int reduces = hops[hop].reduces;
     Axis axis = hops[hop].axis;
     int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count;               // of one member
-    const float *sum = fsdp->reduces_once ? sum_total(&u->sum) : u->unsharded_gradient; // the first hop's is full-size
+    const float *sum = fsdp->reduces_once ? sum_total(&u->sum) : u->unsharded_gradient; // what HOP_REDUCE_FSDP sends
     if (hop > HOP_REDUCE_FSDP) sum = hop_result(fsdp, hop - 1, u);
     const void *send = r->rounded ? (const void *)r->rounded : sum;
     void *receive = r->receive ? r->receive : hop_result(fsdp, hop, u);
@@ -301,7 +306,6 @@ static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     FsdpUnit *u = r->unit;
     Dtype dtype = fsdp->sharding.reduce_dtype;
     int pieces = fsdp->sharding.transport_sums ? 1 : r->members;
-    int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
     float *sum = hop_result(fsdp, hop, u);
     comm_wait(fsdp->comm, &r->request);
     if (hop == HOP_REDUCE_FSDP) {
@@ -311,9 +315,10 @@ static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     } else if (hop == HOP_REDUCE_REPLICAS) {
         tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
     } else {
-        // All-gathers. fp32 sums arrive in grad itself. bf16 sums are copied there only after the last micro-batch:
-        // DDP also gathers after earlier ones, and a copy would round this rank's fp32 sum of the micro-batches so far.
+        // All-gathers. fp32 sums arrive in grad itself. bf16 sums are copied there only after the last micro-batch,
+        // although DDP gathers after each, as PyTorch's does: a copy would round this rank's fp32 sum so far.
         int64_t count = hop == HOP_GATHER_FSDP ? u->padded : u->shard_size;
+        int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
         if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
     }
     r->unit = NULL;
@@ -334,7 +339,7 @@ static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
         if (from >= 0) reduction_finish(fsdp, (ReductionHop)from);
         while (to < HOPS && !hop_applies(fsdp, (ReductionHop)to, micro)) to++;
         if (to == HOPS) continue;
-        // The entering gradient must be complete. Only it waits for that: the buffers of earlier ones are free by now.
+        // The entering gradient must be complete. Gradients in later hops were complete when they entered.
         if (from < 0) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);
         reduction_start(fsdp, (ReductionHop)to, u, micro);
         in_flight++;
@@ -360,7 +365,8 @@ static int backward_adds_to_sum(const Fsdp *fsdp) { return backward_writes_sum(f
 
 /* The buffer (padded) into which backward writes the unit's gradient or, with adds_to_gradient, adds it. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
-    // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
+    // If the unit is still being reduced, that must end first. It happens to a tied embedding, which is the last unit
+    // that one micro-batch reduces and, as the head, the first that the next one writes.
     for (int i = 0; i < HOPS; i++)
         if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
     if (u->unsharded_gradient) return u->unsharded_gradient;
@@ -373,11 +379,9 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Would a unit that enters now need HOP_GATHER_FSDP, which holds one unit, together with one that entered earlier? Yes,
- * if it skips the replica hops and the earlier one does not: in hybrid DDP with an interleaved pipeline. */
+/* Would this gradient overtake one of the last micro-batch, which takes more hops (in an interleaved pipeline)? */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (hop_applies(fsdp, HOP_REDUCE_REPLICAS, micro_batch)) return 0;
-    if (!hop_applies(fsdp, HOP_GATHER_FSDP, micro_batch)) return 0;
     for (const Reduction *r = fsdp->reductions; r < fsdp->reductions + HOPS; r++)
         if (r->unit && hop_applies(fsdp, HOP_REDUCE_REPLICAS, r->micro_batch)) return 1;
     return 0;
@@ -443,7 +447,7 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
-    // With Muon as if one rank owned all of the unit's, so that all ranks need equal memory.
+    // With Muon, as if this rank's shard had all tensors that AdamW trains: all ranks need equal memory.
     u->adamw_count = unit->has_muon ? min_i64(u->state_count, unit->adamw_elements) : u->state_count;
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
@@ -461,32 +465,28 @@ static void add_buffers(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, con
 }
 
 static void pools_open(Fsdp *fsdp, int training) {
+    static const char *const weights[UNIT_KINDS] = {"gathered embedding", "gathered blocks", "gathered head",
+                                                    "gathered adapters"};
+    static const char *const gradients[UNIT_KINDS] = {"embedding gradient", "block gradients", "head gradient",
+                                                      "block gradients"};
     const Sharding *how = &fsdp->sharding;
-    int adapters = fsdp->config->lora_rank > 0;
-    if (!weights_are_resident(fsdp) && !fsdp->units[0].persistent_weights) { // persistent: all units or none
-        add_buffers(fsdp, POOL_WEIGHTS, UNIT_EMBED, 1, "gathered embedding");
-        add_buffers(fsdp, POOL_WEIGHTS, UNIT_BLOCK, how->slots, "gathered blocks");
-        add_buffers(fsdp, POOL_WEIGHTS, UNIT_HEAD, 1, "gathered head");
-        add_buffers(fsdp, POOL_WEIGHTS, UNIT_ADAPTERS, how->slots, "gathered adapters");
-    }
-    for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
-        add_buffers(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    int always_in_place = how->micro_batches == 1 || backward_adds_to_sum(fsdp);
-    int needs_gradient_pool = training && !(backward_writes_sum(fsdp) && always_in_place);
-    // Files are written from whole units in fp32, which are gathered into gradient buffers. Where there are none, these
-    // are added: for trained units that are sharded or Muon's (gather_trained), and for frozen ones to merge adapters.
+    int writes_sum = backward_writes_sum(fsdp);
+    int needs_gradients = training && !(writes_sum && (how->micro_batches == 1 || backward_adds_to_sum(fsdp)));
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
-        int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
-        int has_muon = training && fsdp->config->muon && k == UNIT_BLOCK;
-        int is_assembled = has_muon || (how->strategy->sharded && fsdp->ranks > 1);
-        int gathers = !needs_gradient_pool && how->writes_files && is_assembled;
-        add_buffers(fsdp, POOL_GRADIENTS, (UnitKind)k, frozen ? how->merges_adapters : gathers, "a unit to be written");
+        UnitKind kind = (UnitKind)k;
+        int is_of_blocks = kind == UNIT_BLOCK || kind == UNIT_ADAPTERS;
+        if (!weights_are_resident(fsdp) && !fsdp->units[0].persistent_weights) // persistent: all units or none
+            add_buffers(fsdp, POOL_WEIGHTS, kind, is_of_blocks ? how->slots : 1, weights[k]);
+        add_buffers(fsdp, POOL_DEQUANTIZED, kind, 1, "dequantized weights");
+        // Files are written from whole units in fp32, which are gathered (gather_trained) into gradient buffers.
+        int is_trained = (fsdp->config->base == BASE_TRAINED) == (kind != UNIT_ADAPTERS);
+        int has_muon = training && fsdp->config->muon && kind == UNIT_BLOCK;
+        int is_gathered = how->writes_files && (has_muon || (how->strategy->sharded && fsdp->ranks > 1));
+        if (is_trained && needs_gradients)
+            add_buffers(fsdp, POOL_GRADIENTS, kind, is_of_blocks && !writes_sum ? GRADIENT_SLOTS : 1, gradients[k]);
+        else if (is_trained ? is_gathered : how->merges_adapters)
+            add_buffers(fsdp, POOL_GRADIENTS, kind, 1, "a unit to be written");
     }
-    if (!needs_gradient_pool) return;
-    add_buffers(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
-    add_buffers(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
-                backward_writes_sum(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
-    add_buffers(fsdp, POOL_GRADIENTS, UNIT_HEAD, !adapters, "head gradient");
 }
 
 /* Buffers for one hop, as large as the largest trained unit needs. */

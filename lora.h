@@ -12,20 +12,22 @@
 #include "llama3.h"       // defines: Llama3Config, adapter_scale, TensorTable, Unit
 
 typedef struct {
+    WeightKind matrix;   // which it is added to
+    int column, outputs; // it adds to columns [column, column + outputs) of the layer's output (N, OC)
     const floatX *a;     // (r, IC)
     const floatX *b;     // (outputs, r)
     float *d_a, *d_b;    // gradients of a and b; NULL in forward
-    int column, outputs; // the adapter adds to columns [column, column + outputs) of the layer's output (N, OC)
-    int target;          // index in lora_targets (llama3.h), and in the first dimension of Lora.d_hidden
 } Adapter;
 
 enum { MAX_FUSED = 3 }; // matrices in one matmul
 
+/* The shapes are those of linear_layer; block_weights (train_llama3.cu) sets the addresses, block after block. */
 typedef struct {
-    const floatX *w; // (OC, IC)
-    float *d_w;      // (OC, IC) gradient of w; NULL if w is frozen, and in forward
-    int accumulates; // backward adds to d_w and the adapters' gradients; 0: it overwrites them
-    int IC, OC;      // widths of the layer's input and output
+    WeightKind matrix; // W is this one, or begins with it
+    int IC, OC;        // widths of the layer's input and output
+    const floatX *w;   // (OC, IC)
+    float *d_w;        // (OC, IC) gradient of w; NULL if w is frozen, and in forward
+    int accumulates;   // backward adds to d_w and the adapters' gradients; 0: it overwrites them
     int num_adapters;
     Adapter adapters[MAX_FUSED];
 } Linear;
@@ -37,6 +39,22 @@ typedef struct {
     floatX *hidden;   // (N, r) scale · x A^T
     floatX *d_hidden; // (LORA_TARGETS, N, r) gradient of each adapter's x A^T; NULL when not training
 } Lora;
+
+/* A matrix and those that are fused with it (Q, K, V; gate, up) as one layer with their adapters, without addresses. */
+static Linear linear_layer(const Llama3Config *c, WeightKind first) {
+    Linear layer = ZERO;
+    int kind = first;
+    layer.matrix = first;
+    layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
+    do {
+        int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
+        Adapter adapter = {(WeightKind)kind, layer.OC, outputs, NULL, NULL, NULL, NULL};
+        if (is_adapted(c, adapter.matrix)) layer.adapters[layer.num_adapters++] = adapter;
+        layer.OC += outputs;
+        kind++;
+    } while (llama3_tensors[kind].fused);
+    return layer;
+}
 
 /* Allocates for micro-batches of up to N tokens. */
 static void lora_open(Lora *lora, Device *dev, const Llama3Config *c, int64_t N, int training) {
@@ -69,7 +87,7 @@ static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, cons
 
 /* The buffer (N, r) for the gradient of an adapter's x A^T. */
 static floatX *adapter_d_hidden(const Lora *lora, const Adapter *adapter, int N) {
-    return lora->d_hidden + (int64_t)adapter->target * N * lora->r;
+    return lora->d_hidden + (int64_t)lora_target(adapter->matrix) * N * lora->r;
 }
 
 /* dx = the gradient of the layer's input; NULL: not needed. Also computes d_hidden for lora_linear_backward_weight. */

@@ -35,7 +35,7 @@ typedef struct {
     int64_t adamw_at;     // where they begin in exp_avg_sq; -1: Muon trains the tensor, and they have no exp_avg_sq
 } ShardPiece;
 
-/* How many elements this rank keeps of the tensors that AdamW trains, of those before tensor `end`. */
+/* How many elements this rank keeps of the unit's tensors before `end`, without those that Muon trains. */
 static int64_t adamw_elements_before(const Fsdp *fsdp, const FsdpUnit *u, int end) {
     int64_t first, sum = 0;
     for (int i = u->table_unit->first_tensor; i < end; i++) {
@@ -116,9 +116,9 @@ static double clip_coefficient(double max_norm, double norm) {
     return max_norm > 0 ? fmin(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
-/* Adds the squares of the gradient elements for which this rank is responsible. ExactSum adds the sums of fixed blocks
- * of elements without rounding, and no cut between ranks divides a block, so the number of ranks does not change the
- * result. Padding is zero, so whole slices can be summed where no tensor is owned elsewhere. */
+/* Adds the squares of this rank's gradient elements, in fp32 within NORM_BLOCK elements and exactly over these blocks.
+ * No cut between ranks divides a block, so the norm of equal gradients has equal bits (for equal gradients see
+ * docs/book/10-determinism.md). Padding is zero: whole slices can be summed where no tensor is owned elsewhere. */
 static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
     for (int i = 0; i < fsdp->table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
@@ -231,8 +231,8 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
         if (!state) continue;
-        // No staging: the copy was written in place. On a CPU, offload_store would only let the system evict it
-        // from memory, but the next all-gather reads it.
+        // Without staging the update has written the copy in place. On a CPU, offload_store would tell the system to
+        // evict it from memory, but the next all-gather reads it.
         if (k == STATE_COPY && !s->staging[k]) continue;
         offload_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
     }
@@ -270,7 +270,7 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
         if (p.tensor->is_frozen) {
-            // its place in the unit takes part in the all-to-alls and in the iterations
+            // Muon's iterations run over whole matrices of the unit, also over frozen ones, whose update is zero
             if (pass == PASS_MOMENTUM && p.tensor->is_muon)
                 device_zero(o->fsdp->dev, shard + p.at, sizeof(floatX) * (size_t)p.count);
             continue;
@@ -302,7 +302,7 @@ static void update_units(Optimizer *o, int first, int end, UpdatePass pass, cons
         if (u->table_unit->frozen) continue;
         device_pace(fsdp->dev); // limits how far the host runs ahead of the GPU
         if (u != fetched) fetch_state(o, u);
-        if (i + 1 < end) {
+        if (i + 1 < end) { // trained units follow each other
             fetched = u + 1;
             fetch_state(o, fetched);
         }

@@ -65,7 +65,7 @@ static void sum_tp_replicated(SharedGradients *s) {
 // ---------------------------------------------------------------------------
 // a tied weight of which there are two copies, as embedding and as head
 
-/* This rank's unit that begins with a copy of the tied weight (of two, the embedding); -1: none that is trained. */
+/* The unit of this rank with a copy of the tied weight, the embedding if it has both; -1: none that is trained. */
 static int tied_copy_unit(const TensorTable *t) {
     int unit = t->embed >= 0 ? t->embed : t->head;
     return t->part.tied_head_copy && unit >= 0 && !t->units[unit].frozen ? unit : -1;

@@ -65,6 +65,18 @@ typedef struct {
     floatX *swiglu;    // (N, F)       KEEP_ALL      silu(gate) · up
 } BlockActivations;
 
+/* A block's weights. Gradients are fp32, NULL for a frozen weight and in forward. */
+typedef struct {
+    const floatX *attn_norm; // (C)
+    Linear qkv;              // (QKV, C) queries, keys and values, fused into one matmul
+    Linear o;                // (C, NH·HD)
+    const floatX *mlp_norm;  // (C)
+    Linear gate_up;          // (2F, C) gate and up, fused
+    Linear down;             // (C, F)
+    float *d_attn_norm;      // (C) backward adds to it; fsdp_gradients has cleared it
+    float *d_mlp_norm;       // (C) the same
+} BlockWeights;
+
 /* What of a run's settings the model depends on. */
 typedef struct {
     int recompute;           // RECOMPUTE_NONE, …
@@ -80,6 +92,7 @@ typedef struct {
     const Llama3Config *whole_config;
     Llama3Config config;    // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
     TensorTable table;      // this rank's tensors
+    BlockWeights shapes;    // of every block's weights, without addresses; block_weights adds those
     int training;           // activations are kept for backward
     int softmax_statistics; // largest logit and sum of exponentials are kept for each token
     Device *dev;
@@ -101,17 +114,16 @@ typedef struct {
     BlockActivations recomputed; // buffers for what blocks do not keep, shared by all of them
 
     // forward
-    floatX
-        *sublayer_out;  // (n, C) output of attention or the MLP, from its last matmul until the next norm has added it
-    floatX *final_x;    // (n, C) residual stream after the last block
-    floatX *final_norm; // (n, C) its final norm
-    float *final_rstd;  // (n)
-    void *logits;       // of a chunk: (logit_rows, stride) floatX if it goes backward, else (fp32_rows, V) fp32
-    int logit_rows;     // tokens in a chunk that goes backward; its gradients overwrite the logits
-    int fp32_rows;      // tokens in a chunk of fp32 logits, in the same memory
-    float *losses;      // (n·tp), which is N, rounded up to a multiple of tp; those beyond N stay 0
-    ExactSum *loss_sum; // sum over this rank's tokens and the micro-batches of the step so far
-    ZLoss z_loss;       // z_loss.losses: (n·tp), NULL without --z-loss
+    floatX *sublayer_out; // (n, C) output of attention or the MLP, until the next norm has added it
+    floatX *final_x;      // (n, C) residual stream after the last block
+    floatX *final_norm;   // (n, C) its final norm
+    float *final_rstd;    // (n)
+    void *logits;         // of a chunk: (logit_rows, stride) floatX if it goes backward, else (fp32_rows, V) fp32
+    int logit_rows;       // tokens in a chunk that goes backward; its gradients overwrite the logits
+    int fp32_rows;        // tokens in a chunk of fp32 logits, in the same memory
+    float *losses;        // (n·tp), which is N, rounded up to a multiple of tp; those beyond N stay 0
+    ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
+    ZLoss z_loss;         // z_loss.losses: (n·tp), NULL without --z-loss
     ExactSum *z_loss_sum; // as loss_sum; NULL without --z-loss
     Lora lora;            // buffers of the adapters
     float *cos_sin;       // (num_positions, 2, HD/2) rotary embedding
@@ -141,23 +153,10 @@ static inline FsdpUnit *fsdp_unit(const Llama3 *m, int unit) { return &m->fsdp->
 // ---------------------------------------------------------------------------
 // the weights of a block and of the head by name
 //
-// An FSDP unit is one flat buffer with the tensors of a block (or several). Its offsets become pointers with names:
-// block_weights waits until the block is unsharded and returns where each matrix lies, with its adapters and, for
-// backward, with the places of their gradients. Pointers to weights are valid until the unit is resharded, pointers to
-// gradients until fsdp_reduce_gradients.
-
-/* Shapes are those of this rank: with tensor parallelism NH, NKV, F and V are its share. Gradients are fp32, NULL for a
- * frozen weight and in forward. */
-typedef struct {
-    const floatX *attn_norm; // (C)
-    Linear qkv;              // (QKV, C) queries, keys and values, fused into one matmul
-    Linear o;                // (C, NH·HD)
-    const floatX *mlp_norm;  // (C)
-    Linear gate_up;          // (2F, C) gate and up, fused
-    Linear down;             // (C, F)
-    float *d_attn_norm;      // (C) backward adds to it; fsdp_gradients has cleared it
-    float *d_mlp_norm;       // (C) the same
-} BlockWeights;
+// An FSDP unit is one flat buffer with the tensors of a block (or several), at offsets that are known at set-up.
+// block_weights waits until the block is unsharded and adds its address to them, for backward also that of its
+// gradient. Pointers to weights are valid until the unit is resharded, pointers to gradients until
+// fsdp_reduce_gradients.
 
 typedef struct {
     const floatX *norm; // (C)
@@ -193,49 +192,33 @@ static float *gradient_of(const UnitTensors *t, WeightKind kind) {
     return t->gradients ? t->gradients + t->offsets[kind] : NULL;
 }
 
-/* A matrix and those that follow it without a gap (Q, K, V; gate, up), as one layer with their adapters. */
-static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, const UnitTensors *adapters,
-                           WeightKind first) {
-    Linear layer = ZERO;
-    layer.w = weight_of(block, first);
-    layer.d_w = gradient_of(block, first);
-    layer.accumulates =
-        block->accumulates || adapters->accumulates; // the block or its adapters: one of them is trained
-    layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
-    int end = first + 1;
-    while (llama3_tensors[end].fused) end++; // with the one before it
-    for (int k = first; k < end; k++) {
-        WeightKind kind = (WeightKind)k;
-        int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
-        if (is_adapted(c, kind)) {
-            Adapter *adapter = &layer.adapters[layer.num_adapters++];
-            adapter->a = weight_of(adapters, lora_a(kind));
-            adapter->b = weight_of(adapters, lora_b(kind));
-            adapter->d_a = gradient_of(adapters, lora_a(kind));
-            adapter->d_b = gradient_of(adapters, lora_b(kind));
-            adapter->column = layer.OC;
-            adapter->target = lora_target(kind);
-            adapter->outputs = outputs;
-        }
-        layer.OC += outputs;
+/* Sets the addresses of a layer's matrices, which follow one another without a gap, and of their adapters. */
+static void linear_bind(Linear *layer, const UnitTensors *block, const UnitTensors *adapters) {
+    layer->w = weight_of(block, layer->matrix);
+    layer->d_w = gradient_of(block, layer->matrix);
+    layer->accumulates = block->accumulates || adapters->accumulates; // one of the two is trained
+    for (int i = 0; i < layer->num_adapters; i++) {
+        Adapter *adapter = &layer->adapters[i];
+        adapter->a = weight_of(adapters, lora_a(adapter->matrix));
+        adapter->b = weight_of(adapters, lora_b(adapter->matrix));
+        adapter->d_a = gradient_of(adapters, lora_a(adapter->matrix));
+        adapter->d_b = gradient_of(adapters, lora_b(adapter->matrix));
     }
-    return layer;
 }
 
 /* The weights of block l, with gradients for `micro_batch` unless it is NO_GRADIENTS. */
 static BlockWeights block_weights(Llama3 *m, int l, int micro_batch) {
     const TensorTable *table = &m->table;
-    const Llama3Config *c = &m->config;
     int in_unit = table_block_in_unit(table, l);
     UnitTensors block = unit_tensors(m, table_block_unit(table, l), in_unit, micro_batch), adapters = ZERO;
-    if (c->lora_rank) adapters = unit_tensors(m, table_block_adapters(table, l), in_unit, micro_batch);
-    BlockWeights w = ZERO;
+    if (m->lora.r) adapters = unit_tensors(m, table_block_adapters(table, l), in_unit, micro_batch);
+    BlockWeights w = m->shapes;
     w.attn_norm = weight_of(&block, W_ATTN_NORM);
-    w.qkv = linear_layer(c, &block, &adapters, W_Q);
-    w.o = linear_layer(c, &block, &adapters, W_O);
+    linear_bind(&w.qkv, &block, &adapters);
+    linear_bind(&w.o, &block, &adapters);
     w.mlp_norm = weight_of(&block, W_MLP_NORM);
-    w.gate_up = linear_layer(c, &block, &adapters, W_GATE);
-    w.down = linear_layer(c, &block, &adapters, W_DOWN);
+    linear_bind(&w.gate_up, &block, &adapters);
+    linear_bind(&w.down, &block, &adapters);
     w.d_attn_norm = gradient_of(&block, W_ATTN_NORM);
     w.d_mlp_norm = gradient_of(&block, W_MLP_NORM);
     return w;
@@ -291,9 +274,9 @@ static void model_set_tokens(Llama3 *m, int B, int T, int past) {
 // ---------------------------------------------------------------------------
 // what attention reads
 
-/* Self-attention of this rank's queries to `kv`. The causal mask follows from their positions (query_position and
- * keys_seen in lib/ops/ops_common.h): from q_offset on, and for queries from q_split on, q_gap further. --doc-mask
- * keeps attention within a document, but positions count on through documents (Llama 3 paper, section 3.2). */
+/* Self-attention of this rank's queries to `kv`. The causal mask follows from the queries' positions (keys_seen in
+ * lib/ops/ops_common.h): query t is at position q_offset + t, and from query q_split on at q_offset + t + q_gap.
+ * --doc-mask keeps attention within a document, but positions count on through documents (Llama 3 paper, 3.2). */
 static AttentionShape attention_shape(const Llama3 *m, const KeyValue *kv) {
     const Llama3Config *c = &m->config;
     AttentionShape s = ZERO;
@@ -351,8 +334,8 @@ static void add_and_norm_forward(Llama3 *m, floatX *out, float *rstd, floatX *x,
 }
 
 /* Block l. It ends with the MLP's output in m->sublayer_out, which the next norm adds to the residual stream.
- * `recomputes`: backward asks for what the block did not keep (a->keep). It gets the bits of forward, whose norms also
- * read the residual stream as it is stored; the MLP's output, which backward does not read, is left out. */
+ * `recomputes`: backward asks for what the block did not keep (a->keep). Norms read the residual stream as it is
+ * stored, so recomputation gives forward's bits. It leaves out the MLP's output, which backward does not read. */
 static void block_forward(Llama3 *m, int l, const BlockWeights *w, int recomputes) {
     const Llama3Config *c = &m->config;
     BlockActivations *a = block_activations(m, l);
@@ -398,8 +381,8 @@ static void prefetch_d_x(Llama3 *m, int l) {
 
 /* Block l: the lines of block_forward from the last to the first. m->d_x is the gradient of the residual stream after
  * the block and becomes the one before it, if that is needed. It is also the gradient of each sublayer's output, since
- * the output is added to the stream; m->d_norm is that of the sublayer's normalized input. Only gradients of weights
- * stand in another place: nothing waits for them, so they are computed while a tensor-parallel collective runs. */
+ * the output is added to the stream; m->d_norm is that of the sublayer's normalized input. Only weight gradients
+ * are not in mirrored order: nothing waits for them, so they are computed while a tensor-parallel collective runs. */
 static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
     const Llama3Config *c = &m->config;
     BlockActivations *a = block_activations(m, l);
@@ -408,7 +391,7 @@ static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
         m->dev->recomputing = 1;
         block_forward(m, l, w, 1);
         m->dev->recomputing = 0;
-        if (a->keep == KEEP_INPUT) tp_keep_tokens(m->tp); // it has gathered both inputs, which backward reads
+        if (a->keep == KEEP_INPUT) tp_keep_tokens(m->tp); // block_forward has gathered both inputs again
     }
 
     const floatX *d_out = tp_all_gather_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
@@ -540,20 +523,19 @@ static int stage_end(const Llama3 *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* Starts the all-gathers that shall run while `unit` computes: of the next slots - 1 units of blocks, and with the last
- * unit of blocks also of the head. `unit` is stage->first_unit - 1 as long as no block computes. */
-static void prefetch_forward(Llama3 *m, int unit) {
-    int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
-    for (int next = first; next <= last && next < unit + m->settings.slots; next++) blocks_prefetch(m, next);
-    if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
+/* Starts the all-gathers that shall run while a unit computes: those of the slots - 1 units of blocks from `next` on,
+ * the unit after it. After the last unit of blocks comes the head. */
+static void prefetch_forward(Llama3 *m, int next) {
+    int end = stage_end(m);
+    for (int unit = next; unit < end && unit < next + m->settings.slots - 1; unit++) blocks_prefetch(m, unit);
+    if (next == end && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
-/* The same in backward, which goes from the last unit of blocks to the first: `unit` is stage_end(m) as long as no
- * block computes. Backward calls this for the unit that computes next, before it starts to reduce the gradient of the
- * one that has computed: on a connection that both share, the all-gathers would queue behind the reduction. */
-static void prefetch_backward(Llama3 *m, int unit) {
-    for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->settings.slots; next--)
-        blocks_prefetch(m, next);
+/* The same in backward, from `next` down. Backward calls this before it starts to reduce the gradient of the unit that
+ * it has just computed: on a connection that both share, the all-gathers would queue behind the reduction. */
+static void prefetch_backward(Llama3 *m, int next) {
+    for (int unit = next; unit >= m->stage->first_unit && unit > next - (m->settings.slots - 1); unit--)
+        blocks_prefetch(m, unit);
 }
 
 /* The embedding of m->ids (N), into the residual stream before the first block. */
@@ -561,7 +543,7 @@ static void stage_embed_forward(Llama3 *m, ReshardPoint point) {
     FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "forward", embed->table_unit->name);
     fsdp_prefetch(m->fsdp, embed);
-    prefetch_forward(m, m->table.embed);
+    prefetch_forward(m, m->stage->first_unit);
     const UnitTensors t = unit_tensors(m, m->table.embed, 0, NO_GRADIENTS);
     floatX *x = tp_partial(m->tp, m->blocks[0].x); // zero where another tp rank has the token's row
     embedding_forward(m->dev, x, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
@@ -590,7 +572,7 @@ static void stage_blocks_forward(Llama3 *m, ReshardPoint point) {
         int unit = table_block_unit(&m->table, l);
         const Unit *u = &m->table.units[unit];
         blocks_prefetch(m, unit);
-        prefetch_forward(m, unit);
+        prefetch_forward(m, unit + 1);
         device_phase(m->dev, "forward", u->name);
         const BlockWeights w = block_weights(m, l, NO_GRADIENTS);
         block_forward(m, l, &w, 0);
@@ -610,9 +592,9 @@ static void stage_blocks_backward(Llama3 *m, int micro_batch, ReshardPoint point
         block_backward(m, l, &w);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, point);
-        prefetch_backward(m, unit - 1);            // which computes next
-        FsdpUnit *adapters = adapters_of(m, unit); // then the blocks themselves are frozen
-        FsdpUnit *trained = adapters ? adapters : fsdp_unit(m, unit);
+        prefetch_backward(m, unit - 2); // unit - 1 computes next
+        FsdpUnit *adapters = adapters_of(m, unit);
+        FsdpUnit *trained = adapters ? adapters : fsdp_unit(m, unit); // with adapters, the blocks are frozen
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
 }
@@ -643,7 +625,7 @@ static void stage_forward(Llama3 *m, Pipeline *pipeline, const PipelineStep *ste
     model_enter_stage(m, step->stage, step->activation_set);
     feed_micro_batch(m, batch, step->micro_batch);
     if (stage_embeds(m)) stage_embed_forward(m, point);
-    else prefetch_forward(m, m->stage->first_unit - 1);
+    else prefetch_forward(m, m->stage->first_unit);
     pipeline_receive(pipeline, step, m->blocks[0].x);
     stage_blocks_forward(m, point);
     if (stage_has_loss(m)) return; // stage_backward computes the head, forward and backward
@@ -664,16 +646,16 @@ static void stage_backward(Llama3 *m, Pipeline *pipeline, const PipelineStep *st
     if (pipeline->schedule.pp > 1) // another micro-batch may have overwritten its ids and targets
         feed_micro_batch(m, batch, step->micro_batch);
     int end = stage_end(m);
-    prefetch_backward(m, end); // while the loss computes
+    prefetch_backward(m, end - 1); // while the loss computes
     if (stage_has_loss(m)) {
         // In the last stage's schedule, a backward directly follows its forward: the head's input is still there.
         FsdpUnit *head = fsdp_unit(m, m->table.head);
         head_loss(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, point);
-        prefetch_backward(m, end - 1);
+        prefetch_backward(m, end - 2);                              // end - 1 computes next
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
-    } else prefetch_backward(m, end - 1);
+    } else prefetch_backward(m, end - 2);
     pipeline_receive(pipeline, step, m->d_x);
     stage_blocks_backward(m, step->micro_batch, point);
     if (stage_embeds(m)) {
@@ -800,15 +782,15 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
 static void step_end(Trainer *trainer, int64_t step, Span whole, StepStats *s) {
     Parallel *p = &trainer->parallel;
     Progress *progress = &trainer->progress;
+    const Sampler *sampler = &trainer->loader.sampler;
     device_phase(&p->dev, NULL, NULL);
     span_end(&p->dev, whole, NULL, -1, 0);
-    s->samples = sampler_global_batch(&trainer->loader.sampler);
+    s->samples = sampler_global_batch(sampler);
     progress->step = step;
     progress->samples += s->samples;
     progress->tokens += s->samples * trainer->job->run.seq;
     if (!p->dev.dry_run)
-        progress->samples_in_epoch =
-            s->samples + sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
+        progress->samples_in_epoch = s->samples + sampler_position(sampler, step - 1, &progress->epoch);
     s->seconds = seconds_now() - whole.start;
     s->data_wait_seconds = trainer->loader.wait_seconds;
     s->wait_seconds = comm_wait_seconds(&p->comm);
@@ -877,8 +859,7 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
 }
 
 /* The loss on the first `max_batches` micro-batches of every rank; 0: on all samples. Every target counts once,
- * whatever the number of ranks. For some of the samples, bits per byte take a target's text to be as long as it is on
- * average in the files. */
+ * whatever the number of ranks. Of some samples, bits per byte are computed from the files' average bytes a target. */
 static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches) {
     Parallel *p = &trainer->parallel;
     Llama3 *m = &trainer->model;
@@ -1057,6 +1038,10 @@ static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int ca
         m->d_attn = activation(m, "d attention output", N * Q);
         m->d_swiglu = activation(m, "d SwiGLU output", N * c->F);
     }
+    m->shapes.qkv = linear_layer(c, W_Q);
+    m->shapes.o = linear_layer(c, W_O);
+    m->shapes.gate_up = linear_layer(c, W_GATE);
+    m->shapes.down = linear_layer(c, W_DOWN);
     lora_open(&m->lora, m->dev, c, N, m->training);
     m->num_positions = cached ? cached : T * m->cp->size;
     positions_open(m, cached ? cached : T);

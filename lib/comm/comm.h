@@ -5,8 +5,13 @@
  * All members of a group start its collectives in the same order, or the run ends. After the wait the buffers may be
  * reused. In a dry run a collective is counted and recorded, and no bytes move. On a GPU, a collective of device memory
  * runs on the stream that was current at its start, and the stream that is current at comm_wait waits for it; for a
- * collective of host memory the host waits. A request belongs to a line: the collectives of an axis, or the messages of
- * a channel, which is one direction between two ranks; the n-th of a line has number n. comm_open.h opens a Comm. */
+ * collective of host memory the host waits. comm_open.h opens a Comm. A request after its start is in these states:
+ *
+ *                 between CPUs, or host memory       memory of a GPU
+ *     active      the transport moves bytes          NCCL has not yet enqueued all of it
+ *     enqueued    all bytes have arrived             all of it is in the stream that was current at its start
+ *     neither     comm_wait has returned             the stream that was current at comm_wait waits for it
+ */
 #ifndef COMM_H
 #define COMM_H
 #include "progress.h" // defines: comm_progress, request_poll_until_done; includes comm_types.h: Comm, Group, Request
@@ -34,8 +39,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     if (CUDA_BUILD && r->on_device) comm_progress(comm);
 }
 
-/* Prepares a request. `count`: elements of one part: of what a member sends in an all-gather, or to each member in an
- * all-to-all, of the sum that it gets from a reduce-scatter, or of a message. */
+/* Prepares a request. `count`: elements of a message, or of what a member sends in an all-gather, sends to each member
+ * in an all-to-all, or receives from a reduce-scatter. */
 static inline void request_set(Comm *comm, Request *r, const char *what, const void *send, void *recv, size_t count,
                                Dtype dtype) {
     if (r->active)
@@ -157,10 +162,9 @@ static inline void receive_start(Comm *comm, Request *r, Axis axis, int peer, co
 // ---------------------------------------------------------------------------
 // wait
 
-/* Waits for a request; one that was not started since its last wait returns at once. For device memory the current
- * stream waits, and the host only until all of the request is in its stream. The time counts as waiting (communication
- * that is not overlapped): on a CPU always, since a stream is only a label there and the rank's one thread waits; on a
- * GPU if the current stream is STREAM_COMPUTE. */
+/* Waits for a request; one that was not started since its last wait returns at once. On a GPU the host waits only while
+ * the request is active, and the current stream for the rest. The time counts as waiting (communication that is not
+ * overlapped): on a CPU always, since the rank's one thread waits; on a GPU if the current stream is STREAM_COMPUTE. */
 static inline void comm_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
     if (r->event_slot) comm->recorder->record(comm, r, 1);

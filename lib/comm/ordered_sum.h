@@ -5,11 +5,10 @@
 #include "../ops/ops.h" // defines: tree_sum
 
 typedef struct {
-    int micro_batches; // that are added in a step
-    int as_tree;       // --deterministic: micro-batches are added as a binary tree, else one after the other
-    int64_t count;     // elements
-    float
-        *partial[20]; // (count) [0] becomes the total; [1] and up exist only for the tree, of up to 2^20 micro-batches
+    int micro_batches;  // that are added in a step
+    int as_tree;        // --deterministic: micro-batches are added as a binary tree, else one after the other
+    int64_t count;      // elements
+    float *partial[20]; // (count) [0] becomes the total; the others exist for the tree, of up to 2^20 micro-batches
 } OrderedSum;
 
 /* The tree needs few buffers, because equal neighbors are added at once (cascade summation). With 8 micro-batches, the
@@ -20,7 +19,7 @@ typedef struct {
  *     2: [0-1] [2]             6: [0-3] [4-5] [6]
  *     3: [0-1] [2-3] = [0-3]   7: [0-3] [4-5] [6-7] = [0-3] [4-7] = [0-7] */
 
-/* The index in `partial` of micro-batch m's sum: how many sums of pairs, fours, eights and so on lie below it. */
+/* The index in `partial` of micro-batch m's sum: the number of ones of m in binary, without its lowest digit. */
 static int sums_before(int m) {
     int sums = 0;
     for (int size = 2; size <= m; size *= 2) sums += m / size % 2;
@@ -33,8 +32,8 @@ static float *sum_target(const OrderedSum *s, int m, int *replace) {
     return s->partial[s->as_tree ? sums_before(m) : 0];
 }
 
-/* After micro-batch m: adds the last two partial sums while both are of `size` micro-batches; after the step's last
- * micro-batch it adds all of them, also unequal ones. */
+/* After micro-batch m: adds the last two partial sums while both have equally many micro-batches (`size`); after the
+ * step's last micro-batch it adds all partial sums, from the right. */
 static void sum_merge(Device *dev, const OrderedSum *s, int m) {
     int top = s->as_tree ? sums_before(m) : 0, is_last = m == s->micro_batches - 1;
     for (int size = 2; top > 0 && (is_last || (m + 1) % (2 * size) == 0); size *= 2) {

@@ -102,8 +102,7 @@ static inline void json_add_groups(cJSON *root, const Mesh *mesh, const int *lea
     cJSON *groups = cJSON_AddObjectToObject(root, "groups");
     for (int axis = 0; axis < AXES; axis++) {
         cJSON *list = cJSON_AddArrayToObject(groups, axis_names[axis]);
-        cJSON **members =
-            (cJSON **)checked_malloc(sizeof *members * (size_t)mesh->world); // of the group that a rank leads
+        cJSON **members = new_array(cJSON *, mesh->world); // of the group that a rank leads
         for (int r = 0; r < mesh->world; r++) {
             cJSON **group = &members[leaders[r * AXES + axis]];
             if (!*group) {

@@ -18,7 +18,6 @@ static double need_of_device(const Job *j, const Comm *dry_run) {
     return uses_nccl(j) ? of_rank + nccl_need(j, dry_run) : of_rank * j->local_ranks;
 }
 
-/* Refuses a run that needs more memory than there is, before any rank allocates. */
 static void check_memory(const Job *j, const Comm *dry_run) {
     double need = need_of_device(j, dry_run), have = j->available_memory, total = j->total_memory;
     char needs[256];

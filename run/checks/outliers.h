@@ -87,18 +87,15 @@ static void outliers_read(Outliers *o, const cJSON *trainer, const char *path) {
     for (int k = 0; k < OUTLIER_KINDS; k++) {
         OutlierWindow *w = &o->windows[k];
         const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, outlier_keys[k]);
-        int length = cJSON_IsArray(list) ? cJSON_GetArraySize(list) : -1;
-        if (length < 0 || length > MAX_OUTLIER_WINDOW)
-            user_error("%s: \"%s\" of \"outliers\" is not a list of at most %d numbers: the file is damaged; resume "
-                       "from another checkpoint",
-                       path, outlier_keys[k], MAX_OUTLIER_WINDOW);
-        cJSON_ArrayForEach(item, list) {
-            if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble))
-                user_error("%s: value %d of \"%s\" of \"outliers\" is not a finite number: the file is damaged; resume "
-                           "from another checkpoint",
-                           path, w->count, outlier_keys[k]);
+        int is_valid = cJSON_IsArray(list) && cJSON_GetArraySize(list) <= MAX_OUTLIER_WINDOW;
+        for (item = is_valid ? list->child : NULL; item; item = item->next) {
+            is_valid &= cJSON_IsNumber(item) && isfinite(item->valuedouble);
             w->values[w->count++] = item->valuedouble;
         }
+        if (!is_valid)
+            user_error("%s: \"%s\" of \"outliers\" is not a list of at most %d finite numbers: the file is damaged; "
+                       "resume from another checkpoint",
+                       path, outlier_keys[k], MAX_OUTLIER_WINDOW);
     }
 }
 

@@ -31,9 +31,9 @@ static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
     uint64_t *mine = fsdp->fingerprints, *all = mine + units;
     for (int i = 0; i < units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
-        int64_t bytes =
-            u->table_unit->frozen ? (int64_t)sharded_bytes(fsdp, u) : u->state_count * (int64_t)sizeof(float);
-        const void *weights = u->table_unit->frozen ? (const void *)u->sharded_weights : u->master;
+        int frozen = u->table_unit->frozen;
+        int64_t bytes = frozen ? (int64_t)sharded_bytes(fsdp, u) : u->state_count * (int64_t)sizeof(float);
+        const void *weights = frozen ? (const void *)u->sharded_weights : u->master;
         fingerprint(fsdp->dev, fsdp->local_fingerprints + i, weights, bytes);
     }
     device_read(fsdp->dev, mine, fsdp->local_fingerprints, sizeof(uint64_t) * units);

@@ -53,9 +53,9 @@ static void step_reports_open(ReportExchange *r, Comm *comm, int has_z_loss) {
 
 /* From now on the reports name the samples of all ranks, of which each has `samples_of_rank` in a step. */
 static void step_reports_name_samples(ReportExchange *r, int64_t samples_of_rank) {
+    int64_t count = samples_of_rank * r->comm->mesh.world;
     r->samples_of_rank = samples_of_rank;
-    r->samples =
-        arena_array(int64_t, r->comm->dev, MEM_HOST, "samples of all ranks", samples_of_rank * r->comm->mesh.world);
+    r->samples = arena_array(int64_t, r->comm->dev, MEM_HOST, "samples of all ranks", count);
 }
 
 /* Before the first micro-batch of a step, or of an evaluation. */

@@ -110,9 +110,8 @@ static int64_t trace_offset(Comm *comm, int64_t bytes) {
 static void trace_write(Comm *comm, const char *path) {
     Device *dev = comm->dev;
     Phase before = comm_phase(comm, PHASE_SAVING);
-    device_synchronize_all(dev); // so that the last ops have their times
-    dev->rec.max_events =
-        min_i64(dev->rec.max_events, dev->rec.num_events); // the timeline ends before its own collectives
+    device_synchronize_all(dev);                                             // so that the last ops have their times
+    dev->rec.max_events = min_i64(dev->rec.max_events, dev->rec.num_events); // it ends before its own collectives
     size_t length;
     char *text = trace_text(comm, &length), temporary[4096 + 32];
     int64_t offset = trace_offset(comm, (int64_t)length);
