@@ -344,14 +344,13 @@ static void loader_release(Loader *l, Device *dev) {
     for (int i = 0; i < l->num_workers && i < l->samples; i++) pthread_cond_signal(&l->room);
 }
 
-static void loader_close(Loader *l, Device *dev) {
+static void loader_close(Loader *l, Device *dev) { // ends the workers; what they have read stays
     if (dev->dry_run || l->stop) return; // threads can be joined only once
     pthread_mutex_lock(&l->lock);
     l->stop = 1;
     pthread_cond_broadcast(&l->room);
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < l->num_workers; i++) pthread_join(l->workers[i].thread, NULL);
-    for (int i = 0; i < LOADER_DEPTH; i++) device_destroy_event(l->ring[i].fed);
 }
 
 #endif

@@ -151,7 +151,7 @@ static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = 
 // the loss over a vocabulary that is split among ranks
 
 /* Returns what the loss depends on: for each tp rank's slice of the vocabulary, in the order of ranks, a LossPart
- * (lib/ops/ops_common.h) of each row of logits: (size, rows, 3). */
+ * (lib/ops/logits.h) of each row of logits: (size, rows, 3). */
 static const float *tp_softmax_statistics(TensorParallel *tp, Logits logits /* (rows,V) */,
                                           const int32_t *targets /* (rows) */, int rows, int V) {
     float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)

@@ -13,24 +13,23 @@
 #include "lib/ops/ops.h"        // defines: each op; Logits, ZLoss, AttentionShape; LOGIT_ROWS, LOGITS (defaults)
 #include "llama3.h" // defines: Llama3Config, WeightKind, TensorTable, its Units (what FSDP shards at once), Stage
 #include "fsdp.h"   // defines: Fsdp, FsdpUnit (a Unit's buffers), ReshardPoint (when they may be freed)
-#include "shared_gradients.h"        // defines: sum_shared_gradients
-#include "optimizer.h"               // defines: AdamW (its settings), Optimizer, learning_rate_at, clip_coefficient
-#include "tensor_parallel.h"         // defines: TensorParallel (its tokens are n), TpBuffer, tp_all_gather_tokens, …
-#include "context_parallel.h"        // defines: ContextParallel, KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
-#include "pipeline_parallel.h"       // defines: Schedule, its PipelineSteps (a forward or backward each), Pipeline
-#include "lora.h"                    // defines: Linear (a layer's weights, adapters and gradients), Adapter, Lora
-#include "dataloader.h"              // defines: Dataset, Loader, StepBatch, loader_next, read_sample
-#include "run/setup/options.h"       // defines: Options, RunSettings, RECOMPUTE_NONE, …, options_parse
-#include "run/setup/job.h"           // defines: Job, job_open: everything that is checked before ranks start
-#include "run/setup/agreement.h"     // defines: check_agreement, check_shared_out
-#include "run/checks/ledger.h"       // defines: Ledger, ledger_check: expected, dry-run and measured traffic
-#include "run/checks/memory_check.h" // defines: check_memory, need_of_device, nccl_need
-#include "run/checks/step_report.h"  // defines: StepReport (what ranks tell each other), exchange_reports, …
+#include "shared_gradients.h"       // defines: sum_shared_gradients
+#include "optimizer.h"              // defines: AdamW (its settings), Optimizer, learning_rate_at, clip_coefficient
+#include "tensor_parallel.h"        // defines: TensorParallel (its tokens are n), TpBuffer, tp_all_gather_tokens, …
+#include "context_parallel.h"       // defines: ContextParallel, KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
+#include "pipeline_parallel.h"      // defines: Schedule, its PipelineSteps (a forward or backward each), Pipeline
+#include "lora.h"                   // defines: Linear (a layer's weights, adapters and gradients), Adapter, Lora
+#include "dataloader.h"             // defines: Dataset, Loader, StepBatch, loader_next, read_sample
+#include "run/setup/options.h"      // defines: Options, RunSettings, RECOMPUTE_NONE, …, options_parse
+#include "run/setup/job.h"          // defines: Job, job_open: everything that is checked before ranks start
+#include "run/setup/agreement.h"    // defines: check_agreement, check_shared_out
+#include "run/checks/ledger.h"      // defines: Ledger, ledger_check: expected, dry-run and measured traffic
+#include "run/checks/step_report.h" // defines: StepReport (what ranks tell each other), exchange_reports, …
 #include "run/checkpoint/checkpoint.h"        // defines: Checkpoint, Progress, weights_load
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/checks/replica_check.h"         // defines: fsdp_check_replicas, REPLICA_CHECK_STEPS
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
-#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file
+#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file, check_memory, need_of_device
 #include "run/checks/mfu.h"                   // defines: matmul_rate
 #include "run/watch/logger.h"                 // defines: StepStats (a step as its line of metrics has it), Logger
 #include "run/watch/banner.h"                 // defines: print_banner, print_period; includes run/checks/layout.h
@@ -1140,6 +1139,7 @@ static void trainer_close(Trainer *trainer) {
     logger_free(&trainer->logger);
     if (trainer->model.training) loader_close(&trainer->loader, &p->dev);
     device_destroy_event(trainer->eval_batch.fed);
+    for (int i = 0; i < LOADER_DEPTH && !p->dev.dry_run; i++) device_destroy_event(trainer->loader.ring[i].fed);
     checkpoint_writer_close(&trainer->writer);
     if (!p->dev.dry_run) ops_close(&p->dev);
     if (p->dev.dry_run) free(p->dev.rec.events);
@@ -1288,7 +1288,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     Device *dev = &p->dev;
     trainer_bind(trainer, j, rank);
     device_open_dry_run(dev, j->threads_per_rank, offloaded(&j->run));
-    dev->deterministic = j->run.deterministic;
+    dev->on.deterministic = j->run.deterministic;
     dev->gpu = job_gpu_of_rank(j, rank);
     dev->by_nccl = uses_nccl(j);
     dev->reductions_apart = job_reductions_apart(j);

@@ -89,12 +89,14 @@ $(MINE_BUILD)/$(KERNEL)-cuda-$(PRECISION): $(MINE_FILE) $(CUDA_BUILD)/flags
 	    $(MINE_FILE) -o $@ \
 	    -lcublasLt -lm 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 
-# The library is ops_library.cu with each op OP replaced for which the file has a function my_OP.
+# The library is ops_library.cu with each implementation replaced for which the file has a function my_OP.
 $(MINE_BUILD)/$(KERNEL)-library.cu: $(MINE_FILE)
 	@mkdir -p $(@D)
-	@{ echo '#define MINE_LIBRARY'; echo '#include "../../$(MINE_FILE)"'; \
-	    sed -nE 's/^static void my_([a-z0-9_]+)\(Device \*dev, .*/\1/p' $< | while read -r op; do \
-	        if grep -q "^static void $$op(Device" lib/ops/ops.h; then echo "#define $$op my_$$op"; fi; done; \
+	@{ echo '#include "../../lib/device/device.h"'; echo '#define MINE_LIBRARY'; \
+	    echo '#include "../../$(MINE_FILE)"'; \
+	    sed -nE 's/^static void my_([a-z0-9_]+)\(OpStream \*on, .*/\1/p' $< | while read -r op; do \
+	        if grep -q "^static void cpu_$$op(" lib/ops/cpu/*.h; then \
+	            printf '#define cpu_%s my_%s\n#define cuda_%s my_%s\n' $$op $$op $$op $$op; fi; done; \
 	    echo '#include "../../dev/pytorch/ops_library.cu"'; } > $@
 
 $(MINE_BUILD)/$(KERNEL)-$(PRECISION).o: $(MINE_BUILD)/$(KERNEL)-library.cu $(MINE_FILE) dev/pytorch/ops_library.cu \

@@ -1,57 +1,18 @@
-/* adamw.cu: one step of AdamW (Loshchilov & Hutter 2019, algorithm 2), in the order of PyTorch's torch.optim.AdamW:
- *   p -= lr weight_decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
- *   p -= lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps);  copy = p, rounded to floatX
+/* adamw.cu: the steps of AdamW on a GPU.
  *
- * Each parameter takes a square root and a division, but also seven transfers of fp32 and one of floatX. The step is
- * limited by memory bandwidth, so what counts is how often each tensor is read and written.
- */
-#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
-                  // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
-                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
-                  // version. From lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
+ * Each parameter moves 28 bytes of fp32, and 2 of a bf16 copy, for about twenty instructions. Memory bandwidth is the
+ * limit by far, so each tensor must be read and written once. What all elements have in common is computed on the host,
+ * in double precision.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp adamw.cu -o adamw
+ * with adamw.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
+ * lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/flat_tensors.cuh"
+#include "adamw.h"
 
-static const float LR = 3e-4f, BETA1 = 0.9f, BETA2 = 0.95f, EPS = 1e-8f, WEIGHT_DECAY = 0.1f;
-static const float GRAD_SCALE = 0.37f; // clipping, and one over the number of tokens
-
-static void adamw_case(Case *c) { // size: count, step
-    int64_t count = c->size[0];   // one element per row: each must meet the bound
-    updates(c, "p", IN_FLOAT, count, 1, 1);
-    updates(c, "m", IN_FLOAT, count, 1, 1);
-    updates(c, "v", IN_FLOAT, count, 1, 1);
-    reads(c, "g", IN_FLOAT, count, 1, 1);
-    writes(c, "copy", IN_X, count, 1);
-    c->flops = 14.0 * (double)count;
-    // g scaled; m: 2; v: 3; the denominator; p: 2; and a square root and a division
-    c->slots = (double)(2 * DIVISION_SLOTS + 9) * (double)count;
-}
-
-static void adamw_prepare(Case *c) {
-    for (int64_t i = 0; i < c->size[0]; i++) F("v")[i] = fabsf(F("v")[i]); // a mean of squares
-}
-
-static void adamw_definition(Case *c) {
-    const double *p0 = D("p"), *m0 = D("m"), *v0 = D("v"), *g0 = D("g");
-    double *p = R("p"), *m = R("m"), *v = R("v"), *copy = R("copy");
-    double lr = (double)LR, beta1 = (double)BETA1, beta2 = (double)BETA2, step = (double)c->size[1];
-    for (int64_t i = 0; i < c->size[0]; i++) {
-        double g = g0[i] * (double)GRAD_SCALE;
-        m[i] = beta1 * m0[i] + (1 - beta1) * g;
-        v[i] = beta2 * v0[i] + (1 - beta2) * g * g;
-        p[i] = p0[i] - lr * (double)WEIGHT_DECAY * p0[i];
-        p[i] -= lr / (1 - pow(beta1, step)) * m[i] / (sqrt(v[i]) / sqrt(1 - pow(beta2, step)) + (double)EPS);
-        copy[i] = p[i];
-    }
-}
-
-static void adamw_in_use(Case *c) {
-    adamw(c->dev, F("p"), F("m"), F("v"), F("g"), X("copy"), c->size[0], LR, BETA1, BETA2, EPS, WEIGHT_DECAY,
-          GRAD_SCALE, (int)c->size[1]);
-}
-
-#ifndef USE_CUDA
 typedef struct {
     float keep, rate, root;
-} Factors; // the same for all elements, computed in double
+} Factors;
 static Factors factors(const Case *c) {
     double step = (double)c->size[1];
     Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY),
@@ -60,102 +21,76 @@ static Factors factors(const Case *c) {
     return f;
 }
 
-static void copy_pass(Case *c) {
-    const float *p = F("p");
-    floatX *copy = X("copy");
-    for (int64_t i = 0; i < c->size[0]; i += VL) store_x(copy + i, load_float(p + i, c->size[0] - i), c->size[0] - i);
+static __global__ void __launch_bounds__(256) decay_kernel(float *p, Factors f, int64_t count) {
+    int64_t i = thread_number();
+    if (i < count) p[i] *= f.keep;
 }
-
+static __global__ void __launch_bounds__(256) first_kernel(float *m, const float *g, int64_t count) {
+    int64_t i = thread_number();
+    if (i < count) m[i] = BETA1 * m[i] + (1 - BETA1) * (GRAD_SCALE * g[i]);
+}
+static __global__ void __launch_bounds__(256) second_kernel(float *v, const float *g, int64_t count) {
+    int64_t i = thread_number();
+    if (i < count) v[i] = BETA2 * v[i] + (1 - BETA2) * (GRAD_SCALE * g[i]) * (GRAD_SCALE * g[i]);
+}
+static __global__ void __launch_bounds__(256)
+    update_kernel(float *p, const float *m, const float *v, Factors f, int64_t count) {
+    int64_t i = thread_number();
+    if (i < count) p[i] -= f.rate * m[i] / (sqrtf(v[i]) * f.root + EPS);
+}
+static __global__ void __launch_bounds__(256) copy_kernel(floatX *copy, const float *p, int64_t count) {
+    int64_t i = thread_number();
+    if (i < count) copy[i] = from_float(p[i]);
+}
 static void adamw_passes(Case *c) {
     int64_t count = c->size[0];
-    float *p = F("p"), *m = F("m"), *v = F("v");
-    const float *g = F("g");
+    unsigned blocks = blocks_for(count, 256);
     Factors f = factors(c);
-    for (int64_t i = 0; i < count; i++) p[i] *= f.keep;
-    for (int64_t i = 0; i < count; i++) m[i] = BETA1 * m[i] + (1 - BETA1) * (GRAD_SCALE * g[i]);
-    for (int64_t i = 0; i < count; i++) v[i] = BETA2 * v[i] + (1 - BETA2) * (GRAD_SCALE * g[i]) * (GRAD_SCALE * g[i]);
-    for (int64_t i = 0; i < count; i++) p[i] -= f.rate * m[i] / (sqrtf(v[i]) * f.root + EPS);
-    copy_pass(c);
+    KERNEL(c->on, decay_kernel, blocks, 256, 0, F("p"), f, count);
+    KERNEL(c->on, first_kernel, blocks, 256, 0, F("m"), F("g"), count);
+    KERNEL(c->on, second_kernel, blocks, 256, 0, F("v"), F("g"), count);
+    KERNEL(c->on, update_kernel, blocks, 256, 0, F("p"), F("m"), F("v"), f, count);
+    KERNEL(c->on, copy_kernel, blocks, 256, 0, X("copy"), F("p"), count);
 }
 
-static void adamw_one_pass(Case *c) {
-    int64_t count = c->size[0];
-    float *p = F("p"), *m = F("m"), *v = F("v");
-    const float *g = F("g");
-    Factors f = factors(c);
-    for (int64_t i = 0; i < count; i++) {
-        float grad = g[i] * GRAD_SCALE;
-        m[i] = BETA1 * m[i] + (1 - BETA1) * grad;
-        v[i] = BETA2 * v[i] + (1 - BETA2) * grad * grad;
-        p[i] = p[i] * f.keep - f.rate * m[i] / (sqrtf(v[i]) * f.root + EPS);
-    }
-    copy_pass(c);
+// Computes one element's step. adamw_kernel1 takes W elements per thread: 1, or the 4 floats of 16 bytes; a shorter
+// tail is taken one by one.
+static __device__ __forceinline__ void step_of(float *p, float *m, float *v, float g, Factors f) {
+    float grad = g * GRAD_SCALE;
+    *m += (1 - BETA1) * (grad - *m);
+    *v = *v * BETA2 + grad * (1 - BETA2) * grad;
+    *p = *p * f.keep - f.rate * *m / (sqrtf(*v) * f.root + EPS);
 }
-
-/* A vector, n elements of which exist. Returns the new p. */
-static inline vfloat step_vector(const Factors *f, float *p, float *m, float *v, const float *g, int64_t n) {
-    vfloat grad = load_float(g, n) * GRAD_SCALE, m0 = load_float(m, n), m1 = vfma(grad - m0, vsplat(1 - BETA1), m0);
-    vfloat v1 = vfma(grad * (1 - BETA2), grad, load_float(v, n) * BETA2);
-    vfloat p1 = vfma(m1 / vfma(vsqrt(v1), vsplat(f->root), vsplat(EPS)), vsplat(-f->rate), load_float(p, n) * f->keep);
-    store_float(m, m1, n);
-    store_float(v, v1, n);
-    store_float(p, p1, n);
-    return p1;
+template <int W>
+static __global__ void __launch_bounds__(256)
+    adamw_kernel1(float *p, float *m, float *v, const float *g, floatX *copy, Factors f, int64_t count) {
+    int64_t i = thread_number() * W;
+    float p1[W], m1[W], v1[W], g1[W];
+    if (i >= count) return;
+    load_some(p1, p + i, count - i);
+    load_some(m1, m + i, count - i);
+    load_some(v1, v + i, count - i);
+    load_some(g1, g + i, count - i);
+    for (int j = 0; j < W; j++) step_of(&p1[j], &m1[j], &v1[j], g1[j], f);
+    store_some(p + i, p1, count - i);
+    store_some(m + i, m1, count - i);
+    store_some(v + i, v1, count - i);
+    store_some(copy + i, p1, count - i);
 }
-
-static void adamw_vectors(Case *c) {
-    int64_t count = c->size[0];
-    float *p = F("p"), *m = F("m"), *v = F("v");
-    const float *g = F("g");
-    Factors f = factors(c);
-    for (int64_t i = 0; i < count; i += VL) step_vector(&f, p + i, m + i, v + i, g + i, count - i);
-    copy_pass(c);
-}
-
-static void adamw_with_copy(Case *c) {
-    int64_t count = c->size[0];
-    float *p = F("p"), *m = F("m"), *v = F("v");
-    const float *g = F("g");
-    floatX *copy = X("copy");
-    Factors f = factors(c);
-    for (int64_t i = 0; i < count; i += VL)
-        store_x(copy + i, step_vector(&f, p + i, m + i, v + i, g + i, count - i), count - i);
+template <int W> static void adamw_one_pass(Case *c) {
+    KERNEL(c->on, adamw_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, F("p"), F("m"), F("v"), F("g"), X("copy"),
+           factors(c), c->size[0]);
 }
 
 static const Version op_versions[] = {
     {"1 five passes",
-     "The formula line by line: decay, m, v, update, copy. p travels to memory and back twice and is read a third "
-     "time; the other tensors also move more than once.",
+     "A kernel for each line of the formula, like separate tensor operations in PyTorch: p is read three times and "
+     "written twice; m, v and g are read twice.",
      adamw_passes},
-    {"2 one pass",
-     "All five lines for one element while it is in registers: each tensor is read and written once, and p is read "
-     "once more for the copy.",
-     adamw_one_pass},
-    {"3 vectors",
-     "Square roots and divisions of whole vectors, without checks for overlapping tensors; m is updated by one fused "
-     "(1 - beta1) (g - m).",
-     adamw_vectors},
-    {"4 the copy too", "The copy is rounded from the register instead of by a pass of its own: p is not read again.",
-     adamw_with_copy},
-    {"in use: threads",
-     "Vectors divided over threads. Elements are independent, so neither the number of threads nor the shards change "
-     "the bits.",
-     adamw_in_use},
+    {"2 one pass", "One thread computes all of an element's step and its copy: each tensor is read and written once.",
+     adamw_one_pass<1>},
+    {"3 vectors", "Loads of 16 bytes: each thread has four loads of four elements in flight.", adamw_one_pass<4>},
+    {"in use", "The op of lib/ops/cuda.", adamw_in_use},
     END_OF_VERSIONS};
-#endif
 
-#ifdef USE_CUDA
-#include "adamw.cuh" // defines: op_versions
-#endif
-
-static const Op op = {"adamw",
-                      adamw_case,
-                      adamw_prepare,
-                      adamw_definition,
-                      op_versions,
-                      {{"odd", {1003, 3}},
-                       FOR_CPU({"bench-8m tensor", {82944, 100}}, {"bench-125m block", {6292992, 100}},
-                               {"1B layer, 1 of 2 shards", {30410752, 100}})
-                           FOR_GPU({"even", {4096, 100}}, {"1B layer", {60821504, 100}})}};
-
-PAGE(&op)
+PAGE({&op, op_versions})

@@ -1,113 +1,36 @@
-/* adapter_merge.cu: a LoRA adapter merged into its weight (Hu et al. 2021, section 4.1), w += by b a with w (OC, IC),
- * b (OC, R), a (R, IC) and by = alpha / R. All are fp32.
+/* adapter_merge.cu: the steps of merging a LoRA adapter into its weight on a GPU.
  *
- * R is small: 2 R FLOPs for each element of w, which is read and written once, and whose sum of R terms stays in a
- * register. The op runs once for each weight when a model is exported.
- */
-#include "page.h" // reads(), updates(): declare a tensor; the last argument scales its random values. F(name): its data
-                  // in float. D(name), R(name): the definition's inputs and results in double. c->slots: arithmetic
-                  // instructions × lanes of an ideal version. From lib/ops/cpu/vectors.h: VL, vfloat, vfma, vsplat,
-                  // load_float, store_float
+ * The weight is read and written once; a and b are so small that they stay in the caches. What matters is that the
+ * threads of a warp touch adjacent elements of w and a.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp adapter_merge.cu -o adapter_merge
+ * with adapter_merge.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
+ * lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/flat_tensors.cuh"
+#include "adapter_merge.h"
 
-static const float MERGE_BY = 1.6f;
-
-static void merge_case(Case *c) { // size: OC, IC, R
-    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
-    reads(c, "a", IN_FLOAT, rank, IC, 1);
-    reads(c, "b", IN_FLOAT, OC, rank, 1);
-    updates(c, "w", IN_FLOAT, OC, IC, 1);
-    c->flops = 2.0 * (double)(rank * OC * IC);
-    c->slots = (double)((rank + 1) * OC * IC);
+// Thread o merges row o of w.
+static __global__ void __launch_bounds__(256)
+    merge_kernel1(float *w, const float *a, const float *b, float by, int rank, int64_t IC, int64_t OC) {
+    int64_t o = thread_number();
+    if (o >= OC) return;
+    for (int64_t i = 0; i < IC; i++) {
+        float sum = 0;
+        for (int r = 0; r < rank; r++) sum = fmaf(a[r * IC + i], b[o * rank + r], sum);
+        w[o * IC + i] = fmaf(sum, by, w[o * IC + i]);
+    }
 }
-
-static void merge_definition(Case *c) {
-    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
-    const double *a = D("a"), *b = D("b"), *w = D("w");
-    double *out = R("w");
-    for (int64_t o = 0; o < OC; o++)
-        for (int64_t i = 0; i < IC && wanted(c, o, OC, 2.0 * (double)(rank * IC)); i++) {
-            double sum = 0;
-            for (int64_t r = 0; r < rank; r++) sum += b[o * rank + r] * a[r * IC + i];
-            out[o * IC + i] = w[o * IC + i] + MERGE_BY * sum;
-        }
-}
-
-static void merge_in_use(Case *c) {
-    adapter_merge(c->dev, F("w"), F("a"), F("b"), MERGE_BY, (int)c->size[2], c->size[1], c->size[0]);
-}
-
-#ifndef USE_CUDA
-static void merge_dot_products(Case *c) {
-    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
-    const float *a = F("a"), *b = F("b");
-    float *w = F("w");
-    for (int64_t o = 0; o < OC; o++)
-        for (int64_t i = 0; i < IC; i++) {
-            float sum = 0;
-            for (int64_t r = 0; r < rank; r++) sum += b[o * rank + r] * a[r * IC + i];
-            w[o * IC + i] += MERGE_BY * sum;
-        }
-}
-
-static void merge_rows(Case *c) {
-    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
-    const float *b = F("b");
-    for (int64_t o = 0; o < OC; o++)
-        for (int64_t r = 0; r < rank; r++) {
-            const float *a = F("a") + r * IC;
-            float *w = F("w") + o * IC, by = MERGE_BY * b[o * rank + r];
-            for (int64_t i = 0; i < IC; i++) w[i] += by * a[i];
-        }
-}
-
-static void merge_vectors(Case *c) {
-    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
-    const float *a = F("a"), *b = F("b");
-    for (int64_t o = 0; o < OC; o++)
-        for (int64_t i = 0; i < IC; i += VL) {
-            float *at = F("w") + o * IC + i;
-            vfloat sum = vsplat(0);
-            for (int64_t r = 0; r < rank; r++)
-                sum = vfma(load_float(a + r * IC + i, IC - i), vsplat(b[o * rank + r]), sum);
-            store_float(at, vfma(sum, vsplat(MERGE_BY), load_float(at, IC - i)), IC - i);
-        }
-}
-
-static void merge_four_rows(Case *c) {
-    int threads = c->dev->threads;
-    c->dev->threads = 1;
-    merge_in_use(c);
-    c->dev->threads = threads;
+static void merge_by_rows(Case *c) {
+    KERNEL(c->on, merge_kernel1, blocks_for(c->size[0], 256), 256, 0, F("w"), F("a"), F("b"), MERGE_BY,
+           (int)c->size[2], c->size[1], c->size[0]);
 }
 
 static const Version op_versions[] = {
-    {"1 dot products", "Element by element, a row of b times a column of a, whose elements are IC apart.",
-     merge_dot_products},
-    {"2 by rows",
-     "Rows of a are added to a row of w, so memory is read in its order and the compiler vectorizes the loop; but w is "
-     "read, rounded and written R times.",
-     merge_rows},
-    {"3 vectors",
-     "A vector of sums stays in a register over all R, and w is read and written once. But the R vectors of a are "
-     "loaded for each row of w; if IC is a power of two, they compete for one set of the L1 cache.",
-     merge_vectors},
-    {"4 four rows", "Sums of four rows of w stay in registers, so a loaded vector of a serves four rows.",
-     merge_four_rows},
-    {"in use: threads", "Rows of w divided over threads.", merge_in_use},
+    {"1 a row a thread",
+     "The elements of w that a warp touches together are a row apart: 32 cache lines for 32 of them.", merge_by_rows},
+    {"in use",
+     "The op of lib/ops/cuda, an element a thread: a warp reads 32 adjacent elements of w and of each row of a.",
+     merge_in_use},
     END_OF_VERSIONS};
-#endif
 
-#ifdef USE_CUDA
-#include "adapter_merge.cuh" // defines: op_versions
-#endif
-
-static const Op op = {"adapter_merge",
-                      merge_case,
-                      NULL,
-                      merge_definition,
-                      op_versions,
-                      {{"odd", {33, 129, 7}},
-                       FOR_CPU({"bench-125m gate", {2048, 768, 16}}, {"1B o", {2048, 2048, 16}}) FOR_GPU(
-                           {"even", {64, 128, 8}}, {"1B o", {2048, 2048, 16}}, {"8B down", {4096, 14336, 16}})}};
-
-PAGE(&op)
+PAGE({&op, op_versions})

@@ -1,697 +1,435 @@
-/* attention.cu: causal attention with grouped query heads, out = softmax(q k^T / sqrt(HD)) v, and its backward.
+/* attention.cu: the steps of attention on a GPU.
  *
- * Each visible pair of a query and a key takes 4 HD FLOPs (backward: 10 HD) and an exponential. NH query heads share
- * NKV key/value heads. T queries have T^2 scores but only T HD elements, so the scores are never stored: forward keeps
- * a running softmax over blocks of keys (Milakov & Gimelshein 2018), and backward recomputes the scores (Dao et al.
- * 2022). That leaves small matmuls and exponentials, which the steps below make fast.
+ * Naive: three kernels, with the scores of all queries and keys in memory between them: 8 GB for 32 heads and 8,192
+ * tokens. Tiled: a block keeps its queries and loads one tile of keys and values after the other into shared memory,
+ * with an online softmax from tile to tile; nothing of size T^2 exists. What is left is the speed of two small matmuls:
+ * FMAs, then tensor cores. Up to step 3 each warp multiplies by itself (mma.sync). GPUs of compute capability 9.0 have
+ * matmuls of four warps that read shared memory and run asynchronously (wgmma): from step 4 on.
  *
- * Queries are at consecutive positions from q_offset on. With context parallelism a rank has two halves of a sequence;
- * then queries from q_split on are at positions q_gap higher. The op also takes document boundaries, which mask more
- * scores; this page does not use them.
- */
-#include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
-                  // X(name), F(name): its data in floatX or float. D(name), R(name): the definition's inputs and
-                  // results in double. c->slots: arithmetic instructions × lanes of an ideal version. From
-                  // lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
-
-static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
-    const int64_t *n = c->size;
-    AttentionShape s = {(int)n[0], (int)n[1], (int)n[2], (int)n[3],   (int)n[4],   (int)n[5],   (int)n[6],  (int)n[7],
-                        (int)n[8], NULL,      NULL,      n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
-    return s;
-}
-/* The offset of a query's head in q, out, dout and dq. */
-static BOTH int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
-    return ((b * s->Tq + t) * s->NH + h) * s->HD;
-}
-/* The offset of a key in k, v, dk and dv, in the key/value head that query head h attends to. */
-static BOTH int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) {
-    return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD;
-}
-/* The offset of a query's head in lse. */
-static BOTH int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
-    return (b * s->NH + h) * s->Tq + t;
-}
-
-#ifndef USE_CUDA
-/* The state of versions 2 and 3: one query of one head. */
-typedef struct {
-    AttentionShape s;
-    int64_t b, t, h, at, seen; // at: offset of its row in q, out, dout and dq; seen: how many keys it sees
-    float scale, *lse;         // 1 / sqrt(HD); the query's element of lse
-    float *row;                // (HD, rounded up to VL), zeros
-    float *dk, *dv;            // (B,Tk,NKV,HD) sums in fp32, over the query heads that share a key/value head
-} Query;
-
-static void each_query(Case *c, void (*run)(Case *c, const Query *i)) {
-    Query i;
-    PageTensor *dk = page_find(c, "dk");
-    i.s = shape_of(c);
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE), bytes = (size_t)round_up(i.s.HD, VL) * sizeof(float);
-    int64_t count = dk ? dk->rows * dk->cols : 0;
-    i.scale = 1 / sqrtf((float)i.s.HD);
-    i.row = (float *)scratch(c->dev, "a row", bytes);
-    i.dk = (float *)memset(scratch(c->dev, "dk", (size_t)count * sizeof(float)), 0, (size_t)count * sizeof(float));
-    i.dv = (float *)memset(scratch(c->dev, "dv", (size_t)count * sizeof(float)), 0, (size_t)count * sizeof(float));
-    for (i.b = 0; i.b < i.s.B; i.b++)
-        for (i.h = 0; i.h < i.s.NH; i.h++)
-            for (i.t = 0; i.t < i.s.Tq; i.t++) {
-                i.at = q_at(&i.s, i.b, i.t, i.h);
-                i.seen = keys_seen(&i.s, i.t);
-                i.lse = F("lse") + l_at(&i.s, i.b, i.t, i.h);
-                memset(i.row, 0, bytes);
-                run(c, &i);
-            }
-    for (int64_t n = 0; n < count; n++) {
-        X("dk")[n] = from_float(i.dk[n]);
-        X("dv")[n] = from_float(i.dv[n]);
-    }
-    arena_release(c->dev, MEM_WORKSPACE, mark);
-}
-
-static float dot(const floatX *a, const floatX *b, int n) {
-    float sum = 0;
-    for (int i = 0; i < n; i++) sum += to_float(a[i]) * to_float(b[i]);
-    return sum;
-}
-static void axpy(float *a, float x, const floatX *b, int n) { // a += x b
-    for (int i = 0; i < n; i++) a[i] += x * to_float(b[i]);
-}
-static inline float dot_vectors(const floatX *a, const floatX *b, int n) {
-    vfloat sum = vsplat(0);
-    for (int i = 0; i < n; i += VL) sum = vfma(load_x(a + i, n - i), load_x(b + i, n - i), sum);
-    return vsum(sum);
-}
-static inline void axpy_vectors(float *a, float x, const floatX *b, int n) {
-    for (int i = 0; i < n; i += VL)
-        store_float(a + i, vfma(load_x(b + i, n - i), vsplat(x), load_float(a + i, n - i)), n - i);
-}
-#endif
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp attention.cu -o attention -lcublasLt
+ * with attention.h page.cuh page.h page_matmul.cuh lib/device/kernel.h lib/ops/cuda/attention.cuh
+ * lib/ops/cuda/attention_common.cuh lib/ops/cuda/attention_hopper.cuh lib/ops/cuda/attention_hopper_backward.cuh
+ * lib/ops/cuda/attention_hopper_common.cuh lib/ops/cuda/attention_hopper_forward.cuh lib/ops/cuda/attention_mma.cuh
+ * lib/ops/cuda/attention_plain.cuh lib/ops/cuda/hopper.cuh lib/ops/cuda/matmul.cuh lib/ops/cuda/vectors.cuh
+ * lib/ops/ops_common.h */
+#include "../../lib/ops/cuda/attention.cuh"
+#include "page_matmul.cuh" // defines: page_matmul_open
+#include "attention.h"
 
 // ---------------------------------------------------------------------------
-// forward
+// forward, naive: scores(B, NH, Tq, Tk)
 
-static void forward_case(Case *c) {
+static __global__ void __launch_bounds__(256)
+    scores_kernel(float *scores, const floatX *q, const floatX *k, AttentionShape s) {
+    int64_t i = thread_number(), j = i % s.Tk, t = i / s.Tk % s.Tq, h = i / s.Tk / s.Tq % s.NH,
+            b = i / s.Tk / s.Tq / s.NH;
+    if (b >= s.B) return;
+    const floatX *query = q + q_at(&s, b, t, h), *key = k + k_at(&s, b, j, h);
+    float sum = 0;
+    for (int d = 0; d < s.HD && j < keys_seen(&s, t); d++) sum += to_float(query[d]) * to_float(key[d]);
+    scores[i] = j < keys_seen(&s, t) ? sum / sqrtf((float)s.HD) : -INFINITY;
+}
+// A warp per row; a row that sees no key becomes zeros.
+static __global__ void __launch_bounds__(256) softmax_kernel(float *scores, float *lse, int64_t rows, int64_t Tk) {
+    int64_t row = thread_number() / WARP;
+    if (row >= rows) return;
+    float *p = scores + row * Tk, max = -INFINITY, sum = 0;
+    for (int64_t j = threadIdx.x % WARP; j < Tk; j += WARP) max = fmaxf(max, p[j]);
+    max = warp_max(max);
+    float base = max == -INFINITY ? 0 : max;
+    for (int64_t j = threadIdx.x % WARP; j < Tk; j += WARP) sum += expf(p[j] - base);
+    sum = warp_sum(sum);
+    for (int64_t j = threadIdx.x % WARP; j < Tk; j += WARP) p[j] = sum > 0 ? expf(p[j] - base) / sum : 0;
+    if (threadIdx.x % WARP == 0) lse[row] = max + logf(sum);
+}
+static __global__ void __launch_bounds__(256)
+    weighted_kernel(floatX *out, const float *p, const floatX *v, AttentionShape s) {
+    int64_t i = thread_number(), d = i % s.HD, h = i / s.HD % s.NH, t = i / s.HD / s.NH % s.Tq,
+            b = i / s.HD / s.NH / s.Tq;
+    if (b >= s.B) return;
+    float sum = 0;
+    for (int64_t j = 0; j < keys_seen(&s, t); j++)
+        sum += p[l_at(&s, b, t, h) * s.Tk + j] * to_float(v[k_at(&s, b, j, h) + d]);
+    out[i] = from_float(sum);
+}
+static void forward_three_kernels(Case *c) {
     AttentionShape s = shape_of(c);
-    reads(c, "q", IN_X, s.B * s.Tq, s.NH * s.HD, 1);
-    reads(c, "k", IN_X, s.B * s.Tk, s.NKV * s.HD, 1);
-    reads(c, "v", IN_X, s.B * s.Tk, s.NKV * s.HD, 1);
-    writes(c, "out", IN_X, s.B * s.Tq, s.NH * s.HD);
-    writes(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1);
-    c->flops = c->matmul_flops = 4.0 * s.HD * attention_pairs(&s);
-    // besides the exponential: one FMA that scales and subtracts the largest score, and one addition to the sum
-    c->slots = (EXP_SLOTS + 2) * attention_pairs(&s);
-    if (FLOATX == DTYPE_BF16) {
-        c->bound = 6e-3;
-        c->row_bound = 16e-3; // probabilities are rounded too, as operands of a bf16 matmul
-    }
+    int64_t rows = (int64_t)s.B * s.NH * s.Tq;
+    float *scores = (float *)page_scratch(c, (size_t)(rows * s.Tk) * sizeof(float));
+    KERNEL(c->on, scores_kernel, blocks_for(rows * s.Tk, 256), 256, 0, scores, X("q"), X("k"), s);
+    KERNEL(c->on, softmax_kernel, blocks_for(rows, 256 / WARP), 256, 0, scores, F("lse"), rows, s.Tk);
+    KERNEL(c->on, weighted_kernel, blocks_for(rows * s.HD, 256), 256, 0, X("out"), scores, X("v"), s);
 }
 
-static void forward_definition(Case *c) {
-    AttentionShape s = shape_of(c);
-    const double *q = D("q"), *k = D("k"), *v = D("v");
-    double *out = R("out"), *lse = R("lse"), *p = (double *)checked_malloc((size_t)s.Tk * sizeof(double));
-    for (int64_t n = 0; n < s.B * s.Tq; n++) {
-        int64_t b = n / s.Tq, t = n % s.Tq, seen = keys_seen(&s, t);
-        if (!wanted(c, n, s.B * s.Tq, 4.0 * (double)(s.NH * seen * s.HD))) continue;
-        for (int64_t h = 0; h < s.NH; h++) {
-            double max = -INFINITY, sum = 0, *o = out + q_at(&s, b, t, h);
-            for (int64_t j = 0; j < seen; j++) {
-                p[j] = 0;
-                for (int64_t d = 0; d < s.HD; d++)
-                    p[j] += q[q_at(&s, b, t, h) + d] * k[k_at(&s, b, j, h) + d] / sqrt(s.HD);
-                max = fmax(max, p[j]);
-            }
-            for (int64_t d = 0; d < s.HD; d++) o[d] = 0; // stays 0 if a query sees no key
-            for (int64_t j = 0; j < seen; j++) sum += exp(p[j] - max);
-            for (int64_t j = 0; j < seen; j++)
-                for (int64_t d = 0; d < s.HD; d++) o[d] += exp(p[j] - max) / sum * v[k_at(&s, b, j, h) + d];
-            lse[l_at(&s, b, t, h)] = max + log(sum);
+// ---------------------------------------------------------------------------
+// forward, tiles: 32 queries of one head, four threads each, which share its keys and its HD sums; 32 keys at a time
+
+enum { TILE = 32, TEAM = 4, MOST = 128 / TEAM /* sums a thread has registers for: HD up to 128 */ };
+
+/* Loads rows first ... first + TILE - 1 of `count` into tile (TILE, HD + 1), zeros beyond the last. The odd width
+ * spreads a column over the banks. */
+static __device__ void tile_rows(float *tile, const floatX *rows, int64_t stride, int64_t first, int64_t count,
+                                 int HD) {
+    for (int i = threadIdx.x; i < TILE * HD; i += TILE * TEAM)
+        tile[i / HD * (HD + 1) + i % HD] =
+            first + i / HD < count ? to_float(rows[(first + i / HD) * stride + i % HD]) : 0;
+}
+static __device__ __forceinline__ float team_sum(float x) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
+}
+static __device__ __forceinline__ float dot_of(const float *a, const float *b, int n) {
+    float sum = 0;
+    for (int d = 0; d < n; d++) sum += a[d] * b[d];
+    return sum;
+}
+
+static __global__ void __launch_bounds__(TILE *TEAM)
+    tiles_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s) {
+    DYN_SHARED(float, qs); // three tiles, then the probabilities
+    float *ks = qs + TILE * (s.HD + 1), *vs = ks + TILE * (s.HD + 1), *ps = vs + TILE * (s.HD + 1);
+    // the last queries see the most keys: their blocks start first
+    int64_t tiles = blocks_of(s.Tq, TILE), first = (tiles - 1 - blockIdx.x % tiles) * TILE,
+            h = blockIdx.x / tiles % s.NH, b = blockIdx.x / tiles / s.NH;
+    int row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, width = s.HD + 1;
+    int64_t t = first + row, seen = t < s.Tq ? keys_seen(&s, t) : 0,
+            end = keys_seen(&s, min_i64(s.Tq, first + TILE) - 1);
+    float o[MOST] = {}, max = -INFINITY, sum = 0, scale = 1 / sqrtf((float)s.HD);
+    tile_rows(qs, q + q_at(&s, b, 0, h), s.q_stride, first, s.Tq, s.HD);
+    for (int64_t j0 = 0; j0 < end; j0 += TILE) {
+        __syncthreads(); // nobody reads the previous tile any more
+        tile_rows(ks, k + k_at(&s, b, 0, h), s.k_stride, j0, s.Tk, s.HD);
+        tile_rows(vs, v + k_at(&s, b, 0, h), s.v_stride, j0, s.Tk, s.HD);
+        __syncthreads();
+        float score[TILE / TEAM], largest = max, total = 0;
+#pragma unroll
+        for (int i = 0; i < TILE / TEAM; i++) { // keys part, part + 4, …
+            int j = part + TEAM * i;
+            score[i] = j0 + j < seen ? dot_of(qs + row * width, ks + j * width, s.HD) * scale : -INFINITY;
+            largest = fmaxf(largest, score[i]);
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
+        float base = largest == -INFINITY ? 0 : largest,
+              rescale = expf(max - base); // no key seen yet: exp(-inf - 0) = 0
+#pragma unroll
+        for (int i = 0; i < TILE / TEAM; i++) {
+            float p = expf(score[i] - base);
+            ps[row * (TILE + 1) + part + TEAM * i] = p;
+            total += p;
+        }
+        sum = sum * rescale + team_sum(total);
+        max = largest;
+        __syncwarp(); // a team's four threads are of one warp
+#pragma unroll
+        for (int i = 0; i < MOST; i++) { // elements part, part + 4, …
+            int d = part + TEAM * i;
+            if (d >= s.HD) break;
+            o[i] *= rescale;
+            for (int j = 0; j < TILE; j++) o[i] += ps[row * (TILE + 1) + j] * vs[j * width + d];
         }
     }
-    free(p);
+    if (t >= s.Tq) return;
+#pragma unroll
+    for (int i = 0; i < MOST; i++)
+        if (part + TEAM * i < s.HD) out[q_at(&s, b, t, h) + part + TEAM * i] = from_float(sum > 0 ? o[i] / sum : 0);
+    if (part == 0) lse[l_at(&s, b, t, h)] = max + logf(sum);
 }
-
-static void forward_in_use(Case *c) {
+static size_t tiles_bytes(const AttentionShape *s, int tiles, int squares) {
+    if (s->HD > MOST * TEAM) run_failure("this page's tiles have heads of at most %d elements", MOST * TEAM);
+    return (size_t)TILE * (size_t)(tiles * (s->HD + 1) + squares * (TILE + 1)) * sizeof(float);
+}
+static void forward_tiles(Case *c) {
     AttentionShape s = shape_of(c);
-    attention_forward(c->dev, X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
+    size_t bytes = tiles_bytes(&s, 3, 1);
+    cuda_check(cudaFuncSetAttribute(tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+               "asking for shared memory");
+    KERNEL(c->on, tiles_kernel, (unsigned)(blocks_of(s.Tq, TILE) * s.NH * s.B), TILE * TEAM, bytes, X("out"), F("lse"),
+           X("q"), X("k"), X("v"), s);
 }
 
-#ifndef USE_CUDA
-static void forward_three_ops(Case *c) {
+#ifdef PRECISION_BF16
+// ---------------------------------------------------------------------------
+// forward on tensor cores. Heads of 64 or 128 elements
+
+/* Runs the op by mma.sync or by wgmma, if this device has it for heads of this size. */
+static void run_by(Case *c, void (*run)(Case *c), int by_wgmma, int deterministic) {
+    int hopper_attention = c->on->hopper_attention, was_deterministic = c->on->deterministic;
+    c->left_out =
+        cuda_attention_support((int)c->size[5]) != ATTENTION_TENSOR_CORES || (by_wgmma && !c->on->encode_tensor_map);
+    if (c->left_out) return;
+    c->on->hopper_attention = by_wgmma;
+    c->on->deterministic = deterministic;
+    run(c);
+    c->on->hopper_attention = hopper_attention;
+    c->on->deterministic = was_deterministic;
+}
+static void forward_mma(Case *c) { run_by(c, forward_in_use, 0, 0); }
+static void forward_producer(Case *c) { run_by(c, forward_in_use, 1, 0); }
+
+/* 64 queries of one head by one warpgroup, 128 keys at a time: it waits for each tile, then for each matmul. */
+template <int HD> static __global__ void __launch_bounds__(128) wgmma_kernel(const __grid_constant__ HopperCall h) {
+#if HOPPER_CODE
+    enum { QUERIES = 64, KEYS = 128, N = KEYS / 8 };
+    DYN_SHARED(bf16, memory);
+    SHARED(uint64_t, full, 1); // an mbarrier: the tiles' bytes have arrived
+    bf16 *qs = first_panel(memory), *ks = qs + QUERIES * HD, *vs = ks + KEYS * HD;
+    const AttentionShape &s = h.call.s;
+    const int tiles = (s.Tq + QUERIES - 1) / QUERIES, thread = (int)threadIdx.x, warp = thread / 32;
+    const AttentionPlace p = attention_place(h.call, (int)blockIdx.x, tiles, s.NH / s.NKV);
+    const int t0 = (tiles - 1 - p.order) * QUERIES, end = seen_by(s, min(t0 + QUERIES, s.Tq) - 1);
+    float o[1][HD / 8][4], base[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {{0, 0}}, rescale[1][2], c[1][N][4];
+    uint32_t w[1][N / 2][4], rounded[1][HD / 16][4];
+    fill(o, 0);
+    if (thread == 0) {
+        ptx_mbarrier_init(full, 1);
+        ptx_mbarrier_init_fence();
+    }
+    __syncthreads();
+    for (int j = 0; j < end; j += KEYS) {
+        if (thread == 0) {
+            ptx_mbarrier_arrive_expect(full, (2 * KEYS + (j ? 0 : QUERIES)) * HD * (int)sizeof(bf16));
+            if (!j) hopper_load<HD>(qs, &h.q, full, QUERIES, p.h, t0, p.b);
+            hopper_load<HD>(ks, &h.k, full, KEYS, p.kv, j, p.b);
+            hopper_load<HD>(vs, &h.v, full, KEYS, p.kv, j, p.b);
+        }
+        ptx_mbarrier_wait(full, j / KEYS % 2);
+        wgmma_scores<HD>(c, qs, QUERIES, ks, KEYS);
+        wgmma_finish<0>(c);
+        mma_mask<0>(c, s, t0 + warp * 16, j);
+        softmax_weights(c, rescale, base, sum, h.call.scale2);
+        rescale_rows(o, rescale);
+        mma_pack(w, c, 1);
+        wgmma_weighted<HD>(o, w, vs);
+        wgmma_finish<0>(o);
+        __syncthreads(); // no warp reads keys and values any more
+    }
+    forward_finish<HD>(h.call, p, t0 + warp * 16, thread % 32, o, base, sum);
+    mma_pack(rounded, o, 1);
+    hopper_write<HD>(&h.out, qs, QUERIES, rounded, 0, p.h, t0, p.b); // in place of the queries
+    if (thread == 0) ptx_tma_store_wait_read<0>();
+#endif
+}
+template <int HD> static void forward_wgmma_launch(Case *c, const AttentionShape *s) {
+    OpStream *on = c->on;
+    HopperCall h = ZERO;
+    h.call = attention_call(s, X("q"), X("k"), X("v"), NULL);
+    h.call.lse = F("lse");
+    h.q = hopper_map(on, X("q"), s, s->Tq, s->NH, s->q_stride, 64);
+    h.k = hopper_map(on, X("k"), s, s->Tk, s->NKV, s->k_stride, 128);
+    h.v = hopper_map(on, X("v"), s, s->Tk, s->NKV, s->v_stride, 128);
+    h.out = hopper_map(on, X("out"), s, s->Tq, s->NH, s->o_stride, 64);
+    ATTENTION_KERNEL(wgmma_kernel<HD>, attention_blocks(s, s->NH, s->Tq, 64), 128,
+                     (64 + 2 * 128) * HD * sizeof(bf16) + PANEL_SLACK, h);
+}
+static void forward_one_warpgroup(Case *c) {
     AttentionShape s = shape_of(c);
-    const floatX *q = X("q"), *k = X("k"), *v = X("v");
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *scores = (float *)scratch(c->dev, "scores", (size_t)s.Tq * (size_t)s.Tk * sizeof(float)),
-          *sums = (float *)scratch(c->dev, "a row", (size_t)s.HD * sizeof(float));
-    for (int64_t b = 0; b < s.B; b++)
-        for (int64_t h = 0; h < s.NH; h++) {
-            for (int64_t t = 0; t < s.Tq; t++)
-                for (int64_t j = 0; j < s.Tk; j++)
-                    scores[t * s.Tk + j] =
-                        j < keys_seen(&s, t)
-                            ? dot(q + q_at(&s, b, t, h), k + k_at(&s, b, j, h), s.HD) / sqrtf((float)s.HD)
-                            : -INFINITY;
-            for (int64_t t = 0; t < s.Tq; t++) {
-                float *row = scores + t * s.Tk, max = -INFINITY, sum = 0;
-                for (int64_t j = 0; j < s.Tk; j++) max = fmaxf(max, row[j]);
-                for (int64_t j = 0; j < s.Tk; j++) {
-                    row[j] = max == -INFINITY ? 0 : expf(row[j] - max);
-                    sum += row[j];
-                }
-                for (int64_t j = 0; j < s.Tk && sum > 0; j++) row[j] /= sum;
-                F("lse")[l_at(&s, b, t, h)] = max + logf(sum);
-            }
-            for (int64_t t = 0; t < s.Tq; t++) {
-                for (int d = 0; d < s.HD; d++) sums[d] = 0;
-                for (int64_t j = 0; j < s.Tk; j++)
-                    for (int d = 0; d < s.HD; d++) sums[d] += scores[t * s.Tk + j] * to_float(v[k_at(&s, b, j, h) + d]);
-                for (int d = 0; d < s.HD; d++) X("out")[q_at(&s, b, t, h) + d] = from_float(sums[d]);
-            }
-        }
-    arena_release(c->dev, MEM_WORKSPACE, mark);
+    if (s.HD == 64) forward_wgmma_launch<64>(c, &s);
+    else forward_wgmma_launch<128>(c, &s);
 }
-
-static void online_query(Case *c, const Query *i) {
-    const floatX *q = X("q") + i->at, *k = X("k"), *v = X("v");
-    float max = -INFINITY, sum = 0, *o = i->row;
-    for (int64_t j = 0; j < i->seen; j++) {
-        int64_t key = k_at(&i->s, i->b, j, i->h);
-        float score = dot(q, k + key, i->s.HD) * i->scale, rescale = 1;
-        if (score > max) {
-            rescale = expf(max - score);
-            max = score; // the sums so far are relative to the smaller maximum
-        }
-        float p = expf(score - max);
-        sum = sum * rescale + p;
-        for (int d = 0; d < i->s.HD; d++) o[d] = o[d] * rescale + p * to_float(v[key + d]);
-    }
-    for (int d = 0; d < i->s.HD; d++) X("out")[i->at + d] = from_float(sum > 0 ? o[d] / sum : 0);
-    *i->lse = max + logf(sum);
-}
-static void forward_online(Case *c) { each_query(c, online_query); }
-
-/* One step of the online softmax for one row: n scores (a multiple of VL) become exp(scale score - max so far), and
- * out (ld) and sum are rescaled to that max.
- *
- * `pair`, here and below, is the number of matmul operands in a 32-bit word: 1 (one fp32) or 2 (two adjacent bf16).
- * With 2 the exponentials overwrite the scores as bf16. They are half as long, so none overwrites a score that is
- * still to be read. */
-static inline __attribute__((always_inline)) void online_step(float *scores, int64_t n, float scale, float *max,
-                                                              float *sum, float *out, int64_t ld, const int pair) {
-    vfloat m = vsplat(-INFINITY), total = vsplat(0);
-    for (int64_t j = 0; j < n; j += VL) m = vmax(m, vload(scores + j));
-    float largest = fmaxf(*max, vmax_lane(m) * scale),
-          base = largest == -INFINITY ? 0 : largest; // no key seen yet: exp(-inf - 0) = 0
-    for (int64_t j = 0; j < n; j += VL) {
-        vfloat e = vexp(vfma(vload(scores + j), vsplat(scale), vsplat(-base)));
-        if (pair == 2) operand_store(scores, j, e);
-        else vstore(scores + j, e);
-        total += e;
-    }
-    if (largest > *max) {
-        float rescale = exp_float(*max - base);
-        for (int64_t i = 0; i < ld; i += VL) vstore(out + i, vload(out + i) * rescale);
-        *sum *= rescale;
-    }
-    *sum += vsum(total);
-    *max = largest;
-}
-/* Stores a row's out and lse; for a query that sees no key out is 0 and lse -infinity. */
-static void store_row(floatX *out, float *lse, const float *o, float max, float sum, int HD) {
-    for (int d = 0; d < HD; d += VL) store_x(out + d, vload(o + d) * (sum > 0 ? 1 / sum : 0), HD - d);
-    *lse = max + logf(sum);
-}
-
-static void vectors_query(Case *c, const Query *i) {
-    const floatX *q = X("q") + i->at, *k = X("k"), *v = X("v");
-    float max = -INFINITY, sum = 0, scores[FORWARD_KEYS];
-    for (int64_t k0 = 0; k0 < i->seen; k0 += FORWARD_KEYS) {
-        int64_t keys = min_i64(FORWARD_KEYS, i->seen - k0), n = round_up(keys, VL);
-        for (int64_t j = 0; j < n; j++)
-            scores[j] = j < keys ? dot_vectors(q, k + k_at(&i->s, i->b, k0 + j, i->h), i->s.HD) : -INFINITY;
-        online_step(scores, n, i->scale, &max, &sum, i->row, round_up(i->s.HD, VL), 1);
-        for (int64_t j = 0; j < keys; j++)
-            axpy_vectors(i->row, scores[j], v + k_at(&i->s, i->b, k0 + j, i->h), i->s.HD);
-    }
-    store_row(X("out") + i->at, i->lse, i->row, max, sum, i->s.HD);
-}
-static void forward_vectors(Case *c) { each_query(c, vectors_query); }
-
-/* The next three functions prepare operands of tile_matmul. This one converts the HD elements of `in` to fp32 and fills
- * out (width) up with zeros. If `in` is NULL, all of out becomes zero. */
-static void widen(float *out, const floatX *in, int HD, int64_t width) {
-    for (int64_t d = 0; d < width; d += VL) vstore(out + d, in && d < HD ? load_x(in + d, HD - d) : vsplat(0));
-}
-/* Transposes `count` rows of HD elements, `stride` elements apart, into panels of NR rows each; missing rows are zeros.
- * pair 1: panels (count / NR rounded up, HD, NR) in fp32.
- * pair 2: panels (count / NR rounded up, HD / 2 rounded up, NR) of words with two adjacent bf16 elements of a row. */
-static inline __attribute__((always_inline)) void transposed(float *panels, const floatX *in, int64_t stride,
-                                                             int64_t count, int HD, const int pair) {
-    for (int64_t j = 0; j < count; j += NR)
-        if (pair == 2) operand_panel(panels + j * blocks_of(HD, 2), in + j * stride, stride, count - j, HD);
-        else pack_panel(panels + j * HD, NR, in + j * stride, stride, 1, count - j, HD);
-}
-/* Copies `count` rows of HD elements, `stride` elements apart, and adds rows of zeros until there are `keys`.
- * pair 1: rows (keys, ld) in fp32.
- * pair 2: rows (keys / 2, ld) of words; row j interleaves the bf16 elements of rows 2j and 2j + 1. */
-static inline __attribute__((always_inline)) void rows_of(float *rows, const floatX *in, int64_t stride, int64_t count,
-                                                          int64_t keys, int HD, int64_t ld, const int pair) {
-    for (int64_t j = 0; j < keys; j += pair)
-        if (pair == 2) operand_rows(rows + j / 2 * ld, in + j * stride, stride, count - j, HD, ld);
-        else widen(rows + j * ld, j < count ? in + j * stride : NULL, HD, ld);
-}
-
-/* `heads` query heads from h0 on share their keys. Their queries are the rows of one matrix: row r is query r / heads
- * of head h0 + r % heads. */
-static inline __attribute__((always_inline)) void forward_tiles(Case *c, int heads, const int pair) {
-    AttentionShape s = shape_of(c);
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    int64_t keys = round_up(s.Tk, NR), depth = blocks_of(s.HD, pair), width = round_up(s.HD, VL),
-            ld = width + VL; // one more vector, so that rows fall into other cache sets
-    float *kt = (float *)scratch(c->dev, "K", (size_t)(keys * depth) * sizeof(float)),
-          *vs = (float *)scratch(c->dev, "V", (size_t)(keys * ld) * sizeof(float));
-    float *qs = (float *)scratch(c->dev, "a strip of q", (size_t)(MR * ld) * sizeof(float)),
-          *os = (float *)scratch(c->dev, "a strip of out", (size_t)(MR * ld) * sizeof(float));
-    float *scores = (float *)scratch(c->dev, "scores", MR * FORWARD_KEYS * sizeof(float));
-    for (int64_t b = 0; b < s.B; b++)
-        for (int64_t h0 = 0; h0 < s.NH; h0 += heads) {
-            transposed(kt, X("k") + k_at(&s, b, 0, h0), s.k_stride, s.Tk, s.HD, pair);
-            rows_of(vs, X("v") + k_at(&s, b, 0, h0), s.v_stride, s.Tk, keys, s.HD, ld, pair);
-            for (int64_t r0 = 0; r0 < (int64_t)s.Tq * heads; r0 += MR) {
-                int64_t rows = min_i64(MR, (int64_t)s.Tq * heads - r0), end = keys_seen(&s, (r0 + rows - 1) / heads);
-                float max[MR], sum[MR];
-                for (int r = 0; r < MR; r++) {
-                    const floatX *q = r < rows ? X("q") + q_at(&s, b, (r0 + r) / heads, h0 + (r0 + r) % heads) : NULL;
-                    if (pair == 2) operand_row(qs + r * ld, q, s.HD, round_up(depth, VL));
-                    else widen(qs + r * ld, q, s.HD, ld);
-                    max[r] = -INFINITY;
-                    sum[r] = 0;
-                }
-                memset(os, 0, (size_t)(MR * ld) * sizeof(float));
-                for (int64_t k0 = 0; k0 < end; k0 += FORWARD_KEYS) {
-                    int64_t n = round_up(min_i64(FORWARD_KEYS, end - k0), VL);
-                    tile_matmul(scores, FORWARD_KEYS, qs, ld, 1, kt + k0 * depth, NR, depth, n, depth, 0, pair);
-                    for (int r = 0; r < rows; r++) {
-                        for (int64_t j = max_i64(0, keys_seen(&s, (r0 + r) / heads) - k0); j < n; j++)
-                            scores[r * FORWARD_KEYS + j] = -INFINITY;
-                        online_step(scores + r * FORWARD_KEYS, n, 1 / sqrtf((float)s.HD), &max[r], &sum[r], os + r * ld,
-                                    ld, pair);
-                    }
-                    tile_matmul(os, ld, scores, FORWARD_KEYS, 1, vs + k0 / pair * ld, ld, 1, width, n / pair, 1, pair);
-                }
-                for (int r = 0; r < rows; r++) {
-                    int64_t t = (r0 + r) / heads, h = h0 + (r0 + r) % heads;
-                    store_row(X("out") + q_at(&s, b, t, h), F("lse") + l_at(&s, b, t, h), os + r * ld, max[r], sum[r],
-                              s.HD);
-                }
-            }
-        }
-    arena_release(c->dev, MEM_WORKSPACE, mark);
-}
-static void forward_heads(Case *c) { forward_tiles(c, 1, 1); }
-static void forward_groups(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size[4]), 1); }
-
-#ifdef HAVE_PAIRS
-static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size[4]), 2); }
-#define FORWARD_PAIRS                                                                                                  \
-    {"6 pairs of bf16",                                                                                                \
-     "Q and K stay bf16 and probabilities are rounded to it: one instruction multiplies two of them. For sums over "   \
-     "keys, two rows of V are interleaved.",                                                                           \
-     forward_pairs},
-#define AND_PAIRS ", pairs of bf16"
-#else
-#define FORWARD_PAIRS
-#define AND_PAIRS ""
+static void forward_wgmma(Case *c) { run_by(c, forward_one_warpgroup, 1, 0); }
 #endif
 
 static const Version forward_versions[] = {
-    {"1 three ops",
-     "Scores, softmax, weighted sum, with all T x T scores of a head each time, although the mask drops almost half of "
-     "them.",
-     forward_three_ops},
-    {"2 online softmax",
-     "Key by key with the largest score so far; when it grows, the sums so far are rescaled. There is no T x T tensor, "
-     "and masked keys cost nothing.",
-     forward_online},
-    {"3 vectors",
-     "A block of keys at a time, so one rescaling per block, and exponentials and dot products by vectors. But each "
-     "score is a sum over a vector's lanes, which costs more than its multiplications.",
-     forward_vectors},
-    {"4 a tile in registers",
-     "K is transposed once per head, so that lanes are keys and no sum crosses lanes; several queries share each load "
-     "of K and V.",
-     forward_heads},
-    {"5 grouped heads",
-     "The query heads of one key/value head are rows of the same tiles: K and V are converted and transposed once for "
-     "all of them. (With one head per group, as in bench-8m, nothing changes.)",
-     forward_groups},
-    FORWARD_PAIRS{
-        "in use: threads",
-        "Blocks of rows divided over threads, those that see most keys first, and a few heads at a time, so "
-        "that their K and V stay in the cache. The softmax of a tile computes all rows' maxima first, so that "
-        "no row waits for another's sum over lanes. Rows of K and V are prefetched.",
-        forward_in_use},
-    END_OF_VERSIONS};
+    {"1 three kernels",
+     "Scores, softmax, weighted sum, a thread per element (softmax: a warp per row): T x T numbers are written "
+     "twice and read four times.",
+     forward_three_kernels},
+    {"2 tiles, online softmax",
+     "Tiles of 32 queries by 32 keys in shared memory; four threads keep a query's largest score, sum and output in "
+     "registers. Scores are never stored, and tiles that the mask hides are skipped.",
+     forward_tiles},
+#ifdef PRECISION_BF16
+    {"3 mma.sync",
+     "Both matmuls run on tensor cores. The probabilities stay in registers from one to the other, and the next keys "
+     "are loaded meanwhile.",
+     forward_mma},
+    {"4 wgmma",
+     "Four warps multiply 64 queries by tiles in shared memory, which TMA has loaded: no operand but the probabilities "
+     "passes through registers. Each step waits for the one before it.",
+     forward_wgmma},
+    {"5 producer, two consumers",
+     "A warp loads tiles ahead, and two warpgroups take turns: one computes exponentials while the tensor cores work "
+     "for the other. A block computes several tiles, so that its next loads overlap with its output.",
+     forward_producer},
 #endif
+    {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
+     forward_in_use},
+    END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
-// backward (Dao et al. 2022, appendix B.2). With P = exp(S - lse) and D = rowsum(dout out), which is rowsum(P dP):
-//   dV = P^T dO,  dP = dO V^T,  dS = P (dP - D),  dQ = dS K / sqrt(HD),  dK = dS^T Q / sqrt(HD)
-// The code multiplies dS by 1 / sqrt(HD) at once: its `ds` is dS / sqrt(HD).
+// backward, naive: P and dS (B, NH, Tq, Tk) in memory, then one thread per element of dq, dk and dv
 
-static void backward_case(Case *c) {
+static __global__ void __launch_bounds__(256)
+    p_and_ds_kernel(float *P, float *dS, const floatX *q, const floatX *k, const floatX *v, const floatX *out,
+                    const floatX *dout, const float *lse, AttentionShape s) {
+    int64_t i = thread_number(), j = i % s.Tk, t = i / s.Tk % s.Tq, h = i / s.Tk / s.Tq % s.NH,
+            b = i / s.Tk / s.Tq / s.NH, at = q_at(&s, b, t, h), key = k_at(&s, b, j, h);
+    float score = 0, dp = 0, D = 0, scale = 1 / sqrtf((float)s.HD);
+    if (b >= s.B) return;
+    int sees = j < keys_seen(&s, t);
+    for (int d = 0; d < s.HD && sees; d++) {
+        float g = to_float(dout[at + d]);
+        score += to_float(q[at + d]) * to_float(k[key + d]);
+        dp += g * to_float(v[key + d]);
+        D += g * to_float(out[at + d]);
+    }
+    float p = sees ? expf(score * scale - lse[l_at(&s, b, t, h)]) : 0;
+    P[i] = p;
+    dS[i] = p * (dp - D) * scale;
+}
+static __global__ void __launch_bounds__(256)
+    dq_kernel(floatX *dq, const float *dS, const floatX *k, AttentionShape s) {
+    int64_t i = thread_number(), d = i % s.HD, h = i / s.HD % s.NH, t = i / s.HD / s.NH % s.Tq,
+            b = i / s.HD / s.NH / s.Tq;
+    if (b >= s.B) return;
+    float sum = 0;
+    for (int64_t j = 0; j < keys_seen(&s, t); j++)
+        sum += dS[l_at(&s, b, t, h) * s.Tk + j] * to_float(k[k_at(&s, b, j, h) + d]);
+    dq[i] = from_float(sum);
+}
+static __global__ void __launch_bounds__(256) dk_dv_kernel(floatX *dk, floatX *dv, const float *P, const float *dS,
+                                                           const floatX *q, const floatX *dout, AttentionShape s) {
+    int64_t i = thread_number(), d = i % s.HD, kv = i / s.HD % s.NKV, j = i / s.HD / s.NKV % s.Tk,
+            b = i / s.HD / s.NKV / s.Tk, G = s.NH / s.NKV;
+    if (b >= s.B) return;
+    float to_k = 0, to_v = 0;
+    for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
+        int64_t t = first_query(&s, (int)j), at = l_at(&s, b, t, h) * s.Tk + j, row = q_at(&s, b, t, h) + d;
+        for (; t < s.Tq; t++, at += s.Tk, row += s.NH * s.HD) {
+            to_k += dS[at] * to_float(q[row]);
+            to_v += P[at] * to_float(dout[row]);
+        }
+    }
+    dk[i] = from_float(to_k);
+    dv[i] = from_float(to_v);
+}
+static void backward_naive(Case *c) {
     AttentionShape s = shape_of(c);
-    static const char *const of_queries[] = {"q", "dout", "out"}, *const of_keys[] = {"k", "v"};
-    for (int i = 0; i < 3; i++) reads(c, of_queries[i], IN_X, s.B * s.Tq, s.NH * s.HD, 1);
-    for (int i = 0; i < 2; i++) reads(c, of_keys[i], IN_X, s.B * s.Tk, s.NKV * s.HD, 1);
-    reads(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1, 1);
-    writes(c, "dq", IN_X, s.B * s.Tq, s.NH * s.HD);
-    for (int i = 0; i < 2; i++) writes(c, i == 0 ? "dk" : "dv", IN_X, s.B * s.Tk, s.NKV * s.HD);
-    c->flops = c->matmul_flops = 10.0 * s.HD * attention_pairs(&s);
-    // besides the exponential: one FMA that scales and subtracts lse, dP - D, and the multiplication by P
-    c->slots = (EXP_SLOTS + 3) * attention_pairs(&s);
-    if (FLOATX == DTYPE_BF16) {
-        c->bound = 6e-3;
-        c->row_bound = 16e-3; // P and dS are rounded too, as operands of bf16 matmuls
+    int64_t scores = (int64_t)s.B * s.NH * s.Tq * s.Tk;
+    float *P = (float *)page_scratch(c, (size_t)scores * sizeof(float)),
+          *dS = (float *)page_scratch(c, (size_t)scores * sizeof(float));
+    KERNEL(c->on, p_and_ds_kernel, blocks_for(scores, 256), 256, 0, P, dS, X("q"), X("k"), X("v"), X("out"), X("dout"),
+           F("lse"), s);
+    KERNEL(c->on, dq_kernel, blocks_for((int64_t)s.B * s.Tq * s.NH * s.HD, 256), 256, 0, X("dq"), dS, X("k"), s);
+    KERNEL(c->on, dk_dv_kernel, blocks_for((int64_t)s.B * s.Tk * s.NKV * s.HD, 256), 256, 0, X("dk"), X("dv"), P, dS,
+           X("q"), X("dout"), s);
+}
+
+// ---------------------------------------------------------------------------
+// backward, tiles. A block owns 32 queries and goes through the keys for dq, or 32 keys and goes through the queries of
+// the heads that share them, for dk and dv: only the owner of a row adds to it. Both compute P and dS.
+
+/* Computes P and dS of 32 x 32 pairs, one team per query, into ps and ds (TILE, TILE + 1). seen: how many keys of the
+ * tile, from its first on, the team's query sees. */
+static __device__ void tile_p_and_ds(float *ps, float *ds, const float *qs, const float *dos, const float *ks,
+                                     const float *vs, int64_t seen, float lse, float D, int HD) {
+    int row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, width = HD + 1;
+    float scale = 1 / sqrtf((float)HD);
+    for (int j = part; j < TILE; j += TEAM) {
+        float p = j < seen ? expf(dot_of(qs + row * width, ks + j * width, HD) * scale - lse) : 0;
+        ps[row * (TILE + 1) + j] = p;
+        ds[row * (TILE + 1) + j] = j < seen ? p * (dot_of(dos + row * width, vs + j * width, HD) - D) * scale : 0;
     }
 }
-
-static void backward_prepare(Case *c) { // out and lse of q, k and v
-    AttentionShape s = shape_of(c);
-    case_to_device(c);
-    attention_forward(c->dev, X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
-    case_to_host(c);
-}
-
-/* *p = P and *ds = dS / sqrt(HD) of one query and one key. */
-static void pair_definition(Case *c, const AttentionShape *s, int64_t b, int64_t t, int64_t h, int64_t j, double *p,
-                            double *ds) {
-    const double *q = D("q") + q_at(s, b, t, h), *out = D("out") + q_at(s, b, t, h),
-                 *dout = D("dout") + q_at(s, b, t, h);
-    const double *k = D("k") + k_at(s, b, j, h), *v = D("v") + k_at(s, b, j, h);
-    double score = 0, dp = 0, sum = 0;
-    for (int64_t d = 0; d < s->HD; d++) {
-        score += q[d] * k[d] / sqrt(s->HD);
-        dp += dout[d] * v[d];
-        sum += dout[d] * out[d];
-    }
-    *p = exp(score - D("lse")[l_at(s, b, t, h)]);
-    *ds = *p * (dp - sum) / sqrt(s->HD);
-}
-
-static void backward_definition(Case *c) {
-    AttentionShape s = shape_of(c);
-    double *dq = R("dq"), *dk = R("dk"), *dv = R("dv"), p, ds, pair_flops = 10.0 * (double)s.HD * (double)s.NH;
-    for (int64_t n = 0; n < s.B * s.Tq; n++) {
-        int64_t b = n / s.Tq, t = n % s.Tq;
-        if (!wanted(c, n, s.B * s.Tq, pair_flops * (double)s.Tk)) continue;
-        for (int64_t i = 0; i < s.NH * s.HD; i++) dq[n * s.NH * s.HD + i] = 0;
-        for (int64_t h = 0; h < s.NH; h++)
-            for (int64_t j = 0; j < keys_seen(&s, t); j++) {
-                pair_definition(c, &s, b, t, h, j, &p, &ds);
-                for (int64_t d = 0; d < s.HD; d++) dq[q_at(&s, b, t, h) + d] += ds * D("k")[k_at(&s, b, j, h) + d];
-            }
-    }
-    for (int64_t n = 0; n < s.B * s.Tk; n++) {
-        int64_t b = n / s.Tk, j = n % s.Tk;
-        if (!wanted(c, n, s.B * s.Tk, pair_flops * (double)s.Tq)) continue;
-        for (int64_t i = 0; i < s.NKV * s.HD; i++) dk[n * s.NKV * s.HD + i] = dv[n * s.NKV * s.HD + i] = 0;
-        for (int64_t h = 0; h < s.NH; h++)
-            for (int64_t t = 0; t < s.Tq; t++) {
-                if (j >= keys_seen(&s, t)) continue;
-                pair_definition(c, &s, b, t, h, j, &p, &ds);
-                for (int64_t d = 0; d < s.HD; d++) {
-                    dk[k_at(&s, b, j, h) + d] += ds * D("q")[q_at(&s, b, t, h) + d];
-                    dv[k_at(&s, b, j, h) + d] += p * D("dout")[q_at(&s, b, t, h) + d];
-                }
-            }
-    }
-}
-
-static void backward_in_use(Case *c) {
-    AttentionShape s = shape_of(c);
-    attention_backward(c->dev, X("dq"), X("dk"), X("dv"), X("dout"), X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
-}
-
-#ifndef USE_CUDA
-static void backward_five_matmuls(Case *c) {
-    AttentionShape s = shape_of(c);
-    const floatX *q = X("q"), *k = X("k"), *v = X("v"), *dout = X("dout");
-    int64_t count = (int64_t)s.B * s.Tk * s.NKV * s.HD;
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE), square = (size_t)s.Tq * (size_t)s.Tk * sizeof(float),
-           bytes = (size_t)count * sizeof(float);
-    float *P = (float *)scratch(c->dev, "P", square), *dS = (float *)scratch(c->dev, "dS", square),
-          *dq = (float *)scratch(c->dev, "a row", (size_t)s.HD * sizeof(float));
-    float *dk = (float *)memset(scratch(c->dev, "dk", bytes), 0, bytes),
-          *dv = (float *)memset(scratch(c->dev, "dv", bytes), 0, bytes), scale = 1 / sqrtf((float)s.HD);
-    for (int64_t b = 0; b < s.B; b++)
-        for (int64_t h = 0; h < s.NH; h++) {
-            for (int64_t t = 0; t < s.Tq; t++) {
-                float sum = 0;
-                for (int64_t j = 0; j < s.Tk; j++) {
-                    float score = j < keys_seen(&s, t) ? dot(q + q_at(&s, b, t, h), k + k_at(&s, b, j, h), s.HD) * scale
-                                                       : -INFINITY;
-                    P[t * s.Tk + j] = score == -INFINITY ? 0 : expf(score - F("lse")[l_at(&s, b, t, h)]);
-                    dS[t * s.Tk + j] = dot(dout + q_at(&s, b, t, h), v + k_at(&s, b, j, h), s.HD);
-                    sum += P[t * s.Tk + j] * dS[t * s.Tk + j];
-                }
-                for (int64_t j = 0; j < s.Tk; j++)
-                    dS[t * s.Tk + j] = P[t * s.Tk + j] * (dS[t * s.Tk + j] - sum) * scale;
-            }
-            for (int64_t j = 0; j < s.Tk; j++)
-                for (int64_t t = 0; t < s.Tq; t++) {
-                    axpy(dv + k_at(&s, b, j, h), P[t * s.Tk + j], dout + q_at(&s, b, t, h), s.HD);
-                    axpy(dk + k_at(&s, b, j, h), dS[t * s.Tk + j], q + q_at(&s, b, t, h), s.HD);
-                }
-            for (int64_t t = 0; t < s.Tq; t++) {
-                memset(dq, 0, (size_t)s.HD * sizeof(float));
-                for (int64_t j = 0; j < s.Tk; j++) axpy(dq, dS[t * s.Tk + j], k + k_at(&s, b, j, h), s.HD);
-                for (int d = 0; d < s.HD; d++) X("dq")[q_at(&s, b, t, h) + d] = from_float(dq[d]);
+static __global__ void __launch_bounds__(TILE *TEAM)
+    tiles_backward_kernel(floatX *dq, floatX *dk, floatX *dv, const floatX *q, const floatX *k, const floatX *v,
+                          const floatX *out, const floatX *dout, const float *lse, int of_keys, AttentionShape s) {
+    DYN_SHARED(float, qs);
+    int width = s.HD + 1, row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, heads = of_keys ? s.NH / s.NKV : 1;
+    float *dos = qs + TILE * width, *ks = dos + TILE * width, *vs = ks + TILE * width, *ps = vs + TILE * width,
+          *ds = ps + TILE * (TILE + 1), one[MOST] = {}, two[MOST] = {};
+    int64_t own = of_keys ? s.Tk : s.Tq, tiles = blocks_of(own, TILE), first = blockIdx.x % tiles * TILE,
+            h0 = blockIdx.x / tiles % (s.NH / heads) * heads, b = blockIdx.x / tiles / (s.NH / heads);
+    for (int64_t h = h0; h < h0 + heads; h++)
+        for (int64_t other = 0; other < (of_keys ? s.Tq : s.Tk); other += TILE) {
+            int64_t t0 = of_keys ? other : first, j0 = of_keys ? first : other, t = t0 + row, at = q_at(&s, b, t, h);
+            if (keys_seen(&s, min_i64(s.Tq, t0 + TILE) - 1) <= j0)
+                continue; // no query of the tile sees a key of it; the same for all threads
+            __syncthreads();
+            tile_rows(qs, q + q_at(&s, b, 0, h), s.q_stride, t0, s.Tq, s.HD);
+            tile_rows(dos, dout + q_at(&s, b, 0, h), s.o_stride, t0, s.Tq, s.HD);
+            tile_rows(ks, k + k_at(&s, b, 0, h), s.k_stride, j0, s.Tk, s.HD);
+            tile_rows(vs, v + k_at(&s, b, 0, h), s.v_stride, j0, s.Tk, s.HD);
+            __syncthreads();
+            float D = 0;
+            for (int d = part; d < s.HD && t < s.Tq; d += TEAM) D += dos[row * width + d] * to_float(out[at + d]);
+            tile_p_and_ds(ps, ds, qs, dos, ks, vs, t < s.Tq ? keys_seen(&s, t) - j0 : 0,
+                          t < s.Tq ? lse[l_at(&s, b, t, h)] : 0, team_sum(D), s.HD);
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < MOST; i++) { // elements part, part + 4, … of the team's row: of dq, or of dk and dv
+                int d = part + TEAM * i;
+                if (d >= s.HD) break;
+                for (int x = 0; x < TILE; x++)
+                    if (of_keys) {
+                        one[i] += ds[x * (TILE + 1) + row] * qs[x * width + d];
+                        two[i] += ps[x * (TILE + 1) + row] * dos[x * width + d];
+                    } else one[i] += ds[row * (TILE + 1) + x] * ks[x * width + d];
             }
         }
-    for (int64_t n = 0; n < count; n++) {
-        X("dk")[n] = from_float(dk[n]);
-        X("dv")[n] = from_float(dv[n]);
-    }
-    arena_release(c->dev, MEM_WORKSPACE, mark);
-}
-
-static void rows_query(Case *c, const Query *i) {
-    const floatX *q = X("q") + i->at, *dout = X("dout") + i->at, *k = X("k"), *v = X("v");
-    int HD = i->s.HD;
-    float sum = dot(dout, X("out") + i->at, HD);
-    for (int64_t j = 0; j < i->seen; j++) {
-        int64_t key = k_at(&i->s, i->b, j, i->h);
-        float p = expf(dot(q, k + key, HD) * i->scale - *i->lse), ds = p * (dot(dout, v + key, HD) - sum) * i->scale;
-        axpy(i->dv + key, p, dout, HD);
-        axpy(i->dk + key, ds, q, HD);
-        axpy(i->row, ds, k + key, HD);
-    }
-    for (int d = 0; d < HD; d++) X("dq")[i->at + d] = from_float(i->row[d]);
-}
-static void backward_by_rows(Case *c) { each_query(c, rows_query); }
-
-/* In place, for n keys of one row (n: a multiple of VL): the scores q k^T in p become P, and dP in ds becomes
- * dS * scale. scale is 1 / sqrt(HD). */
-static inline void p_and_ds(float *p, float *ds, int64_t n, float scale, float lse, float sum) {
-    float base = lse == -INFINITY ? 0 : lse; // no key seen: exp(-inf - 0) = 0
-    for (int64_t j = 0; j < n; j += VL) {
-        vfloat e = vexp(vfma(vload(p + j), vsplat(scale), vsplat(-base)));
-        vstore(ds + j, e * ((vload(ds + j) - sum) * scale));
-        vstore(p + j, e);
+    if (first + row >= own) return;
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        int d = part + TEAM * i;
+        if (d >= s.HD) break;
+        if (of_keys) {
+            dk[k_at(&s, b, first + row, h0) + d] = from_float(one[i]);
+            dv[k_at(&s, b, first + row, h0) + d] = from_float(two[i]);
+        } else dq[q_at(&s, b, first + row, h0) + d] = from_float(one[i]);
     }
 }
-
-static void vectors_backward_query(Case *c, const Query *i) {
-    const floatX *q = X("q") + i->at, *dout = X("dout") + i->at, *k = X("k"), *v = X("v");
-    int HD = i->s.HD;
-    float sum = dot_vectors(dout, X("out") + i->at, HD), p[BACKWARD_KEYS], ds[BACKWARD_KEYS];
-    for (int64_t k0 = 0; k0 < i->seen; k0 += BACKWARD_KEYS) {
-        int64_t keys = min_i64(BACKWARD_KEYS, i->seen - k0);
-        for (int64_t j = 0; j < round_up(keys, VL); j++) {
-            int64_t key = k_at(&i->s, i->b, k0 + j, i->h);
-            p[j] = j < keys ? dot_vectors(q, k + key, HD) : -INFINITY;
-            ds[j] = j < keys ? dot_vectors(dout, v + key, HD) : 0;
-        }
-        p_and_ds(p, ds, round_up(keys, VL), i->scale, *i->lse, sum);
-        for (int64_t j = 0; j < keys; j++) {
-            int64_t key = k_at(&i->s, i->b, k0 + j, i->h);
-            axpy_vectors(i->dv + key, p[j], dout, HD);
-            axpy_vectors(i->dk + key, ds[j], q, HD);
-            axpy_vectors(i->row, ds[j], k + key, HD);
-        }
-    }
-    for (int d = 0; d < HD; d += VL) store_x(X("dq") + i->at + d, vload(i->row + d), HD - d);
-}
-static void backward_vectors(Case *c) { each_query(c, vectors_backward_query); }
-
-/* What tiles of BACKWARD_ROWS rows and BACKWARD_KEYS keys need of a key/value head and of a block of rows. Rows are as
- * in forward_tiles: row i is query i / heads of head h0 + i % heads. */
-typedef struct {
-    AttentionShape s;
-    int64_t heads, b, h0, ld; // ld: floats from one row of HD to the next
-    float *kt, *vt;           // (keys / NR, HD, NR) panels: K and V transposed; keys: Tk rounded up to NR
-    float *ks, *dk, *dv;      // (keys, ld) K, dK and dV of the key/value head
-    int64_t r0, rows, padded; // the block's first row; padded: rows, a multiple of MR
-    float *q, *dout, *dq;     // (BACKWARD_ROWS, ld)
-    float *p, *ds;            // (BACKWARD_ROWS, BACKWARD_KEYS)
-    float lse[BACKWARD_ROWS], sum[BACKWARD_ROWS];
-} BackwardTiles;
-
-static int64_t backward_q_at(const BackwardTiles *t, int64_t r) { // of row r of the block
-    return q_at(&t->s, t->b, (t->r0 + r) / t->heads, t->h0 + (t->r0 + r) % t->heads);
-}
-
-static void backward_load_rows(Case *c, BackwardTiles *t) {
-    for (int64_t r = 0; r < t->padded; r++) {
-        int64_t i = t->r0 + r, at = backward_q_at(t, r);
-        int inside = r < t->rows;
-        widen(t->q + r * t->ld, inside ? X("q") + at : NULL, t->s.HD, t->ld);
-        widen(t->dout + r * t->ld, inside ? X("dout") + at : NULL, t->s.HD, t->ld);
-        t->sum[r] = inside ? dot_vectors(X("dout") + at, X("out") + at, t->s.HD) : 0;
-        t->lse[r] = inside ? F("lse")[l_at(&t->s, t->b, i / t->heads, t->h0 + i % t->heads)] : -INFINITY;
-    }
-}
-
-/* Adds to dQ, dK and dV what the block's rows and keys [k0, k0 + n) contribute. */
-static void backward_tile(BackwardTiles *t, int64_t k0, int64_t n) {
-    int64_t HD = t->s.HD, ld = t->ld, width = round_up(HD, VL);
-    for (int64_t r = 0; r < t->padded; r += MR) {
-        float *pr = t->p + r * BACKWARD_KEYS, *dsr = t->ds + r * BACKWARD_KEYS;
-        tile_matmul(pr, BACKWARD_KEYS, t->q + r * ld, ld, 1, t->kt + k0 * HD, NR, HD, n, HD, 0, 1);
-        tile_matmul(dsr, BACKWARD_KEYS, t->dout + r * ld, ld, 1, t->vt + k0 * HD, NR, HD, n, HD, 0, 1);
-        for (int64_t x = 0; x < MR; x++) {
-            int64_t seen = r + x < t->rows ? max_i64(0, keys_seen(&t->s, (t->r0 + r + x) / t->heads) - k0) : 0;
-            for (int64_t j = seen; j < n; j++) pr[x * BACKWARD_KEYS + j] = -INFINITY;
-            p_and_ds(pr + x * BACKWARD_KEYS, dsr + x * BACKWARD_KEYS, n, 1 / sqrtf((float)HD), t->lse[r + x],
-                     t->sum[r + x]);
-        }
-        tile_matmul(t->dq + r * ld, ld, dsr, BACKWARD_KEYS, 1, t->ks + k0 * ld, ld, 1, width, n, 1, 1);
-    }
-    for (int64_t j = 0; j < n; j += MR) {
-        float *dv = t->dv + (k0 + j) * ld, *dk = t->dk + (k0 + j) * ld;
-        tile_matmul(dv, ld, t->p + j, 1, BACKWARD_KEYS, t->dout, ld, 1, width, t->padded, 1, 1);
-        tile_matmul(dk, ld, t->ds + j, 1, BACKWARD_KEYS, t->q, ld, 1, width, t->padded, 1, 1);
-    }
-}
-
-static void backward_store_row(floatX *to, const float *from, int64_t HD) {
-    for (int64_t d = 0; d < HD; d += VL) store_x(to + d, vload(from + d), HD - d);
-}
-
-static void backward_tiles(Case *c, int heads) {
-    BackwardTiles t;
+static void backward_tiles(Case *c) {
     AttentionShape s = shape_of(c);
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    int64_t keys = round_up(s.Tk, NR), ld = round_up(s.HD, VL) + VL, G = s.NH / s.NKV, all = (int64_t)s.Tq * heads;
-    size_t wide = (size_t)(keys * ld) * sizeof(float), block = (size_t)(BACKWARD_ROWS * ld) * sizeof(float),
-           square = BACKWARD_ROWS * BACKWARD_KEYS * sizeof(float);
-    t.s = s;
-    t.heads = heads;
-    t.ld = ld;
-    t.kt = (float *)scratch(c->dev, "K, transposed", wide);
-    t.vt = (float *)scratch(c->dev, "V, transposed", wide);
-    t.ks = (float *)scratch(c->dev, "K", wide);
-    t.dk = (float *)scratch(c->dev, "dK", wide);
-    t.dv = (float *)scratch(c->dev, "dV", wide);
-    t.p = (float *)scratch(c->dev, "P", square);
-    t.ds = (float *)scratch(c->dev, "dS", square);
-    t.q = (float *)scratch(c->dev, "rows of q", block);
-    t.dout = (float *)scratch(c->dev, "of dout", block);
-    t.dq = (float *)scratch(c->dev, "of dq", block);
-    for (int64_t i = 0; i < s.B * (s.NH / heads); i++) {
-        t.b = i / (s.NH / heads);
-        t.h0 = i % (s.NH / heads) * heads;
-        int64_t at = k_at(&s, t.b, 0, t.h0);
-        transposed(t.kt, X("k") + at, s.k_stride, s.Tk, s.HD, 1);
-        transposed(t.vt, X("v") + at, s.v_stride, s.Tk, s.HD, 1);
-        rows_of(t.ks, X("k") + at, s.k_stride, s.Tk, keys, s.HD, ld, 1);
-        if (t.h0 % G == 0) {
-            memset(t.dk, 0, wide);
-            memset(t.dv, 0, wide);
-        }
-        // The last rows come first. They see the most keys, so each of their probabilities, and what it adds to dK and
-        // dV, is small. A sum loses least to rounding if its small terms are added first.
-        for (t.r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; t.r0 >= 0; t.r0 -= BACKWARD_ROWS) {
-            t.rows = min_i64(BACKWARD_ROWS, all - t.r0);
-            t.padded = round_up(t.rows, MR);
-            int64_t end = keys_seen(&s, (t.r0 + t.rows - 1) / heads);
-            backward_load_rows(c, &t);
-            memset(t.dq, 0, block);
-            for (int64_t k0 = 0; k0 < end; k0 += BACKWARD_KEYS)
-                backward_tile(&t, k0, round_up(min_i64(BACKWARD_KEYS, end - k0), NR));
-            for (int64_t r = 0; r < t.rows; r++)
-                backward_store_row(X("dq") + backward_q_at(&t, r), t.dq + r * ld, s.HD);
-        }
-        for (int64_t j = 0; j < s.Tk && (t.h0 + heads) % G == 0; j++) {
-            backward_store_row(X("dk") + k_at(&s, t.b, j, t.h0), t.dk + j * ld, s.HD);
-            backward_store_row(X("dv") + k_at(&s, t.b, j, t.h0), t.dv + j * ld, s.HD);
-        }
-    }
-    arena_release(c->dev, MEM_WORKSPACE, mark);
+    size_t bytes = tiles_bytes(&s, 4, 2);
+    cuda_check(cudaFuncSetAttribute(tiles_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+               "asking for shared memory");
+    for (int of_keys = 0; of_keys < 2; of_keys++)
+        KERNEL(c->on, tiles_backward_kernel,
+               (unsigned)(of_keys ? blocks_of(s.Tk, TILE) * s.NKV * s.B : blocks_of(s.Tq, TILE) * s.NH * s.B),
+               TILE * TEAM, bytes, X("dq"), X("dk"), X("dv"), X("q"), X("k"), X("v"), X("out"), X("dout"), F("lse"),
+               of_keys, s);
 }
-static void backward_heads(Case *c) { backward_tiles(c, 1); }
-static void backward_groups(Case *c) { backward_tiles(c, (int)(c->size[3] / c->size[4])); }
 
-static void backward_one_thread(Case *c) {
-    int threads = c->dev->threads;
-    c->dev->threads = 1;
-    backward_in_use(c);
-    c->dev->threads = threads;
-}
+#ifdef PRECISION_BF16
+static void backward_mma(Case *c) { run_by(c, backward_in_use, 0, 0); }
+static void backward_wgmma_twice(Case *c) { run_by(c, backward_in_use, 1, 1); }
+static void backward_wgmma(Case *c) { run_by(c, backward_in_use, 1, 0); }
+#endif
 
 static const Version backward_versions[] = {
-    {"1 five matmuls",
-     "P and dS of a head are T x T tensors, whose elements the later matmuls load again; masked pairs are computed "
-     "too.",
-     backward_five_matmuls},
-    {"2 by rows",
-     "P comes from the scores and lse, which forward kept; D comes from dout and out, so dS needs no second pass over "
-     "its row. Pair by pair, and only visible pairs.",
-     backward_by_rows},
-    {"3 vectors",
-     "A block of keys of one row at a time, exponentials and dot products by vectors; dK and dV travel to the cache "
-     "and back for each query.",
-     backward_vectors},
-    {"4 tiles in registers",
-     "Tiles of 128 rows by 128 keys: their P and dS stay in the L1 or L2 cache, and all five matmuls work on tiles in "
-     "registers, those of dK and dV summing over rows.",
-     backward_heads},
-    {"5 grouped heads",
-     "The query heads of one key/value head are rows of the same tiles: K and V are prepared once for all of them, and "
-     "longer sums are added to dK and dV.",
-     backward_groups},
-    {"6 as in use, one thread",
-     "No matmul where no row of a tile sees a key; K and V transposed by vectors" AND_PAIRS ".", backward_one_thread},
-    {"in use: threads",
-     "Blocks of rows divided over threads. Those of one head add to dK and dV in a fixed order, each waiting for its "
-     "turn: the same bits for any number of threads. Rows are prefetched.",
+    {"1 three kernels",
+     "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: of the two T x T tensors, P is "
+     "read once and dS twice.",
+     backward_naive},
+    {"2 tiles, twice",
+     "P and dS are recomputed, 32 x 32 at a time, in shared memory: once by blocks that own queries, for dq, and once "
+     "by blocks that own keys, for dk and dv. Seven matmuls instead of five, but no atomics and the same bits on each "
+     "run.",
+     backward_tiles},
+#ifdef PRECISION_BF16
+    {"3 mma.sync",
+     "On tensor cores. Blocks that own keys compute all five matmuls, and dq is summed in fp32 by atomic additions. "
+     "Where there would be fewer than 256 blocks, the query heads of a group are divided over blocks, whose dk and dv "
+     "are then added.",
+     backward_mma},
+    {"4 wgmma, twice",
+     "As the second step, in a fixed order of additions, but by wgmma on tiles that a producer warp loads by TMA. P "
+     "and dS are the left operands of the next matmuls, from registers.",
+     backward_wgmma_twice},
+    {"5 wgmma",
+     "Five matmuls: dS goes to shared memory, where both consumers read it as the transposed operand of dQ, which is "
+     "summed by atomic additions of 16 bytes while dK is computed.",
+     backward_wgmma},
+#endif
+    {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
      backward_in_use},
     END_OF_VERSIONS};
-#endif
 
-// ---------------------------------------------------------------------------
-// the page
+static void attention_page_open(OpStream *on) {
+    const char *missing = attention_open(on, (int *)page_alloc(sizeof(int)));
+    if (missing) fprintf(stderr, "note: the kernels for Hopper cannot run: %s\n", missing);
+    page_matmul_open(on);
+}
 
-#ifdef USE_CUDA
-#include "attention.cuh" // defines: forward_versions, backward_versions
-#endif
-
-// B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
-#define SIZES                                                                                                          \
-    {                                                                                                                  \
-        {"odd", {2, 133, 301, 6, 2, 50, 60, 65, 108}},                                                                 \
-            FOR_CPU({"bench-8m", {8, 256, 256, 6, 6, 48}}, {"bench-125m", {2, 512, 512, 12, 4, 64}},                   \
-                    {"1B layer", {1, 1024, 1024, 32, 8, 64}}, {"long", {1, 4096, 4096, 4, 1, 64}},                     \
-                    {"long, 1 of 2 ranks", {1, 2048, 4096, 4, 1, 64, 0, 1024, 2048}})                                  \
-                FOR_GPU({"tiles", {1, 200, 200, 4, 1, 128}}, {"1B layer", {1, 8192, 8192, 32, 8, 64}},                 \
-                        {"8B layer", {1, 8192, 8192, 32, 8, 128}})                                                     \
-    }
-
-static const Op forward = {"attention_forward", forward_case, NULL, forward_definition, forward_versions, SIZES};
-
-static const Op backward = {"attention_backward", backward_case,     backward_prepare,
-                            backward_definition,  backward_versions, SIZES};
-
-PAGE(&forward, &backward)
+PAGE_THAT_OPENS(attention_page_open, {&forward, forward_versions}, {&backward, backward_versions})

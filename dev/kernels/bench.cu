@@ -114,7 +114,8 @@ static void print_measured(const char *model, const Trainer *trainer, Measured *
     double flops =
         ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
     double step = median_of(m->steps, m->rounds), matmul = median_of(m->matmuls, m->rounds);
-    printf("%s, %s, %d threads, %d rounds, medians\n", model, PRECISION_NAME, trainer->parallel.dev.threads, m->rounds);
+    printf("%s, %s, %d threads, %d rounds, medians\n", model, PRECISION_NAME, trainer->parallel.dev.on.threads,
+           m->rounds);
     printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of matmuls\n", 1e3 * step, run->batch * run->seq / step,
            flops / step / 1e9);
     printf("  matmuls   %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * matmul, flops / matmul / 1e9);

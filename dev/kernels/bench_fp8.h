@@ -84,8 +84,9 @@ static void fp8_cast(Device *dev, const Fp8Tensor *t, int with_transposed) {
     int64_t count = t->rows * t->cols;
     dim3 tiles((unsigned)(t->cols / FP8_TILE), (unsigned)(t->rows / FP8_TILE));
     device_zero(dev, t->amax, sizeof *t->amax);
-    KERNEL(dev, fp8_amax_kernel, filling_grid(dev, blocks_of(count, BLOCK * 8)), BLOCK, 0, t->amax, t->x, count);
-    KERNEL(dev, fp8_cast_kernel, tiles, BLOCK, 0, *t, with_transposed);
+    KERNEL(&dev->on, fp8_amax_kernel, filling_grid(&dev->on, blocks_of(count, BLOCK * 8)), BLOCK, 0, t->amax, t->x,
+           count);
+    KERNEL(&dev->on, fp8_cast_kernel, tiles, BLOCK, 0, *t, with_transposed);
 }
 
 template <class T> static T fp8_read(Bench *b, const T *p) {
@@ -136,11 +137,11 @@ static CudaMatmulEntry fp8_describe(Bench *b, const Fp8Matmul *m, int8_t fast) {
         if (!bad) bad = cublasLtMatmulDescSetAttribute(entry.desc, scale_of[i], &inverse, sizeof inverse);
     }
     cublas_check(bad, "describing a matmul in fp8");
-    matmul_propose(b->dev.cuda_matmuls, &entry);
+    matmul_propose(b->dev.on.matmuls, &entry);
     return entry;
 }
 static void fp8_matmul(Bench *b, CudaMatmulEntry *entry, const Fp8Matmul *m) {
-    if (!cublas_matmul(&b->dev, entry, m->c, (const floatX *)m->a_q, (const floatX *)m->b_q))
+    if (!cublas_matmul(&b->dev.on, entry, m->c, (const floatX *)m->a_q, (const floatX *)m->b_q))
         run_failure("bench_gpu.cu: cuBLASLt has no such matmul in fp8");
 }
 

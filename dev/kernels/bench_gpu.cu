@@ -54,9 +54,9 @@ static void time_calls(Device *dev, double *seconds, int calls, Run run, Prepare
     for (int i = -WARM_CALLS; i < calls; i++) {
         int set = i + WARM_CALLS;
         prepare(set);
-        if (i >= 0) cuda_check(cudaEventRecord(call_start[i], dev->stream), "recording an event");
+        if (i >= 0) cuda_check(cudaEventRecord(call_start[i], dev->on.stream), "recording an event");
         run(set);
-        if (i >= 0) cuda_check(cudaEventRecord(call_end[i], dev->stream), "recording an event");
+        if (i >= 0) cuda_check(cudaEventRecord(call_end[i], dev->on.stream), "recording an event");
     }
     device_synchronize(dev);
     for (int i = 0; i < calls; i++) {
@@ -106,7 +106,7 @@ static void *take(Bench *b, int64_t bytes) {
 static floatX *take_random(Bench *b, int64_t count, float low, float high) {
     floatX *x = (floatX *)take(b, count * (int64_t)sizeof(floatX));
     b->seed += 1ull << 40;
-    KERNEL(&b->dev, random_kernel, grid_of(blocks_of(count, 256)), 256, 0, x, count, b->seed, low, high);
+    KERNEL(&b->dev.on, random_kernel, grid_of(blocks_of(count, 256)), 256, 0, x, count, b->seed, low, high);
     return x;
 }
 static floatX *take_x(Bench *b, int64_t count) { return take_random(b, count, -1, 1); }
@@ -115,7 +115,7 @@ static float *take_floats(Bench *b, int64_t count, float low, float high) { // r
 }
 static int32_t *take_ids(Bench *b, int64_t count, int below) {
     int32_t *ids = (int32_t *)take(b, count * 4);
-    KERNEL(&b->dev, random_ids_kernel, grid_of(blocks_of(count, 256)), 256, 0, ids, count, below);
+    KERNEL(&b->dev.on, random_ids_kernel, grid_of(blocks_of(count, 256)), 256, 0, ids, count, below);
     return ids;
 }
 
@@ -296,7 +296,7 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
             cross_entropy(dev, losses, logits_x(logits[i], V), ids, no_z_loss(), rows, s->V, 1);
         },
         [&](int i) {
-            KERNEL(dev, random_kernel, grid_of(blocks_of(count, 256)), 256, 0, logits[i], count, (uint64_t)i << 40,
+            KERNEL(&dev->on, random_kernel, grid_of(blocks_of(count, 256)), 256, 0, logits[i], count, (uint64_t)i << 40,
                    -1.0f, 1.0f);
         });
 }
@@ -371,10 +371,10 @@ static void attention_row(Bench *b, int HD, int by_wgmma, int deterministic) {
     double forward[MAX_CALLS], backward[MAX_CALLS];
     char what[96];
     const char *by = by_wgmma ? "wgmma" : "mma.sync";
-    b->dev.deterministic = deterministic;
-    b->dev.hopper_attention = by_wgmma;
+    b->dev.on.deterministic = deterministic;
+    b->dev.on.hopper_attention = by_wgmma;
     double flops = attention_seconds(b, HD, 15, forward, backward), f = median(forward, 15), g = median(backward, 15);
-    b->dev.deterministic = 0;
+    b->dev.on.deterministic = 0;
     snprintf(what, sizeof what, "forward, heads of %d, %s", HD, by);
     if (!deterministic) figure("attention", what, f, flops / f / 1e12, flops / f / b->matmul_rate);
     snprintf(what, sizeof what, "backward, heads of %d, %s%s", HD, by, deterministic ? ", deterministic" : "");
@@ -383,14 +383,14 @@ static void attention_row(Bench *b, int HD, int by_wgmma, int deterministic) {
 
 /* By every kind of kernel that this GPU can run. */
 static void attention_rows_of(Bench *b) {
-    int in_use = b->dev.hopper_attention;
+    int in_use = b->dev.on.hopper_attention;
     heading("Attention, 8,192 tokens, 32 heads over 8, causal counted half, backward 2.5 x forward", "TFLOP/s",
             "of the matmul rate");
     for (int HD = 64; HD <= 128; HD += 64)
-        for (int by_wgmma = 0; by_wgmma <= (b->dev.encode_tensor_map != NULL); by_wgmma++)
+        for (int by_wgmma = 0; by_wgmma <= (b->dev.on.encode_tensor_map != NULL); by_wgmma++)
             for (int deterministic = 0; deterministic < 2; deterministic++)
                 attention_row(b, HD, by_wgmma, deterministic);
-    b->dev.hopper_attention = in_use;
+    b->dev.on.hopper_attention = in_use;
 }
 
 static void attention_answers(Bench *b) {
@@ -423,11 +423,11 @@ template <class Run> static void matmul_row(Bench *b, double *sums, const char *
     int calls = b->tiny ? 1 : 5, found, fastest = -1;
     run(0);
     device_synchronize(&b->dev);
-    CudaMatmulEntry *m = b->dev.cuda_matmuls->entries; // the newest: this shape's
+    CudaMatmulEntry *m = b->dev.on.matmuls->entries; // the newest: this shape's
     if (!m || m->now == m->count) run_failure("bench_gpu.cu: cuBLASLt has nothing for %s", what);
     cublasLtMatmulAlgo_t chosen = m->algorithms[m->now];
     double least = INFINITY, times[2][ROUNDS];
-    found = matmul_algorithms(b->dev.cuda_matmuls, m, results, MOST_CANDIDATES);
+    found = matmul_algorithms(b->dev.on.matmuls, m, results, MOST_CANDIDATES);
     m->now = 0;
     m->count = 1;
     for (int i = 0; i < found; i++) {

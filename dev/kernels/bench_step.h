@@ -70,7 +70,7 @@ static void mark_op(void *arg) { // called behind each op
     Marks *m = (Marks *)arg;
     if (m->count == m->most) run_failure("bench_gpu.cu: a step has more than %" PRId64 " ops", m->most);
     m->parts[m->count++] = part_of(m->dev);
-    cuda_check(cudaEventRecord(m->events[m->count], m->dev->stream), "recording an event");
+    cuda_check(cudaEventRecord(m->events[m->count], m->dev->on.stream), "recording an event");
 }
 
 static int64_t calls_of(const Device *dev) {
@@ -96,7 +96,7 @@ static void answer_parts(Trainer *trainer, int64_t step) {
     StepStats s;
     trainer->parallel.dev.poll = mark_op; // collectives use this otherwise; one rank has none
     trainer->parallel.dev.poll_arg = &m;
-    cuda_check(cudaEventRecord(m.events[0], trainer->parallel.dev.stream), "recording an event");
+    cuda_check(cudaEventRecord(m.events[0], trainer->parallel.dev.on.stream), "recording an event");
     double took = timed_step(trainer, step, &s), parts[PARTS] = ZERO, sum = 0;
     trainer->parallel.dev.poll = NULL;
     if (m.count != calls_of(&trainer->parallel.dev) - before)
@@ -120,8 +120,8 @@ static void answer_parts(Trainer *trainer, int64_t step) {
 
 /* `attention wgmma` or `attention mma`: chooses attention's kernels. */
 static void answer_attention(Device *dev, const char *line) {
-    dev->hopper_attention = strstr(line, "wgmma") && dev->encode_tensor_map;
-    printf("{\"attention\":\"%s\"}\n", dev->hopper_attention ? "wgmma" : "mma");
+    dev->on.hopper_attention = strstr(line, "wgmma") && dev->on.encode_tensor_map;
+    printf("{\"attention\":\"%s\"}\n", dev->on.hopper_attention ? "wgmma" : "mma");
     fflush(stdout);
 }
 

@@ -414,7 +414,7 @@ static void rank_measure(Rank *r) {
         out->ranks = r->n;
         out->hosts = (int)lround(hosts);
         out->oversubscribed = r->on_host > host_cores();
-        out->threads = r->dev.threads;
+        out->threads = r->dev.on.threads;
         for (int c = 0; c < COLLECTIVES; c++) {
             Traffic started = r->comm.traffic_started[AXIS_FSDP][c], measured = r->comm.traffic_measured[AXIS_FSDP][c];
             out->started.calls += started.calls;
@@ -859,7 +859,7 @@ static void attend_backward(Rates *r) { // its own output serves as a gradient
 static void move_memory(Rates *r) { tree_sum(r->dev, r->dw, r->x, DTYPE_F32, 1, r->count, 1); }
 static void copy_memory(Rates *r) {
     enum { PIECE = 1 << 16 };
-#pragma omp parallel for num_threads(r->dev->threads)
+#pragma omp parallel for num_threads(r->dev->on.threads)
     for (int64_t i = 0; i < r->count; i += PIECE)
         memcpy(r->dw + i, (float *)(void *)r->x + i, sizeof(float) * (size_t)min_i64(PIECE, r->count - i));
 }
@@ -1009,7 +1009,7 @@ static void run_rates(void) {
     device_open(&dev, &dry_run, ".", 0);
     ops_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();
-    printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms",
+    printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.on.threads, "op", "of", "ms",
            "GFLOP/s");
     memory_rates(&dev, root);
     cJSON *matmuls = cluster_list(root, "matmuls"), *attention = cluster_list(root, "attention");

@@ -59,7 +59,7 @@ static double decode(Generator *g, int tokens) {
 static void measure(Generator *g, int rounds, int tokens) {
     const Trainer *trainer = g->trainer;
     const Llama3Config *c = &trainer->model.config;
-    int threads = trainer->parallel.dev.threads;
+    int threads = trainer->parallel.dev.on.threads;
     double seconds[DECODE_ROUNDS], rates[DECODE_ROUNDS], parts[DECODE_ROUNDS];
     double positions = (double)generation_of(trainer)->prompts.longest + tokens / 2.0; // on average
     double bytes = weight_bytes(trainer) + positions * c->L * 2.0 * c->NKV * c->HD * sizeof(floatX);

@@ -1,81 +1,37 @@
-/* dequantize.cu: int8 weights converted for matmuls: each byte times the scale of its block of INT8_BLOCK elements.
+/* dequantize.cu: the steps of dequantizing int8 weights on a GPU.
  *
- * One byte is read and two or four are written, so memory bandwidth is the limit. In training this op runs after an
- * FSDP unit is unsharded. Blocks begin at multiples of INT8_BLOCK, so a vector never has two scales.
- */
-#include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
-                  // X(name), F(name), B(name): its data in floatX, float, int8_t. D(name), R(name): the definition's
-                  // inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal version.
+ * One byte is read and two or four are written. Most of the traffic is stores, so these must be wide, and few
+ * instructions may come between two loads.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp dequantize.cu -o dequantize
+ * with dequantize.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
+ * lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/flat_tensors.cuh"
+#include "dequantize.h"
 
-static void dequantize_case(Case *c) { // size: count
-    int64_t count = c->size[0];        // one element per row: each must meet the bound
-    reads(c, "in", IN_BYTE, count, 1, 1);
-    reads(c, "scales", IN_FLOAT, blocks_of(count, INT8_BLOCK), 1, 1);
-    writes(c, "out", IN_X, count, 1);
-    c->flops = (double)count;
-    c->slots = c->flops;
+// Thread i converts W bytes from i W on, read one by one.
+template <int W>
+static __global__ void __launch_bounds__(256)
+    dequantize_bytes(floatX *out, const int8_t *in, const float *scales, int64_t count) {
+    int64_t i = thread_number() * W;
+    float v[W];
+    if (i >= count) return;
+    float by = scales[i / INT8_BLOCK];
+    for (int k = 0; k < W; k++) v[k] = i + k < count ? (float)in[i + k] * by : 0;
+    store_some(out + i, v, count - i);
 }
-
-static void dequantize_definition(Case *c) {
-    const double *in = D("in"), *scales = D("scales");
-    double *out = R("out");
-    for (int64_t i = 0; i < c->size[0]; i++)
-        if (wanted(c, i, c->size[0], 1)) out[i] = in[i] * scales[i / INT8_BLOCK];
-}
-
-static void dequantize_in_use(Case *c) { dequantize(c->dev, X("out"), B("in"), F("scales"), c->size[0]); }
-
-#ifndef USE_CUDA
-static void dequantize_by_element(Case *c) {
-    const int8_t *in = B("in");
-    const float *scales = F("scales");
-    floatX *out = X("out");
-    for (int64_t i = 0; i < c->size[0]; i++) out[i] = from_float((float)in[i] * scales[i / INT8_BLOCK]);
-}
-
-static void dequantize_by_block(Case *c) {
-    const int8_t *in = B("in");
-    const float *scales = F("scales");
-    floatX *out = X("out");
-    int64_t count = c->size[0];
-    for (int64_t block = 0; block < blocks_of(count, INT8_BLOCK); block++) {
-        int64_t at = block * INT8_BLOCK, n = min_i64(INT8_BLOCK, count - at);
-        float scale = scales[block];
-        for (int64_t i = 0; i < n; i++) out[at + i] = from_float((float)in[at + i] * scale);
-    }
-}
-
-static void dequantize_vectors(Case *c) {
-    int threads = c->dev->threads;
-    c->dev->threads = 1;
-    dequantize_in_use(c);
-    c->dev->threads = threads;
+template <int W> static void dequantize_by_bytes(Case *c) {
+    KERNEL(c->on, dequantize_bytes<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("out"), B("in"), F("scales"),
+           c->size[0]);
 }
 
 static const Version op_versions[] = {
-    {"1 by element", "A byte is converted and multiplied by its scale, which is looked up for each element.",
-     dequantize_by_element},
-    {"2 by block", "The scale is read once per block, and the compiler vectorizes the loop over the block.",
-     dequantize_by_block},
-    {"3 vectors",
-     "A whole block is converted to fp32 by a loop of constant length, then scaled and rounded with the vectors of "
-     "lib/ops/cpu/vectors.h: in bf16 by the hardware's instruction, where there is one.",
-     dequantize_vectors},
-    {"in use: threads", "Blocks divided over threads.", dequantize_in_use},
+    {"1 a byte a thread", "A warp reads 32 bytes and one scale: a quarter of a cache line at a time.",
+     dequantize_by_bytes<1>},
+    {"2 a store of 16 bytes",
+     "Each thread converts as many elements as fill a store of 16 bytes, but reads their bytes one by one.",
+     dequantize_by_bytes<WIDE>},
+    {"in use", "The op of lib/ops/cuda: the bytes are loaded as words, too.", dequantize_in_use},
     END_OF_VERSIONS};
-#endif
 
-#ifdef USE_CUDA
-#include "dequantize.cuh" // defines: op_versions
-#endif
-
-static const Op op = {"dequantize",
-                      dequantize_case,
-                      NULL,
-                      dequantize_definition,
-                      op_versions,
-                      {{"odd", {1003}},
-                       FOR_CPU({"bench-125m matrix", {1572864}}, {"1B matrix", {16777216}}, {"8B matrix", {58720256}})
-                           FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
-
-PAGE(&op)
+PAGE({&op, op_versions})

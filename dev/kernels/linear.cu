@@ -1,422 +1,213 @@
-/* linear.cu: a linear layer, y = x w^T with w (OC, IC) as in PyTorch's nn.Linear, and its two backward matmuls,
- * dx = dy w and dw += dy^T x.
+/* linear.cu: the steps of a matmul on a GPU.
  *
- * N IC + OC IC + N OC elements take 2 N IC OC FLOPs, so memory bandwidth need not be the limit. Each step brings that
- * closer: what was loaded is used many times before it is evicted, first by a tile of sums in registers, then by blocks
- * that fit the caches. All three are one matmul, C (M, N) = A (M, K) B (K, N), with different strides: in forward
- * memory is contiguous along the sum, in backward along the rows of B and C.
+ * As on a CPU, what was loaded from memory must enter many multiplications before it is dropped: first from shared
+ * memory, which a block fills and all of its threads read, then from registers. After that the multipliers are the
+ * limit: with mma, one instruction on tensor cores multiplies 16 x 16 by 16 x 8 bf16, 16 times the rate of FMAs. C (M,
+ * N) = A (M, K) B (K, N) by strides, as in linear.c. Grids are one-dimensional, since there may be more than 65,535
+ * tiles.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp linear.cu -o linear -lcublasLt
+ * with linear.h page.cuh page.h page_matmul.cuh lib/device/kernel.h lib/ops/cuda/matmul.cuh
+ * lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
+#include "page_matmul.cuh" // defines: page_matmul_open
+#include "linear.h"
+
+/* C[i][j] = or += sum. */
+static __device__ __forceinline__ void put_sum(const Matmul &p, void *c, int64_t i, int64_t j, float sum) {
+    if (i >= p.M || j >= p.N) return;
+    int64_t at = i * p.c_row + j;
+    if (!p.c_float) ((floatX *)c)[at] = from_float(sum);
+    else ((float *)c)[at] = p.accumulate ? ((float *)c)[at] + sum : sum;
+}
+
+// Thread (x, y) computes one element of C: it reads a row of A and a column of B.
+static __global__ void __launch_bounds__(256) naive_kernel(Matmul p, void *c, const floatX *a, const floatX *b) {
+    int64_t across = blocks_of(p.N, 32), i = blockIdx.x / across * 8 + threadIdx.y,
+            j = blockIdx.x % across * 32 + threadIdx.x;
+    float sum = 0;
+    if (i >= p.M || j >= p.N) return;
+    for (int64_t k = 0; k < p.K; k++)
+        sum += to_float(a[i * p.a_row + k * p.a_col]) * to_float(b[k * p.b_row + j * p.b_col]);
+    put_sum(p, c, i, j, sum);
+}
+static void naive(Case *c) {
+    Work w = work_of(c);
+    KERNEL(c->on, naive_kernel, (unsigned)(blocks_of(w.p.M, 8) * blocks_of(w.p.N, 32)), dim3(32, 8), 0, w.p, w.c, w.a,
+           w.b);
+}
+
+/* Loads ROWS rows of A (or columns of B) from r0 on, and DEPTH elements along the sum from k0 on, into tile (DEPTH,
+ * ROWS + 1); zeros beyond the edges. Neighbouring threads load neighbouring elements, whichever stride is 1.
  */
-#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
-                  // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
-                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
-                  // version. From lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
-
-typedef struct {
-    Matmul p;
-    void *c;
-    const floatX *a, *b;
-} Work;
-
-static Work work_of(Case *c) { // the name of its output says which of the three it is
-    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], dy_stride = OC + c->size[3];
-    PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *dw = page_find(c, "dw");
-    if (y) {
-        Work forward = {{N, OC, IC, IC, 1, 1, IC, OC, y->storage == IN_FLOAT, 0}, y->data, X("x"), X("w")};
-        return forward;
+template <int DEPTH, int ROWS>
+static __device__ __forceinline__ void fetch(float (&tile)[DEPTH][ROWS + 1], const floatX *from, int64_t row,
+                                             int64_t col, int64_t r0, int64_t rows, int64_t k0, int64_t depth,
+                                             int thread) {
+    for (int i = thread; i < DEPTH * ROWS; i += 256) {
+        int r = col == 1 ? i / DEPTH : i % ROWS, k = col == 1 ? i % DEPTH : i / ROWS;
+        tile[k][r] = r0 + r < rows && k0 + k < depth ? to_float(from[(r0 + r) * row + (k0 + k) * col]) : 0;
     }
-    if (dx) {
-        Work backward_input = {{N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0}, dx->data, X("dy"), X("w")};
-        return backward_input;
-    }
-    Work backward_weight = {{OC, IC, N, 1, dy_stride, IC, 1, IC, 1, dw->role == UPDATED}, dw->data, X("dy"), X("x")};
-    return backward_weight;
 }
 
-static void in_use(Case *c) {
-    int N = (int)c->size[0], IC = (int)c->size[1], OC = (int)c->size[2];
-    PageTensor *y = page_find(c, "y");
-    if (y && y->storage == IN_FLOAT) linear_forward_logits(c->dev, logits_fp32(F("y"), OC), X("x"), X("w"), N, IC, OC);
-    else if (y) linear_forward(c->dev, X("y"), X("x"), X("w"), N, IC, OC);
-    else if (page_find(c, "dx")) linear_backward_input(c->dev, X("dx"), X("dy"), OC + c->size[3], X("w"), N, IC, OC);
-    else linear_backward_weight(c->dev, F("dw"), X("dy"), OC + c->size[3], X("x"), N, IC, OC, (int)c->size[4]);
-}
-
-#ifndef USE_CUDA
-/* C[i][j ...] = or += sums of the full K; floatX or fp32. */
-static inline void put(const Work *w, int64_t i, int64_t j, float sum) {
-    float *c = (float *)w->c + i * w->p.c_row + j;
-    if (w->p.c_float) *c = w->p.accumulate ? *c + sum : sum;
-    else ((floatX *)w->c)[i * w->p.c_row + j] = from_float(sum);
-}
-static inline void put_vector(const Work *w, int64_t i, int64_t j, vfloat sum) {
-    int64_t n = w->p.N - j;
-    float *c = (float *)w->c + i * w->p.c_row + j;
-    if (w->p.c_float) store_float(c, w->p.accumulate ? load_float(c, n) + sum : sum, n);
-    else store_x((floatX *)w->c + i * w->p.c_row + j, sum, n);
-}
-
-// ---------------------------------------------------------------------------
-// the steps
-
-static void triple_loop(Case *c) {
-    Work w = work_of(c);
-    for (int64_t i = 0; i < w.p.M; i++)
-        for (int64_t j = 0; j < w.p.N; j++) {
-            float sum = 0;
-            for (int64_t k = 0; k < w.p.K; k++)
-                sum += to_float(w.a[i * w.p.a_row + k * w.p.a_col]) * to_float(w.b[k * w.p.b_row + j * w.p.b_col]);
-            put(&w, i, j, sum);
-        }
-}
-
-/* Both operands are contiguous along the sum: dot products of vectors. */
-static void dot_products(Case *c) {
-    Work w = work_of(c);
-    for (int64_t i = 0; i < w.p.M; i++)
-        for (int64_t j = 0; j < w.p.N; j++) {
-            vfloat sum = vsplat(0);
-            for (int64_t k = 0; k < w.p.K; k += VL)
-                sum = vfma(load_x(w.a + i * w.p.a_row + k, w.p.K - k), load_x(w.b + j * w.p.b_col + k, w.p.K - k), sum);
-            put(&w, i, j, vsum(sum));
-        }
-}
-
-/* Rows of B and C are contiguous: a row of C is a sum of rows of B. */
-static void sums_of_rows(Case *c) {
-    Work w = work_of(c);
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE), bytes = (size_t)round_up(w.p.N, VL) * sizeof(float);
-    float *row = (float *)scratch(c->dev, "a row of sums", bytes);
-    for (int64_t i = 0; i < w.p.M; i++) {
-        memset(row, 0, bytes);
-        for (int64_t k = 0; k < w.p.K; k++) {
-            vfloat a = vsplat(to_float(w.a[i * w.p.a_row + k * w.p.a_col]));
-            for (int64_t j = 0; j < w.p.N; j += VL)
-                vstore(row + j, vfma(a, load_x(w.b + k * w.p.b_row + j, w.p.N - j), vload(row + j)));
-        }
-        for (int64_t j = 0; j < w.p.N; j += VL) put_vector(&w, i, j, vload(row + j));
-    }
-    arena_release(c->dev, MEM_WORKSPACE, mark);
-}
-
-/* dot_products and sums_of_rows with a tile of sums in registers. Rows beyond the last repeat it and are not stored. */
-enum { DOTS = MR / 2 };
-static void dot_tiles(Case *c) {
-    Work w = work_of(c);
-    for (int64_t j = 0; j < w.p.N; j += DOTS)
-        for (int64_t i = 0; i < w.p.M; i += DOTS) {
-            const floatX *a[DOTS], *b[DOTS];
-            vfloat sum[DOTS][DOTS] = ZERO;
-            for (int r = 0; r < DOTS; r++) {
-                a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row;
-                b[r] = w.b + min_i64(j + r, w.p.N - 1) * w.p.b_col;
+// A block has 16 x 16 threads; thread (y, x) has EACH x EACH elements of C: (y + 16 r, x + 16 s) of the block's tile.
+template <int EACH>
+static __global__ void __launch_bounds__(256) tile_kernel(Matmul p, void *c, const floatX *a, const floatX *b) {
+    enum { SIDE = 16 * EACH, DEPTH = 16 };
+    typedef float Tile[DEPTH][SIDE + 1];
+    SHARED(Tile, tiles, 2);
+    int64_t across = blocks_of(p.N, SIDE), i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE;
+    int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    float sum[EACH][EACH] = {};
+    for (int64_t k0 = 0; k0 < p.K; k0 += DEPTH) {
+        fetch<DEPTH, SIDE>(tiles[0], a, p.a_row, p.a_col, i0, p.M, k0, p.K, threadIdx.x);
+        fetch<DEPTH, SIDE>(tiles[1], b, p.b_col, p.b_row, j0, p.N, k0, p.K, threadIdx.x);
+        __syncthreads();
+        for (int k = 0; k < DEPTH; k++) {
+            float left[EACH], right[EACH];
+#pragma unroll
+            for (int r = 0; r < EACH; r++) {
+                left[r] = tiles[0][k][y + 16 * r];
+                right[r] = tiles[1][k][x + 16 * r];
             }
-            for (int64_t k = 0; k < w.p.K; k += VL) {
-                vfloat bk[DOTS];
-#pragma GCC unroll 8
-                for (int s = 0; s < DOTS; s++) bk[s] = load_x(b[s] + k, w.p.K - k);
-#pragma GCC unroll 8
-                for (int r = 0; r < DOTS; r++) {
-                    vfloat ak = load_x(a[r] + k, w.p.K - k);
-#pragma GCC unroll 8
-                    for (int s = 0; s < DOTS; s++) sum[r][s] = vfma(ak, bk[s], sum[r][s]);
+#pragma unroll
+            for (int r = 0; r < EACH; r++)
+#pragma unroll
+                for (int s = 0; s < EACH; s++) sum[r][s] += left[r] * right[s];
+        }
+        __syncthreads();
+    }
+    for (int r = 0; r < EACH; r++)
+        for (int s = 0; s < EACH; s++) put_sum(p, c, i0 + y + 16 * r, j0 + x + 16 * s, sum[r][s]);
+}
+template <int EACH> static void tiles(Case *c) {
+    Work w = work_of(c);
+    KERNEL(c->on, tile_kernel<EACH>, (unsigned)(blocks_of(w.p.M, 16 * EACH) * blocks_of(w.p.N, 16 * EACH)), 256, 0,
+           w.p, w.c, w.a, w.b);
+}
+
+#ifdef PRECISION_BF16
+enum {
+    SIDE = 128,
+    DEPTH = 32,
+    STAGES = 3,
+    STAGE = 2 * SIDE * DEPTH
+}; // a tile of C; its operands' depth a step; steps under way; elements of a step
+
+/* Index in an operand's tile of the 8 elements (16 bytes) from row r (of A, or column r of B) and depth k on. The tile
+ * is SIDE rows of DEPTH where memory runs along K, else DEPTH rows of SIDE. Pieces of 16 bytes are permuted within
+ * their row so that the eight that ldmatrix reads together, one below the other, are in different banks. */
+template <bool ALONG_K> static __device__ __forceinline__ int place(int r, int k) {
+    return ALONG_K ? r * DEPTH + (k / 8 ^ r / 2 % 4) * 8 : k * SIDE + (r / 8 ^ k % 8) * 8;
+}
+template <bool ALONG_K>
+static __device__ __forceinline__ void fetch_async(bf16 *tile, const bf16 *from, int64_t stride, int64_t r0,
+                                                   int64_t rows, int64_t k0, int64_t depth) {
+    for (int i = threadIdx.x; i < SIDE * DEPTH / 8; i += 256) {
+        int r = ALONG_K ? i / (DEPTH / 8) : i % (SIDE / 8) * 8, k = ALONG_K ? i % (DEPTH / 8) * 8 : i / (SIDE / 8);
+        int64_t at = ALONG_K ? (r0 + r) * stride + k0 + k : (k0 + k) * stride + r0 + r;
+        ptx_cp_async(tile + place<ALONG_K>(r, k), from + at, r0 + r < rows && k0 + k < depth);
+    }
+}
+/* Loads the four 8 x 8 matrices of rows r to r + 15 and depth k to k + 15 as mma's operand. ROWS_FIRST: registers go
+ * along rows first (A), otherwise along the depth (B). */
+template <bool ALONG_K, bool ROWS_FIRST>
+static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *tile, int r, int k) {
+    int lane = threadIdx.x % WARP, matrix = lane / 8, one = matrix % 2 * 8, two = matrix / 2 * 8;
+    r += ROWS_FIRST ? one : two;
+    k += ROWS_FIRST ? two : one;
+    if (ALONG_K) ptx_ldmatrix_x4(out, tile + place<true>(r + lane % 8, k));
+    else ptx_ldmatrix_x4_trans(out, tile + place<false>(r, k + lane % 8));
+}
+
+// A block of 8 warps computes a tile of 128 x 128; warp (y, x) of 2 x 4 has 64 x 32 of it. While a step is multiplied,
+// the next two are loaded.
+template <bool A_ALONG_K, bool B_ALONG_K>
+static __global__ void __launch_bounds__(256, 2) mma_kernel(Matmul p, void *c, const bf16 *a, const bf16 *b) {
+    DYN_SHARED(bf16, stages); // (STAGES, STAGE)
+    int across = (int)blocks_of(p.N, SIDE), i0 = blockIdx.x / across * SIDE,
+        j0 = blockIdx.x % across * SIDE; // M, N and K pass no int; offsets do
+    int steps = (int)blocks_of(p.K, DEPTH), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / 4 * 64,
+        col = warp % 4 * 32;
+    float sum[4][4][4] = {};
+    for (int step = -(STAGES - 1); step < steps; step++) {
+        int ahead = step + STAGES - 1;
+        bf16 *to = stages + ahead % STAGES * STAGE, *as = stages + (step + STAGES) % STAGES * STAGE,
+             *bs = as + SIDE * DEPTH;
+        if (step >= 0) {
+            ptx_cp_async_wait<STAGES - 2>(); // this thread's part of the step has arrived,
+            __syncthreads();                 // everyone's has, and nobody reads the stage that is filled next
+        }
+        if (ahead < steps) {
+            fetch_async<A_ALONG_K>(to, a, A_ALONG_K ? p.a_row : p.a_col, i0, p.M, ahead * DEPTH, p.K);
+            fetch_async<B_ALONG_K>(to + SIDE * DEPTH, b, B_ALONG_K ? p.b_col : p.b_row, j0, p.N, ahead * DEPTH, p.K);
+        }
+        ptx_cp_async_commit(); // also if empty: the wait counts groups
+        if (step < 0) continue;
+#pragma unroll
+        for (int k = 0; k < DEPTH; k += 16) {
+            uint32_t left[4], right[2][4];
+#pragma unroll
+            for (int n = 0; n < 2; n++) fragment<B_ALONG_K, false>(right[n], bs, col + 16 * n, k);
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                fragment<A_ALONG_K, true>(left, as, row + 16 * m, k);
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    uint32_t half[2] = {right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]};
+                    ptx_mma_bf16(sum[m][n], left, half);
                 }
             }
-            for (int r = 0; r < min_i64(DOTS, w.p.M - i); r++)
-                for (int s = 0; s < min_i64(DOTS, w.p.N - j); s++) put(&w, i + r, j + s, vsum(sum[r][s]));
         }
-}
-static void row_tiles(Case *c) {
-    Work w = work_of(c);
-    for (int64_t j = 0; j < w.p.N; j += NR)
-        for (int64_t i = 0; i < w.p.M; i += MR) {
-            const floatX *a[MR], *b = w.b + j;
-            vfloat sum[MR][2] = ZERO;
-            int64_t left = min_i64(VL, w.p.N - j),
-                    right = max_i64(0, min_i64(VL, w.p.N - j - VL)); // columns of the tile's two vectors
-            for (int r = 0; r < MR; r++) a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row;
-            for (int64_t k = 0; k < w.p.K; k++, b += w.p.b_row) {
-                vfloat b0 = load_x(b, left), b1 = load_x(b + VL, right);
-#pragma GCC unroll 8
-                for (int r = 0; r < MR; r++) {
-                    vfloat ak = vsplat(to_float(a[r][k * w.p.a_col]));
-                    sum[r][0] = vfma(ak, b0, sum[r][0]);
-                    sum[r][1] = vfma(ak, b1, sum[r][1]);
-                }
-            }
-            for (int r = 0; r < min_i64(MR, w.p.M - i); r++) {
-                put_vector(&w, i + r, j, sum[r][0]);
-                if (right) put_vector(&w, i + r, j + VL, sum[r][1]);
-            }
-        }
-}
-
-/* panel (depth / 2, width): as pack_panel, but each 32-bit word holds two bf16, adjacent along the sum. */
-static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count,
-                       int64_t depth) {
-    memset(panel, 0, (size_t)(width * blocks_of(depth, 2)) * sizeof(float));
-    for (int64_t k = 0; k < depth; k += 2)
-        for (int64_t j = 0; j < min_i64(count, width); j++) {
-            floatX both[2] = {in[j * row + k * col], k + 1 < depth ? in[j * row + (k + 1) * col] : from_float(0)};
-            memcpy(&panel[k / 2 * width + j], both, sizeof(float));
-        }
-}
-
-/* Block number `block` of C. Pieces of A and B are copied into panels, in the order in which a tile reads
- * them. */
-static inline __attribute__((always_inline)) void packed_block(const Work *w, int64_t block, float *space,
-                                                               const int pair) {
-    void (*pack)(float *, int64_t, const floatX *, int64_t, int64_t, int64_t, int64_t) =
-        pair == 2 ? pack_pairs : pack_panel;
-    float *as = space, *bs = as + PLAIN_ROWS * PLAIN_DEPTH, *sums = bs + PLAIN_COLS * PLAIN_DEPTH;
-    int64_t across = blocks_of(w->p.N, PLAIN_COLS), i0 = block / across * PLAIN_ROWS, j0 = block % across * PLAIN_COLS;
-    int64_t rows = min_i64(PLAIN_ROWS, w->p.M - i0), cols = min_i64(PLAIN_COLS, w->p.N - j0);
-    for (int64_t k0 = 0; k0 < w->p.K; k0 += PLAIN_DEPTH * pair) {
-        int64_t elements = min_i64(PLAIN_DEPTH * pair, w->p.K - k0), depth = blocks_of(elements, pair);
-        for (int64_t i = 0; i < rows; i += MR)
-            pack(as + i * PLAIN_DEPTH, MR, w->a + (i0 + i) * w->p.a_row + k0 * w->p.a_col, w->p.a_row, w->p.a_col,
-                 rows - i, elements);
-        for (int64_t j = 0; j < cols; j += NR)
-            pack(bs + j * PLAIN_DEPTH, NR, w->b + (j0 + j) * w->p.b_col + k0 * w->p.b_row, w->p.b_col, w->p.b_row,
-                 cols - j, elements);
-        for (int64_t j = 0; j < cols; j += NR) // a panel of B stays in the L1 cache while the panels of A pass
-            for (int64_t i = 0; i < rows; i += MR)
-                tile_matmul(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH,
-                            NR, 1, NR, depth, k0 > 0, pair);
     }
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j += VL) put_vector(w, i0 + i, j0 + j, vload(sums + i * PLAIN_COLS + j));
-}
-static int64_t blocks_in(const Work *w) { return blocks_of(w->p.M, PLAIN_ROWS) * blocks_of(w->p.N, PLAIN_COLS); }
-
-static void packed(Case *c) {
-    Work w = work_of(c);
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *space = (float *)scratch(c->dev, "panels", PLAIN_PACK * sizeof(float));
-    for (int64_t i = 0; i < blocks_in(&w); i++) packed_block(&w, i, space, 1);
-    arena_release(c->dev, MEM_WORKSPACE, mark);
-}
-static void packed_pairs(Case *c) {
-    Work w = work_of(c);
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *space = (float *)scratch(c->dev, "panels", (size_t)c->dev->threads * PLAIN_PACK * sizeof(float));
-#pragma omp parallel for num_threads(c->dev->threads) schedule(dynamic)
-    for (int64_t i = 0; i < blocks_in(&w); i++) packed_block(&w, i, space + omp_get_thread_num() * PLAIN_PACK, 2);
-    arena_release(c->dev, MEM_WORKSPACE, mark);
-}
-
-static void plain(Case *c) {
-    int was = c->dev->matmuls->plain;
-    c->dev->matmuls->plain = 1;
-    in_use(c);
-    c->dev->matmuls->plain = was;
-}
-
-#define PACKED                                                                                                         \
-    {                                                                                                                  \
-        "4 panels",                                                                                                    \
-            "Blocks of A and B are first copied into panels: the tile reads both from front to back, from the "        \
-            "nearest "                                                                                                 \
-            "caches, and each element is converted to fp32 once per block instead of once per tile.",                  \
-            packed                                                                                                     \
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+#pragma unroll
+        for (int e = 0; e < 16;
+             e++) // element e % 4 of block (m, e / 4): rows lane / 4 and 8 below, columns 2 (lane % 4) and the next
+            put_sum(p, c, i0 + row + 16 * m + lane / 4 + e % 4 / 2 * 8, j0 + col + e / 4 * 8 + lane % 4 * 2 + e % 2,
+                    sum[m][e / 4][e % 4]);
+        __syncwarp(); // what is added to comes for a quarter at a time: there are no registers for all
     }
-#define PLAIN                                                                                                          \
-    {                                                                                                                  \
-        "5 threads",                                                                                                   \
-            "Blocks divided over threads: the plain matmul of lib/ops/cpu, in use without oneDNN and, in bf16, on "    \
-            "processors "                                                                                              \
-            "without bf16 instructions.",                                                                              \
-            plain                                                                                                      \
-    }
-#ifdef HAVE_PAIRS
-#define PAIRS                                                                                                          \
-    {"6 pairs of bf16",                                                                                                \
-     "Panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and "    \
-     "adds: nothing is converted, and a sum takes half as many steps.",                                                \
-     packed_pairs},
+}
+static void tensor_cores(Case *c) {
+    Work w = work_of(c);
+    int64_t blocks = blocks_of(w.p.M, SIDE) * blocks_of(w.p.N, SIDE), a_stride = w.p.a_col == 1 ? w.p.a_row : w.p.a_col,
+            b_stride = w.p.b_row == 1 ? w.p.b_col : w.p.b_row;
+    int64_t a_length = w.p.a_col == 1 ? w.p.K : w.p.M, b_length = w.p.b_row == 1 ? w.p.K : w.p.N;
+    size_t bytes = STAGES * STAGE * sizeof(bf16);
+    if ((a_stride | b_stride | a_length | b_length) % 8) tiles<4>(c); // rows are not aligned to 16 bytes
+    else if (w.p.a_col != 1)
+        KERNEL(c->on, (mma_kernel<false, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
+    else if (w.p.b_row != 1)
+        KERNEL(c->on, (mma_kernel<true, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
+    else KERNEL(c->on, (mma_kernel<true, true>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
+}
+#define TENSOR_CORES                                                                                                   \
+    {"4 tensor cores",                                                                                                 \
+     "cp.async copies bf16 to shared memory without registers, two steps ahead; ldmatrix gives each lane the "         \
+     "elements that mma expects, for either order of memory (rows not aligned to 16 bytes: as 3).",                    \
+     tensor_cores},
 #else
-#define PAIRS
+#define TENSOR_CORES
 #endif
-#endif // USE_CUDA
 
-// ---------------------------------------------------------------------------
-// forward
-
-static void case_of(Case *c) {
-    double work = 2.0 * (double)c->size[0] * (double)c->size[1] * (double)c->size[2];
-    c->flops = c->matmul_flops = work;
-}
-static void forward_case(Case *c) { // size: N, IC, OC, 1: y is fp32, as logits are where no backward follows
-    reads(c, "x", IN_X, c->size[0], c->size[1], 1);
-    reads(c, "w", IN_X, c->size[2], c->size[1], 1);
-    writes(c, "y", c->size[3] ? IN_FLOAT : IN_X, c->size[0], c->size[2]);
-    case_of(c);
-}
-
-static void forward_definition(Case *c) {
-    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
-    const double *x = D("x"), *w = D("w");
-    double *y = R("y");
-    for (int64_t n = 0; n < N; n++) {
-        if (!wanted(c, n, N, 2.0 * (double)(IC * OC))) continue;
-        for (int64_t o = 0; o < OC; o++) {
-            double sum = 0;
-            for (int64_t i = 0; i < IC; i++) sum += x[n * IC + i] * w[o * IC + i];
-            y[n * OC + o] = sum;
-        }
+#define VERSIONS                                                                                                       \
+    {                                                                                                                  \
+        {"1 naive", "A thread per element: two loads for each FMA, from the caches at best.", naive},                  \
+            {"2 tiles in shared memory",                                                                               \
+             "16 x 16 elements a block: each operand is fetched once for sixteen FMAs; but an FMA still takes "        \
+             "two loads from shared memory.",                                                                          \
+             tiles<1>},                                                                                                \
+            {"3 tiles in registers",                                                                                   \
+             "4 x 4 elements a thread: eight loads for sixteen FMAs, and tiles of 64 x 64, so memory is asked a "      \
+             "quarter as often.",                                                                                      \
+             tiles<4>},                                                                                                \
+            TENSOR_CORES{"in use: cuBLASLt",                                                                           \
+                         "NVIDIA's library: the kernel is chosen by shape; on Hopper its operands come by TMA and "    \
+                         "are multiplied from shared memory (wgmma).",                                                 \
+                         in_use},                                                                                      \
+            END_OF_VERSIONS                                                                                            \
     }
-}
+static const Version forward_versions[] = VERSIONS, input_versions[] = VERSIONS, weight_versions[] = VERSIONS;
 
-#ifndef USE_CUDA
-static const Version forward_versions[] = {
-    {"1 triple loop",
-     "The formula: each sum is one chain of additions, each waiting for the previous one, and all of w is read for "
-     "each row of x.",
-     triple_loop},
-    {"2 vectors",
-     "x and w are contiguous along the sum, so a vector multiplies VL elements of it: as many partial sums as lanes.",
-     dot_products},
-    {"3 a tile in registers",
-     "Several rows of x by several rows of w at once: each vector that is loaded enters several FMAs, and several "
-     "chains of additions run side by side.",
-     dot_tiles},
-    PACKED,
-    PLAIN,
-    PAIRS{"in use: oneDNN",
-          "The same ideas, with code that oneDNN generates for the shape when it is first met, prefetching, and blocks "
-          "fitted to the caches; the code is kept.",
-          in_use},
-    END_OF_VERSIONS};
-#endif
-
-// ---------------------------------------------------------------------------
-// backward. Rows of dy may be further apart than they are long: the head's are padded to multiples of 16 bytes.
-
-static void input_case(Case *c) { // size: N, IC, OC, elements behind each row of dy
-    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
-    reads(c, "dy", IN_X, N, OC + c->size[3], 1)->touched = N * OC * (int64_t)sizeof(floatX);
-    reads(c, "w", IN_X, OC, IC, 1);
-    writes(c, "dx", IN_X, N, IC);
-    case_of(c);
-}
-
-static void input_definition(Case *c) {
-    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], stride = OC + c->size[3];
-    const double *dy = D("dy"), *w = D("w");
-    double *dx = R("dx");
-    for (int64_t n = 0; n < N; n++) {
-        if (!wanted(c, n, N, 2.0 * (double)(IC * OC))) continue;
-        for (int64_t i = 0; i < IC; i++) dx[n * IC + i] = 0;
-        for (int64_t o = 0; o < OC; o++)
-            for (int64_t i = 0; i < IC; i++) dx[n * IC + i] += dy[n * stride + o] * w[o * IC + i];
-    }
-}
-
-#ifndef USE_CUDA
-static const Version input_versions[] = {
-    {"1 triple loop",
-     "The formula: a sum goes down a column of w, which uses one element of each cache line it touches.", triple_loop},
-    {"2 by rows",
-     "The loops in another order: a row of dx is a sum of rows of w, so w is read in order, by vectors; but each "
-     "FMA loads and stores its sum.",
-     sums_of_rows},
-    {"3 a tile in registers",
-     "The sums of several rows by two vectors stay in registers until they are complete. w is read once for that many "
-     "rows, but down a narrow strip, from one row to the next, which suits the caches badly.",
-     row_tiles},
-    PACKED,
-    PLAIN,
-    PAIRS{"in use: oneDNN",
-          "As in forward. In fp32, sums over more than 16,384 outputs (the head's) are computed in several parts, "
-          "which is faster.",
-          in_use},
-    END_OF_VERSIONS};
-#endif
-
-static void weight_case(Case *c) { // size: N, IC, OC, elements behind each row of dy, 1: += into dw
-    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
-    reads(c, "dy", IN_X, N, OC + c->size[3], 1)->touched = N * OC * (int64_t)sizeof(floatX);
-    reads(c, "x", IN_X, N, IC, 1);
-    if (c->size[4]) updates(c, "dw", IN_FLOAT, OC, IC, 1);
-    else writes(c, "dw", IN_FLOAT, OC, IC);
-    case_of(c);
-}
-
-static void weight_definition(Case *c) {
-    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], stride = OC + c->size[3];
-    const double *dy = D("dy"), *x = D("x");
-    double *dw = R("dw");
-    for (int64_t o = 0; o < OC; o++) {
-        if (!wanted(c, o, OC, 2.0 * (double)(N * IC))) continue;
-        for (int64_t i = 0; i < IC; i++) dw[o * IC + i] = c->size[4] ? D("dw")[o * IC + i] : 0;
-        for (int64_t n = 0; n < N; n++)
-            for (int64_t i = 0; i < IC; i++) dw[o * IC + i] += dy[n * stride + o] * x[n * IC + i];
-    }
-}
-
-#ifndef USE_CUDA
-static const Version weight_versions[] = {
-    {"1 triple loop", "The formula: the sum is over tokens, so it goes down a column of dy and a column of x.",
-     triple_loop},
-    {"2 by rows",
-     "A row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.",
-     sums_of_rows},
-    {"3 a tile in registers",
-     "Several rows of dw by two vectors stay in registers over all tokens. But elements of a dy column that are a "
-     "power of two apart compete for a few places of the cache, and alone this version can lose to 2.",
-     row_tiles},
-    PACKED,
-    PLAIN,
-    PAIRS{"in use: oneDNN",
-          "As in forward, for at most 1,024 tokens at a time, each part added in fp32: longer sums oneDNN divides "
-          "among threads, and then the bits depend on how many there are.",
-          in_use},
-    END_OF_VERSIONS};
-#endif
-
-// ---------------------------------------------------------------------------
-// the page
-
-#ifdef USE_CUDA
-#include "linear.cuh" // defines: forward_versions, input_versions, weight_versions
-#endif
-
-static const Op forward = {
-    "linear_forward",
-    forward_case,
-    NULL,
-    forward_definition,
-    forward_versions,
-    {{"odd", {131, 301, 277}},
-     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
-             {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
-             {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
-         FOR_GPU({"even", {192, 160, 136, 1}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256}})}};
-
-static const Op input = {
-    "linear_backward_input",
-    input_case,
-    NULL,
-    input_definition,
-    input_versions,
-    {{"odd", {131, 277, 301, 5}},
-     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
-             {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
-             {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
-         FOR_GPU({"even", {192, 136, 160, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256}})}};
-
-static const Op weight = {
-    "linear_backward_weight",
-    weight_case,
-    NULL,
-    weight_definition,
-    weight_versions,
-    {{"odd", {1030, 77, 139, 5, 1}},
-     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
-             {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
-             {"bench-125m head", {1024, 768, 32000}}, {"1B layer gate_up", {1024, 2048, 16384}})
-         FOR_GPU({"even", {192, 160, 136, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
-                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 0, 1}})}};
-
-PAGE(&forward, &input, &weight)
+PAGE_THAT_OPENS(page_matmul_open, {&forward, forward_versions}, {&input, input_versions}, {&weight, weight_versions})

@@ -1,13 +1,18 @@
-/* pages.cu: all pages with CUDA steps in one program, so that lib/ops/cuda is compiled only once.
+/* pages.cu: all pages for GPUs in one program, so that lib/ops/cuda is compiled only once.
  *
  *   pages NAME|all [options of a page: page.h]
  */
-#ifndef USE_CUDA
-#error "pages.cu is for CUDA: in C each page is a program of its own"
-#endif
+#include "../../lib/ops/cuda/start.cuh" // all of lib/ops/cuda, outside of the namespaces
+#include "../../lib/ops/cuda/flat_tensors.cuh"
+#include "../../lib/ops/cuda/layers.cuh"
+#include "../../lib/ops/cuda/muon.cuh"
+#include "../../lib/ops/cuda/rmsnorm.cuh"
 #include "page.h"
-#undef PAGE
-#define PAGE(...) static const Op *const ops[] = {__VA_ARGS__, NULL}; // not main
+#include "page_matmul.cuh"
+#undef PAGE_THAT_OPENS
+#define PAGE_THAT_OPENS(open, ...) /* not main */                                                                      \
+    static const PageOp ops[] = {__VA_ARGS__, {NULL, NULL}};                                                           \
+    static void (*const opens)(OpStream * on) = open;
 
 namespace embedding_page {
 #include "embedding.cu"
@@ -55,33 +60,41 @@ namespace adapter_merge_page {
 #include "adapter_merge.cu"
 }
 
+static void (*chosen_open[15])(OpStream *on); // of the chosen pages
+static void pages_open(OpStream *on) {
+    for (auto open : chosen_open)
+        if (open) open(on);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
-        const Op *const *ops;
-    } pages[] = {{"embedding", embedding_page::ops},
-                 {"rmsnorm", rmsnorm_page::ops},
-                 {"linear", linear_page::ops},
-                 {"rope", rope_page::ops},
-                 {"attention", attention_page::ops},
-                 {"swiglu", swiglu_page::ops},
-                 {"cross_entropy", cross_entropy_page::ops},
-                 {"tree_sum", tree_sum_page::ops},
-                 {"squared_norm", squared_norm_page::ops},
-                 {"adamw", adamw_page::ops},
-                 {"muon", muon_page::ops},
-                 {"cast", cast_page::ops},
-                 {"dequantize", dequantize_page::ops},
-                 {"scale", scale_page::ops},
-                 {"adapter_merge", adapter_merge_page::ops}};
-    const Op *chosen[32];
+        const PageOp *ops;
+        void (*open)(OpStream *on);
+    } pages[] = {{"embedding", embedding_page::ops, embedding_page::opens},
+                 {"rmsnorm", rmsnorm_page::ops, rmsnorm_page::opens},
+                 {"linear", linear_page::ops, linear_page::opens},
+                 {"rope", rope_page::ops, rope_page::opens},
+                 {"attention", attention_page::ops, attention_page::opens},
+                 {"swiglu", swiglu_page::ops, swiglu_page::opens},
+                 {"cross_entropy", cross_entropy_page::ops, cross_entropy_page::opens},
+                 {"tree_sum", tree_sum_page::ops, tree_sum_page::opens},
+                 {"squared_norm", squared_norm_page::ops, squared_norm_page::opens},
+                 {"adamw", adamw_page::ops, adamw_page::opens},
+                 {"muon", muon_page::ops, muon_page::opens},
+                 {"cast", cast_page::ops, cast_page::opens},
+                 {"dequantize", dequantize_page::ops, dequantize_page::opens},
+                 {"scale", scale_page::ops, scale_page::opens},
+                 {"adapter_merge", adapter_merge_page::ops, adapter_merge_page::opens}};
+    PageOp chosen[32];
     int count = 0;
-    for (const auto &page : pages)
-        for (const Op *const *op = page.ops;
-             argc > 1 && *op && (!strcmp(argv[1], "all") || !strcmp(argv[1], page.name)); op++)
-            chosen[count++] = *op;
+    for (const auto &page : pages) {
+        if (argc < 2 || (strcmp(argv[1], "all") && strcmp(argv[1], page.name))) continue;
+        chosen_open[&page - pages] = page.open;
+        for (const PageOp *op = page.ops; op->op; op++) chosen[count++] = *op;
+    }
     if (!count)
         user_error("%s: expected the name of a page (%s, …) or all", argc > 1 ? argv[1] : "nothing given",
                    pages[0].name);
-    return page_main(argc - 1, argv + 1, chosen, count);
+    return page_main(argc - 1, argv + 1, pages_open, chosen, count);
 }

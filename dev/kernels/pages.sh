@@ -7,6 +7,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 what=${1:?check, table, check-cuda or table-cuda}
 shift
 
+# The checks go to stderr.
+table_only() {
+    awk '/^(pass|FAIL) / || /^[0-9]+ passed, [0-9]+ failed$/ { print >"/dev/stderr"; next } { print }'
+}
+
 if [ "$what" = check ] || [ "$what" = check-cuda ]; then
     passed=0 failed=0
     [ "$what" = check-cuda ] && all=all
@@ -36,7 +41,7 @@ if [ "$what" = table-cuda ]; then
 \`make -C dev/kernels table-cuda\`; $gpu, $(date +%Y-%m-%d), commit $commit.
 
 Each table is one op in one precision, over sizes (8,192 tokens of a layer of Llama 3 1B or 8B, where the label does
-not say otherwise); the versions are those of the page \`dev/kernels/OP.cuh\`, in its order. Versions take turns; before
+not say otherwise); the versions are those of the page \`dev/kernels/OP.cu\`, in its order. Versions take turns; before
 each call the L2 cache is flushed by reading, and the time is the GPU's own, between two events. The measured rates
 below each size are those of this GPU in the same run: what its bytes take at the rate of a large copy, or its matmuls
 at the rate of the fastest of cuBLASLt's matmuls with such shapes, whichever is longer; shares are of that. The error
@@ -50,7 +55,7 @@ else
 
 \`make -C dev/kernels table\`; $processor, $(nproc) cores, commit $commit.
 
-Each table is one op in one precision, over sizes; the versions are those of the page \`dev/kernels/OP.cu\`, in its
+Each table is one op in one precision, over sizes; the versions are those of the page \`dev/kernels/OP.c\`, in its
 order. Versions take turns, and so do two loops that give the roofline: fused multiply-adds from registers, and a loop
 that reads and writes the same bytes of the same buffers and computes nothing. The roofline is the slower of the two
 for the case, so a case that fits a cache is held against that cache. The error is ‖version − definition‖ /
@@ -62,7 +67,7 @@ if [ "$what" = table-cuda ]; then # page after page: time on a GPU may end befor
     for name in $NAMES; do
         printf '\n## %s\n' "$name"
         for page in $PAGES; do
-            "$page" "$name" --markdown "$@" || exit 1
+            "$page" "$name" "$@" | table_only || exit 1
         done
     done
     exit
@@ -73,7 +78,7 @@ for page in $PAGES; do
     name=${page##*/}
     [ "${last:-}" = "$name" ] || printf '\n## %s\n' "$name"
     last=$name
-    "$page" --markdown "$@" || exit 1
+    "$page" "$@" | table_only || exit 1
 done >"$pages"
 
 printf '\n## The op in use, at the sizes of bench-125m\n\n'

@@ -1,304 +1,223 @@
-/* rmsnorm.cu: RMSNorm (Zhang & Sennrich 2019, equation 4), out = w x / sqrt(mean(x^2) + eps), and its backward.
+/* rmsnorm.cu: the steps of RMSNorm on a GPU.
  *
- * An element takes a few FLOPs, so memory bandwidth is the limit and the work is to move each element once. Forward
- * also does the residual addition, since x + delta is what it normalizes.
- */
-#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
-                  // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
-                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
-                  // version. From lib/ops/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
-
-static const float EPS = 1e-5f;
+ * Every element of a row waits for the row's sum. So the question is who owns a row: one thread, which reads memory
+ * with a stride of a whole row; a warp, whose lanes add up with shuffles; or a block. The weight's gradient is a sum
+ * over all rows, which many blocks must share in an order that does not change from run to run.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp rmsnorm.cu -o rmsnorm
+ * with page.cuh page.h rmsnorm.h lib/device/kernel.h lib/ops/cuda/rmsnorm.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/rmsnorm.cuh"
+#include "rmsnorm.h"
 
 // ---------------------------------------------------------------------------
 // forward
 
-static void forward_case(Case *c) { // size: N, C
-    int64_t N = c->size[0], C = c->size[1];
-    reads(c, "x", IN_X, N, C, 1);
-    reads(c, "delta", IN_X, N, C, 1);
-    reads(c, "w", IN_X, 1, C, 1);
-    writes(c, "sum", IN_X, N, C);
-    writes(c, "out", IN_X, N, C);
-    writes(c, "rstd", IN_FLOAT, N, 1);
-    c->flops = 4.0 * (double)(N * C); // as the op ledger counts: without x + delta
-    c->slots = 4.0 * (double)(N * C); // x + delta; squares += its square, in one FMA; times rstd; times w
-}
-
-static void forward_prepare(Case *c) { // rows of different sizes: in the smallest, eps is as large as the mean square
-    static const float sizes[] = {1, 0.1f, 0.01f, 0.001f};
-    int64_t N = c->size[0], C = c->size[1];
-    floatX *x = X("x"), *delta = X("delta");
-    for (int64_t i = 0; i < N * C; i++) {
-        x[i] = from_float(to_float(x[i]) * sizes[i / C % 4]);
-        delta[i] = from_float(to_float(delta[i]) * sizes[i / C % 4]);
+// Thread n computes row n. Neighbouring threads read C elements apart: for each element, 2 bytes in bf16,
+// memory delivers a sector of 32.
+static __global__ void __launch_bounds__(128)
+    forward_kernel1(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                    int64_t N, int64_t C) {
+    int64_t n = thread_number();
+    if (n >= N) return;
+    float squares = 0;
+    for (int64_t i = n * C; i < (n + 1) * C; i++) {
+        sum[i] = from_float(to_float(x[i]) + to_float(delta[i]));
+        squares += to_float(sum[i]) * to_float(sum[i]); // of the rounded sum: backward reads these bits
     }
+    rstd[n] = 1.0f / sqrtf(squares / (float)C + EPS);
+    for (int64_t i = 0; i < C; i++) out[n * C + i] = from_float(to_float(sum[n * C + i]) * rstd[n] * to_float(w[i]));
+}
+static void forward_row_a_thread(Case *c) {
+    KERNEL(c->on, forward_kernel1, blocks_for(c->size[0], 128), 128, 0, X("out"), F("rstd"), X("sum"), X("x"),
+           X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
-static void forward_definition(Case *c) {
-    int64_t N = c->size[0], C = c->size[1];
-    const double *x = D("x"), *delta = D("delta"), *w = D("w");
-    double *sum = R("sum"), *out = R("out"), *rstd = R("rstd");
-    for (int64_t n = 0; n < N; n++) {
-        double squares = 0;
-        for (int64_t i = n * C; i < (n + 1) * C; i++) {
-            sum[i] = stored(c, x[i] + delta[i]);
-            squares += sum[i] * sum[i];
+// One warp per row, one element per lane and step; four warps per block.
+static __global__ void __launch_bounds__(128)
+    forward_kernel2(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                    int64_t N, int64_t C) {
+    int64_t n = thread_number() / WARP, row = n * C;
+    int lane = threadIdx.x % WARP;
+    if (n >= N) return;
+    float squares = 0;
+    for (int64_t i = lane; i < C; i += WARP) {
+        floatX s = from_float(to_float(x[row + i]) + to_float(delta[row + i]));
+        sum[row + i] = s;
+        squares += to_float(s) * to_float(s);
+    }
+    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + EPS);
+    if (lane == 0) rstd[n] = scale;
+    for (int64_t i = lane; i < C; i += WARP) out[row + i] = from_float(to_float(sum[row + i]) * scale * to_float(w[i]));
+}
+static void forward_row_a_warp(Case *c) {
+    KERNEL(c->on, forward_kernel2, blocks_for(c->size[0], 4), 128, 0, X("out"), F("rstd"), X("sum"), X("x"),
+           X("delta"), X("w"), c->size[0], c->size[1]);
+}
+
+// As kernel 2, with W elements per lane and step. The row is kept in shared memory until its rstd is known.
+template <int W>
+static __global__ void __launch_bounds__(128)
+    forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                    int64_t N, int64_t C) {
+    DYN_SHARED(floatX, rows); // (4, C)
+    int64_t n = thread_number() / WARP, row = n * C;
+    int lane = threadIdx.x % WARP;
+    floatX *kept = rows + threadIdx.x / WARP * C;
+    float v[W], other[W], squares = 0;
+    if (n >= N) return;
+    for (int64_t i = lane * W; i < C; i += WARP * W) {
+        load(v, x + row + i);
+        load(other, delta + row + i);
+        for (int j = 0; j < W; j++) {
+            v[j] = to_float(from_float(v[j] + other[j]));
+            squares += v[j] * v[j];
         }
-        rstd[n] = 1 / sqrt(squares / (double)C + (double)EPS);
-        for (int64_t i = 0; i < C; i++) out[n * C + i] = w[i] * sum[n * C + i] * rstd[n];
+        store(sum + row + i, v);
+        for (int j = 0; j < W; j++) kept[i + j] = from_float(v[j]); // only this lane reads it: no barrier is needed
+    }
+    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + EPS);
+    if (lane == 0) rstd[n] = scale;
+    for (int64_t i = lane * W; i < C; i += WARP * W) {
+        load(v, kept + i);
+        load(other, w + i);
+        for (int j = 0; j < W; j++) v[j] *= scale * other[j];
+        store(out + row + i, v);
     }
 }
-
-static void forward_in_use(Case *c) {
-    rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0],
-                    (int)c->size[1]);
-}
-
-#ifndef USE_CUDA
-static void forward_scalar(Case *c) {
-    int64_t N = c->size[0], C = c->size[1];
-    const floatX *x = X("x"), *delta = X("delta"), *w = X("w");
-    floatX *sum = X("sum"), *out = X("out");
-    float *rstd = F("rstd");
-    for (int64_t i = 0; i < N * C; i++) sum[i] = from_float(to_float(x[i]) + to_float(delta[i]));
-    for (int64_t n = 0; n < N; n++) {
-        float squares = 0;
-        for (int64_t i = n * C; i < (n + 1) * C; i++) squares += to_float(sum[i]) * to_float(sum[i]);
-        rstd[n] = 1.0f / sqrtf(squares / (float)C + EPS);
-        for (int64_t i = 0; i < C; i++)
-            out[n * C + i] = from_float(to_float(sum[n * C + i]) * rstd[n] * to_float(w[i]));
-    }
-}
-
 static void forward_vectors(Case *c) {
-    int64_t N = c->size[0], C = c->size[1];
-    const floatX *x = X("x"), *delta = X("delta"), *w = X("w");
-    floatX *sum = X("sum"), *out = X("out");
-    float *rstd = F("rstd");
-    for (int64_t i = 0; i < N * C; i += VL)
-        store_x(sum + i, load_x(x + i, N * C - i) + load_x(delta + i, N * C - i), N * C - i);
-    for (int64_t n = 0; n < N; n++) {
-        const floatX *row = sum + n * C;
-        vfloat squares = vsplat(0);
-        for (int64_t i = 0; i < C; i += VL) squares = vfma(load_x(row + i, C - i), load_x(row + i, C - i), squares);
-        rstd[n] = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
-        for (int64_t i = 0; i < C; i += VL)
-            store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
-    }
-}
-
-static void forward_fused(Case *c) {
-    int64_t N = c->size[0], C = c->size[1];
-    const floatX *x = X("x"), *delta = X("delta"), *w = X("w");
-    floatX *sum = X("sum"), *out = X("out");
-    float *rstd = F("rstd");
-    for (int64_t n = 0; n < N; n++) {
-        floatX *row = sum + n * C;
-        vfloat squares = vsplat(0);
-        for (int64_t i = 0; i < C; i += VL) {
-            store_x(row + i, load_x(x + n * C + i, C - i) + load_x(delta + n * C + i, C - i), C - i);
-            vfloat v = load_x(row + i, C - i); // as stored: backward reads these bits
-            squares = vfma(v, v, squares);
-        }
-        rstd[n] = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
-        for (int64_t i = 0; i < C; i += VL)
-            store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
-    }
+    int bytes = 4 * (int)c->size[1] * (int)sizeof(floatX), vectors = c->size[1] % WIDE == 0;
+    cuda_check(cudaFuncSetAttribute(vectors ? forward_kernel3<WIDE> : forward_kernel3<1>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "asking for shared memory");
+    KERNEL_BY_WIDTH(c->on, vectors, WIDE, forward_kernel3, blocks_for(c->size[0], 4), 128, (size_t)bytes, X("out"),
+                    F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
 static const Version forward_versions[] = {
-    {"1 scalar",
-     "Two ops, one element at a time; each sum of squares is one chain of additions, four cycles per element.",
-     forward_scalar},
-    {"2 vectors",
-     "A vector at a time: as many partial sums as lanes, so the chain of additions is that many times shorter.",
+    {"1 one thread per row",
+     "The scalar loop with the addition in it, one row per thread. A warp's loads are a row apart, so only a sixteenth "
+     "of each memory sector is used at once (bf16); the caches, small for so many rows, must keep the rest.",
+     forward_row_a_thread},
+    {"2 one warp per row",
+     "Lanes take adjacent elements and add up their sums by five shuffles: a warp reads whole sectors of 32 bytes, two "
+     "at a time in bf16, four in fp32.",
+     forward_row_a_warp},
+    {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until its rstd is known.",
      forward_vectors},
-    {"3 fused addition",
-     "A row is added, summed and scaled before the next one: the sum is read back from the L1 cache, not from memory.",
-     forward_fused},
-    {"in use: threads",
-     "Rows divided over threads: no sum crosses rows, so the bits do not depend on the number of threads. Each step "
-     "takes two vectors (vpair): two shorter chains of additions, and in bf16 fewer instructions to convert.",
-     forward_in_use},
+    {"in use", "The op of lib/ops/cuda.", forward_in_use},
     END_OF_VERSIONS};
-#endif
 
 // ---------------------------------------------------------------------------
-// backward. With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)) + the residual's gradient, dw += sum over rows
-// of dout y. dx holds the residual's gradient before the call, as in the training step.
+// backward
 
-static void backward_case(Case *c) { // size: N, C
-    int64_t N = c->size[0], C = c->size[1];
-    reads(c, "dout", IN_X, N, C, 1);
-    reads(c, "x", IN_X, N, C, 1);
-    reads(c, "rstd", IN_FLOAT, N, 1, 1);
-    reads(c, "w", IN_X, 1, C, 1);
-    updates(c, "dx", IN_X, N, C, 1);
-    updates(c, "dw", IN_FLOAT, 1, C, 1);
-    c->flops = 10.0 * (double)(N * C);
-    // An ideal version keeps y and g from its first pass; the versions below compute them again. Its first pass has
-    // four operations: y = x rstd; g = dout w; dot += g y; dw += dout y. Its second pass has two: g - y mean; that
-    // times rstd, plus dx. Each is one multiplication or one fused multiply-add.
-    c->slots = 6.0 * (double)(N * C);
-}
+enum { DW_ROWS = 32, DW_COLS = 128 }; // rows in a partial sum of dw; columns per block of the two dw kernels
 
-static void backward_prepare(Case *c) { // the rstd of x
-    int64_t N = c->size[0], C = c->size[1];
-    const floatX *x = X("x");
-    for (int64_t n = 0; n < N; n++) {
-        double squares = 0;
-        for (int64_t i = n * C; i < (n + 1) * C; i++) squares += (double)to_float(x[i]) * to_float(x[i]);
-        F("rstd")[n] = (float)(1 / sqrt(squares / (double)C + (double)EPS));
+// One warp per row: the dot product, then dx. With ATOMIC also dw: each dout y is added to its column atomically.
+template <bool ATOMIC>
+static __global__ void __launch_bounds__(128) dx_kernel(floatX *dx, float *dw, const floatX *dout, const floatX *x,
+                                                        const float *rstd, const floatX *w, int64_t N, int64_t C) {
+    int64_t n = thread_number() / WARP, row = n * C;
+    int lane = threadIdx.x % WARP;
+    if (n >= N) return;
+    float dot = 0, scale = rstd[n];
+    for (int64_t i = lane; i < C; i += WARP) {
+        float y = to_float(x[row + i]) * scale, d = to_float(dout[row + i]);
+        dot += d * to_float(w[i]) * y;
+        if (ATOMIC) atomicAdd(dw + i, d * y);
+    }
+    float mean = warp_sum(dot) / (float)C;
+    for (int64_t i = lane; i < C; i += WARP) {
+        float y = to_float(x[row + i]) * scale, g = to_float(dout[row + i]) * to_float(w[i]);
+        dx[row + i] = from_float(scale * (g - y * mean) + to_float(dx[row + i])); // dx held the residual's gradient
     }
 }
-
-static void backward_definition(Case *c) {
-    int64_t N = c->size[0], C = c->size[1];
-    const double *dout = D("dout"), *x = D("x"), *rstd = D("rstd"), *w = D("w"), *residual = D("dx");
-    double *dx = R("dx"), *dw = R("dw");
-    memcpy(dw, D("dw"), (size_t)C * sizeof(double));
-    for (int64_t n = 0; n < N; n++) {
-        double dot = 0;
-        for (int64_t i = 0; i < C; i++) {
-            double y = x[n * C + i] * rstd[n];
-            dot += dout[n * C + i] * w[i] * y;
-            dw[i] += dout[n * C + i] * y;
-        }
-        for (int64_t i = 0; i < C; i++) {
-            double y = x[n * C + i] * rstd[n], g = dout[n * C + i] * w[i];
-            dx[n * C + i] = rstd[n] * (g - y * dot / (double)C) + residual[n * C + i];
-        }
-    }
+static void backward_atomic(Case *c) {
+    KERNEL(c->on, dx_kernel<true>, blocks_for(c->size[0], 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"),
+           X("w"), c->size[0], c->size[1]);
 }
 
-static void backward_in_use(Case *c) {
-    rmsnorm_backward(c->dev, X("dx"), F("dw"), X("dout"), X("dx"), X("x"), F("rstd"), X("w"), (int)c->size[0],
-                     (int)c->size[1]);
+// Block (bx, by) sums rows by * DW_ROWS to by * DW_ROWS + DW_ROWS - 1 of DW_COLS columns, one column per thread, into
+// row by of partial (blocks, C).
+static __global__ void __launch_bounds__(DW_COLS)
+    dw_partial_kernel(float *partial, const floatX *dout, const floatX *x, const float *rstd, int64_t N, int64_t C) {
+    int64_t i = (int64_t)blockIdx.x * DW_COLS + threadIdx.x, first = (int64_t)blockIdx.y * DW_ROWS;
+    float sum = 0;
+    for (int64_t n = first; i < C && n < min_i64(N, first + DW_ROWS); n++)
+        sum += to_float(dout[n * C + i]) * to_float(x[n * C + i]) * rstd[n];
+    if (i < C) partial[blockIdx.y * C + i] = sum;
+}
+// Adds the rows of `partial` to dw, in order, one column per thread.
+static __global__ void __launch_bounds__(DW_COLS)
+    dw_total_kernel(float *dw, const float *partial, int64_t blocks, int64_t C) {
+    int64_t i = thread_number();
+    float sum = 0;
+    for (int64_t b = 0; i < C && b < blocks; b++) sum += partial[b * C + i];
+    if (i < C) dw[i] += sum;
+}
+static void backward_two_stages(Case *c) {
+    int64_t N = c->size[0], C = c->size[1], blocks = blocks_of(N, DW_ROWS);
+    float *partial = (float *)page_scratch(c, (size_t)(blocks * C) * sizeof(float));
+    dim3 grid(blocks_for(C, DW_COLS), (unsigned)blocks);
+    KERNEL(c->on, dw_partial_kernel, grid, DW_COLS, 0, partial, X("dout"), X("x"), F("rstd"), N, C);
+    KERNEL(c->on, dw_total_kernel, blocks_for(C, DW_COLS), DW_COLS, 0, F("dw"), partial, blocks, C);
+    KERNEL(c->on, dx_kernel<false>, blocks_for(N, 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"), X("w"),
+           N, C);
 }
 
-#ifndef USE_CUDA
-static void backward_scalar(Case *c) {
-    int64_t N = c->size[0], C = c->size[1];
-    const floatX *dout = X("dout"), *x = X("x"), *w = X("w");
-    const float *rstd = F("rstd");
-    floatX *dx = X("dx");
-    float *dw = F("dw");
-    for (int64_t i = 0; i < C; i++) {
-        float sum = 0;
-        for (int64_t n = 0; n < N; n++) sum += to_float(dout[n * C + i]) * to_float(x[n * C + i]) * rstd[n];
-        dw[i] += sum;
-    }
-    for (int64_t n = 0; n < N; n++) {
-        float dot = 0;
-        for (int64_t i = 0; i < C; i++)
-            dot += to_float(dout[n * C + i]) * to_float(w[i]) * to_float(x[n * C + i]) * rstd[n];
-        for (int64_t i = 0; i < C; i++) {
-            float y = to_float(x[n * C + i]) * rstd[n], g = to_float(dout[n * C + i]) * to_float(w[i]);
-            dx[n * C + i] = from_float(rstd[n] * (g - y * dot / (float)C) + to_float(dx[n * C + i]));
+// A block has DW_ROWS rows, one after the other, and a thread the same W columns of each: x and dout are read once, and
+// dw stays in registers. A row waits for memory twice, before the dot product and after it. C is at most 1024 W.
+template <int W>
+static __global__ void __launch_bounds__(1024)
+    one_pass_kernel(floatX *dx, float *partial, const floatX *dout, const floatX *x, const float *rstd, const floatX *w,
+                    int64_t N, int64_t C) {
+    SHARED(float, sums, 2 * WARP);
+    int64_t begin = (int64_t)blockIdx.x * DW_ROWS, end = min_i64(N, begin + DW_ROWS), i = (int64_t)threadIdx.x * W;
+    float weight[W] = {}, dw[W] = {};
+    if (i < C) load(weight, w + i);
+    for (int64_t n = begin; n < end; n++) {
+        float y[W] = {}, d[W] = {}, r[W], dot = 0, scale = rstd[n];
+        if (i < C) load(y, x + n * C + i);
+        if (i < C) load(d, dout + n * C + i);
+        UNROLL for (int j = 0; j < W; j++) {
+            y[j] *= scale;
+            dot += d[j] * weight[j] * y[j];
+            dw[j] += d[j] * y[j];
         }
+        float mean = block_sum(dot, sums + n % 2 * WARP) / (float)C;
+        if (i >= C) continue;
+        load(r, dx + n * C + i); // the residual's gradient
+        UNROLL for (int j = 0; j < W; j++) r[j] += scale * (d[j] * weight[j] - y[j] * mean);
+        store(dx + n * C + i, r);
     }
+    if (i < C) store(partial + (int64_t)blockIdx.x * C + i, dw);
 }
-
-static void backward_by_rows(Case *c) {
-    int64_t N = c->size[0], C = c->size[1];
-    const floatX *dout = X("dout"), *x = X("x"), *w = X("w");
-    const float *rstd = F("rstd");
-    floatX *dx = X("dx");
-    float *dw = F("dw");
-    for (int64_t n = 0; n < N; n++) {
-        float dot = 0;
-        for (int64_t i = 0; i < C; i++) {
-            float y = to_float(x[n * C + i]) * rstd[n], d = to_float(dout[n * C + i]);
-            dot += d * to_float(w[i]) * y;
-            dw[i] += d * y;
-        }
-        float mean = dot / (float)C;
-        for (int64_t i = 0; i < C; i++) {
-            float y = to_float(x[n * C + i]) * rstd[n], g = to_float(dout[n * C + i]) * to_float(w[i]);
-            dx[n * C + i] = from_float(rstd[n] * (g - y * mean) + to_float(dx[n * C + i]));
-        }
-    }
-}
-
-/* Rows [from, to); adds their dw to dw (C). */
-static void backward_rows(Case *c, float *dw, int64_t from, int64_t to) {
-    int64_t C = c->size[1];
-    const floatX *dout = X("dout"), *x = X("x"), *w = X("w");
-    const float *rstd = F("rstd");
-    floatX *dx = X("dx");
-    for (int64_t n = from; n < to; n++) {
-        vfloat dot = vsplat(0);
-        for (int64_t i = 0; i < C; i += VL) {
-            vfloat y = load_x(x + n * C + i, C - i) * rstd[n], d = load_x(dout + n * C + i, C - i);
-            dot = vfma(d * load_x(w + i, C - i), y, dot);
-            store_float(dw + i, vfma(d, y, load_float(dw + i, C - i)), C - i);
-        }
-        float mean = vsum(dot) / (float)C;
-        for (int64_t i = 0; i < C; i += VL) {
-            vfloat y = load_x(x + n * C + i, C - i) * rstd[n],
-                   g = load_x(dout + n * C + i, C - i) * load_x(w + i, C - i);
-            store_x(dx + n * C + i, vfma(vfma(y, vsplat(-mean), g), vsplat(rstd[n]), load_x(dx + n * C + i, C - i)),
-                    C - i);
-        }
-    }
-}
-static void backward_vectors(Case *c) { backward_rows(c, F("dw"), 0, c->size[0]); }
-
-static void backward_threads(Case *c) {
-    int64_t N = c->size[0], C = c->size[1], threads = c->dev->threads;
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *own = (float *)scratch(c->dev, "dw of threads", (size_t)(threads * C) * sizeof(float)), *dw = F("dw");
-    memset(own, 0, (size_t)(threads * C) * sizeof(float));
-#pragma omp parallel for num_threads(c->dev->threads)
-    for (int64_t t = 0; t < threads; t++) backward_rows(c, own + t * C, N * t / threads, N * (t + 1) / threads);
-    for (int64_t t = 0; t < threads; t++)
-        for (int64_t i = 0; i < C; i++) dw[i] += own[t * C + i];
-    arena_release(c->dev, MEM_WORKSPACE, mark);
+static void backward_one_pass(Case *c) {
+    int64_t N = c->size[0], C = c->size[1], blocks = blocks_of(N, DW_ROWS);
+    float *partial = (float *)page_scratch(c, (size_t)(blocks * C) * sizeof(float));
+    KERNEL_BY_WIDTH(c->on, C % WIDE == 0, WIDE, one_pass_kernel, (unsigned)blocks,
+                    threads_for(blocks_of(C, W), MAX_BLOCK), 0, X("dx"), partial, X("dout"), X("x"), F("rstd"), X("w"),
+                    N, C);
+    KERNEL(c->on, dw_total_kernel, blocks_for(C, DW_COLS), DW_COLS, 0, F("dw"), partial, blocks, C);
 }
 
 static const Version backward_versions[] = {
-    {"1 scalar",
-     "The two formulas, one after the other. dw is summed down columns, which uses one element of each cache line it "
-     "touches.",
-     backward_scalar},
-    {"2 by rows", "dw is added to row by row, while the row is in the cache: memory is read in order, once.",
-     backward_by_rows},
-    {"3 vectors", "A vector at a time: the dot product is no longer one chain of additions.", backward_vectors},
-    {"4 threads",
-     "Rows divided over threads, each with a dw of its own, added up at the end. Fast, but the bits of dw depend on "
-     "the number of threads.",
-     backward_threads},
-    {"in use: blocks of rows",
-     "A dw for every 32 rows instead, added up in order: the same bits for any number of threads. Each step takes two "
-     "vectors (vpair), as in forward.",
+    {"1 atomic additions",
+     "A warp per row; every dout y is added to its column of dw at once. N threads queue for each of the C sums, and "
+     "the order of additions, hence the bits, changes from run to run.",
+     backward_atomic},
+    {"2 two stages",
+     "dw separately: sums over 32 rows, then over those sums, each in a fixed order, so the same bits on each run; but "
+     "dout and x are read twice.",
+     backward_two_stages},
+    {"3 one pass",
+     "dx and the sums over 32 rows together: dout and x are read once. N / 32 blocks are too few to hide that each row "
+     "waits for memory twice.",
+     backward_one_pass},
+    {"in use",
+     "The op of lib/ops/cuda: the next row's x, dout and residual gradient are under way while a row is computed and "
+     "the "
+     "block adds up its dot product. A barrier of the warp keeps their loads in front of the sum.",
      backward_in_use},
     END_OF_VERSIONS};
-#endif
 
-// ---------------------------------------------------------------------------
-// the page
-
-#ifdef USE_CUDA
-#include "rmsnorm.cuh" // defines: forward_versions, backward_versions
-#endif
-
-static const Op forward = {"rmsnorm_forward",
-                           forward_case,
-                           forward_prepare,
-                           forward_definition,
-                           forward_versions,
-                           {{"odd", {333, 301}},
-                            FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-                                FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
-
-static const Op backward = {"rmsnorm_backward",
-                            backward_case,
-                            backward_prepare,
-                            backward_definition,
-                            backward_versions,
-                            {{"odd", {333, 301}},
-                             FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-                                 FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
-
-PAGE(&forward, &backward)
+PAGE({&forward, forward_versions}, {&backward, backward_versions})

@@ -1,189 +1,93 @@
-/* rope.cu: rotary position embedding (Su et al. 2021, equation 34), in place, forward and backward.
+/* rope.cu: the steps of RoPE on a GPU.
  *
- * Element i of a head rotates with element i + HD/2 by the angle position * THETA^(-2i / HD): Hugging Face's pairing. A
- * rotation's transpose is the rotation by the opposite angle, so backward is the same loop with the sine negated.
- * Computing sines is expensive; with a table of them only moving the heads takes time.
- */
-#include "page.h" // reads(), updates(): declare a tensor; the last argument scales its random values. X(name), F(name),
-                  // I(name): its data in floatX, float, int32_t. D(name), R(name): the definition's inputs and results
-                  // in double. c->slots: arithmetic instructions × lanes of an ideal version. From
-                  // lib/ops/cpu/vectors.h: vfloat, VL, vfma, load_x, …
+ * Two elements are read, rotated and written back. The cosine and sine of the angle come from a table that all heads of
+ * a token share, so they are read from the caches. What is left is to move the heads with wide loads and stores.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp rope.cu -o rope
+ * with page.cuh page.h rope.h lib/device/kernel.h lib/ops/cuda/layers.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/layers.cuh"
+#include "rope.h"
 
-static const double THETA = 500000; // Llama 3's
+static const double TURN = 6.283185307179586;
 
-static void rope_case(Case *c) { // size: N, T, heads, HD, stride, direction (1: forward, -1: backward)
-    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4];
-    updates(c, "x", IN_X, N, stride, 1)->touched =
-        N * heads * HD * (int64_t)sizeof(floatX); // a row ends with the value heads, which are not rotated
-    reads(c, "cos_sin", IN_FLOAT, T, HD, 1);
-    reads(c, "positions", IN_INT, 1, T, (double)T);
-    c->flops = 3.0 * (double)(N * heads * HD);
-    c->slots = 2.0 * (double)(N * heads * HD); // a multiplication and an FMA
+static __device__ __forceinline__ void turn(float *first, float *second, float cosine, float sine) {
+    float a = *first, b = *second;
+    *first = a * cosine - b * sine;
+    *second = b * cosine + a * sine;
 }
 
-static double angle_of(int64_t position, int64_t i, int64_t HD) {
-    return (double)position * pow(THETA, -2.0 * (double)i / (double)HD);
-}
-
-static void rope_prepare(Case *c) { // the table of THETA
-    int64_t T = c->size[1], HD = c->size[3], half = HD / 2;
-    for (int64_t t = 0; t < T; t++)
-        for (int64_t i = 0; i < half; i++) {
-            F("cos_sin")[t * HD + i] = (float)cos(angle_of(t, i, HD));
-            F("cos_sin")[t * HD + half + i] = (float)sin(angle_of(t, i, HD));
-        }
-}
-
-static void rope_definition(Case *c) {
-    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
-    const double *x = D("x"), *cos_sin = D("cos_sin"), *positions = D("positions");
-    double *out = R("x"), direction = (double)c->size[5];
-    memcpy(out, x, (size_t)(N * stride) * sizeof(double));
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t h = 0; h < heads; h++)
-            for (int64_t i = 0; i < half; i++) {
-                const double *table = cos_sin + (int64_t)positions[n % T] * HD + i, *a = x + n * stride + h * HD + i,
-                             *b = a + half;
-                double cosine = table[0], sine = direction * table[half];
-                out[a - x] = *a * cosine - *b * sine;
-                out[b - x] = *b * cosine + *a * sine;
-            }
-}
-
-static void rope_in_use(Case *c) {
-    int N = (int)c->size[0], T = (int)c->size[1], heads = (int)c->size[2], HD = (int)c->size[3];
-    if (c->size[5] > 0) rope_forward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
-    else rope_backward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
-}
-
-#ifndef USE_CUDA
-static inline void turn(floatX *first, floatX *second, float cosine, float sine) {
-    float a = to_float(*first), b = to_float(*second);
-    *first = from_float(a * cosine - b * sine);
-    *second = from_float(b * cosine + a * sine);
-}
-
-static void rope_functions(Case *c) {
-    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
-    const int32_t *positions = I("positions");
-    floatX *x = X("x");
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t h = 0; h < heads; h++)
-            for (int64_t i = 0; i < half; i++) {
-                floatX *first = x + n * stride + h * HD + i;
-                double angle = angle_of(positions[n % T], i, HD);
-                turn(first, first + half, (float)cos(angle), (float)(sin(angle) * (double)c->size[5]));
-            }
-}
-
-static void rope_once_a_token(Case *c) {
-    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
-    const int32_t *positions = I("positions");
-    floatX *x = X("x");
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0; i < half; i++) {
-            double angle = angle_of(positions[n % T], i, HD);
-            float cosine = (float)cos(angle), sine = (float)(sin(angle) * (double)c->size[5]);
-            for (int64_t h = 0; h < heads; h++) {
-                floatX *first = x + n * stride + h * HD + i;
-                turn(first, first + half, cosine, sine);
-            }
-        }
-}
-
-static void rope_table(Case *c) {
-    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
-    const int32_t *positions = I("positions");
-    const float *cos_sin = F("cos_sin");
-    floatX *x = X("x");
-    float direction = (float)c->size[5];
-    for (int64_t n = 0; n < N; n++) {
-        const float *cosines = cos_sin + positions[n % T] * HD, *sines = cosines + half;
-        for (int64_t h = 0; h < heads; h++) {
-            floatX *first = x + n * stride + h * HD, *second = first + half;
-            for (int64_t i = 0; i < half; i++) turn(first + i, second + i, cosines[i], sines[i] * direction);
-        }
+// Thread i: one pair of one head of one token, numbered (n, head, pair).
+template <bool TABLE>
+static __global__ void __launch_bounds__(256)
+    rope_kernel1(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int64_t N, int T, int heads,
+                 int HD, float direction) {
+    int64_t i = thread_number(), half = HD / 2, n = i / (heads * half), head = i / half % heads, pair = i % half;
+    if (n >= N) return;
+    floatX *first = x + n * stride + head * HD + pair, *second = first + half;
+    float a = to_float(*first), b = to_float(*second), cosine, sine;
+    if (TABLE) {
+        cosine = cos_sin[(int64_t)positions[n % T] * HD + pair];
+        sine = cos_sin[(int64_t)positions[n % T] * HD + half + pair];
+    } else { // in double, and without whole turns: at position 8,000 a float's angle has lost four of its seven digits
+        double turns = (double)positions[n % T] * pow(THETA, -2.0 * (double)pair / (double)HD) / TURN;
+        float angle = (float)((turns - rint(turns)) * TURN);
+        cosine = __cosf(angle);
+        sine = __sinf(angle);
     }
+    turn(&a, &b, cosine, sine * direction);
+    *first = from_float(a);
+    *second = from_float(b);
+}
+template <bool TABLE> static void rope_pairs(Case *c) {
+    int64_t N = c->size[0], heads = c->size[2], HD = c->size[3];
+    KERNEL(c->on, rope_kernel1<TABLE>, blocks_for(N * heads * (HD / 2), 256), 256, 0, X("x"), c->size[4], F("cos_sin"),
+           I("positions"), N, (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
 }
 
-static inline void turn_vectors(floatX *first, floatX *second, vfloat cosine, vfloat sine, int64_t n) {
-    vfloat a = load_x(first, n), b = load_x(second, n);
-    store_x(first, vfma(a, cosine, b * -sine), n);
-    store_x(second, vfma(b, cosine, a * sine), n);
+// As kernel 1 with the table, and W pairs per thread: two loads and two stores of 16 bytes.
+template <int W>
+static __global__ void __launch_bounds__(256)
+    rope_kernel2(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int64_t N, int T, int heads,
+                 int HD, float direction) {
+    int half = HD / 2, pieces = half / W;
+    int64_t i = thread_number(), n = i / (heads * pieces), head = i / pieces % heads, pair = i % pieces * W;
+    if (n >= N) return;
+    floatX *first = x + n * stride + head * HD + pair;
+    const float *table = cos_sin + (int64_t)positions[n % T] * HD + pair;
+    float a[W], b[W], cosine[W], sine[W];
+    load(a, first);
+    load(b, first + half);
+    load(cosine, table);
+    load(sine, table + half);
+    for (int j = 0; j < W; j++) turn(&a[j], &b[j], cosine[j], sine[j] * direction);
+    store(first, a);
+    store(first + half, b);
 }
-
 static void rope_vectors(Case *c) {
-    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
-    const int32_t *positions = I("positions");
-    const float *cos_sin = F("cos_sin");
-    floatX *x = X("x");
-    float direction = (float)c->size[5];
-    for (int64_t n = 0; n < N; n++) {
-        const float *cosines = cos_sin + positions[n % T] * HD, *sines = cosines + half;
-        for (int64_t h = 0; h < heads; h++) {
-            floatX *first = x + n * stride + h * HD, *second = first + half;
-            for (int64_t i = 0; i < half; i += VL)
-                turn_vectors(first + i, second + i, load_float(cosines + i, half - i),
-                             load_float(sines + i, half - i) * direction, half - i);
-        }
-    }
-}
-
-static void rope_heads_inside(Case *c) {
-    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
-    const int32_t *positions = I("positions");
-    const float *cos_sin = F("cos_sin");
-    floatX *x = X("x");
-    float direction = (float)c->size[5];
-    for (int64_t n = 0; n < N; n++) {
-        const float *cosines = cos_sin + positions[n % T] * HD, *sines = cosines + half;
-        for (int64_t i = 0; i < half; i += VL) {
-            vfloat cosine = load_float(cosines + i, half - i), sine = load_float(sines + i, half - i) * direction;
-            floatX *first = x + n * stride + i;
-            for (int64_t h = 0; h < heads; h++)
-                turn_vectors(first + h * HD, first + h * HD + half, cosine, sine, half - i);
-        }
-    }
+    int64_t N = c->size[0], heads = c->size[2], HD = c->size[3], stride = c->size[4];
+    KERNEL_BY_WIDTH(c->on, HD / 2 % WIDE == 0 && stride % WIDE == 0, WIDE, rope_kernel2,
+                    blocks_for(N * heads * (HD / 2 / W), 256), 256, 0, X("x"), stride, F("cos_sin"), I("positions"), N,
+                    (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
 }
 
 static const Version rope_versions[] = {
     {"1 pow, cos and sin",
-     "The formula for each pair of each head. In double: at position 1,000 a float's angle has lost three of its seven "
-     "digits.",
-     rope_functions},
-    {"2 once a token", "All heads of a token rotate by the same angles: they are computed once for all of them.",
-     rope_once_a_token},
-    {"3 a table",
-     "The same positions occur in every sequence, layer and step: a table, computed once, removes the functions from "
-     "the step.",
-     rope_table},
-    {"4 vectors",
-     "The table has all cosines of a position, then all sines, as a head has its halves: four vectors are loaded and "
-     "none needs shuffling.",
+     "The formula, a pair per thread: a power in double, then the hardware's "
+     "approximate sine and cosine; hundreds of instructions to move 8 bytes "
+     "(bf16).",
+     rope_pairs<false>},
+    {"2 a table",
+     "Cosines and sines of all positions, computed once: 8 bytes more per pair, "
+     "but from the caches, since all heads of a token read the same ones.",
+     rope_pairs<true>},
+    {"3 vectors",
+     "Loads of 16 bytes: an eighth of the instructions (bf16), and the divisions "
+     "that compute a thread's head and element are done once for eight pairs.",
      rope_vectors},
-    {"5 heads inside",
-     "The table's vectors are loaded, and the sine given its sign, once for all heads of a token. Where half a head "
-     "ends within a vector (HD 48), no head's load waits any more for the masked store before it, which it overlaps.",
-     rope_heads_inside},
-    {"in use: threads", "Rows divided over threads, two vectors at a time (vpair).", rope_in_use},
+    {"in use",
+     "The op of lib/ops/cuda: x is loaded before the position and the angles, which "
+     "take two loads in a row.",
+     rope_in_use},
     END_OF_VERSIONS};
-#endif
 
-#ifdef USE_CUDA
-#include "rope.cuh" // defines: rope_versions
-#endif
-
-static const Op rope = {
-    "rope",
-    rope_case,
-    rope_prepare,
-    rope_definition,
-    rope_versions,
-    {{"odd", {65, 13, 3, 38, 133, 1}},
-     FOR_CPU({"bench-8m", {2048, 256, 12, 48, 18 * 48, 1}}, {"bench-125m", {1024, 512, 16, 64, 20 * 64, 1}},
-             {"1B layer", {1024, 1024, 40, 64, 48 * 64, 1}}, {"1B layer, backward", {1024, 1024, 40, 64, 48 * 64, -1}})
-         FOR_GPU({"even", {66, 33, 5, 64, 7 * 64, -1}}, {"1B layer", {8192, 8192, 40, 64, 48 * 64, 1}},
-                 {"8B layer", {8192, 8192, 40, 128, 48 * 128, 1}},
-                 {"8B layer, backward", {8192, 8192, 40, 128, 48 * 128, -1}})}};
-
-PAGE(&rope)
+PAGE({&rope, rope_versions})

@@ -1,64 +1,31 @@
-/* scale.cu: a tensor times a number, x *= alpha / rank, as LoRA scales its hidden (N, rank).
+/* scale.cu: the steps of multiplying a tensor by a number on a GPU.
  *
- * One multiplication for each element read and written, so memory bandwidth is the limit; LoRA's tensors are so small
- * that they are still in a cache, and what a call costs by itself counts, too.
- */
-#include "page.h" // updates(): declares a tensor; the last argument scales its random values. X(name): its data in
-                  // floatX. D(name), R(name): the definition's inputs and results in double. c->slots: arithmetic
-                  // instructions × lanes of an ideal version. From lib/ops/cpu/vectors.h: VL, load_x, store_x
+ * Each element is read and written once. All there is to gain is the number of bytes that one load or store moves.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp scale.cu -o scale
+ * with page.cuh page.h scale.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
+ * lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/flat_tensors.cuh"
+#include "scale.h"
 
-static const float SCALE_BY = 1.6f; // alpha 16, rank 10: no power of two, so that elements are rounded
-
-static void scale_case(Case *c) { // size: count
-    int64_t count = c->size[0];   // one element per row: each must meet the bound
-    updates(c, "x", IN_X, count, 1, 1);
-    c->flops = (double)count;
-    c->slots = c->flops;
-    c->restore = 1; // repeated calls would end at infinity
+// Thread i scales W elements from i W on; a shorter tail is taken one by one.
+template <int W> static __global__ void __launch_bounds__(256) scale_kernel1(floatX *x, float by, int64_t count) {
+    int64_t i = thread_number() * W;
+    float v[W];
+    if (i >= count) return;
+    load_some(v, x + i, count - i);
+    for (int k = 0; k < W; k++) v[k] *= by;
+    store_some(x + i, v, count - i);
 }
-
-static void scale_definition(Case *c) {
-    const double *x = D("x");
-    double *out = R("x");
-    for (int64_t i = 0; i < c->size[0]; i++)
-        if (wanted(c, i, c->size[0], 1)) out[i] = x[i] * SCALE_BY;
-}
-
-static void scale_in_use(Case *c) { scale(c->dev, X("x"), SCALE_BY, c->size[0]); }
-
-#ifndef USE_CUDA
-static void scale_by_element(Case *c) {
-    floatX *x = X("x");
-    for (int64_t i = 0; i < c->size[0]; i++) x[i] = from_float(to_float(x[i]) * SCALE_BY);
-}
-
-static void scale_vectors(Case *c) {
-    floatX *x = X("x");
-    int64_t count = c->size[0];
-    for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * SCALE_BY, count - i);
+template <int W> static void scale_by(Case *c) {
+    KERNEL(c->on, scale_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("x"), SCALE_BY, c->size[0]);
 }
 
 static const Version op_versions[] = {
-    {"1 by element", "An element is converted to fp32, multiplied and rounded. The compiler vectorizes the loop.",
-     scale_by_element},
-    {"2 vectors",
-     "The vectors of lib/ops/cpu/vectors.h, which round to bf16 by the hardware's instruction, where there is one.",
-     scale_vectors},
-    {"in use: threads", "Vectors divided over threads.", scale_in_use},
+    {"1 an element a thread", "In bf16 a warp loads and stores 64 bytes at a time, half a cache line.", scale_by<1>},
+    {"2 sixteen bytes a thread", "As many elements as fill a load and a store of 16 bytes.", scale_by<WIDE>},
+    {"in use", "The op of lib/ops/cuda: the same, and by element if the tensor is not aligned to 16 bytes.",
+     scale_in_use},
     END_OF_VERSIONS};
-#endif
 
-#ifdef USE_CUDA
-#include "scale.cuh" // defines: op_versions
-#endif
-
-static const Op op = {"scale",
-                      scale_case,
-                      NULL,
-                      scale_definition,
-                      op_versions,
-                      {{"odd", {1003}},
-                       FOR_CPU({"bench-125m hidden, rank 16", {16384}}, {"8B hidden, rank 16", {131072}}) FOR_GPU(
-                           {"even", {4096}}, {"8B hidden, rank 16", {131072}}, {"8B hidden, rank 256", {2097152}})}};
-
-PAGE(&op)
+PAGE({&op, op_versions})

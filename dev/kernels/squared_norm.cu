@@ -1,111 +1,80 @@
-/* squared_norm.cu: the sum of squares of a gradient, for clipping by its norm.
+/* squared_norm.cu: the steps of the sum of squares on a GPU.
  *
- * Each element is read once and takes one multiply-add, so memory bandwidth is the limit. The difficulty is the sum. A
- * single fp32 accumulator stops growing at about 2^24 times what is added to it; and if the result depends on the order
- * of additions, it changes with the number of threads or ranks. So short blocks are summed in fp32, and the blocks'
- * sums in something wider.
- */
-#include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
-                  // F(name): its data in float. D(name), R(name): the definition's inputs and results in double.
-                  // c->slots: arithmetic instructions × lanes of an ideal version. From lib/ops/cpu/vectors.h: vfloat,
-                  // VL, vsplat, vfma, …
+ * Thousands of threads each have a sum, and one number must result. Atomic additions of floats happen in an order that
+ * changes from run to run. A second kernel has a fixed order, but another one as soon as ranks cut the tensor
+ * elsewhere. Additions of integers give the same sum in any order.
+ *
+ *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp squared_norm.cu -o squared_norm
+ * with page.cuh page.h squared_norm.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
+ * lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/flat_tensors.cuh"
+#include "squared_norm.h"
 
-static void norm_case(Case *c) { // size: count
-    reads(c, "x", IN_FLOAT, c->size[0], 1, 1);
-    writes(c, "total", IN_FLOAT, 1, 1);
-    c->flops = 2.0 * (double)c->size[0];
-    c->slots = (double)c->size[0];
-}
+enum { NORM_GRID = 1024 }; // blocks: several for each multiprocessor of any GPU
 
-static void norm_definition(Case *c) {
-    const double *x = D("x");
-    double total = 0;
-    for (int64_t i = 0; i < c->size[0]; i++) total += x[i] * x[i];
-    R("total")[0] = total;
-}
-
-#ifndef USE_CUDA
-static void norm_double(Case *c) {
-    const float *x = F("x");
-    double total = 0;
-    for (int64_t i = 0; i < c->size[0]; i++) total += (double)x[i] * (double)x[i];
-    F("total")[0] = (float)total;
-}
-
-static void norm_blocks(Case *c) {
-    const float *x = F("x");
-    double total = 0;
-    for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) {
-        float sum = 0;
-        for (int64_t i = b; i < min_i64(c->size[0], b + NORM_BLOCK); i++) sum += x[i] * x[i];
-        total += sum;
+// Thread i sums the squares of vectors i, i + threads, i + 2 threads, …; then each warp is summed, then the block.
+template <int W> static __device__ float squares_of(const float *x, int64_t count, float *sums) {
+    float sum = 0, v[W];
+    for (int64_t i = thread_number() * W; i < count; i += (int64_t)gridDim.x * blockDim.x * W) {
+        load_some<true>(v, x + i, count - i);
+        for (int j = 0; j < W; j++) sum += v[j] * v[j];
     }
-    F("total")[0] = (float)total;
+    return block_sum(sum, sums);
+}
+template <int W>
+static __global__ void __launch_bounds__(256) norm_kernel1(float *total, const float *x, int64_t count) {
+    SHARED(float, sums, WARP);
+    float sum = squares_of<W>(x, count, sums);
+    if (threadIdx.x == 0) atomicAdd(total, sum);
+}
+template <int W> static void norm_atomic(Case *c) {
+    page_zero(c, F("total"), sizeof(float));
+    KERNEL(c->on, norm_kernel1<W>, NORM_GRID, 256, 0, F("total"), F("x"), c->size[0]);
 }
 
-/* One block, as the op in use sums it. */
-static inline float block_sum(const float *x, int64_t n) {
-    vfloat sum = vsplat(0);
-    for (int64_t i = 0; i < min_i64(n, NORM_BLOCK); i += VL) {
-        vfloat v = load_float(x + i, n - i);
-        sum = vfma(v, v, sum);
-    }
-    return vsum(sum);
+static __global__ void __launch_bounds__(256) norm_kernel2(float *partial, const float *x, int64_t count) {
+    SHARED(float, sums, WARP);
+    float sum = squares_of<FLAT>(x, count, sums);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+static __global__ void __launch_bounds__(NORM_GRID) norm_kernel3(float *total, const float *partial) { // one block
+    SHARED(float, sums, WARP);
+    float sum = block_sum(partial[threadIdx.x], sums);
+    if (threadIdx.x == 0) *total = sum;
+}
+static void norm_two_stages(Case *c) {
+    float *partial = (float *)page_scratch(c, NORM_GRID * sizeof(float));
+    KERNEL(c->on, norm_kernel2, NORM_GRID, 256, 0, partial, F("x"), c->size[0]);
+    KERNEL(c->on, norm_kernel3, 1, NORM_GRID, 0, F("total"), partial);
 }
 
-static void norm_vectors(Case *c) {
-    const float *x = F("x");
-    double total = 0;
-    for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) total += block_sum(x + b, c->size[0] - b);
-    F("total")[0] = (float)total;
+// What exact_value does on the host once a step, so that the page has a float to compare.
+static __global__ void value_kernel(float *total, const ExactSum *sum) {
+    double x = 0;
+    for (int i = EXACT_DIGITS - 1; i >= 0; i--) x += ldexp((double)sum->digit[i], 32 * i - 149);
+    *total = (float)x;
 }
-
-static void norm_threads(Case *c) {
-    const float *x = F("x");
-    double total = 0;
-#pragma omp parallel for num_threads(c->dev->threads) reduction(+ : total)
-    for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) total += block_sum(x + b, c->size[0] - b);
-    F("total")[0] = (float)total;
-}
-
 static void norm_in_use(Case *c) {
-    ExactSum total = ZERO;
-    squared_norm(c->dev, &total, F("x"), c->size[0]);
-    F("total")[0] = (float)exact_value(&total);
+    ExactSum *sum = (ExactSum *)page_scratch(c, sizeof(ExactSum));
+    page_zero(c, sum, sizeof(ExactSum));
+    IMPLEMENTATION(squared_norm)(c->on, sum, F("x"), c->size[0]);
+    KERNEL(c->on, value_kernel, 1, 1, 0, F("total"), sum);
 }
 
 static const Version norm_versions[] = {
-    {"1 double", "The definition: each element is converted to double and waits for the sum of all before it.",
-     norm_double},
-    {"2 blocks",
-     "128 squares in fp32, the blocks' sums in double: no conversions, but the additions still wait for each other.",
-     norm_blocks},
-    {"3 vectors",
-     "As many partial sums in a block as lanes: the chain of additions is that many times shorter, and blocks overlap.",
-     norm_vectors},
-    {"4 threads",
-     "Blocks divided over threads, each with a double: as fast as memory, but the last bits depend on the number of "
-     "threads.",
-     norm_threads},
+    {"1 atomic additions",
+     "A sum per thread, then per block, then one atomic float addition per block: other bits on each run.",
+     norm_atomic<1>},
+    {"2 vectors", "Loads of 16 bytes.", norm_atomic<FLAT>},
+    {"3 two stages",
+     "The sums of 1,024 blocks go to memory and a second kernel adds them up: the same bits on each run, for the same "
+     "tensor on the same number of ranks.",
+     norm_two_stages},
     {"in use: exact",
-     "Each thread has a fixed-point sum that is wide enough for every float. Integer sums do not depend on the order "
-     "of additions, so the bits depend neither on threads nor on ranks.",
+     "fp32 sums of 128 elements, added as integers to a fixed-point number that is wide enough for every float: "
+     "atomics again, and yet the same bits on each run and for any number of ranks. A warp loads four blocks before it "
+     "adds up the first.",
      norm_in_use},
     END_OF_VERSIONS};
-#endif
 
-#ifdef USE_CUDA
-#include "squared_norm.cuh" // defines: norm_versions
-#endif
-
-static const Op norm = {
-    "squared_norm",
-    norm_case,
-    NULL,
-    norm_definition,
-    norm_versions,
-    {{"odd", {1003}},
-     FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
-         FOR_GPU({"even", {12800}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
-
-PAGE(&norm)
+PAGE({&norm, norm_versions})

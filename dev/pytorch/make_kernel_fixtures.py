@@ -4,7 +4,7 @@
     python make_kernel_fixtures.py swiglu         those of one function below
 
 Everything is float64, with gradients by autograd. Inputs are rounded to bf16 first, so that both precisions read the
-same numbers. fixture_open in dev/kernels/page.h reads OP.N.bin: a line `size …` with the case's sizes in the page's
+same numbers. dev/kernels/page_fixtures.h reads OP.N.bin: a line `size …` with the case's sizes in the page's
 order, lines `NAME ROWS COLS`, an empty line, the values. A tensor that the op updates is there twice: before as NAME,
 after as NAME.out.
 """

@@ -61,7 +61,7 @@ VISIBLE void SYMBOL(use_stream)(void *handle, void *stream) {
     Library *l = (Library *)handle;
     l->has_stream = 1;
 #ifdef USE_CUDA
-    l->dev.stream = (cudaStream_t)stream;
+    l->dev.on.stream = (cudaStream_t)stream;
 #else
     (void)stream;
 #endif
@@ -109,7 +109,7 @@ static Device *library_device(Library *l) {
     Arena *need = &l->dry_run.arenas[MEM_WORKSPACE];
     if (need->peak > l->dev.arenas[MEM_WORKSPACE].reserved) {
 #ifdef USE_CUDA
-        cudaStream_t stream = l->dev.stream;
+        cudaStream_t stream = l->dev.on.stream;
         cuda_check(cudaDeviceSynchronize(), "waiting for earlier calls");
 #endif
         ops_close(&l->dev);
@@ -117,13 +117,13 @@ static Device *library_device(Library *l) {
         need->peak *= 2;
         library_open_device(l);
 #ifdef USE_CUDA
-        if (l->has_stream) l->dev.stream = stream;
+        if (l->has_stream) l->dev.on.stream = stream;
 #endif
     }
 #ifdef USE_CUDA
     cuda_check(cudaSetDevice(l->dev.gpu), "choosing a GPU");
 #endif
-    omp_set_num_threads(l->dev.threads); // oneDNN takes it from the thread that calls, which may be another each time
+    omp_set_num_threads(l->dev.on.threads); // oneDNN takes it from the calling thread, which may be another each time
     return &l->dev;
 }
 

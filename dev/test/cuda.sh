@@ -362,8 +362,7 @@ refusals() {
         "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 \
         --ranks 2
     CUDA_ON_CPU_FAIL=LAUNCH:700:40 bad "a fault of one launch" \
-        "^failure: CUDA: the launch of [A-Za-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 \
-        --ranks 3
+        "^failure: CUDA: [A-Za-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 --ranks 3
     CUDA_ON_CPU_FAIL=LAUNCH:209:1 bad "a build without code for this GPU" \
         "^error: CUDA: the launch of .*no kernel for this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
 }

@@ -223,6 +223,7 @@ run_all() {
     if has_mpi; then beside "CUDA on a CPU, processes over NCCL" dev/test/gpu_processes.sh; fi
     beside "CUDA on a CPU, the runtime itself" "$(in_folder dev/cuda_on_cpu)"
     beside "ops, step by step" "$(in_folder dev/kernels check)"
+    beside "kernel pages alone" "dev/test/pages_alone.sh all"
     beside "fuzzing, a short run" "$(in_folder dev/fuzz check)"
     beside "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
     beside "ops, step by step, CUDA on a CPU" "$(in_folder dev/kernels check-cuda)"

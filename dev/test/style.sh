@@ -69,7 +69,7 @@ fi
 # Files of each layer, from the lowest up; what matches no pattern is above them. A file belongs to the first match, and
 # includes files of its own layer and of those below.
 layers=(
-    "lib/device/system.h lib/device/base.h"
+    "lib/device/system.h lib/device/kernel.h lib/device/exact_sum.h lib/device/base.h"
     "lib/device/*"
     "lib/ops/*"
     "lib/comm/* lib/io/*"

@@ -207,9 +207,9 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
         test_same(t, d, first_d, l.total * XS); // unused keys and gaps hold what they held
     }
     floatX *quick = (floatX *)test_copy(t, q, l.total * XS); // where the order of a sum may differ from run to run
-    t->dev[1].deterministic = 0;
+    t->dev[1].on.deterministic = 0;
     attention_backward(&t->dev[1], quick, quick + l.k, quick + l.v, dout, first_out, first_lse, q, k, v, &s);
-    t->dev[1].deterministic = 1;
+    t->dev[1].on.deterministic = 1;
     AttentionReference r;
     r.q = test_widen(t, q, c->B, c->Tq, l.q_batch, s.q_stride, qw);
     r.k = test_widen(t, k, c->B, c->Tk, l.kv_batch, s.k_stride, kw);
@@ -337,28 +337,28 @@ static void test_attention_chunks(KernelTest *t) {
 #if defined(USE_CUDA) && defined(PRECISION_BF16)
 /* The same cases through the kernels for GPUs of compute capability 9.0; heads of other sizes are not theirs. */
 static void test_attention_hopper(KernelTest *t, void (*run)(KernelTest *)) {
-    if (!t->dev[1].encode_tensor_map) {
+    if (!t->dev[1].on.encode_tensor_map) {
         printf("not run: attention by wgmma and TMA, which need a GPU of compute capability 9.0\n");
         return;
     }
 #ifdef CUDA_ON_CPU
     int *scratch = (int *)test_floats(t, 1, 1);
     cuda_on_cpu.tensor_maps = 0;
-    const char *missing = attention_open(&t->dev[1], scratch);
+    const char *missing = attention_open(&t->dev[1].on, scratch);
     CHECK("a driver without tensor maps is named, and attention keeps to mma.sync",
-          missing && strstr(missing, "no tensor maps") && strstr(missing, "CUDA 12") && !t->dev[1].hopper_attention,
+          missing && strstr(missing, "no tensor maps") && strstr(missing, "CUDA 12") && !t->dev[1].on.hopper_attention,
           "%s", missing ? missing : "no word of it");
     cuda_on_cpu.tensor_maps = 1;
-    missing = attention_open(&t->dev[1], scratch);
-    CHECK("a GPU of compute capability 9.0 computes attention by wgmma and TMA", !missing && t->dev[1].hopper_attention,
-          "%s", missing ? missing : "chosen when the ops are opened");
+    missing = attention_open(&t->dev[1].on, scratch);
+    CHECK("a GPU of compute capability 9.0 computes attention by wgmma and TMA",
+          !missing && t->dev[1].on.hopper_attention, "%s", missing ? missing : "chosen when the ops are opened");
     test_free_all(t);
     t->random = t->seed; // the same numbers as without this check
 #endif
     t->variant = ", by wgmma and TMA";
-    for (int i = 1; i <= TEST_THREADS; i++) t->dev[i].hopper_attention = 1;
+    for (int i = 1; i <= TEST_THREADS; i++) t->dev[i].on.hopper_attention = 1;
     run(t);
-    for (int i = 1; i <= TEST_THREADS; i++) t->dev[i].hopper_attention = 0;
+    for (int i = 1; i <= TEST_THREADS; i++) t->dev[i].on.hopper_attention = 0;
     t->variant = NULL;
 }
 /* The bits of forward and of the deterministic backward do not depend on the order in which a GPU does what it may do

@@ -102,7 +102,7 @@ static void install_signals(void *unused) {
     }
 #ifndef USE_CUDA
     int ready = 0;
-    keep_signals_off_stack(2);
+    device_prepare_threads(2);
 #pragma omp parallel num_threads(2) reduction(+ : ready)
     {
         stack_t stack;

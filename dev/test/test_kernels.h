@@ -162,11 +162,11 @@ static void run_kernel_tests(const char *only) {
         device_open_dry_run(&dry_run, threads, 0);
         dry_run.arenas[MEM_WORKSPACE].peak = 64 << 20;
         device_open(&t.dev[threads], &dry_run, ".", 0);
-        t.dev[threads].deterministic = 1;
+        t.dev[threads].on.deterministic = 1;
         t.dev[threads].blocking = 1; // the host reads what an op wrote
         ops_open(&t.dev[threads], 0);
 #ifdef USE_CUDA
-        t.dev[threads].hopper_attention = 0; // the tests of attention by wgmma turn it on
+        t.dev[threads].on.hopper_attention = 0; // the tests of attention by wgmma turn it on
 #endif
     }
     for (int i = 0; i < KERNEL_TESTS; i++) {

@@ -59,7 +59,7 @@ static void linear_print_algorithms(const Device *dev, const LinearCase *c) {
                     {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, "split-K"},
                     {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, "reduction scheme"},
                     {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, "custom option"}};
-    for (const CudaMatmulEntry *m = dev->cuda_matmuls->entries; m; m = m->next) {
+    for (const CudaMatmulEntry *m = dev->on.matmuls->entries; m; m = m->next) {
         const Matmul *p = &m->key.matmul;
         int is_forward = p->M == c->N && p->N == c->OC, is_input = p->M == c->N && p->N == c->IC,
             is_weight = p->M == c->OC && p->N == c->IC;
@@ -154,7 +154,7 @@ static void test_linear(KernelTest *t) {
     }
 }
 
-/* A linear layer of few rows reads each weight once for all of them, by code of its own (lib/ops/cpu/few_rows.h). */
+/* A linear layer of few rows reads each weight once for all of them, by code of its own (lib/ops/cpu/matmul.h). */
 static void test_few_rows(KernelTest *t) {
     test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1},   {2, 5},    {15, 4},    {31, 6},   {32, 7},    {33, 9},
@@ -196,7 +196,7 @@ static void test_refused_proposals(KernelTest *t) {
     for (unsigned refused = 0; refused <= 5; refused++, t->cases++) {
         cuda_on_cpu.refused_algorithms = (1u << refused) - 1; // all before this one
         LinearOutputs o = linear_outputs(t, dev, &c);
-        for (CudaMatmulEntry *m = dev->cuda_matmuls->entries; m; m = m->next) {
+        for (CudaMatmulEntry *m = dev->on.matmuls->entries; m; m = m->next) {
             int is_here = m->key.matmul.M == N && m->key.matmul.K == IC;
             entries += is_here;
             wrong += is_here && m->now != (int)refused;
@@ -221,15 +221,15 @@ static void test_linears(KernelTest *t) {
     test_report(t, "a matmul proposal that cuBLASLt refuses gives way to the next, the last one to the plain kernel");
 #endif
 #else
-    test_report(t, t->dev[1].matmuls->plain ? "linear (plain C) forward and backward follow their definition"
+    test_report(t, t->dev[1].on.matmuls->plain ? "linear (plain C) forward and backward follow their definition"
                                             : "linear (oneDNN) forward and backward follow their definition");
-    int was = t->dev[1].matmuls->plain;
-    for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].matmuls->plain = 1;
+    int was = t->dev[1].on.matmuls->plain;
+    for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].on.matmuls->plain = 1;
     if (!was) {
         test_linear(t);
         test_report(t, "linear (plain C) forward and backward follow their definition");
     }
-    for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].matmuls->plain = was;
+    for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].on.matmuls->plain = was;
 #endif
 }
 

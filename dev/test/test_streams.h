@@ -342,7 +342,7 @@ static void see_limits(Job *j, int rank) {
         limits_seen[i] = c ? c->config.maxCTAs : 0;
     }
     limits_seen[3] = rank ? limits_seen[3] : 0;
-    for (const CudaMatmulEntry *m = dev->cuda_matmuls->entries; m && rank == 0; m = m->next)
+    for (const CudaMatmulEntry *m = dev->on.matmuls->entries; m && rank == 0; m = m->next)
         limits_seen[3] |= 1 << (m->target ? cuda_on_cpu.multiprocessors - m->target : 0) / 4; // in fours
     close_rank(o);
 }

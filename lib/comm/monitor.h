@@ -6,8 +6,7 @@
  */
 #ifndef MONITOR_H
 #define MONITOR_H
-#include "culprit.h"
-#include "network.h" // defines: say_interfaces, say_unanswered_connections
+#include "culprit.h" // defines: say_interfaces, say_unanswered_connections
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -333,7 +333,7 @@ static inline void nccl_check_members(Comm *comm, ncclComm_t c, Group *g) {
     size_t bytes = sizeof(int) * (size_t)size;
     int *members = (int *)checked_malloc(bytes), *gpu_members = comm->members;
     device_write(comm->dev, gpu_members + rank, &mine, sizeof mine);
-    ncclResult_t met = ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, c, comm->dev->stream);
+    ncclResult_t met = ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, c, comm->dev->on.stream);
     nccl_check_axis(comm, c, met, g->axis, "meet the members of");
     device_read(comm->dev, members, gpu_members, bytes);
     for (int i = 0; i < size; i++) {
@@ -455,9 +455,9 @@ static inline void nccl_open(Comm *comm) {
     }
     nccl_note_streams(comm);
     // with --deterministic matmuls count on all multiprocessors: another number could select another algorithm and bits
-    for (int backward = 0; backward < 2 && !comm->dev->deterministic; backward++)
+    for (int backward = 0; backward < 2 && !comm->dev->on.deterministic; backward++)
         comm->dev->left_to_nccl[backward] =
-            nccl_beside_matmuls(&comm->mesh, comm->dev->reductions_apart, backward, comm->dev->multiprocessors);
+            nccl_beside_matmuls(&comm->mesh, comm->dev->reductions_apart, backward, comm->dev->on.multiprocessors);
 }
 
 /* Closes all communicators; those that have failed are aborted. Closing may wait for other ranks without a limit, so
@@ -523,7 +523,7 @@ static inline void nccl_start(Comm *comm, Request *r) {
                                                     "start the all_to_all of", "start the send of",
                                                     "start the receive of"};
     Group *g = r->group;
-    cudaStream_t stream = comm->dev->stream;
+    cudaStream_t stream = comm->dev->on.stream;
     int which = nccl_communicator_of(g->axis, r->stream, comm->dev->reductions_apart);
     ncclComm_t c = r->channel ? r->channel->nccl[r->number % NCCL_TURNS] : comm->nccl[which];
     int size = 0;

@@ -89,7 +89,7 @@ typedef struct HeartbeatTable {
     int world;
     int threads;                // the ranks are threads of one process
     int said;                   // exit code with which a rank or the monitor has reported a failure
-    char unanswered[256];       // TCP connections that nobody has answered while ranks connect; see network.h
+    char unanswered[256];       // TCP connections that nobody has answered while ranks connect; see culprit.h
     int network_noted;          // the monitor has printed what this host's network looks like
     int flights_written;        // somebody writes OUT/flight
     int asker;                  // the rank of this host that asks the other hosts what they know, + 1; 0: none

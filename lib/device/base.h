@@ -1,104 +1,16 @@
-/* base.h: what every other file builds on: dtypes, small helpers, exact sums, and the two ways to end a run early.
+/* base.h: what every other file but the ops builds on: small helpers, files, and the two ways to end a run early.
  *
- * floatX is the dtype of weights and activations, chosen at build time by PRECISION; arithmetic is fp32.
  * user_error ends all ranks with exit code 1 and run_failure with 2; each prints one line, even if several ranks fail.
  */
 #ifndef BASE_H
 #define BASE_H
-#include "system.h" // first: it chooses which calls the C library declares, and includes those of POSIX
-#include <inttypes.h>
+#include "system.h"    // first: it chooses which calls the C library declares, and includes those of POSIX
+#include "exact_sum.h" // defines: ExactSum; includes kernel.h: bf16, floatX, Dtype, small helpers, OpStream
 #include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
 #include <sys/stat.h>
-
-#ifdef USE_CUDA // NVIDIA's toolkit, or dev/cuda_on_cpu, which has headers of the same names
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#define BOTH __host__ __device__
-enum { CUDA_BUILD = 1 };
-#else
-#define BOTH // marks functions that run on the CPU and on the GPU
-enum { CUDA_BUILD = 0 };
-#endif
-#ifdef __cplusplus // an initializer that sets every member to zero
-#define ZERO                                                                                                           \
-    {}
-#else
-#define ZERO                                                                                                           \
-    { 0 }
-#include <assert.h> // static_assert
-#endif
-
-// ---------------------------------------------------------------------------
-// dtypes
-
-typedef struct {
-    uint16_t bits; // the upper half of an fp32
-} bf16;
-
-typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
-static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
-
-static inline size_t dtype_size(Dtype d) {
-    static const size_t sizes[] = {4, 2, 1};
-    return sizes[d];
-}
-
-enum { INT8_BLOCK = 64 }; // int8 weights that share one fp32 scale
-
-static inline BOTH float bf16_to_float(bf16 x) {
-    union {
-        uint32_t u;
-        float f;
-    } v;
-    v.u = (uint32_t)x.bits << 16;
-    return v.f;
-}
-
-/* Rounds to nearest even; NaN stays NaN. */
-static inline BOTH bf16 float_to_bf16(float x) {
-    union {
-        float f;
-        uint32_t u;
-    } v;
-    v.f = x;
-    uint32_t rounded = (v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16;
-    uint32_t quiet_nan = (v.u >> 16) | 0x40u;
-    int is_nan = (v.u & 0x7FFFFFFFu) > 0x7F800000u;
-    bf16 r;
-    r.bits = (uint16_t)(is_nan ? quiet_nan : rounded);
-    return r;
-}
-
-#ifdef PRECISION_BF16
-typedef bf16 floatX;
-#define FLOATX DTYPE_BF16
-#define PRECISION_NAME "bf16"
-static inline BOTH float to_float(floatX x) { return bf16_to_float(x); }
-static inline BOTH floatX from_float(float x) { return float_to_bf16(x); }
-#else
-typedef float floatX;
-#define FLOATX DTYPE_F32
-#define PRECISION_NAME "fp32"
-static inline BOTH float to_float(floatX x) { return x; }
-static inline BOTH floatX from_float(float x) { return x; }
-#endif
 
 // ---------------------------------------------------------------------------
 // small helpers
-
-static inline BOTH int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-static inline BOTH int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
-static inline BOTH int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline BOTH int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* Random bits from a counter: the output function of splitmix64. */
-static inline BOTH uint64_t mix64(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
 
 /* A fingerprint of n bytes, continuing from `h`: FNV-1a with 64 bits. */
 #define HASH_START 0xCBF29CE484222325ull
@@ -154,61 +66,6 @@ static inline void blank_control_characters(char *text, size_t length) {
 }
 
 // ---------------------------------------------------------------------------
-// exact sums
-
-/* A sum of fp32 values without rounding, so that it does not depend on their order. It is a fixed-point number with
- * room for 2^42 of the largest fp32 values: digit i counts units of 2^(32 i - 149). A digit may take 2^31 additions
- * before exact_merge has to propagate its carry. */
-enum { EXACT_DIGITS = 10 };
-typedef struct {
-    uint64_t digit[EXACT_DIGITS];
-    uint64_t not_finite; // how many of the values were infinite or NaN
-} ExactSum;
-
-/* Splits x >= 0 into `low` units of digit i and `high` units of digit i + 1. Returns i, or -1 if x is not finite. */
-static inline BOTH int exact_digits(float x, uint64_t *low, uint64_t *high) {
-    union {
-        float f;
-        uint32_t u;
-    } v;
-    v.f = x;
-    int exponent = (int)(v.u >> 23 & 255);
-    int shift = exponent ? exponent - 1 : 0;
-    uint32_t implicit_bit = exponent ? 0x800000u : 0;
-    uint64_t mantissa = (uint64_t)((v.u & 0x7FFFFF) | implicit_bit) << (shift % 32);
-    *low = exponent == 255 ? 0 : (uint32_t)mantissa;
-    *high = exponent == 255 ? 0 : mantissa >> 32;
-    return exponent == 255 ? -1 : shift / 32;
-}
-
-static inline void exact_add(ExactSum *s, float x) {
-    uint64_t low, high;
-    int i = exact_digits(x, &low, &high);
-    if (i < 0) {
-        s->not_finite++;
-        return;
-    }
-    s->digit[i] += low;
-    s->digit[i + 1] += high;
-}
-
-static inline void exact_merge(ExactSum *s, const ExactSum *other) {
-    uint64_t carry = 0;
-    for (int i = 0; i < EXACT_DIGITS; i++) {
-        s->digit[i] += other->digit[i] + carry;
-        carry = i + 1 < EXACT_DIGITS ? s->digit[i] >> 32 : 0;
-        s->digit[i] -= carry << 32;
-    }
-    s->not_finite += other->not_finite;
-}
-
-static inline double exact_value(const ExactSum *s) {
-    double x = s->not_finite ? NAN : 0;
-    for (int i = EXACT_DIGITS - 1; i >= 0; i--) x += ldexp((double)s->digit[i], 32 * i - 149);
-    return x;
-}
-
-// ---------------------------------------------------------------------------
 // the two ways to end a run early
 
 /* How this process ends. Besides watchdog.h's record of this process these are the only mutable globals: a process ends
@@ -260,7 +117,7 @@ static inline void end_process(int code, const char *prefix, const char *format,
 }
 
 /* For what the user can fix. The message says what was given, what was expected and what to do. Exit code 1. */
-__attribute__((noreturn, format(printf, 1, 2))) static inline void user_error(const char *format, ...) {
+static inline void user_error(const char *format, ...) {
     va_list args;
     va_start(args, format);
     end_process(1, "error: ", format, args);
@@ -269,7 +126,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void user_error(co
 }
 
 /* For a failure of the run itself: a timeout, a lost rank, a device error, an unequal ledger. Exit code 2. */
-__attribute__((noreturn, format(printf, 1, 2))) static inline void run_failure(const char *format, ...) {
+static inline void run_failure(const char *format, ...) {
     va_list args;
     va_start(args, format);
     end_process(2, "failure: ", format, args);
@@ -279,16 +136,6 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void run_failure(c
 
 // ---------------------------------------------------------------------------
 // memory and files of the host
-
-/* Memory set to zero, or the run ends. */
-static inline void *checked_malloc(size_t bytes) {
-    void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) run_failure("out of memory: could not allocate %zu bytes on the host", bytes);
-    return p;
-}
-
-/* An array of `count` elements, all zero. */
-#define new_array(type, count) ((type *)checked_malloc(sizeof(type) * (size_t)(count)))
 
 /* realloc, or the run ends. */
 static inline void *checked_realloc(void *p, size_t bytes) {

@@ -64,7 +64,7 @@ static inline size_t pinned_need(const Device *dry_run) {
 static inline void device_open_dry_run(Device *dev, int threads, unsigned offloaded) {
     memset(dev, 0, sizeof *dev);
     dev->dry_run = 1;
-    dev->threads = threads;
+    dev->on.threads = threads;
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         dev->arenas[c].offloaded = offloaded >> c & 1;
         dev->arenas[c].base = (char *)((uintptr_t)(c + 1) << 50);
@@ -93,8 +93,8 @@ static inline void device_open_with_state(Device *dev, const Device *dry_run, co
     dev->by_nccl = dry_run->by_nccl;
     dev->reductions_apart = dry_run->reductions_apart;
     dev->streams_used = dry_run->streams_used;
-    dev->threads = dry_run->threads;
-    dev->deterministic = dry_run->deterministic;
+    dev->on.threads = dry_run->on.threads;
+    dev->on.deterministic = dry_run->on.deterministic;
     dev->rec.max_events = dry_run->rec.max_events;
     device_attach(dev);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
@@ -144,12 +144,12 @@ static inline void device_close(Device *dev) {
 #ifdef CUDA_ON_CPU // a red zone after each buffer finds accesses past its end; released memory is poisoned
 enum { RED_ZONE = 256 };
 static inline void mark_buffer(Device *dev, MemCategory category, char *end) {
-    if (!dev->dry_run && category != MEM_HOST) cuda_on_cpu_red_zone(end, RED_ZONE, dev->stream);
+    if (!dev->dry_run && category != MEM_HOST) cuda_on_cpu_red_zone(end, RED_ZONE, dev->on.stream);
 }
 static inline void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) {
     if (dev->dry_run || category == MEM_HOST || !bytes) return;
-    cuda_on_cpu_forget_zones(from, bytes, dev->stream);
-    cuda_on_cpu_poison(from, bytes, dev->stream);
+    cuda_on_cpu_forget_zones(from, bytes, dev->on.stream);
+    cuda_on_cpu_poison(from, bytes, dev->on.stream);
 }
 #else
 enum { RED_ZONE = 0 };

@@ -5,6 +5,7 @@
 #define DEVICE_CPU_H
 #include "device_types.h"
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #define DEVICE_NAME "this host"
@@ -204,5 +205,56 @@ static inline void span_add_open(Device *dev, const OpenSpan *o) {
 
 /* Forgets the timeline's entries from number `event` on. */
 static inline void timeline_truncate(Device *dev, int64_t event) { dev->rec.num_events = event; }
+
+// ---------------------------------------------------------------------------
+// threads
+
+static inline void *wait_for_lock(void *lock) {
+    pthread_mutex_lock((pthread_mutex_t *)lock);
+    pthread_mutex_unlock((pthread_mutex_t *)lock);
+    return NULL;
+}
+
+/* Refuses more threads than this account may start. OpenMP's library would end the process without naming an option. */
+static inline void require_threads(int count) {
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // all threads exist until it is unlocked
+    pthread_t *threads = new_array(pthread_t, count);
+    int started = 1, failed = 0; // the first is the calling one
+    pthread_mutex_lock(&lock);
+    while (started < count && !failed) {
+        failed = pthread_create(&threads[started], NULL, wait_for_lock, &lock);
+        started += !failed;
+    }
+    pthread_mutex_unlock(&lock);
+    for (int i = 1; i < started; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    if (failed)
+        user_error("only %d of the %d threads that a rank computes with could be started: use a smaller --threads, or "
+                   "raise this account's limit of threads (ulimit -u) or the container's (pids.max)",
+                   started, count);
+}
+
+/* Starts the threads that this rank computes with. oneDNN's matmuls let the stack pointer point into a buffer on the
+ * heap for a while, so that the handler of a signal would overwrite what lies below that buffer. So handlers have a
+ * stack of their own in the thread that calls oneDNN, and its OpenMP threads, which start here, take no signals. */
+static inline void device_prepare_threads(int threads) {
+    enum { BYTES = 1 << 16 };
+    static __thread int has_stack;
+    stack_t own = ZERO;
+    sigset_t all, before;
+    int started = 0;
+    require_threads(threads);
+    if (has_stack) return;
+    has_stack = 1;
+    own.ss_sp = checked_malloc(BYTES); // until the thread ends
+    own.ss_size = BYTES;
+    if (sigaltstack(&own, NULL)) run_failure("no stack could be set for the handlers of signals: %s", strerror(errno));
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+#pragma omp parallel num_threads(threads) reduction(+ : started)
+    started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)started;
+}
 
 #endif

@@ -81,22 +81,6 @@ static inline int cuda_is_ready(cudaError_t state, const char *what) {
     return state == cudaSuccess;
 }
 
-#ifndef CUDA_ON_CPU // dev/cuda_on_cpu implements these three itself
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
-    (kernel)<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
-#define SHARED(type, name, count) __shared__ __align__(16) type name[count] // a fixed number of elements
-#define DYN_SHARED(type, name)                                                                                         \
-    extern __shared__ __align__(128) char dynamic_shared_memory[];                                                     \
-    type *name = (type *)dynamic_shared_memory // as many bytes as the launch gives
-#endif
-/* Launches a kernel on the current stream; a launch that fails ends the run with the kernel's name. The name of a
- * kernel goes in parentheses if it contains commas. */
-#define KERNEL(dev, kernel, grid, block, shared_bytes, ...)                                                            \
-    do {                                                                                                               \
-        LAUNCH(kernel, grid, block, shared_bytes, (dev)->stream, __VA_ARGS__);                                         \
-        cuda_check(cudaGetLastError(), "the launch of " #kernel);                                                      \
-    } while (0)
-
 // ---------------------------------------------------------------------------
 // the GPU
 
@@ -115,6 +99,8 @@ static inline void device_prepare_process(int shares_work) {
     // A switch has few slots for NVLink SHARP, and from NCCL 2.29 on a communicator that gets none fails.
     setenv("NCCL_NVLS_ENABLE", "0", 0);
 }
+
+static inline void device_prepare_threads(int threads) { (void)threads; }
 
 /* Returns how many GPUs there are; ends the run if there is none, or no suitable driver. */
 static inline int device_count(void) {
@@ -245,7 +231,7 @@ static inline void *memory_open(Device *dev, MemCategory category, size_t bytes,
     if (error == cudaErrorMemoryAllocation) memory_missing(dev, category, bytes, rank_needs);
     cuda_check(error, "allocating memory");
     if (on_host) memset(p, 0, bytes);
-    else cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+    else cuda_check(cudaMemsetAsync(p, 0, bytes, dev->on.stream), "clearing memory");
     return p;
 }
 
@@ -271,7 +257,7 @@ static inline void *list_room(void *list, int count, int *max, size_t size) {
 static inline void record_time(Device *dev, DeviceEvent *event) {
     if (dev->rec.num_spare) *event = dev->rec.spare_events[--dev->rec.num_spare];
     else cuda_check(cudaEventCreateWithFlags(event, cudaEventDefault), "creating an event");
-    cuda_check(cudaEventRecord(*event, dev->stream), "recording an event");
+    cuda_check(cudaEventRecord(*event, dev->on.stream), "recording an event");
 }
 
 static inline void event_reuse(Device *dev, DeviceEvent event) {
@@ -366,7 +352,7 @@ static inline StreamKind device_set_stream(Device *dev, StreamKind to) {
     StreamKind before = dev->current_stream;
     if (!(dev->streams_used >> to & 1)) stream_open(dev, to); // not used in the dry run
     dev->current_stream = to;
-    dev->stream = dev->streams[to];
+    dev->on.stream = dev->streams[to];
     return before;
 }
 
@@ -374,12 +360,12 @@ static inline StreamKind device_set_stream(Device *dev, StreamKind to) {
  * meanwhile (dev->watch): if a rank is lost, a collective, and so its stream, may never end. */
 static inline void host_wait(Device *dev, DeviceEvent event) {
     if (!dev->watch) {
-        cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(dev->stream), "waiting for the GPU");
+        cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(dev->on.stream), "waiting for the GPU");
         return;
     }
     double start = seconds_now(), looked = start;
     for (int spins = 0;; spins++) {
-        cudaError_t state = event ? cudaEventQuery(event) : cudaStreamQuery(dev->stream);
+        cudaError_t state = event ? cudaEventQuery(event) : cudaStreamQuery(dev->on.stream);
         if (cuda_is_ready(state, "waiting for the GPU")) break;
         if (spins > 2000) usleep(20);
         double now = seconds_now();
@@ -403,12 +389,12 @@ static inline void device_synchronize(Device *dev) {
 static inline void device_record_event(Device *dev, DeviceEvent *event) {
     if (dev->dry_run) return;
     if (!*event) cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "creating an event");
-    cuda_check(cudaEventRecord(*event, dev->stream), "recording an event");
+    cuda_check(cudaEventRecord(*event, dev->on.stream), "recording an event");
 }
 
 /* The current stream waits for an event; one that was never recorded (NULL) has happened. */
 static inline void device_wait_event(Device *dev, DeviceEvent event) {
-    if (!dev->dry_run && event) cuda_check(cudaStreamWaitEvent(dev->stream, event, 0), "waiting for an event");
+    if (!dev->dry_run && event) cuda_check(cudaStreamWaitEvent(dev->on.stream, event, 0), "waiting for an event");
 }
 
 /* The host waits for an event. */
@@ -438,10 +424,10 @@ static inline void device_attach(Device *dev) {
     dev->streams_used |= 1u << STREAM_COMPUTE;
     for (int i = 0; i < STREAMS; i++)
         if (dev->streams_used >> i & 1) stream_open(dev, (StreamKind)i);
-    dev->stream = dev->streams[STREAM_COMPUTE];
-    cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu),
+    dev->on.stream = dev->streams[STREAM_COMPUTE];
+    cuda_check(cudaDeviceGetAttribute(&dev->on.multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu),
                "asking for the number of multiprocessors");
-    cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu),
+    cuda_check(cudaDeviceGetAttribute(&dev->on.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu),
                "asking for the size of shared memory");
     record_time(dev, &dev->rec.zero);
     cuda_check(cudaEventSynchronize(dev->rec.zero), "waiting for an event");
@@ -473,7 +459,7 @@ static inline void device_detach(Device *dev) {
 static inline void copy_bytes(Device *dev, void *to, const void *from, size_t bytes, int wait) {
     if (dev->dry_run || !bytes) return;
     if (wait) device_synchronize(dev);
-    cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->stream), "a copy");
+    cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->on.stream), "a copy");
     if (wait) device_synchronize(dev);
 }
 
@@ -481,13 +467,13 @@ static inline void copy_bytes(Device *dev, void *to, const void *from, size_t by
 static inline void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride,
                                     size_t bytes, int rows) {
     if (dev->dry_run) return;
-    cuda_check(
-        cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice, dev->stream),
-        "a copy of rows");
+    cuda_check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice,
+                                 dev->on.stream),
+               "a copy of rows");
 }
 
 static inline void device_zero(Device *dev, void *p, size_t bytes) {
-    if (!dev->dry_run && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+    if (!dev->dry_run && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->on.stream), "clearing memory");
 }
 
 /* Fetches an offloaded buffer before ops use it. Returns where they find it: in `near`, or in its home. */

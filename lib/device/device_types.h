@@ -270,12 +270,12 @@ typedef struct {
 } Recorder;
 
 typedef struct {
+    OpStream on;          // the rank's threads, or its GPU's current stream
     int dry_run;          // count everything, compute nothing, touch no memory
-    int threads;          // OpenMP threads of this rank
-    int deterministic;    // equal bits in each run, also where that costs time
     int gpu;              // number of this rank's GPU on its host
     int by_nccl;          // NCCL carries the collectives of GPU memory
     int reductions_apart; // NCCL: reductions over fsdp have a communicator of their own
+    int left_to_nccl[2];  // multiprocessors that persistent kernels of forward and of backward leave to it
     int blocking;         // wait for each op before the next, so that its errors and times are its own
 
     Arena arenas[MEM_CATEGORIES];
@@ -291,18 +291,10 @@ typedef struct {
     void (*watch)(void *, double waited); // checks the timeout while the host waits for the GPU, and with 0 after it
     void *poll_arg;
 
-    struct MatmulCache *matmuls; // oneDNN's primitives by shape (lib/ops/cpu/matmul.h)
 #ifdef USE_CUDA
-    cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];
     DeviceEvent phases[4]; // the starts of the last phases
     int64_t num_phases;
-    struct CudaMatmulCache *cuda_matmuls; // cuBLASLt's choices by shape (lib/ops/cuda/matmul.cuh)
-    int multiprocessors;
-    int left_to_nccl[2];     // of them, those that persistent kernels of forward and of backward leave
-    int shared_limit;        // bytes of shared memory that a block may use
-    int hopper_attention;    // 1: attention by lib/ops/cuda/attention_hopper.cuh; tests and benchmarks change it
-    void *encode_tensor_map; // the driver's cuTensorMapEncodeTiled, which they need; NULL: it has none
 #endif
 } Device;
 

@@ -4,14 +4,15 @@
  * Tensors are row-major and in the device's memory. A caller may rely on: sums are fp32 whatever floatX is; results
  * have the same bits for any number of threads; an elementwise op has the same bits if a tensor is processed in pieces,
  * and so have squared_norm and dequantize if it is cut at multiples of their blocks. Exceptions: in bf16, attention
- * rounds P and dS to bf16 for its matmuls; on tensor cores dq is summed with atomics unless dev->deterministic;
+ * rounds P and dS to bf16 for its matmuls; on tensor cores dq is summed with atomics unless dev->on.deterministic;
  * cuBLASLt's bits change with the number of rows and the algorithm. In the contracts N = B·T tokens; "=" overwrites,
  * "+=" adds.
  */
 #ifndef OPS_H
 #define OPS_H
-#include "../device/device.h"     // defines: Device, floatX, op_begin, op_end, scratch, arena_release
-#include "ops_common.h" // defines: AttentionShape, Logits, ZLoss, NORM_BLOCK, NORM_ROWS
+#include "../device/device.h" // defines: Device, floatX, op_begin, op_end, scratch, arena_release
+#include "logits.h"     // defines: Logits, LossPart, ZLoss
+#include "ops_common.h" // defines: Matmul, AttentionShape
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
@@ -20,21 +21,29 @@
 #include "cuda/attention.cuh"     // defines: cuda_attention_forward, cuda_attention_backward
 #include "cuda/cross_entropy.cuh" // defines: cuda_cross_entropy and its two halves for vocabulary slices
 #include "cuda/flat_tensors.cuh"  // defines: cuda_tree_sum, cuda_squared_norm, cuda_adamw, …
-#include "cuda/layers.cuh"        // defines: cuda_embedding_*, cuda_rmsnorm_*, cuda_rope, cuda_swiglu_*
+#include "cuda/layers.cuh"        // defines: cuda_embedding_*, cuda_residual_add, cuda_rope, cuda_swiglu_*
 #include "cuda/matmul.cuh"        // defines: cuda_matmul
+#include "cuda/rmsnorm.cuh"       // defines: cuda_rmsnorm_forward, cuda_rmsnorm_backward
 #include "cuda/muon.cuh"          // defines: cuda_muon_momentum, cuda_normalize_matrix, …
 #include "cuda/start.cuh"         // defines: cuda_ops_open, cuda_ops_close, cuda_require_head_size
-#define IMPLEMENTATION(op) cuda_##op
 #else
 #include "cpu/attention.h"     // defines: cpu_attention_forward, cpu_attention_backward
 #include "cpu/cross_entropy.h" // defines: cpu_cross_entropy and its two halves for vocabulary slices
 #include "cpu/flat_tensors.h"  // defines: cpu_tree_sum, cpu_squared_norm, cpu_adamw, cpu_muon_momentum, …
-#include "cpu/layers.h"        // defines: cpu_embedding_*, cpu_rmsnorm_*, cpu_rope, cpu_swiglu_*
+#include "cpu/layers.h"        // defines: cpu_embedding_*, cpu_residual_add, cpu_rope, cpu_swiglu_*
 #include "cpu/matmul.h"        // defines: cpu_matmul, cpu_ops_open, cpu_ops_close
-#define IMPLEMENTATION(op) cpu_##op
+#include "cpu/rmsnorm.h"       // defines: cpu_rmsnorm_forward, cpu_rmsnorm_backward
 #endif
 
 static const double X_BYTES = sizeof(floatX), F_BYTES = sizeof(float); // of one element, for the op ledger
+
+/* Adds an op's FLOPs and bytes to the ledger, and runs its implementation unless the device is a dry run. */
+#define RUN_OP(dev, op, flops, bytes, implementation, ...)                                                             \
+    do {                                                                                                               \
+        if (!op_begin(dev, op, flops, bytes)) break;                                                                   \
+        IMPLEMENTATION(implementation)(&(dev)->on, __VA_ARGS__);                                                       \
+        op_end(dev);                                                                                                   \
+    } while (0)
 
 /* Workspace of one op; NULL if it needs none. The op releases it with arena_release. */
 static void *op_workspace(Device *dev, const char *name, size_t bytes) {
@@ -46,14 +55,24 @@ static void *op_workspace(Device *dev, const char *name, size_t bytes) {
 
 /* Ends the program with an error if the CUDA build finds no GPU or has no attention kernel for heads of HD elements.
  * On the CPU every HD works. */
-static void ops_require_head_size(int HD) { IMPLEMENTATION(require_head_size)(HD); }
+static void ops_require_head_size(int HD) {
+    device_count(); // ends the program with an error if the build needs a GPU and there is none
+    IMPLEMENTATION(require_head_size)(HD);
+}
 
 /* Prepares the implementation: matmul libraries and their workspace. Called once per rank, on the rank's own thread.
  * say: this rank prints notes about slow configurations. */
-static void ops_open(Device *dev, int say) { IMPLEMENTATION(ops_open)(dev, say); }
+static void ops_open(Device *dev, int say) {
+    void *workspace = op_workspace(dev, "cuBLASLt", IMPLEMENTATION(ops_workspace)());
+    if (dev->dry_run) return;
+    device_prepare_threads(dev->on.threads);
+    IMPLEMENTATION(ops_open)(&dev->on, workspace, say);
+}
 
 static void ops_close(Device *dev) {
-    if (!dev->dry_run) IMPLEMENTATION(ops_close)(dev);
+    if (dev->dry_run) return;
+    device_synchronize(dev); // matmuls may still use the workspace
+    IMPLEMENTATION(ops_close)(&dev->on);
 }
 
 // ---------------------------------------------------------------------------
@@ -66,9 +85,11 @@ static void linear_matmul(Device *dev, OpKind op, Matmul p, int64_t depth, void 
     double M = (double)p.M, N = (double)p.N, K = (double)p.K, c_bytes = p.c_float ? F_BYTES : X_BYTES;
     double bytes = (M * K + K * N) * X_BYTES + M * N * c_bytes * (p.accumulate ? 2 : 1);
     if (!op_begin(dev, op, 2 * M * N * K, bytes)) return;
+    // a recomputed forward counts as forward: another number could mean another algorithm, and other bits than it had
+    dev->on.left_to_nccl = dev->left_to_nccl[op != OP_LINEAR_FORWARD];
     for (int64_t k = 0, end = p.K; k < end; k += depth) {
         p.K = min_i64(depth, end - k);
-        IMPLEMENTATION(matmul)(dev, &p, c, a + k * p.a_col, b + k * p.b_row);
+        IMPLEMENTATION(matmul)(&dev->on, &p, c, a + k * p.a_col, b + k * p.b_row);
         p.accumulate = 1;
     }
     op_end(dev);
@@ -81,7 +102,7 @@ static void linear_forward(Device *dev, floatX *y, const floatX *x, const floatX
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
-/* The head's linear layer: y (N, OC) are logits, fp32 or floatX (Logits in lib/ops/ops_common.h). */
+/* The head's linear layer: y (N, OC) are logits, fp32 or floatX (Logits in logits.h). */
 static void linear_forward_logits(Device *dev, Logits y, const floatX *x, const floatX *w, int N, int IC, int OC) {
     Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = y.stride,
                 .c_float = y.dtype == DTYPE_F32, .accumulate = 0};
@@ -128,9 +149,7 @@ static void linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy,
 /* x (count) *= by: the LoRA scaling factor alpha / r */
 static void scale(Device *dev, floatX *x, float by, int64_t count) {
     double flops = (double)count, bytes = 2.0 * (double)count * X_BYTES;
-    if (!op_begin(dev, OP_SCALE, flops, bytes)) return;
-    IMPLEMENTATION(scale)(dev, x, by, count);
-    op_end(dev);
+    RUN_OP(dev, OP_SCALE, flops, bytes, scale, x, by, count);
 }
 
 /* w (OC, IC) += by * b (OC, R) a (R, IC): merges an adapter into its weight, in fp32 */
@@ -138,18 +157,14 @@ static void adapter_merge(Device *dev, float *w, const float *a, const float *b,
                           int64_t OC) {
     double flops = 2.0 * R * (double)IC * (double)OC;
     double bytes = (2.0 * (double)IC * (double)OC + (double)R * (double)(IC + OC)) * F_BYTES;
-    if (!op_begin(dev, OP_ADAPTER_MERGE, flops, bytes)) return;
-    IMPLEMENTATION(adapter_merge)(dev, w, a, b, by, R, IC, OC);
-    op_end(dev);
+    RUN_OP(dev, OP_ADAPTER_MERGE, flops, bytes, adapter_merge, w, a, b, by, R, IC, OC);
 }
 
 /* out (count) = in (count) * its block's scale. A block is INT8_BLOCK elements, the last one may be shorter;
  * scales (count / INT8_BLOCK, rounded up) are quantize_int8_block's. */
 static void dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
     double flops = (double)count, bytes = (double)count * (1 + X_BYTES + F_BYTES / (double)INT8_BLOCK);
-    if (!op_begin(dev, OP_DEQUANTIZE, flops, bytes)) return;
-    IMPLEMENTATION(dequantize)(dev, out, in, scales, count);
-    op_end(dev);
+    RUN_OP(dev, OP_DEQUANTIZE, flops, bytes, dequantize, out, in, scales, count);
 }
 
 // ---------------------------------------------------------------------------
@@ -160,9 +175,7 @@ static void dequantize(Device *dev, floatX *out, const int8_t *in, const float *
 static void embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int first, int N, int C,
                               int V) {
     double bytes = 2.0 * N * C * X_BYTES + F_BYTES * N;
-    if (!op_begin(dev, OP_EMBEDDING_FORWARD, 0, bytes)) return;
-    IMPLEMENTATION(embedding_forward)(dev, x, embed, ids, first, N, C, V);
-    op_end(dev);
+    RUN_OP(dev, OP_EMBEDDING_FORWARD, 0, bytes, embedding_forward, x, embed, ids, first, N, C, V);
 }
 
 /* dembed (V, C) += dx (N, C): each row of dx is added to the row of its token, if the token is in this slice. */
@@ -171,10 +184,7 @@ static void embedding_backward(Device *dev, float *dembed, const floatX *dx, con
     double flops = (double)N * C, bytes = (double)N * C * (X_BYTES + 2 * F_BYTES) + F_BYTES * N;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *workspace = op_workspace(dev, "embedding backward", IMPLEMENTATION(embedding_backward_scratch)(N, C));
-    if (op_begin(dev, OP_EMBEDDING_BACKWARD, flops, bytes)) {
-        IMPLEMENTATION(embedding_backward)(dev, dembed, dx, ids, first, N, C, V, workspace);
-        op_end(dev);
-    }
+    RUN_OP(dev, OP_EMBEDDING_BACKWARD, flops, bytes, embedding_backward, dembed, dx, ids, first, N, C, V, workspace);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
@@ -188,9 +198,7 @@ static void rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, 
                             const floatX *w, float eps, int N, int C) {
     double flops = 4.0 * N * C; // of the norm; the addition of delta is not counted
     double bytes = (double)N * C * X_BYTES * (delta ? 4 : 2) + N * F_BYTES + C * X_BYTES;
-    if (!op_begin(dev, OP_RMSNORM_FORWARD, flops, bytes)) return;
-    IMPLEMENTATION(rmsnorm_forward)(dev, out, rstd, sum, x, delta, w, eps, N, C);
-    op_end(dev);
+    RUN_OP(dev, OP_RMSNORM_FORWARD, flops, bytes, rmsnorm_forward, out, rstd, sum, x, delta, w, eps, N, C);
 }
 
 /* With y = x rstd and g = dout w:
@@ -203,10 +211,8 @@ static void rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floatX *d
     double bytes = (double)N * C * X_BYTES * (dresidual ? 4 : 3) + N * F_BYTES + C * (X_BYTES + 2 * F_BYTES);
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *workspace = op_workspace(dev, "rmsnorm backward", IMPLEMENTATION(rmsnorm_backward_scratch)(N, C));
-    if (op_begin(dev, OP_RMSNORM_BACKWARD, 10.0 * N * C, bytes)) {
-        IMPLEMENTATION(rmsnorm_backward)(dev, dx, dw, dout, dresidual, x, rstd, w, N, C, workspace);
-        op_end(dev);
-    }
+    RUN_OP(dev, OP_RMSNORM_BACKWARD, 10.0 * N * C, bytes, rmsnorm_backward, dx, dw, dout, dresidual, x, rstd, w, N, C,
+           workspace);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
@@ -214,9 +220,7 @@ static void rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floatX *d
  * delta. */
 static void residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
     double flops = (double)count, bytes = 3.0 * (double)count * X_BYTES;
-    if (!op_begin(dev, OP_RESIDUAL_ADD, flops, bytes)) return;
-    IMPLEMENTATION(residual_add)(dev, out, x, delta, count);
-    op_end(dev);
+    RUN_OP(dev, OP_RESIDUAL_ADD, flops, bytes, residual_add, out, x, delta, count);
 }
 
 // ---------------------------------------------------------------------------
@@ -228,18 +232,14 @@ static void residual_add(Device *dev, floatX *out, const floatX *x, const floatX
 static void rope_forward(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N,
                          int T, int heads, int HD) {
     double flops = 3.0 * N * heads * HD, bytes = 2.0 * N * heads * HD * X_BYTES;
-    if (!op_begin(dev, OP_ROPE_FORWARD, flops, bytes)) return;
-    IMPLEMENTATION(rope)(dev, x, stride, cos_sin, positions, N, T, heads, HD, 1);
-    op_end(dev);
+    RUN_OP(dev, OP_ROPE_FORWARD, flops, bytes, rope, x, stride, cos_sin, positions, N, T, heads, HD, 1);
 }
 
 /* Rotates the gradient back, in place: a rotation's transpose is the rotation by the opposite angle. */
 static void rope_backward(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N,
                           int T, int heads, int HD) {
     double flops = 3.0 * N * heads * HD, bytes = 2.0 * N * heads * HD * X_BYTES;
-    if (!op_begin(dev, OP_ROPE_BACKWARD, flops, bytes)) return;
-    IMPLEMENTATION(rope)(dev, x, stride, cos_sin, positions, N, T, heads, HD, -1);
-    op_end(dev);
+    RUN_OP(dev, OP_ROPE_BACKWARD, flops, bytes, rope, x, stride, cos_sin, positions, N, T, heads, HD, -1);
 }
 
 // ---------------------------------------------------------------------------
@@ -277,11 +277,9 @@ static void attention_forward(Device *dev, floatX *out, float *lse, const floatX
                               const AttentionShape *s) {
     double flops = 4.0 * s->HD * attention_pairs(s);
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    void *workspace = op_workspace(dev, "attention", IMPLEMENTATION(attention_scratch)(dev, s, 0));
-    if (op_begin(dev, OP_ATTENTION_FORWARD, flops, attention_bytes(s, 1))) {
-        IMPLEMENTATION(attention_forward)(dev, out, lse, q, k, v, s, workspace);
-        op_end(dev);
-    }
+    void *workspace = op_workspace(dev, "attention", IMPLEMENTATION(attention_scratch)(&dev->on, s, 0));
+    dev->on.left_to_nccl = dev->left_to_nccl[dev->recomputing];
+    RUN_OP(dev, OP_ATTENTION_FORWARD, flops, attention_bytes(s, 1), attention_forward, out, lse, q, k, v, s, workspace);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
@@ -294,11 +292,9 @@ static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, 
                                const AttentionShape *s) {
     double flops = 10.0 * s->HD * attention_pairs(s);
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    void *workspace = op_workspace(dev, "attention", IMPLEMENTATION(attention_scratch)(dev, s, 1));
-    if (op_begin(dev, OP_ATTENTION_BACKWARD, flops, attention_bytes(s, 2))) {
-        IMPLEMENTATION(attention_backward)(dev, dq, dk, dv, dout, out, lse, q, k, v, s, workspace);
-        op_end(dev);
-    }
+    void *workspace = op_workspace(dev, "attention", IMPLEMENTATION(attention_scratch)(&dev->on, s, 1));
+    RUN_OP(dev, OP_ATTENTION_BACKWARD, flops, attention_bytes(s, 2), attention_backward, dq, dk, dv, dout, out, lse,
+           q, k, v, s, workspace);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
@@ -308,17 +304,13 @@ static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, 
 /* h (N, F) = silu(gate) * up. Each row of gate_up (N, 2F) holds the gate's F elements, then up's. */
 static void swiglu_forward(Device *dev, floatX *h, const floatX *gate_up, int N, int F) {
     double flops = 5.0 * N * F, bytes = 3.0 * N * F * X_BYTES;
-    if (!op_begin(dev, OP_SWIGLU_FORWARD, flops, bytes)) return;
-    IMPLEMENTATION(swiglu_forward)(dev, h, gate_up, N, F);
-    op_end(dev);
+    RUN_OP(dev, OP_SWIGLU_FORWARD, flops, bytes, swiglu_forward, h, gate_up, N, F);
 }
 
 /* dgate_up (N, 2F) = the gradient, from dh (N, F) and gate_up (N, 2F); may be gate_up itself. */
 static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, const floatX *gate_up, int N, int F) {
     double flops = 10.0 * N * F, bytes = 5.0 * N * F * X_BYTES;
-    if (!op_begin(dev, OP_SWIGLU_BACKWARD, flops, bytes)) return;
-    IMPLEMENTATION(swiglu_backward)(dev, dgate_up, dh, gate_up, N, F);
-    op_end(dev);
+    RUN_OP(dev, OP_SWIGLU_BACKWARD, flops, bytes, swiglu_backward, dgate_up, dh, gate_up, N, F);
 }
 
 // ---------------------------------------------------------------------------
@@ -327,18 +319,16 @@ static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, con
 /* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N). Losses are
  * computed in fp32 from the logits as they are stored. With want_grad the gradient of the sum of losses,
  * softmax(logits) - onehot(target) or, where the target is negative, 0, takes the place of the logits, in their dtype.
- * With a z-loss (lib/ops/ops_common.h), z.losses (N) are the rows' z-losses, and the gradient is that of the sum of
+ * With a z-loss (logits.h), z.losses (N) are the rows' z-losses, and the gradient is that of the sum of
  * both; `losses` are the same as without. */
 static void cross_entropy(Device *dev, float *losses, Logits logits, const int32_t *targets, ZLoss z, int N, int V,
                           int want_grad) {
     double moved = want_grad ? 2 : 1; // times that a logit or its gradient crosses the memory bus
     double bytes = moved * N * V * (double)dtype_size(logits.dtype) + (z.losses ? 3 : 2) * F_BYTES * N;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(dev, V));
-    if (op_begin(dev, OP_CROSS_ENTROPY, 4.0 * N * V, bytes)) {
-        IMPLEMENTATION(cross_entropy)(dev, losses, logits, targets, z, N, V, want_grad, workspace);
-        op_end(dev);
-    }
+    void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(&dev->on, V));
+    RUN_OP(dev, OP_CROSS_ENTROPY, 4.0 * N * V, bytes, cross_entropy, losses, logits, targets, z, N, V, want_grad,
+           workspace);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
@@ -350,11 +340,9 @@ static void cross_entropy_part(Device *dev, float *parts, Logits logits, const i
                                int V) {
     double bytes = (double)N * V * (double)dtype_size(logits.dtype) + 4 * F_BYTES * N;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(dev, V));
-    if (op_begin(dev, OP_CROSS_ENTROPY, 3.0 * N * V, bytes)) {
-        IMPLEMENTATION(cross_entropy_part)(dev, parts, logits, targets, first, N, V, workspace);
-        op_end(dev);
-    }
+    void *workspace = op_workspace(dev, "cross entropy", IMPLEMENTATION(cross_entropy_scratch)(&dev->on, V));
+    RUN_OP(dev, OP_CROSS_ENTROPY, 3.0 * N * V, bytes, cross_entropy_part, parts, logits, targets, first, N, V,
+           workspace);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
@@ -365,9 +353,8 @@ static void cross_entropy_join(Device *dev, float *losses, Logits logits, const 
     double flops = 4.0 * ranks * N + (want_grad ? 3.0 * N * V : 0);
     double of_row = 3.0 * ranks + (z.losses ? 3 : 2);
     double bytes = (want_grad ? 2.0 * N * V * (double)dtype_size(logits.dtype) : 0) + of_row * F_BYTES * N;
-    if (!op_begin(dev, OP_CROSS_ENTROPY, flops, bytes)) return;
-    IMPLEMENTATION(cross_entropy_join)(dev, losses, logits, parts, targets, z, ranks, first, N, V, want_grad);
-    op_end(dev);
+    RUN_OP(dev, OP_CROSS_ENTROPY, flops, bytes, cross_entropy_join, losses, logits, parts, targets, z, ranks, first,
+           N, V, want_grad);
 }
 
 // ---------------------------------------------------------------------------
@@ -378,32 +365,24 @@ static void cross_entropy_join(Device *dev, float *losses, Logits logits, const 
 static void tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
     double flops = (double)(n - 1 + accumulate) * count;
     double bytes = (double)count * ((1 + accumulate) * F_BYTES + n * (dtype == DTYPE_F32 ? F_BYTES : 2));
-    if (!op_begin(dev, OP_TREE_SUM, flops, bytes)) return;
-    IMPLEMENTATION(tree_sum)(dev, out, pieces, dtype, n, count, accumulate);
-    op_end(dev);
+    RUN_OP(dev, OP_TREE_SUM, flops, bytes, tree_sum, out, pieces, dtype, n, count, accumulate);
 }
 
 /* The same for activations: out (count) and pieces (n, count) are floatX, and the fp32 sum is rounded once. */
 static void sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) {
     double flops = (double)(n - 1) * (double)count, bytes = (double)count * (n + 1) * X_BYTES;
-    if (!op_begin(dev, OP_SUM_PIECES, flops, bytes)) return;
-    IMPLEMENTATION(sum_pieces)(dev, out, pieces, n, count);
-    op_end(dev);
+    RUN_OP(dev, OP_SUM_PIECES, flops, bytes, sum_pieces, out, pieces, n, count);
 }
 
 /* *total += the exact sum of x (count), none of which is negative. */
 static void exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    if (!op_begin(dev, OP_EXACT_TOTAL, (double)count, (double)count * F_BYTES)) return;
-    IMPLEMENTATION(exact_total)(dev, total, x, count);
-    op_end(dev);
+    RUN_OP(dev, OP_EXACT_TOTAL, (double)count, (double)count * F_BYTES, exact_total, total, x, count);
 }
 
 /* *total += the sum of the squares of x (count): fp32 within each block of NORM_BLOCK elements, exact over the blocks.
  * So the gradient norm has the same bits however the blocks are divided among ranks. */
 static void squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    if (!op_begin(dev, OP_SQUARED_NORM, 2.0 * (double)count, (double)count * F_BYTES)) return;
-    IMPLEMENTATION(squared_norm)(dev, total, x, count);
-    op_end(dev);
+    RUN_OP(dev, OP_SQUARED_NORM, 2.0 * (double)count, (double)count * F_BYTES, squared_norm, total, x, count);
 }
 
 /* AdamW (torch.optim.AdamW; Loshchilov & Hutter 2019), with the gradient s = g * grad_scale:
@@ -414,9 +393,8 @@ static void squared_norm(Device *dev, ExactSum *total, const float *x, int64_t c
 static void adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
                   float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
     double flops = 14.0 * (double)count, bytes = (double)count * (7 * F_BYTES + (copy ? X_BYTES : 0));
-    if (!op_begin(dev, OP_ADAMW, flops, bytes)) return;
-    IMPLEMENTATION(adamw)(dev, p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay, grad_scale, step);
-    op_end(dev);
+    RUN_OP(dev, OP_ADAMW, flops, bytes, adamw, p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay,
+           grad_scale, step);
 }
 
 // ---------------------------------------------------------------------------
@@ -429,9 +407,7 @@ static void adamw(Device *dev, float *p, float *m, float *v, const float *g, flo
 static void muon_momentum(Device *dev, floatX *update, float *m, const float *g, int64_t count, float momentum,
                           float grad_scale) {
     double flops = 7.0 * (double)count, bytes = (double)count * (3 * F_BYTES + X_BYTES);
-    if (!op_begin(dev, OP_MUON_MOMENTUM, flops, bytes)) return;
-    IMPLEMENTATION(muon_momentum)(dev, update, m, g, count, momentum, grad_scale);
-    op_end(dev);
+    RUN_OP(dev, OP_MUON_MOMENTUM, flops, bytes, muon_momentum, update, m, g, count, momentum, grad_scale);
 }
 
 /* x (count) /= its Frobenius norm, or 1e-7 if that is larger (as torch.optim.Muon: norm().clamp(min=eps)). The norm has
@@ -439,10 +415,8 @@ static void muon_momentum(Device *dev, floatX *update, float *m, const float *g,
 static void normalize_matrix(Device *dev, floatX *x, int64_t count) {
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *workspace = op_workspace(dev, "norm of a matrix", IMPLEMENTATION(normalize_matrix_scratch)());
-    if (op_begin(dev, OP_NORMALIZE_MATRIX, 3.0 * (double)count, 3.0 * (double)count * X_BYTES)) {
-        IMPLEMENTATION(normalize_matrix)(dev, x, count, workspace);
-        op_end(dev);
-    }
+    RUN_OP(dev, OP_NORMALIZE_MATRIX, 3.0 * (double)count, 3.0 * (double)count * X_BYTES, normalize_matrix, x, count,
+           workspace);
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
@@ -472,18 +446,14 @@ static void symmetric_matmul(Device *dev, float *y, const floatX *s, const float
 /* x (count) = a * x + y (count) * b */
 static void weighted_sum(Device *dev, floatX *x, float a, const float *y, float b, int64_t count) {
     double bytes = (double)count * (2 * X_BYTES + F_BYTES);
-    if (!op_begin(dev, OP_WEIGHTED_SUM, 3.0 * (double)count, bytes)) return;
-    IMPLEMENTATION(weighted_sum)(dev, x, a, y, b, count);
-    op_end(dev);
+    RUN_OP(dev, OP_WEIGHTED_SUM, 3.0 * (double)count, bytes, weighted_sum, x, a, y, b, count);
 }
 
 /* p (count) = (1 - lr weight_decay) p - lr * adjust * direction (count); copy (count) = p rounded to floatX, or NULL */
 static void muon_update(Device *dev, float *p, floatX *copy, const floatX *direction, int64_t count, float lr,
                         float adjust, float weight_decay) {
     double flops = 3.0 * (double)count, bytes = (double)count * (2 * F_BYTES + X_BYTES * (copy ? 2 : 1));
-    if (!op_begin(dev, OP_MUON_UPDATE, flops, bytes)) return;
-    IMPLEMENTATION(muon_update)(dev, p, copy, direction, count, lr, adjust, weight_decay);
-    op_end(dev);
+    RUN_OP(dev, OP_MUON_UPDATE, flops, bytes, muon_update, p, copy, direction, count, lr, adjust, weight_decay);
 }
 
 // ---------------------------------------------------------------------------
@@ -491,16 +461,12 @@ static void muon_update(Device *dev, float *p, floatX *copy, const floatX *direc
 
 /* out (count) = in (count), rounded to the nearest bf16, ties to even */
 static void cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
-    if (!op_begin(dev, OP_CAST, 0, (double)count * (2 + F_BYTES))) return;
-    IMPLEMENTATION(cast_to_bf16)(dev, out, in, count);
-    op_end(dev);
+    RUN_OP(dev, OP_CAST, 0, (double)count * (2 + F_BYTES), cast_to_bf16, out, in, count);
 }
 
 /* *hash = a hash of `bytes` bytes, a multiple of 8. Two ranks compare hashes to check that they hold the same bits. */
 static void fingerprint(Device *dev, uint64_t *hash, const void *data, int64_t bytes) {
-    if (!op_begin(dev, OP_FINGERPRINT, 0, (double)bytes)) return;
-    IMPLEMENTATION(fingerprint)(dev, hash, data, bytes);
-    op_end(dev);
+    RUN_OP(dev, OP_FINGERPRINT, 0, (double)bytes, fingerprint, hash, data, bytes);
 }
 
 #pragma GCC diagnostic pop

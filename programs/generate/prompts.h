@@ -8,7 +8,7 @@
 #ifndef PROMPTS_H
 #define PROMPTS_H
 #include "../../lib/io/input.h"        // defines: input_open
-#include "../../run/setup/model_ids.h" // defines: StopTokens
+#include "../../run/setup/config_json.h" // defines: StopTokens
 #include "../../tokenizer.h"           // defines: Tokenizer, tokenizer_encode
 #include "../shared/request_lines.h"   // defines: json_ids, request_text, request_name
 #include "../shared/text_input.h"      // defines: utf8_valid_length, json_has_zero_byte, with_room_for_one

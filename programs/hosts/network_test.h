@@ -5,7 +5,7 @@
  */
 #ifndef NETWORK_TEST_H
 #define NETWORK_TEST_H
-#include "../../lib/comm/network.h" // defines: Interface, MAX_INTERFACES
+#include "../../lib/comm/culprit.h" // defines: Interface, MAX_INTERFACES
 #include <poll.h>
 #include <pthread.h>
 

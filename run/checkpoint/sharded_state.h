@@ -56,7 +56,7 @@ static int read_part_int8(const StateReader *from, const Tensor *t, int64_t firs
 static void random_weights(void *fsdp, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
     const Fsdp *f = (const Fsdp *)fsdp;
     (void)kind;
-    tensor_init(out, tensor, f->config, f->seed, first, count, f->dev->threads);
+    tensor_init(out, tensor, f->config, f->seed, first, count, f->dev->on.threads);
 }
 
 // ---------------------------------------------------------------------------

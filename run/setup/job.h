@@ -3,7 +3,7 @@
  * The ranks of a process share one Job and only read it: options, configuration, mesh, data, and the weights to start
  * from. A caller may rely on: after job_open, options fit each other, the model, the mesh, the files and the host. Each
  * error names what was given, what was expected and what to do. Ranks check the rest: whether the outputs can be
- * written (job_check_outputs), memory suffices (memory_check.h), and all ranks were started alike (agreement.h).
+ * written (job_check_outputs), memory suffices (run/checks/plan.h), and all ranks were started alike (agreement.h).
  */
 #ifndef JOB_H
 #define JOB_H

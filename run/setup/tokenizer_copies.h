@@ -8,7 +8,7 @@
 #ifndef TOKENIZER_COPIES_H
 #define TOKENIZER_COPIES_H
 #include "../../lib/io/sha256.h" // defines: sha256
-#include "model_ids.h"           // defines: ModelIds, generation_config_text; includes token_files.h
+#include "config_json.h"         // defines: ModelIds, generation_config_text; includes token_files.h
 
 typedef struct {
     const char *name;

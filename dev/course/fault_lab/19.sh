@@ -1,7 +1,7 @@
 area="tensor parallelism"
 layout="--ranks 4 --tp 2 --batch 8"
 title="the loss adds sums of exponentials without a common maximum"
-change='@@ lib/ops/ops_common.h join_parts
+change='@@ lib/ops/logits.h join_parts
 - all.sum = fmaf(part[1], expf(part[0] - all.max), all.sum);
 + all.sum = all.sum + part[1];'
 check="test kernels:cross-entropy-slices"

@@ -220,7 +220,7 @@ def check_versions(source, page, ops, tables):
     if source.small:
         return
     for op, precision in ops:
-        said = source.run(f"build/kernels-{precision}/{page} --markdown --size odd --rounds 1")
+        said = source.run(f"build/kernels-{precision}/{page} --size odd --rounds 1")
         fresh = kernel_rows(said)[op, precision]
         names, now = ({v for rows in t.values() for v in versions_of(rows)} for t in (tables[op, precision], fresh))
         if not now <= names:

@@ -3,7 +3,7 @@
  *                        depends on them, so that a planner for the browser is compiled with the same
  *   of_program page      JSON: the style of run.html and plan.html, the presets, and the tables of options
  */
-#include "../../../lib/ops/cpu/vectors.h"        // defines: VL, MR, PAIR
+#include "../../../lib/ops/cpu/tile.h"           // defines: PAIR; includes vectors.h: VL, MR
 #include "../../../lib/io/json.h"                // defines: cJSON, json_write_line
 #include "../../../programs/plan/plan_options.h" // defines: option_rows, plan_options
 

@@ -1,39 +1,33 @@
 /* mine.h: a kernel of your own, checked against the definition of a page of this folder's parent and timed next to the
- * op in use. my_rmsnorm.cu shows how: include this file, include a page, write the op, name it in MY_KERNEL.
+ * op in use. my_rmsnorm.cu shows how: include this file and OP.h, write the op, name it in MY_KERNEL.
  *
- * The function my_OP has the parameters of OP in lib/ops/ops.h. It calls op_begin, which counts FLOPs and bytes and
- * returns 0 in a dry run, and op_end. `make mine` then builds a program that checks and times it, and a shared library
- * in which it replaces OP, for PyTorch.
+ * The function my_OP has the parameters of cpu_OP or cuda_OP in lib/ops. `make mine` builds a program that checks and
+ * times it, and a shared library in which it replaces that function, for PyTorch.
  */
 #ifndef MINE_H
 #define MINE_H
-#include "../page.h"
-#undef PAGE
-#define PAGE(...) static const Op *const ops_of_page[] = {__VA_ARGS__}; // not main
-
-/* main of the program: the page's op of this name in two versions, yours and the page's last, the op in use. */
-static inline int mine_main(int argc, char **argv, const Op *const *ops, int count, const char *name,
-                            void (*run)(Case *c)) {
-    for (int i = 0; i < count; i++) {
-        if (strcmp(ops[i]->name, name)) continue;
-        int last = 0;
-        while (ops[i]->versions[last + 1].run) last++;
-        Version versions[] = {{"mine", "Your kernel.", run}, ops[i]->versions[last], END_OF_VERSIONS};
-        Op op = *ops[i];
-        op.versions = versions;
-        const Op *const only[] = {&op};
-        return page_main(argc, argv, only, 1);
-    }
-    user_error("MY_KERNEL names the op %s, which the included page does not have; its first op is %s: name one of "
-               "those in its PAGE(…)",
-               name, ops[0]->name);
-}
-#ifdef MINE_LIBRARY // a shared library has no main
-#define MY_KERNEL(name, run)
+#ifdef USE_CUDA // the ops of all pages but linear and attention, which need a library or a choice of kernels
+#include "../../../lib/ops/cuda/cross_entropy.cuh"
+#include "../../../lib/ops/cuda/layers.cuh"
+#include "../../../lib/ops/cuda/muon.cuh"
+#include "../../../lib/ops/cuda/rmsnorm.cuh"
 #else
-#define MY_KERNEL(name, run)                                                                                           \
+#include "../../../lib/ops/cpu/cross_entropy.h"
+#include "../../../lib/ops/cpu/flat_tensors.h"
+#include "../../../lib/ops/cpu/layers.h"
+#include "../../../lib/ops/cpu/rmsnorm.h"
+#endif
+#include "../page.h"
+
+#ifdef MINE_LIBRARY // a shared library has no main
+#define MY_KERNEL(op, run)
+#else
+#define MY_KERNEL(op, run)                                                                                             \
     int main(int argc, char **argv) {                                                                                  \
-        return mine_main(argc, argv, ops_of_page, (int)(sizeof ops_of_page / sizeof *ops_of_page), name, run);         \
+        const Version versions[] = {                                                                                   \
+            {"mine", "Your kernel.", run}, {"in use", "That of lib/ops.", (op).in_use}, END_OF_VERSIONS};              \
+        const PageOp page = {&(op), versions};                                                                         \
+        return page_main(argc, argv, NULL, &page, 1);                                                                  \
     }
 #endif
 

@@ -7,8 +7,8 @@
  * floatX is float or bf16; to_float and from_float convert. The C version runs on a CPU, the kernel on a GPU, or on a
  * CPU in the emulator of dev/cuda_on_cpu, which finds accesses outside of tensors.
  */
-#include "mine.h"        // must come first: it replaces PAGE of ../page.h
-#include "../rmsnorm.cu" // the page: tensors, random values, sizes, definition, the op in use
+#include "mine.h"
+#include "../rmsnorm.h" // tensors, random values, sizes, definition, the op in use
 
 /* Row n, the naive way: one pass for the sum of squares, and one that scales. */
 static inline BOTH void my_rmsnorm_row(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
@@ -38,28 +38,20 @@ static __global__ void __launch_bounds__(128)
 }
 #endif
 
-static void my_rmsnorm(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
-                       const floatX *w, float eps, int N, int C) {
+/* The op, with the parameters of cpu_rmsnorm_forward and cuda_rmsnorm_forward. */
+static void my_rmsnorm_forward(OpStream *on, floatX *out, float *rstd, floatX *sum, const floatX *x,
+                               const floatX *delta, const floatX *w, float eps, int N, int C) {
 #ifdef USE_CUDA
-    if (N) KERNEL(dev, my_rmsnorm_kernel, (unsigned)((N + 127) / 128), 128, 0, out, rstd, sum, x, delta, w, eps, N, C);
+    if (N) KERNEL(on, my_rmsnorm_kernel, (unsigned)((N + 127) / 128), 128, 0, out, rstd, sum, x, delta, w, eps, N, C);
 #else
-    (void)dev; // dev->threads: how many threads an op may use
+    (void)on; // on->threads: how many threads an op may use
     for (int n = 0; n < N; n++) my_rmsnorm_row(out, rstd, sum, x, delta, w, eps, n, C);
 #endif
 }
 
-/* The op, as rmsnorm_forward in lib/ops/ops.h: it counts FLOPs and bytes, and calls the function above. */
-static void my_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
-                               const floatX *w, float eps, int N, int C) {
-    double bytes = (double)N * C * X_BYTES * (delta ? 4 : 2) + N * F_BYTES + C * X_BYTES;
-    if (!op_begin(dev, OP_RMSNORM_FORWARD, 4.0 * N * C, bytes)) return;
-    my_rmsnorm(dev, out, rstd, sum, x, delta, w, eps, N, C);
-    op_end(dev);
-}
-
 /* Runs the op on the tensors and sizes that the page declares for a case. */
 static void run_mine(Case *c) {
-    my_rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0],
+    my_rmsnorm_forward(c->on, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0],
                        (int)c->size[1]);
 }
-MY_KERNEL("rmsnorm_forward", run_mine)
+MY_KERNEL(forward, run_mine)

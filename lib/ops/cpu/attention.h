@@ -6,10 +6,8 @@
  */
 #ifndef CPU_ATTENTION_H
 #define CPU_ATTENTION_H
-#include "../../device/device.h" // defines: Device
-#include "../ops_common.h"       // defines: AttentionShape, keys_seen
-#include "matmul.h"              // defines: tile_matmul
-#include "vectors.h"             // defines: vfloat, PAIR, MR, NR, load_x, store_x, vexp
+#include "../ops_common.h" // defines: AttentionShape, keys_seen
+#include "tile.h"          // defines: tile_matmul, PAIR; includes vectors.h: vfloat, MR, NR, load_x, store_x, vexp
 #include <omp.h>
 #include <sched.h>
 
@@ -109,8 +107,8 @@ static_assert((int)NR % (int)SCORED_KEYS == 0, "keys are padded to a multiple of
 
 /* Attention of a single query of each sequence, in a program that includes attention_query.h to generate faster. */
 static struct {
-    size_t (*scratch)(const Device *, const AttentionShape *);
-    void (*forward)(Device *, floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
+    size_t (*scratch)(const OpStream *, const AttentionShape *);
+    void (*forward)(OpStream *, floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
                     const AttentionShape *, void *workspace);
 } query_attention;
 
@@ -119,10 +117,10 @@ static inline int is_single_query(const AttentionShape *s) {
     return query_attention.forward && s->Tq == 1 && !s->q_doc;
 }
 
-static size_t cpu_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
+static size_t cpu_attention_scratch(const OpStream *on, const AttentionShape *s, int backward) {
     Attention a;
-    if (is_single_query(s) && !backward) return query_attention.scratch(dev, s);
-    return attention_layout(&a, s, dev->threads, backward, NULL);
+    if (is_single_query(s) && !backward) return query_attention.scratch(on, s);
+    return attention_layout(&a, s, on->threads, backward, NULL);
 }
 
 /* Offsets: of a group's row r in q, out and their gradients; of the row in lse; of a key in k, v and their gradients;
@@ -347,16 +345,16 @@ static void attention_forward_strip(const Attention *a, floatX *out, float *lse,
     }
 }
 
-static void cpu_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k,
+static void cpu_attention_forward(OpStream *on, floatX *out, float *lse, const floatX *q, const floatX *k,
                                   const floatX *v, const AttentionShape *s, void *workspace) {
     Attention a;
     if (is_single_query(s)) {
-        query_attention.forward(dev, out, lse, q, k, v, s, workspace);
+        query_attention.forward(on, out, lse, q, k, v, s, workspace);
         return;
     }
-    attention_layout(&a, s, dev->threads, 0, workspace);
+    attention_layout(&a, s, on->threads, 0, workspace);
     int64_t tiles = blocks_of(a.rows, FORWARD_ROWS);
-#pragma omp parallel num_threads(dev->threads)
+#pragma omp parallel num_threads(on->threads)
     for (int64_t first = 0; first < a.groups; first += a.resident) {
         int64_t resident = min_i64(a.resident, a.groups - first);
         attention_pack(&a, k, v, first, first + resident);
@@ -512,13 +510,13 @@ static void backward_store_keys(const Attention *a, floatX *dk, floatX *dv, int6
     }
 }
 
-static void cpu_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
+static void cpu_attention_backward(OpStream *on, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
                                    const floatX *out, const float *lse, const floatX *q, const floatX *k,
                                    const floatX *v, const AttentionShape *s, void *workspace) {
     Attention a;
-    attention_layout(&a, s, dev->threads, 1, workspace);
+    attention_layout(&a, s, on->threads, 1, workspace);
     int64_t tiles = blocks_of(a.rows, BACKWARD_ROWS);
-#pragma omp parallel num_threads(dev->threads)
+#pragma omp parallel num_threads(on->threads)
     for (int64_t first = 0; first < a.groups; first += a.resident) {
         int64_t resident = min_i64(a.resident, a.groups - first);
         attention_pack(&a, k, v, first, first + resident);

@@ -11,8 +11,8 @@
 #ifndef CPU_ATTENTION_QUERY_H
 #define CPU_ATTENTION_QUERY_H
 #ifndef USE_CUDA
-#include "attention.h" // defines: query_attention, Device, AttentionShape, keys_seen
-#include "few_rows.h"  // defines: WORTH_THREADS
+#include "attention.h" // defines: query_attention, OpStream, AttentionShape, keys_seen
+#include "matmul.h"    // defines: WORTH_THREADS
 #include "vectors.h"   // defines: vfloat, load_x, store_x, vexp
 #include <omp.h>
 
@@ -155,11 +155,11 @@ static void query_combine(const QueryAttention *a, floatX *out, float *lse, int6
     lse[group * a->G + h] = sum == 0 ? -INFINITY : max + logf(sum);
 }
 
-static void query_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k,
+static void query_attention_forward(OpStream *on, floatX *out, float *lse, const floatX *q, const floatX *k,
                                     const floatX *v, const AttentionShape *s, void *workspace) {
     QueryAttention a;
-    query_attention_layout(&a, s, dev->threads, (float *)workspace);
-#pragma omp parallel num_threads(dev->threads) if (a.groups * a.heads * a.keys * a.width >= WORTH_THREADS)
+    query_attention_layout(&a, s, on->threads, (float *)workspace);
+#pragma omp parallel num_threads(on->threads) if (a.groups * a.heads * a.keys * a.width >= WORTH_THREADS)
     {
         float *local = a.local + omp_get_thread_num() * a.local_floats;
 #pragma omp for schedule(static)
@@ -169,9 +169,9 @@ static void query_attention_forward(Device *dev, floatX *out, float *lse, const 
     }
 }
 
-static size_t query_attention_scratch(const Device *dev, const AttentionShape *s) {
+static size_t query_attention_scratch(const OpStream *on, const AttentionShape *s) {
     QueryAttention a;
-    return query_attention_layout(&a, s, dev->threads, NULL);
+    return query_attention_layout(&a, s, on->threads, NULL);
 }
 
 __attribute__((constructor)) static void query_attention_use(void) { // before main

@@ -7,9 +7,8 @@
  */
 #ifndef CPU_CROSS_ENTROPY_H
 #define CPU_CROSS_ENTROPY_H
-#include "../../device/device.h" // defines: Device
-#include "../ops_common.h"       // defines: Logits, LossPart, ZLoss, join_parts, slice_row
-#include "vectors.h"             // defines: vfloat, load_fill, load_fill_bf16, store_float, vexp
+#include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts, slice_row
+#include "vectors.h"   // defines: vfloat, load_fill, load_fill_bf16, store_float, vexp
 #include <omp.h>
 
 enum {
@@ -20,8 +19,8 @@ enum {
 
 /* Floats per thread for the blocks' factors, and as many for their sums. */
 static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK), VL); }
-static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) {
-    return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float);
+static size_t cpu_cross_entropy_scratch(const OpStream *on, int64_t V) {
+    return (size_t)(on->threads * 2 * loss_blocks(V)) * sizeof(float);
 }
 /* The part of the scratch memory that belongs to the calling thread. */
 static float *loss_factors(void *workspace, int64_t V) {
@@ -135,9 +134,9 @@ static float cross_entropy_row(LogitRow row, int32_t target, ZLoss z, int64_t n,
     return loss;
 }
 
-static void cpu_cross_entropy(Device *dev, float *losses, Logits logits, const int32_t *targets, ZLoss z, int N, int V,
+static void cpu_cross_entropy(OpStream *on, float *losses, Logits logits, const int32_t *targets, ZLoss z, int N, int V,
                               int want_grad, void *workspace) {
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // adjacent rows: the hardware prefetches them
+#pragma omp parallel for num_threads(on->threads) schedule(dynamic, 8) // adjacent rows: the hardware prefetches them
     for (int n = 0; n < N; n++)
         losses[n] = cross_entropy_row(logit_row(logits, n, V), targets[n], z, n, want_grad, loss_factors(workspace, V));
 }
@@ -145,9 +144,9 @@ static void cpu_cross_entropy(Device *dev, float *losses, Logits logits, const i
 // ---------------------------------------------------------------------------
 // a vocabulary that is split over ranks
 
-static void cpu_cross_entropy_part(Device *dev, float *parts, Logits logits, const int32_t *targets, int first, int N,
+static void cpu_cross_entropy_part(OpStream *on, float *parts, Logits logits, const int32_t *targets, int first, int N,
                                    int V, void *workspace) {
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+#pragma omp parallel for num_threads(on->threads) schedule(dynamic, 8)
     for (int n = 0; n < N; n++) {
         LogitRow row = logit_row(logits, n, V);
         int at = slice_row(targets[n], first, V);
@@ -157,9 +156,9 @@ static void cpu_cross_entropy_part(Device *dev, float *parts, Logits logits, con
     }
 }
 
-static void cpu_cross_entropy_join(Device *dev, float *losses, Logits logits, const float *parts,
+static void cpu_cross_entropy_join(OpStream *on, float *losses, Logits logits, const float *parts,
                                    const int32_t *targets, ZLoss z, int ranks, int first, int N, int V, int want_grad) {
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+#pragma omp parallel for num_threads(on->threads) schedule(dynamic, 8)
     for (int n = 0; n < N; n++) {
         LogitRow row = logit_row(logits, n, V);
         LossPart all = join_parts(parts, ranks, N, n);

@@ -5,9 +5,8 @@
  */
 #ifndef CPU_FLAT_TENSORS_H
 #define CPU_FLAT_TENSORS_H
-#include "../../device/device.h" // defines: Device, ExactSum, INT8_BLOCK
-#include "../ops_common.h"       // defines: NORM_BLOCK, LEAST_NORM
-#include "vectors.h"             // defines: vfloat, load_float, store_float, vstream
+#include "../../device/exact_sum.h" // defines: ExactSum
+#include "vectors.h"                // defines: vfloat, load_float, store_float, vstream
 
 enum { STREAM_FLOATS = 1 << 20 }; // sums of at least so many floats bypass the caches
 
@@ -42,12 +41,12 @@ static inline vfloat tree_sum_vector(const void *pieces, Dtype dtype, int n, int
 }
 
 /* out is fp32 or, without `accumulate`, bf16. */
-static inline void tree_sum_of(Device *dev, void *out, Dtype out_dtype, const void *pieces, Dtype dtype, int n,
+static inline void tree_sum_of(OpStream *on, void *out, Dtype out_dtype, const void *pieces, Dtype dtype, int n,
                                int64_t count, int accumulate) {
     float *sums = (float *)out;
     int aligned = (uintptr_t)out % sizeof(vfloat) == 0;
     int stream = out_dtype == DTYPE_F32 && !accumulate && out != pieces && count >= STREAM_FLOATS && aligned;
-#pragma omp parallel num_threads(dev->threads)
+#pragma omp parallel num_threads(on->threads)
     {
 #pragma omp for nowait
         for (int64_t i = 0; i < count; i += VL) {
@@ -61,22 +60,22 @@ static inline void tree_sum_of(Device *dev, void *out, Dtype out_dtype, const vo
     }
 }
 
-static void cpu_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count,
+static void cpu_tree_sum(OpStream *on, float *out, const void *pieces, Dtype dtype, int n, int64_t count,
                          int accumulate) {
     // two calls with constant dtypes: each is compiled for its own
-    if (dtype == DTYPE_F32) tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_F32, n, count, accumulate);
-    else tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_BF16, n, count, accumulate);
+    if (dtype == DTYPE_F32) tree_sum_of(on, out, DTYPE_F32, pieces, DTYPE_F32, n, count, accumulate);
+    else tree_sum_of(on, out, DTYPE_F32, pieces, DTYPE_BF16, n, count, accumulate);
 }
 
-static void cpu_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) {
-    tree_sum_of(dev, out, FLOATX, pieces, FLOATX, n, count, 0);
+static void cpu_sum_pieces(OpStream *on, floatX *out, const floatX *pieces, int n, int64_t count) {
+    tree_sum_of(on, out, FLOATX, pieces, FLOATX, n, count, 0);
 }
 
 // ---------------------------------------------------------------------------
 // gradient norm
 
-static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    (void)dev;
+static void cpu_exact_total(OpStream *on, ExactSum *total, const float *x, int64_t count) {
+    (void)on;
     ExactSum sum = ZERO;
     for (int64_t i = 0; i < count; i++) exact_add(&sum, x[i]);
     exact_merge(total, &sum);
@@ -84,8 +83,8 @@ static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_
 
 /* Adds the squares of x (count) to *total. Each thread sums its blocks' sums of squares; these sums are exact, so it
  * does not matter which thread has which block. */
-static void add_squares(Device *dev, ExactSum *total, const void *x, Dtype dtype, int64_t count) {
-#pragma omp parallel num_threads(dev->threads)
+static void add_squares(OpStream *on, ExactSum *total, const void *x, Dtype dtype, int64_t count) {
+#pragma omp parallel num_threads(on->threads)
     {
         ExactSum sum = ZERO;
 #pragma omp for
@@ -103,20 +102,20 @@ static void add_squares(Device *dev, ExactSum *total, const void *x, Dtype dtype
     }
 }
 
-static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    add_squares(dev, total, x, DTYPE_F32, count);
+static void cpu_squared_norm(OpStream *on, ExactSum *total, const float *x, int64_t count) {
+    add_squares(on, total, x, DTYPE_F32, count);
 }
 
 // ---------------------------------------------------------------------------
 // AdamW
 
-static void cpu_adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
+static void cpu_adamw(OpStream *on, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
                       float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
     float keep = (float)(1.0 - (double)lr * weight_decay);
     float rate = (float)(lr / (1.0 - pow(beta1, step)));      // lr with the first moment's bias correction
     float root = (float)(1.0 / sqrt(1.0 - pow(beta2, step))); // the second moment's, outside of the square root
     float new1 = (float)(1.0 - beta1), new2 = (float)(1.0 - beta2);
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) {
         int64_t n = count - i;
         vfloat grad = vrounded(load_float(g + i, n) * grad_scale), m0 = load_float(m + i, n);
@@ -134,19 +133,19 @@ static void cpu_adamw(Device *dev, float *p, float *m, float *v, const float *g,
 // ---------------------------------------------------------------------------
 // element by element
 
-static void cpu_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
-#pragma omp parallel for num_threads(dev->threads)
+static void cpu_cast_to_bf16(OpStream *on, bf16 *out, const float *in, int64_t count) {
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) store_bf16(out + i, load_float(in + i, count - i), count - i);
 }
 
-static void cpu_scale(Device *dev, floatX *x, float by, int64_t count) {
-#pragma omp parallel for num_threads(dev->threads)
+static void cpu_scale(OpStream *on, floatX *x, float by, int64_t count) {
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
 }
 
 /* The last block may be shorter: it is copied to a whole one, so that every loop has a constant length. */
-static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
-#pragma omp parallel for num_threads(dev->threads)
+static void cpu_dequantize(OpStream *on, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t block = 0; block < blocks_of(count, INT8_BLOCK); block++) {
         int64_t at = block * INT8_BLOCK, n = min_i64(INT8_BLOCK, count - at);
         int8_t last[INT8_BLOCK] = {0};
@@ -179,9 +178,9 @@ static inline __attribute__((always_inline)) void adapter_merge_rows(float *w, c
     }
 }
 
-static void cpu_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC,
+static void cpu_adapter_merge(OpStream *on, float *w, const float *a, const float *b, float by, int R, int64_t IC,
                               int64_t OC) {
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t o = 0; o < OC; o += MERGE_ROWS) {
         int64_t rows = min_i64(MERGE_ROWS, OC - o);
         if (rows == MERGE_ROWS) adapter_merge_rows(w + o * IC, a, b + o * R, by, R, IC, MERGE_ROWS);
@@ -191,9 +190,9 @@ static void cpu_adapter_merge(Device *dev, float *w, const float *a, const float
 }
 
 /* The sum over all 64-bit words, each hashed together with its index: a sum, so that any order gives the same hash. */
-static void cpu_fingerprint(Device *dev, uint64_t *hash, const void *data, int64_t bytes) {
+static void cpu_fingerprint(OpStream *on, uint64_t *hash, const void *data, int64_t bytes) {
     uint64_t sum = 0;
-#pragma omp parallel for num_threads(dev->threads) reduction(+ : sum)
+#pragma omp parallel for num_threads(on->threads) reduction(+ : sum)
     for (int64_t i = 0; i < bytes / 8; i++) {
         uint64_t word;
         memcpy(&word, (const char *)data + 8 * i, 8);
@@ -205,10 +204,10 @@ static void cpu_fingerprint(Device *dev, uint64_t *hash, const void *data, int64
 // ---------------------------------------------------------------------------
 // Muon's elementwise ops: momentum, normalization, weighted sums, update of the weights
 
-static void cpu_muon_momentum(Device *dev, floatX *update, float *m, const float *g, int64_t count, float momentum,
+static void cpu_muon_momentum(OpStream *on, floatX *update, float *m, const float *g, int64_t count, float momentum,
                               float grad_scale) {
     float new_part = (float)(1.0 - (double)momentum);
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) {
         int64_t n = count - i;
         vfloat grad = vrounded(load_float(g + i, n) * grad_scale), m0 = load_float(m + i, n);
@@ -220,28 +219,28 @@ static void cpu_muon_momentum(Device *dev, floatX *update, float *m, const float
 
 static size_t cpu_normalize_matrix_scratch(void) { return 0; }
 
-static void cpu_normalize_matrix(Device *dev, floatX *x, int64_t count, void *workspace) {
+static void cpu_normalize_matrix(OpStream *on, floatX *x, int64_t count, void *workspace) {
     ExactSum total = ZERO;
     (void)workspace;
-    add_squares(dev, &total, x, FLOATX, count);
+    add_squares(on, &total, x, FLOATX, count);
     float norm = (float)sqrt(exact_value(&total)), by = 1.0f / fmaxf(norm, LEAST_NORM);
     if (isnan(norm)) by = norm; // fmaxf would ignore it
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
 }
 
-static void cpu_weighted_sum(Device *dev, floatX *x, float a, const float *y, float b, int64_t count) {
-#pragma omp parallel for num_threads(dev->threads)
+static void cpu_weighted_sum(OpStream *on, floatX *x, float a, const float *y, float b, int64_t count) {
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) {
         vfloat scaled = vrounded(load_float(y + i, count - i) * b);
         store_x(x + i, vfma(load_x(x + i, count - i), vsplat(a), scaled), count - i);
     }
 }
 
-static void cpu_muon_update(Device *dev, float *p, floatX *copy, const floatX *direction, int64_t count, float lr,
+static void cpu_muon_update(OpStream *on, float *p, floatX *copy, const floatX *direction, int64_t count, float lr,
                             float adjust, float weight_decay) {
     float keep = (float)(1.0 - (double)lr * weight_decay), rate = lr * adjust;
-#pragma omp parallel for num_threads(dev->threads)
+#pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) {
         int64_t n = count - i;
         vfloat kept = vrounded(load_float(p + i, n) * keep);

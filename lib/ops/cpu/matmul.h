@@ -1,19 +1,15 @@
 /* matmul.h: matmuls on the CPU: oneDNN's where it is installed and fast, otherwise a plain C matmul in register tiles;
- * linear layers of few rows are those of few_rows.h.
+ * linear layers of few rows have a loop of their own.
  *
  * A caller may rely on: the same bits for any number of threads.
- * oneDNN's matmul primitives are made once per shape and kept (ops_open, ops_close). The tile of the plain matmul,
- * tile_matmul, is also the inner loop of attention.
+ * oneDNN's matmul primitives are made once per shape and kept (ops_open, ops_close). The inner loop of the plain matmul
+ * is in tile.h.
  */
 #ifndef CPU_MATMUL_H
 #define CPU_MATMUL_H
-#include "../../device/device.h" // defines: Device, run_failure, checked_malloc
-#include "../ops_common.h"       // defines: Matmul
-#include "few_rows.h"            // defines: has_few_rows, few_rows_matmul
-#include "vectors.h"             // defines: vfloat, load_x, store_x, MR, NR
+#include "../ops_common.h" // defines: Matmul
+#include "tile.h"          // defines: tile_matmul, vdot_pairs, load_words; includes pairs.h
 #include <omp.h>
-#include <pthread.h>
-#include <signal.h>
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
 #endif
@@ -86,51 +82,6 @@ static inline void packed_tile(float *c, int64_t c_row, const Packed *a, const P
 #endif
 
 // ---------------------------------------------------------------------------
-// the register tile
-
-/* c (MR, `vectors` vectors) = or += a (MR, K) b (K, …), with all sums in registers, over k in order. With `pair` 2 an
- * element of a or b is two bf16, 2k and 2k + 1 along the sum (PAIR in vectors.h). */
-static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t c_row, const float *a, int64_t a_row,
-                                                               int64_t a_col, const float *b, int64_t b_row, int64_t K,
-                                                               int accumulate, const int vectors, const int pair) {
-    vfloat sum[MR][2]; // in registers, because all loops over it are unrolled
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; r++)
-        for (int i = 0; i < vectors; i++) sum[r][i] = accumulate ? vload(c + r * c_row + i * VL) : vsplat(0);
-    for (int64_t k = 0; k < K; k++) {
-        vfloat bk[2];
-        for (int i = 0; i < vectors; i++) {
-            bk[i] = vload(b + i * VL);
-#if defined(__AVX2__) && !defined(AVX512)
-            __asm__("" : "+x"(bk[i])); // stays in a register: gcc would load it again for each row
-#endif
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < MR; r++)
-            for (int i = 0; i < vectors; i++)
-                sum[r][i] =
-                    pair == 2 ? vdot_pairs(vsplat(a[r * a_row]), bk[i], sum[r][i]) : sum[r][i] + a[r * a_row] * bk[i];
-        a += a_col;
-        b += b_row;
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; r++)
-        for (int i = 0; i < vectors; i++) vstore(c + r * c_row + i * VL, sum[r][i]);
-}
-
-/* c (MR, N) = or += a (MR, K) b (K, N). N is a multiple of VL. NR columns of b are adjacent; column j begins at
- * b + j * b_col: b_col is 1 for an ordinary matrix, K for one that is packed in panels of NR columns. */
-static inline __attribute__((always_inline)) void tile_matmul(float *c, int64_t c_row, const float *a, int64_t a_row,
-                                                              int64_t a_col, const float *b, int64_t b_row,
-                                                              int64_t b_col, int64_t N, int64_t K, int accumulate,
-                                                              const int pair) {
-    int64_t j = 0;
-    for (; j + VL < N; j += NR)
-        tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 2, pair);
-    if (j < N) tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 1, pair);
-}
-
-// ---------------------------------------------------------------------------
 // the plain matmul
 
 #ifndef HAVE_BFMMLA
@@ -190,6 +141,81 @@ static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const 
                 store_x(to, p->accumulate ? load_x(to, cols - j) + x : x, cols - j);
             }
         }
+}
+
+// ---------------------------------------------------------------------------
+// linear layers of few rows, as in generation, where each new token is one row
+//
+// Such a matmul does so little arithmetic that reading the weights limits it. Each weight is read once, in order, for
+// all rows together; the threads share the outputs. A caller may rely on: an output is a dot product whose order
+// depends on nothing but its length, so it has the same bits for any number of threads and of other rows.
+
+enum {
+    FEW_ROWS = 4,            // at most; their sums, 2 vectors each, fit in the registers of any processor
+    WORTH_THREADS = 1 << 15, // fewer multiplications than this take less time than waking the other threads
+#ifdef HAVE_PAIRS
+    DOT_STEP = 4 * (int)VL // elements that one step of a dot product multiplies
+#else
+    DOT_STEP = 2 * (int)VL
+#endif
+};
+
+/* One step of a dot product, of whose vectors n elements are left. */
+static inline vpair dot_step(const floatX *x, const floatX *w, int64_t n, vpair sum) {
+#ifdef HAVE_PAIRS
+    sum.a = vdot_pairs((vfloat)load_words(x, n), (vfloat)load_words(w, n), sum.a);
+    if (n > 2 * VL)
+        sum.b =
+            vdot_pairs((vfloat)load_words(x + 2 * VL, n - 2 * VL), (vfloat)load_words(w + 2 * VL, n - 2 * VL), sum.b);
+    return sum;
+#else
+    return pair_fma(load_pair(x, n), load_pair(w, n), sum);
+#endif
+}
+
+static inline void few_rows_store(const Matmul *p, char *c, int64_t m, int64_t o, float sum) {
+    int64_t at = m * p->c_row + o;
+    if (p->c_float) {
+        float *to = (float *)(void *)c + at;
+        *to = p->accumulate ? *to + sum : sum;
+    } else {
+        floatX *to = (floatX *)(void *)c + at;
+        *to = from_float(p->accumulate ? to_float(*to) + sum : sum);
+    }
+}
+
+/* Outputs begin … end - 1 of all `rows` rows. One output at a time, so that a thread reads its weights as one stream:
+ * four rows of weights side by side were read at half the speed. */
+static inline __attribute__((always_inline)) void few_rows_outputs(const Matmul *p, char *c, const floatX *a,
+                                                                   const floatX *b, int64_t begin, int64_t end,
+                                                                   const int rows) {
+    for (int64_t o = begin; o < end; o++) {
+        vpair sum[FEW_ROWS]; // (rows) in registers, because all loops over it are unrolled
+        const floatX *w = b + o * p->b_col;
+        int64_t k = 0;
+#pragma GCC unroll 4
+        for (int m = 0; m < rows; m++) sum[m] = pair_splat(0);
+        for (; k + DOT_STEP <= p->K; k += DOT_STEP)
+#pragma GCC unroll 4
+            for (int m = 0; m < rows; m++) sum[m] = dot_step(a + m * p->a_row + k, w + k, DOT_STEP, sum[m]);
+        for (int m = 0; m < rows && k < p->K; m++) sum[m] = dot_step(a + m * p->a_row + k, w + k, p->K - k, sum[m]);
+        for (int m = 0; m < rows; m++) few_rows_store(p, c, m, o, vsum(sum[m].a + sum[m].b));
+    }
+}
+
+/* Is this matmul a linear layer of few rows? The elements of a row and of an output's weights must be adjacent. */
+static inline int has_few_rows(const Matmul *p) { return p->M <= FEW_ROWS && p->a_col == 1 && p->b_row == 1; }
+
+static void few_rows_matmul(OpStream *on, const Matmul *p, char *c, const floatX *a, const floatX *b) {
+    int threads = p->N * p->K < WORTH_THREADS ? 1 : on->threads;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t thread = 0; thread < threads; thread++) {
+        int64_t begin = p->N * thread / threads, end = p->N * (thread + 1) / threads;
+        if (p->M == 1) few_rows_outputs(p, c, a, b, begin, end, 1);
+        else if (p->M == 2) few_rows_outputs(p, c, a, b, begin, end, 2);
+        else if (p->M == 3) few_rows_outputs(p, c, a, b, begin, end, 3);
+        else few_rows_outputs(p, c, a, b, begin, end, 4);
+    }
 }
 
 // ---------------------------------------------------------------------------
@@ -281,7 +307,7 @@ static int onednn_is_deterministic(void) {
 }
 
 /* Starts oneDNN. Returns NULL, or the reason why the plain matmul is used instead. */
-static const char *onednn_open(const Device *dev, MatmulCache *cache) {
+static const char *onednn_open(const OpStream *on, MatmulCache *cache) {
     Matmul probe = {256, 256, 256, 256, 1, 1, 256, 256, 0, 0};
 #if DNNL_VERSION_MAJOR < 3
     dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16); // oneDNN 2's AMX kernels crash: illegal instruction
@@ -292,7 +318,7 @@ static const char *onednn_open(const Device *dev, MatmulCache *cache) {
 #if defined(PRECISION_BF16) && defined(__x86_64__)
     if (!__builtin_cpu_supports("avx512bf16")) return "this processor has no bf16 instructions"; // emulated: slower
 #endif
-    if (dev->deterministic && !onednn_is_deterministic())
+    if (on->deterministic && !onednn_is_deterministic())
         return "on this processor the bits of oneDNN's matmuls depend on the number of threads";
     if (!matmul_find(cache, &probe)->primitive) return "oneDNN has no fast matmul in " PRECISION_NAME " here";
     return NULL;
@@ -302,10 +328,10 @@ static const char *onednn_open(const Device *dev, MatmulCache *cache) {
 // ---------------------------------------------------------------------------
 // one matmul
 
-static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
-    MatmulCache *cache = dev->matmuls;
+static void cpu_matmul(OpStream *on, const Matmul *p, void *c, const floatX *a, const floatX *b) {
+    MatmulCache *cache = on->matmuls;
     if (has_few_rows(p)) {
-        few_rows_matmul(dev, p, (char *)c, a, b);
+        few_rows_matmul(on, p, (char *)c, a, b);
         return;
     }
 #ifdef HAVE_ONEDNN
@@ -324,76 +350,28 @@ static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, c
         return;
     }
 #endif
-    if (!cache->pack) cache->pack = (float *)checked_malloc((size_t)dev->threads * PLAIN_PACK * sizeof(float));
+    if (!cache->pack) cache->pack = (float *)checked_malloc((size_t)on->threads * PLAIN_PACK * sizeof(float));
     int64_t across = blocks_of(p->N, PLAIN_COLS), blocks = blocks_of(p->M, PLAIN_ROWS) * across;
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
+#pragma omp parallel for num_threads(on->threads) schedule(dynamic)
     for (int64_t i = 0; i < blocks; i++)
         plain_matmul_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS,
                            cache->pack + (int64_t)omp_get_thread_num() * PLAIN_PACK);
 }
 
 static void cpu_require_head_size(int HD) { (void)HD; } // every size works
-
-static void *wait_for_lock(void *lock) {
-    pthread_mutex_lock((pthread_mutex_t *)lock);
-    pthread_mutex_unlock((pthread_mutex_t *)lock);
-    return NULL;
-}
-
-/* Refuses more threads than this account may start. OpenMP's library would end the process without naming an option. */
-static void require_threads(int count) {
-    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // all threads exist until it is unlocked
-    pthread_t *threads = new_array(pthread_t, count);
-    int started = 1, failed = 0; // the first is the calling one
-    pthread_mutex_lock(&lock);
-    while (started < count && !failed) {
-        failed = pthread_create(&threads[started], NULL, wait_for_lock, &lock);
-        started += !failed;
-    }
-    pthread_mutex_unlock(&lock);
-    for (int i = 1; i < started; i++) pthread_join(threads[i], NULL);
-    free(threads);
-    if (failed)
-        user_error("only %d of the %d threads that a rank computes with could be started: use a smaller --threads, or "
-                   "raise this account's limit of threads (ulimit -u) or the container's (pids.max)",
-                   started, count);
-}
-
-/* oneDNN's matmuls let the stack pointer point into a buffer on the heap for a while, so that the handler of a signal
- * would overwrite what lies below that buffer. So handlers have a stack of their own in the thread that calls oneDNN,
- * and its OpenMP threads, which start here, take no signals. */
-static void keep_signals_off_stack(int threads) {
-    enum { BYTES = 1 << 16 };
-    static __thread int has_stack;
-    stack_t own = ZERO;
-    sigset_t all, before;
-    int started = 0;
-    if (has_stack) return;
-    has_stack = 1;
-    own.ss_sp = checked_malloc(BYTES); // until the thread ends
-    own.ss_size = BYTES;
-    if (sigaltstack(&own, NULL)) run_failure("no stack could be set for the handlers of signals: %s", strerror(errno));
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-#pragma omp parallel num_threads(threads) reduction(+ : started)
-    started++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    (void)started;
-}
+static size_t cpu_ops_workspace(void) { return 0; }
 
 /* oneDNN takes the number of threads from the thread that calls it: hence once per rank, on the rank's own thread. */
-static void cpu_ops_open(Device *dev, int say) {
-    if (dev->dry_run) return;
-    require_threads(dev->threads);
-    omp_set_num_threads(dev->threads);
-    keep_signals_off_stack(dev->threads);
-    dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
+static void cpu_ops_open(OpStream *on, void *workspace, int say) {
+    (void)workspace;
+    omp_set_num_threads(on->threads);
+    on->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
-    const char *why = onednn_open(dev, dev->matmuls);
+    const char *why = onednn_open(on, on->matmuls);
 #else
     const char *why = "built without oneDNN";
 #endif
-    dev->matmuls->plain = why != NULL;
+    on->matmuls->plain = why != NULL;
 #ifdef HAVE_BFMMLA
     (void)say; // on this processor, the program's own matmul is the one to use
 #else
@@ -401,8 +379,8 @@ static void cpu_ops_open(Device *dev, int say) {
 #endif
 }
 
-static void cpu_ops_close(Device *dev) {
-    MatmulCache *cache = dev->matmuls;
+static void cpu_ops_close(OpStream *on) {
+    MatmulCache *cache = on->matmuls;
     if (!cache) return;
 #ifdef HAVE_ONEDNN
     for (MatmulEntry *e = cache->entries, *next; e; e = next) {
@@ -416,7 +394,7 @@ static void cpu_ops_close(Device *dev) {
 #endif
     free(cache->pack);
     free(cache);
-    dev->matmuls = NULL;
+    on->matmuls = NULL;
 }
 
 #endif

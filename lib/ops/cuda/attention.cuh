@@ -3,7 +3,7 @@
  *
  * In bf16, heads of 64 or 128 elements whose rows are aligned to 16 bytes run on tensor cores; everything else runs in
  * fp32 arithmetic, which for bf16 is slow. T x T scores are never stored. Every kernel gives the same bits on each run,
- * except dq on tensor cores, whose additions are in no fixed order unless dev->deterministic.
+ * except dq on tensor cores, whose additions are in no fixed order unless on->deterministic.
  */
 #ifndef CUDA_ATTENTION_CUH
 #define CUDA_ATTENTION_CUH
@@ -87,8 +87,8 @@ static int64_t attention_part_sums(const AttentionShape *s, int parts) {
     return parts > 1 ? parts * s->B * s->NKV * round_up(s->Tk, ATTENTION_PAD) * 2 * s->HD : 0;
 }
 
-static size_t cuda_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
-    int sums = cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && !dev->deterministic;
+static size_t cuda_attention_scratch(const OpStream *on, const AttentionShape *s, int backward) {
+    int sums = cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && !on->deterministic;
     int64_t rows = attention_rows(s) * (2 + (sums ? s->HD : 0));
     return backward ? (size_t)(rows + attention_part_sums(s, attention_parts(s))) * sizeof(float) : 0;
 }
@@ -116,24 +116,26 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
 
 /* Chooses the kernels of attention_hopper.cuh where they can run. Returns what keeps them from running on a GPU of
  * compute capability 9.0, in words; otherwise NULL. `scratch`: 4 bytes of the GPU's memory. */
-static const char *attention_open(Device *dev, int *scratch) {
+static const char *attention_open(OpStream *on, int *scratch) {
 #ifdef PRECISION_BF16
-    int major = 0, minor = 0, has_code = 0;
+    int gpu = 0, major = 0, minor = 0, has_code = 0;
     const char *what = "asking for the GPU's compute capability";
-    dev->encode_tensor_map = NULL;
-    dev->hopper_attention = 0;
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->gpu), what);
-    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->gpu), what);
+    on->encode_tensor_map = NULL;
+    on->hopper_attention = 0;
+    cuda_check(cudaGetDevice(&gpu), what);
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu), what);
+    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu), what);
     if (major != 9 || minor != 0) return NULL;
-    KERNEL(dev, hopper_code_kernel, 1, 1, 0, scratch);
-    device_read(dev, &has_code, scratch, sizeof has_code);
+    KERNEL(on, hopper_code_kernel, 1, 1, 0, scratch);
+    cuda_check(cudaMemcpyAsync(&has_code, scratch, sizeof has_code, cudaMemcpyDeviceToHost, on->stream), what);
+    cuda_check(cudaStreamSynchronize(on->stream), what);
     if (!has_code) return "this program was not compiled for sm_90a: build with make CUDA=1";
-    dev->encode_tensor_map = (void *)hopper_map_encoder();
-    if (!dev->encode_tensor_map)
+    on->encode_tensor_map = (void *)hopper_map_encoder();
+    if (!on->encode_tensor_map)
         return "the NVIDIA driver has no tensor maps (cuTensorMapEncodeTiled): install one for CUDA 12 or newer";
-    dev->hopper_attention = 1;
+    on->hopper_attention = 1;
 #else
-    (void)dev;
+    (void)on;
     (void)scratch;
 #endif
     return NULL;
@@ -151,7 +153,7 @@ static int attention_on_tensor_cores(const AttentionCall *a) {
     for (int i = 0; i < 9; i++) bits |= (uintptr_t)tensors[i]; // NULL: not a tensor of this call
     return cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && bits % 16 == 0;
 }
-template <int HD, int KEYS> static void attention_backward_mma_launch(Device *dev, const AttentionCall *a) {
+template <int HD, int KEYS> static void attention_backward_mma_launch(OpStream *on, const AttentionCall *a) {
     typedef Backward<HD, KEYS> Z;
     const AttentionShape *s = &a->s;
     int64_t tiles = attention_blocks(s, s->NKV, s->Tk, KEYS), blocks = tiles * a->parts;
@@ -167,18 +169,18 @@ template <int HD, int KEYS> static void attention_backward_mma_launch(Device *de
     if (a->part_sums) ATTENTION_KERNEL((attention_backward_join<HD, KEYS>), 2 * tiles, KEYS, 0, *a);
 }
 /* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles in backward. */
-template <int HD> static void attention_tensor_core_launch(Device *dev, const AttentionCall *a) {
+template <int HD> static void attention_tensor_core_launch(OpStream *on, const AttentionCall *a) {
     if (!a->out)
         ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(&a->s) / ATTENTION_PAD, 256, 0, *a);
-    if (dev->hopper_attention && a->s.Tk > 0) attention_hopper_launch<HD>(dev, a);
+    if (on->hopper_attention && a->s.Tk > 0) attention_hopper_launch<HD>(on, a);
     else if (a->out)
         ATTENTION_KERNEL(attention_forward_mma<HD>, attention_blocks(&a->s, a->s.NH, a->s.Tq, 128), 128,
                          (128 * HD + 2 * 8192) * sizeof(bf16), *a);
-    else if (dev->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_mma_launch<HD, 128>(dev, a);
-    else attention_backward_mma_launch<HD, 64>(dev, a);
+    else if (on->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_mma_launch<HD, 128>(on, a);
+    else attention_backward_mma_launch<HD, 64>(on, a);
 }
 #endif
-template <int DIM> static void attention_plain_launch(Device *dev, const AttentionCall *a) {
+template <int DIM> static void attention_plain_launch(OpStream *on, const AttentionCall *a) {
     typedef PlainSizes<DIM> Z;
     const AttentionShape *s = &a->s;
     if (a->out) {
@@ -194,34 +196,34 @@ template <int DIM> static void attention_plain_launch(Device *dev, const Attenti
 }
 
 /* Forward if the call has an output, otherwise backward. */
-static void attention_launch(Device *dev, AttentionCall *a) {
+static void attention_launch(OpStream *on, AttentionCall *a) {
     int HD = a->s.HD;
     if (cuda_attention_support(HD) == ATTENTION_NONE)
         run_failure("attention: heads of %d elements reached the GPU; its kernels compute 1 to 256", HD);
     if (!a->s.B || !a->s.Tq) return;
 #ifdef PRECISION_BF16
     if (attention_on_tensor_cores(a)) {
-        if (dev->deterministic) a->dq_sums = NULL;
-        if (HD == 64) attention_tensor_core_launch<64>(dev, a);
-        else attention_tensor_core_launch<128>(dev, a);
+        if (on->deterministic) a->dq_sums = NULL;
+        if (HD == 64) attention_tensor_core_launch<64>(on, a);
+        else attention_tensor_core_launch<128>(on, a);
         return;
     }
 #endif
     a->dq_sums = NULL;
-    if (HD <= 64) attention_plain_launch<64>(dev, a);
-    else if (HD <= 128) attention_plain_launch<128>(dev, a);
-    else attention_plain_launch<256>(dev, a);
+    if (HD <= 64) attention_plain_launch<64>(on, a);
+    else if (HD <= 128) attention_plain_launch<128>(on, a);
+    else attention_plain_launch<256>(on, a);
 }
 
-static void cuda_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k,
+static void cuda_attention_forward(OpStream *on, floatX *out, float *lse, const floatX *q, const floatX *k,
                                    const floatX *v, const AttentionShape *s, void *workspace) {
     AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
     a.out = out;
     a.lse = lse;
-    attention_launch(dev, &a);
+    attention_launch(on, &a);
 }
 
-static void cuda_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
+static void cuda_attention_backward(OpStream *on, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
                                     const floatX *out, const float *lse, const floatX *q, const floatX *k,
                                     const floatX *v, const AttentionShape *s, void *workspace) {
     AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
@@ -231,7 +233,7 @@ static void cuda_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX 
     a.dout = dout;
     a.out_read = out;
     a.lse_read = lse;
-    attention_launch(dev, &a);
+    attention_launch(on, &a);
 }
 
 #endif

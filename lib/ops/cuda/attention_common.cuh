@@ -157,7 +157,7 @@ DEVICE int documents_meet(const int32_t *mine_doc, int mine, int mine_end, const
     do {                                                                                                               \
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),            \
                    "shared memory for " #kernel);                                                                      \
-        KERNEL(dev, kernel, (unsigned)(blocks), (unsigned)(threads), (size_t)(bytes), a);                              \
+        KERNEL(on, kernel, (unsigned)(blocks), (unsigned)(threads), (size_t)(bytes), a);                              \
     } while (0)
 
 /* Rows of D, lse2 and dq_sums. */

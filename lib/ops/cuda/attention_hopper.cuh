@@ -31,14 +31,14 @@ static PFN_cuTensorMapEncodeTiled_v12000 hopper_map_encoder(void) {
 static __global__ void __launch_bounds__(1) hopper_code_kernel(int *has_code) { *has_code = HOPPER_CODE; }
 
 /* Describes x (B, T, heads, HD), whose tokens are `stride` elements apart, to TMA, in boxes of `rows` tokens. */
-static CUtensorMap hopper_map(const Device *dev, const bf16 *x, const AttentionShape *s, int T, int heads,
+static CUtensorMap hopper_map(const OpStream *on, const bf16 *x, const AttentionShape *s, int T, int heads,
                               int64_t stride, int rows) {
     CUtensorMap map = ZERO;
     const cuuint64_t sizes[4] = {(cuuint64_t)s->HD, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)s->B};
     const cuuint64_t bytes = sizeof *x, strides[3] = {s->HD * bytes, stride * bytes, T * stride * bytes};
     const cuuint32_t box[4] = {PANEL, 1, (cuuint32_t)rows, 1}, every[4] = {1, 1, 1, 1};
     if (!x) return map; // no tensor of this call
-    CUresult result = ((PFN_cuTensorMapEncodeTiled_v12000)dev->encode_tensor_map)(
+    CUresult result = ((PFN_cuTensorMapEncodeTiled_v12000)on->encode_tensor_map)(
         &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)x, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
@@ -48,62 +48,62 @@ static CUtensorMap hopper_map(const Device *dev, const bf16 *x, const AttentionS
     return map;
 }
 
-template <int HD> static void attention_hopper_forward_launch(Device *dev, HopperCall *h) {
+template <int HD> static void attention_hopper_forward_launch(OpStream *on, HopperCall *h) {
     typedef HopperForward<HD> Z;
     const AttentionCall *a = &h->call;
     const AttentionShape *s = &a->s;
-    h->q = hopper_map(dev, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
-    h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
-    h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
-    h->out = hopper_map(dev, a->out, s, s->Tq, s->NH, s->o_stride, 64);
+    h->q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
+    h->k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
+    h->v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
+    h->out = hopper_map(on, a->out, s, s->Tq, s->NH, s->o_stride, 64);
     int64_t tiles = attention_blocks(s, s->NH, s->Tq, Z::QUERIES);
-    int64_t most = dev->multiprocessors - dev->left_to_nccl[dev->recomputing];
+    int64_t most = on->multiprocessors - on->left_to_nccl;
     ATTENTION_KERNEL(attention_forward_hopper<HD>, min_i64(tiles, most), HOPPER_THREADS, Z::BYTES, *h);
 }
 
 /* dk, dv, and dq in a fixed order of additions. */
-template <int HD> static void attention_hopper_backward_in_order(Device *dev, HopperCall *h, int64_t blocks) {
+template <int HD> static void attention_hopper_backward_in_order(OpStream *on, HopperCall *h, int64_t blocks) {
     typedef HopperQueries<HD> Z;
     const AttentionCall *a = &h->call;
     const AttentionShape *s = &a->s;
     ATTENTION_KERNEL((attention_backward_hopper<HD, 0>), blocks, HOPPER_THREADS, HopperBackward<HD>::BYTES, *h);
-    h->q = hopper_map(dev, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
-    h->dout = hopper_map(dev, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
-    h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
-    h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
-    h->dq = hopper_map(dev, a->dq, s, s->Tq, s->NH, s->q_stride, 64);
+    h->q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
+    h->dout = hopper_map(on, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
+    h->k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
+    h->v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
+    h->dq = hopper_map(on, a->dq, s, s->Tq, s->NH, s->q_stride, 64);
     ATTENTION_KERNEL(attention_backward_queries_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
                      HOPPER_THREADS, Z::BYTES, *h);
 }
 
-template <int HD> static void attention_hopper_backward_launch(Device *dev, HopperCall *h) {
+template <int HD> static void attention_hopper_backward_launch(OpStream *on, HopperCall *h) {
     typedef HopperBackward<HD> Z;
     const AttentionCall *a = &h->call;
     const AttentionShape *s = &a->s;
     int64_t tiles = attention_blocks(s, s->NKV, s->Tk, Z::KEYS), blocks = tiles * a->parts;
-    h->q = hopper_map(dev, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
-    h->dout = hopper_map(dev, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
-    h->k = hopper_map(dev, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
-    h->v = hopper_map(dev, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
-    h->dk = hopper_map(dev, a->dk, s, s->Tk, s->NKV, s->k_stride, 64);
-    h->dv = hopper_map(dev, a->dv, s, s->Tk, s->NKV, s->v_stride, 64);
+    h->q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
+    h->dout = hopper_map(on, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
+    h->k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
+    h->v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
+    h->dk = hopper_map(on, a->dk, s, s->Tk, s->NKV, s->k_stride, 64);
+    h->dv = hopper_map(on, a->dv, s, s->Tk, s->NKV, s->v_stride, 64);
     if (a->dq_sums) {
         ATTENTION_KERNEL((attention_backward_hopper<HD, 1>), blocks, HOPPER_THREADS, Z::BYTES, *h);
         ATTENTION_KERNEL(attention_backward_round_dq_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
                          128 * HOPPER_CONSUMERS, 0, *a);
     } else {
-        attention_hopper_backward_in_order<HD>(dev, h, blocks);
+        attention_hopper_backward_in_order<HD>(on, h, blocks);
     }
     if (a->part_sums) ATTENTION_KERNEL((attention_backward_join<HD, Z::KEYS>), 2 * tiles, Z::KEYS, 0, *a);
 }
 
 /* Forward if the call has an output, otherwise backward, after attention_backward_prepare. */
-template <int HD> static void attention_hopper_launch(Device *dev, const AttentionCall *a) {
+template <int HD> static void attention_hopper_launch(OpStream *on, const AttentionCall *a) {
     HopperCall h;
     memset((void *)&h, 0, sizeof h);
     h.call = *a;
-    if (a->out) attention_hopper_forward_launch<HD>(dev, &h);
-    else attention_hopper_backward_launch<HD>(dev, &h);
+    if (a->out) attention_hopper_forward_launch<HD>(on, &h);
+    else attention_hopper_backward_launch<HD>(on, &h);
 }
 #endif
 

@@ -1,7 +1,7 @@
 /* attention_hopper_backward.cuh: attention backward for GPUs of compute capability 9.0, in bf16, heads of 64 or 128.
  *
  * A block has 128 keys of one head and goes over all queries that see them, of all query heads that share them. Another
- * kernel computes dq in a fixed order of additions, for dev->deterministic.
+ * kernel computes dq in a fixed order of additions, for on->deterministic.
  */
 #ifndef CUDA_ATTENTION_HOPPER_BACKWARD_CUH
 #define CUDA_ATTENTION_HOPPER_BACKWARD_CUH

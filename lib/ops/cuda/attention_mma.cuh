@@ -2,7 +2,7 @@
  *
  * After FlashAttention-2 (Dao 2023). Forward: a block per tile of queries, which goes over the keys. Backward: a block
  * per tile of keys, which goes over the queries; dq is summed over blocks with atomic additions or, under
- * dev->deterministic, computed by a second kernel in a fixed order.
+ * on->deterministic, computed by a second kernel in a fixed order.
  */
 #ifndef CUDA_ATTENTION_MMA_CUH
 #define CUDA_ATTENTION_MMA_CUH

@@ -6,7 +6,7 @@
  */
 #ifndef CUDA_CROSS_ENTROPY_CUH
 #define CUDA_CROSS_ENTROPY_CUH
-#include "../ops_common.h" // defines: Logits, LossPart, ZLoss, join_parts, slice_row
+#include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts, slice_row
 #include "vectors.cuh"     // defines: Waiting, fetch, unpack, store_some, warp_max, warp_sum, in_vectors
 
 static constexpr int LOSS_TILE = 4; // vectors of logits that a thread loads before it uses the first
@@ -134,13 +134,13 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     if (want_grad) loss_gradient<W>(row, V, target, max, z_loss_factor(z, log_z) / sum, tail, near);
 }
 
-static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) {
-    (void)dev;
+static size_t cuda_cross_entropy_scratch(const OpStream *on, int64_t V) {
+    (void)on;
     (void)V;
     return 0;
 }
 /* Dynamic shared memory; 1 KiB is left for the kernel's static arrays. */
-static int loss_shared_bytes(const Device *dev) { return dev->shared_limit - 1024; }
+static int loss_shared_bytes(const OpStream *on) { return on->shared_limit - 1024; }
 
 /* Whether the rows consist of whole vectors of 16 bytes; the last one of a bf16 row may end in the row's padding. */
 static int rows_in_vectors(Logits logits, int64_t V) {
@@ -148,33 +148,33 @@ static int rows_in_vectors(Logits logits, int64_t V) {
     return in_vectors(logits.stride, WIDE, logits.data) && round_up(V, WIDE) <= logits.stride;
 }
 /* Launches kernel<W, T> on `rows`, the logits in their dtype T. grid, block and arguments are expressions of W. */
-#define KERNEL_OF_ROWS(dev, logits, V, T, wide, kernel, grid, block, shared_bytes, ...)                                \
+#define KERNEL_OF_ROWS(on, logits, V, T, wide, kernel, grid, block, shared_bytes, ...)                                \
     do {                                                                                                               \
         T *rows = (T *)(logits).data;                                                                                  \
         if (rows_in_vectors(logits, V)) {                                                                              \
             const int W = wide;                                                                                        \
-            KERNEL(dev, (kernel<wide, T>), grid, block, shared_bytes, __VA_ARGS__);                                    \
+            KERNEL(on, (kernel<wide, T>), grid, block, shared_bytes, __VA_ARGS__);                                    \
             (void)W;                                                                                                   \
         } else {                                                                                                       \
             const int W = 1;                                                                                           \
-            KERNEL(dev, (kernel<1, T>), grid, block, shared_bytes, __VA_ARGS__);                                       \
+            KERNEL(on, (kernel<1, T>), grid, block, shared_bytes, __VA_ARGS__);                                       \
             (void)W;                                                                                                   \
         }                                                                                                              \
     } while (0)
-#define KERNEL_OF_LOGITS(dev, logits, V, ...)                                                                          \
+#define KERNEL_OF_LOGITS(on, logits, V, ...)                                                                          \
     do {                                                                                                               \
-        if ((logits).dtype == DTYPE_F32) KERNEL_OF_ROWS(dev, logits, V, float, FLAT, __VA_ARGS__);                     \
-        else KERNEL_OF_ROWS(dev, logits, V, floatX, WIDE, __VA_ARGS__);                                                \
+        if ((logits).dtype == DTYPE_F32) KERNEL_OF_ROWS(on, logits, V, float, FLAT, __VA_ARGS__);                     \
+        else KERNEL_OF_ROWS(on, logits, V, floatX, WIDE, __VA_ARGS__);                                                \
     } while (0)
 
-static void cuda_cross_entropy(Device *dev, float *losses, Logits logits, const int32_t *targets, ZLoss z, int N, int V,
-                               int want_grad, void *workspace) {
+static void cuda_cross_entropy(OpStream *on, float *losses, Logits logits, const int32_t *targets, ZLoss z, int N,
+                               int V, int want_grad, void *workspace) {
     (void)workspace;
     int64_t size = (int64_t)dtype_size(logits.dtype), vector = 16 / size, whole = round_up(V, vector);
-    int64_t held = want_grad ? min_i64(whole, loss_shared_bytes(dev) / 16 * vector) : 0; // logits in shared memory
+    int64_t held = want_grad ? min_i64(whole, loss_shared_bytes(on) / 16 * vector) : 0; // logits in shared memory
     int near = held ? (int)(whole - held) : V;
     if (N)
-        KERNEL_OF_LOGITS(dev, logits, V, cross_entropy_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK),
+        KERNEL_OF_LOGITS(on, logits, V, cross_entropy_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK),
                          (size_t)(held * size), losses, rows, logits.stride, targets, z, V, want_grad, near);
 }
 
@@ -194,11 +194,11 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         part[2] = at < 0 ? -INFINITY : widen(row[at]);
     }
 }
-static void cuda_cross_entropy_part(Device *dev, float *parts, Logits logits, const int32_t *targets, int first, int N,
+static void cuda_cross_entropy_part(OpStream *on, float *parts, Logits logits, const int32_t *targets, int first, int N,
                                     int V, void *workspace) {
     (void)workspace;
     if (N)
-        KERNEL_OF_LOGITS(dev, logits, V, cross_entropy_part_kernel, (unsigned)N,
+        KERNEL_OF_LOGITS(on, logits, V, cross_entropy_part_kernel, (unsigned)N,
                          threads_for(blocks_of(V, W), MAX_BLOCK), 0, parts, rows, logits.stride, targets, first, V);
 }
 template <int W, class T>
@@ -220,13 +220,24 @@ __global__ void __launch_bounds__(BLOCK, 5)
         loss_gradient<W, T>(row, V, slice_row(targets[blockIdx.x], first, V), all.max,
                             z_loss_factor(z, log_z) / all.sum, NULL, V);
 }
-static void cuda_cross_entropy_join(Device *dev, float *losses, Logits logits, const float *parts,
+static void cuda_cross_entropy_join(OpStream *on, float *losses, Logits logits, const float *parts,
                                     const int32_t *targets, ZLoss z, int ranks, int first, int N, int V,
                                     int want_grad) {
     if (N)
-        KERNEL_OF_LOGITS(dev, logits, V, cross_entropy_join_kernel, (unsigned)N,
+        KERNEL_OF_LOGITS(on, logits, V, cross_entropy_join_kernel, (unsigned)N,
                          threads_for(want_grad ? blocks_of(V, W) : 1, BLOCK), 0, losses, rows, logits.stride, parts,
                          targets, z, ranks, first, V, want_grad);
+}
+
+/* More than 48 KB of shared memory must be asked for. */
+static void cross_entropy_open(const OpStream *on) {
+    const void *kernels[4] = {
+        (const void *)cross_entropy_kernel<FLAT, float>, (const void *)cross_entropy_kernel<1, float>,
+        (const void *)cross_entropy_kernel<WIDE, floatX>, (const void *)cross_entropy_kernel<1, floatX>};
+    for (int i = 0; i < 4; i++)
+        cuda_check(
+            cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(on)),
+            "asking for shared memory");
 }
 
 #endif

@@ -6,7 +6,7 @@
  */
 #ifndef CUDA_FLAT_TENSORS_CUH
 #define CUDA_FLAT_TENSORS_CUH
-#include "../ops_common.h" // defines: NORM_BLOCK
+#include "../../device/exact_sum.h" // defines: ExactSum
 #include "vectors.cuh"     // defines: load_some, store_some, warp_sum, filling_grid
 
 // ---------------------------------------------------------------------------
@@ -55,27 +55,27 @@ __global__ void __launch_bounds__(BLOCK)
     tree_sum_of<1, 31>(out, pieces, n, count, accumulate);
 }
 template <class Out, class T>
-static void cuda_tree_sum_of(Device *dev, Out *out, const T *pieces, int n, int64_t count, int accumulate) {
+static void cuda_tree_sum_of(OpStream *on, Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     if (!count) return;
     int vectors = n < 16 && in_vectors(n > 1 ? count : 0, FLAT, out, pieces);
     if (vectors)
-        KERNEL(dev, (tree_sum_kernel<Out, T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count,
+        KERNEL(on, (tree_sum_kernel<Out, T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count,
                accumulate);
     else
-        KERNEL(dev, (tree_sum_many_kernel<Out, T>), grid_of(blocks_of(count, BLOCK)), BLOCK, 0, out, pieces, n, count,
+        KERNEL(on, (tree_sum_many_kernel<Out, T>), grid_of(blocks_of(count, BLOCK)), BLOCK, 0, out, pieces, n, count,
                accumulate);
 }
-static void cuda_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count,
+static void cuda_tree_sum(OpStream *on, float *out, const void *pieces, Dtype dtype, int n, int64_t count,
                           int accumulate) {
-    if (dtype == DTYPE_F32) cuda_tree_sum_of(dev, out, (const float *)pieces, n, count, accumulate);
-    else cuda_tree_sum_of(dev, out, (const bf16 *)pieces, n, count, accumulate);
+    if (dtype == DTYPE_F32) cuda_tree_sum_of(on, out, (const float *)pieces, n, count, accumulate);
+    else cuda_tree_sum_of(on, out, (const bf16 *)pieces, n, count, accumulate);
 }
-static void cuda_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) {
-    cuda_tree_sum_of(dev, out, pieces, n, count, 0);
+static void cuda_sum_pieces(OpStream *on, floatX *out, const floatX *pieces, int n, int64_t count) {
+    cuda_tree_sum_of(on, out, pieces, n, count, 0);
 }
 
 // ---------------------------------------------------------------------------
-// exact sums (ExactSum in lib/device/base.h) and the gradient norm
+// exact sums (ExactSum in lib/device/exact_sum.h) and the gradient norm
 
 /* A thread's part of an exact sum. Its digits are in registers, since every loop over them is unrolled. Digits are
  * integers, so warps add theirs to the total with atomics: any order gives the same sum. The host propagates carries
@@ -109,8 +109,8 @@ static __global__ void __launch_bounds__(BLOCK) exact_total_kernel(ExactSum *tot
         exact_add_to(&s, x[i]);
     exact_add_all(total, &s);
 }
-static void cuda_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    if (count) KERNEL(dev, exact_total_kernel, filling_grid(dev, blocks_of(count, BLOCK)), BLOCK, 0, total, x, count);
+static void cuda_exact_total(OpStream *on, ExactSum *total, const float *x, int64_t count) {
+    if (count) KERNEL(on, exact_total_kernel, filling_grid(on, blocks_of(count, BLOCK)), BLOCK, 0, total, x, count);
 }
 
 /* A warp takes WARP blocks of NORM_BLOCK elements at a time. Each lane has 4 elements of every block; when a block's
@@ -153,10 +153,10 @@ template <int W>
 __global__ void __launch_bounds__(BLOCK, 4) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
     squared_norm_of<W>(total, x, count);
 }
-static void cuda_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
+static void cuda_squared_norm(OpStream *on, ExactSum *total, const float *x, int64_t count) {
     if (count)
-        KERNEL_BY_WIDTH(dev, in_vectors(0, FLAT, x), FLAT, squared_norm_kernel,
-                        filling_grid(dev, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, total, x, count);
+        KERNEL_BY_WIDTH(on, in_vectors(0, FLAT, x), FLAT, squared_norm_kernel,
+                        filling_grid(on, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, total, x, count);
 }
 
 // ---------------------------------------------------------------------------
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(BLOCK)
     store_some<true>(p + i, pi, left);
     if (copy) store_some(copy + i, pi, left);
 }
-static void cuda_adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
-                       float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
+static void cuda_adamw(OpStream *on, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count,
+                       float lr, float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
     AdamScalars a = {(float)(1.0 - (double)lr * weight_decay),
                      (float)(lr / (1.0 - pow(beta1, step))),
                      (float)(1.0 / sqrt(1.0 - pow(beta2, step))),
@@ -205,7 +205,7 @@ static void cuda_adamw(Device *dev, float *p, float *m, float *v, const float *g
                      grad_scale};
     int vectors = in_vectors(0, FLAT, p, m, v, g) && (uintptr_t)copy % (FLAT * sizeof(floatX)) == 0;
     if (count)
-        KERNEL_BY_WIDTH(dev, vectors, FLAT, adamw_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, p, m, v, g,
+        KERNEL_BY_WIDTH(on, vectors, FLAT, adamw_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, p, m, v, g,
                         copy, count, a);
 }
 
@@ -220,9 +220,9 @@ __global__ void __launch_bounds__(BLOCK) cast_to_bf16_kernel(bf16 *out, const fl
     load_some<true>(v, in + i, left);
     store_some(out + i, v, left);
 }
-static void cuda_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
+static void cuda_cast_to_bf16(OpStream *on, bf16 *out, const float *in, int64_t count) {
     if (count)
-        KERNEL_BY_WIDTH(dev, in_vectors(0, 8, out, in), 8, cast_to_bf16_kernel, grid_of(blocks_of(count, BLOCK * W)),
+        KERNEL_BY_WIDTH(on, in_vectors(0, 8, out, in), 8, cast_to_bf16_kernel, grid_of(blocks_of(count, BLOCK * W)),
                         BLOCK, 0, out, in, count);
 }
 
@@ -234,9 +234,9 @@ template <int W> __global__ void __launch_bounds__(BLOCK) scale_kernel(floatX *x
     UNROLL for (int k = 0; k < W; k++) v[k] *= by;
     store_some(x + i, v, left);
 }
-static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
+static void cuda_scale(OpStream *on, floatX *x, float by, int64_t count) {
     if (count)
-        KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x), WIDE, scale_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0,
+        KERNEL_BY_WIDTH(on, in_vectors(0, WIDE, x), WIDE, scale_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0,
                         x, by, count);
 }
 
@@ -254,9 +254,9 @@ __global__ void __launch_bounds__(BLOCK)
     }
     store_some(out + i, v, left);
 }
-static void cuda_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+static void cuda_dequantize(OpStream *on, floatX *out, const int8_t *in, const float *scales, int64_t count) {
     if (count)
-        KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, out, in), WIDE, dequantize_kernel,
+        KERNEL_BY_WIDTH(on, in_vectors(0, WIDE, out, in), WIDE, dequantize_kernel,
                         grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, in, scales, count);
 }
 
@@ -268,10 +268,10 @@ static __global__ void __launch_bounds__(BLOCK)
     for (int r = 0; r < R; r++) sum = fmaf(a[r * IC + at % IC], b[at / IC * R + r], sum);
     w[at] = fmaf(sum, by, w[at]);
 }
-static void cuda_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC,
+static void cuda_adapter_merge(OpStream *on, float *w, const float *a, const float *b, float by, int R, int64_t IC,
                                int64_t OC) {
     if (IC > 0 && OC > 0)
-        KERNEL(dev, adapter_merge_kernel, grid_of(blocks_of(IC * OC, BLOCK)), BLOCK, 0, w, a, b, by, R, IC, IC * OC);
+        KERNEL(on, adapter_merge_kernel, grid_of(blocks_of(IC * OC, BLOCK)), BLOCK, 0, w, a, b, by, R, IC, IC * OC);
 }
 
 /* The sum over all words, each hashed together with its index: any order gives the same hash. */
@@ -283,10 +283,10 @@ static __global__ void __launch_bounds__(BLOCK)
     sum = warp_sum(sum);
     if (threadIdx.x % WARP == 0) atomicAdd(total, (unsigned long long)sum);
 }
-static void cuda_fingerprint(Device *dev, uint64_t *total, const void *data, int64_t bytes) {
-    device_zero(dev, total, sizeof *total);
+static void cuda_fingerprint(OpStream *on, uint64_t *total, const void *data, int64_t bytes) {
+    cuda_check(cudaMemsetAsync(total, 0, sizeof *total, on->stream), "clearing a hash");
     if (bytes)
-        KERNEL(dev, fingerprint_kernel, filling_grid(dev, blocks_of(bytes / 8, BLOCK)), BLOCK, 0,
+        KERNEL(on, fingerprint_kernel, filling_grid(on, blocks_of(bytes / 8, BLOCK)), BLOCK, 0,
                (unsigned long long *)total, (const uint64_t *)data, bytes / 8);
 }
 

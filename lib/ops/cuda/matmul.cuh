@@ -44,17 +44,19 @@ typedef struct CudaMatmulEntry {
     struct CudaMatmulEntry *next;
 } CudaMatmulEntry;
 
-typedef struct CudaMatmulCache {
+typedef struct MatmulCache {
     int plain; // 1: every matmul is the plain kernel (tests)
     int say;   // this rank prints a note about the first shape that cuBLASLt refuses
     int target; // of the next matmul: see CudaMatmulEntry
     cublasLtHandle_t handle;
     void *workspace; // of this rank alone: needed for equal bits on each run (cuBLAS manual, Results Reproducibility)
     CudaMatmulEntry *entries; // made when a shape is first met
-} CudaMatmulCache;
+} MatmulCache;
 
 static void cublas_check(cublasStatus_t status, const char *what) {
-    if (status != CUBLAS_STATUS_SUCCESS) run_failure("cuBLASLt: %s failed with status %d", what, (int)status);
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    cuda_check(cudaGetLastError(), what); // a kernel that failed before, of this rank or of another one on this GPU
+    run_failure("cuBLASLt: %s failed with status %d", what, (int)status);
 }
 
 /* Describes an operand to cuBLASLt: a (rows, cols) matrix whose element (i, j) is at i * row + j * col. If its columns
@@ -74,7 +76,7 @@ static cublasLtMatrixLayout_t matmul_operand(CudaMatmulEntry *m, cublasLtMatmulD
 
 /* Up to `most` algorithms for a matmul, the one that cuBLASLt expects to be fastest first; returns how many. Sums stay
  * in fp32 until the end: algorithms that split K and add the parts in the output's dtype are excluded. */
-static int matmul_algorithms(CudaMatmulCache *cache, const CudaMatmulEntry *m, cublasLtMatmulHeuristicResult_t *results,
+static int matmul_algorithms(MatmulCache *cache, const CudaMatmulEntry *m, cublasLtMatmulHeuristicResult_t *results,
                              int most) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const int64_t *of = m->key.aligned;
@@ -132,7 +134,7 @@ static void matmul_forget(CudaMatmulEntry *m) {
 }
 
 /* Adds cuBLASLt's proposals to a matmul's algorithms. */
-static void matmul_propose(CudaMatmulCache *cache, CudaMatmulEntry *m) {
+static void matmul_propose(MatmulCache *cache, CudaMatmulEntry *m) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
     int found = matmul_algorithms(cache, m, results, MATMUL_CANDIDATES);
     for (int i = 0; i < found; i++)
@@ -147,8 +149,8 @@ static MatmulKey matmul_key(const Matmul *p, const void *a, const void *b, const
     return key;
 }
 
-static CudaMatmulEntry *cuda_matmul_find(Device *dev, const Matmul *p, const void *a, const void *b, const void *c) {
-    CudaMatmulCache *cache = dev->cuda_matmuls;
+static CudaMatmulEntry *cuda_matmul_find(OpStream *on, const Matmul *p, const void *a, const void *b, const void *c) {
+    MatmulCache *cache = on->matmuls;
     MatmulKey key = matmul_key(p, a, b, c);
     for (CudaMatmulEntry *m = cache->entries; m; m = m->next)
         if (!memcmp(&m->key, &key, sizeof key) && m->target == cache->target) return m;
@@ -206,32 +208,30 @@ static __global__ void __launch_bounds__(BLOCK)
 // one matmul, by either
 
 /* One call of cuBLASLt, with the algorithm m->now. */
-static cublasStatus_t matmul_call(Device *dev, const CudaMatmulEntry *m, void *c, const void *a, const void *b) {
-    CudaMatmulCache *cache = dev->cuda_matmuls;
+static cublasStatus_t matmul_call(OpStream *on, const CudaMatmulEntry *m, void *c, const void *a, const void *b) {
+    MatmulCache *cache = on->matmuls;
     const float one = 1, beta = (float)m->key.matmul.accumulate;
     return cublasLtMatmul(cache->handle, m->desc, &one, b, m->layout[0], a, m->layout[1], &beta, c, m->layout[2], c,
-                          m->layout[2], &m->algorithms[m->now], cache->workspace, CUDA_WORKSPACE_BYTES, dev->stream);
+                          m->layout[2], &m->algorithms[m->now], cache->workspace, CUDA_WORKSPACE_BYTES, on->stream);
 }
 
 /* Returns whether cuBLASLt computes it. It may refuse what it proposed, before anything runs, for some alignments and
  * odd shapes (PyTorch's pull request 92201): then the next proposal computes, now and from here on. A GPU that failed
  * refuses everything; the plain kernel's launch then reports that. */
-static int cublas_matmul(Device *dev, CudaMatmulEntry *m, void *c, const floatX *a, const floatX *b) {
+static int cublas_matmul(OpStream *on, CudaMatmulEntry *m, void *c, const floatX *a, const floatX *b) {
     for (; m->now < m->count; m->now++) {
-        if (matmul_call(dev, m, c, a, b) == CUBLAS_STATUS_SUCCESS) return 1;
+        if (matmul_call(on, m, c, a, b) == CUBLAS_STATUS_SUCCESS) return 1;
         cudaGetLastError(); // the check of the next launch would find it
     }
     return 0;
 }
 
-static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
-    CudaMatmulCache *cache = dev->cuda_matmuls;
-    // a recomputed forward counts as forward: another number could mean another algorithm, and other bits than it had
-    int left = dev->left_to_nccl[dev->op != OP_LINEAR_FORWARD];
+static void cuda_matmul(OpStream *on, const Matmul *p, void *c, const floatX *a, const floatX *b) {
+    MatmulCache *cache = on->matmuls;
     if (p->M == 0 || p->N == 0) return;
-    cache->target = left ? dev->multiprocessors - left : 0;
+    cache->target = on->left_to_nccl ? on->multiprocessors - on->left_to_nccl : 0;
     if (!cache->plain) {
-        if (cublas_matmul(dev, cuda_matmul_find(dev, p, a, b, c), c, a, b)) return;
+        if (cublas_matmul(on, cuda_matmul_find(on, p, a, b, c), c, a, b)) return;
         if (cache->say)
             fprintf(stderr,
                     "note: cuBLASLt has no algorithm for (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
@@ -240,7 +240,26 @@ static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, 
         cache->say = 0;
     }
     int across = (int)blocks_of(p->N, MATMUL_TILE);
-    KERNEL(dev, plain_matmul_kernel, grid_of(across * blocks_of(p->M, MATMUL_TILE)), BLOCK, 0, c, a, b, *p, across);
+    KERNEL(on, plain_matmul_kernel, grid_of(across * blocks_of(p->M, MATMUL_TILE)), BLOCK, 0, c, a, b, *p, across);
+}
+
+static void matmul_open(OpStream *on, void *workspace, int say) {
+    on->matmuls = (MatmulCache *)checked_malloc(sizeof *on->matmuls);
+    on->matmuls->say = say;
+    on->matmuls->workspace = workspace;
+    cublas_check(cublasLtCreate(&on->matmuls->handle), "its start");
+}
+
+static void matmul_close(OpStream *on) {
+    if (!on->matmuls) return;
+    for (CudaMatmulEntry *m = on->matmuls->entries, *next; m; m = next) {
+        next = m->next;
+        matmul_forget(m);
+        free(m);
+    }
+    cublasLtDestroy(on->matmuls->handle);
+    free(on->matmuls);
+    on->matmuls = NULL;
 }
 
 #endif

@@ -6,7 +6,6 @@
  */
 #ifndef CUDA_MUON_CUH
 #define CUDA_MUON_CUH
-#include "../ops_common.h"  // defines: LEAST_NORM
 #include "flat_tensors.cuh" // defines: squared_norm_of
 #include "vectors.cuh"      // defines: load_some, store_some, filling_grid
 
@@ -26,12 +25,12 @@ __global__ void __launch_bounds__(BLOCK) muon_momentum_kernel(floatX *update, fl
     store_some<true>(m + i, mi, left);
     store_some(update + i, gi, left);
 }
-static void cuda_muon_momentum(Device *dev, floatX *update, float *m, const float *g, int64_t count, float momentum,
+static void cuda_muon_momentum(OpStream *on, floatX *update, float *m, const float *g, int64_t count, float momentum,
                                float grad_scale) {
     float new_part = (float)(1.0 - (double)momentum);
     int vectors = in_vectors(0, FLAT, m, g) && (uintptr_t)update % (FLAT * sizeof(floatX)) == 0;
     if (count)
-        KERNEL_BY_WIDTH(dev, vectors, FLAT, muon_momentum_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0,
+        KERNEL_BY_WIDTH(on, vectors, FLAT, muon_momentum_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0,
                         update, m, g, count, momentum, new_part, grad_scale);
 }
 
@@ -64,14 +63,14 @@ __global__ void __launch_bounds__(BLOCK) normalize_matrix_kernel(floatX *x, cons
     UNROLL for (int j = 0; j < W; j++) v[j] *= by;
     store_some(x + i, v, left);
 }
-static void cuda_normalize_matrix(Device *dev, floatX *x, int64_t count, void *workspace) {
+static void cuda_normalize_matrix(OpStream *on, floatX *x, int64_t count, void *workspace) {
     MatrixNorm *norm = (MatrixNorm *)workspace;
     if (!count) return;
-    device_zero(dev, norm, sizeof *norm);
-    KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x), 4, squares_of_matrix_kernel,
-                    filling_grid(dev, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, &norm->squares, x, count);
-    KERNEL(dev, inverse_norm_kernel, 1, 1, 0, norm);
-    KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x), WIDE, normalize_matrix_kernel, grid_of(blocks_of(count, BLOCK * W)),
+    cuda_check(cudaMemsetAsync(norm, 0, sizeof *norm, on->stream), "clearing a norm");
+    KERNEL_BY_WIDTH(on, in_vectors(0, WIDE, x), 4, squares_of_matrix_kernel,
+                    filling_grid(on, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, &norm->squares, x, count);
+    KERNEL(on, inverse_norm_kernel, 1, 1, 0, norm);
+    KERNEL_BY_WIDTH(on, in_vectors(0, WIDE, x), WIDE, normalize_matrix_kernel, grid_of(blocks_of(count, BLOCK * W)),
                     BLOCK, 0, x, norm, count);
 }
 
@@ -86,9 +85,9 @@ __global__ void __launch_bounds__(BLOCK)
     UNROLL for (int j = 0; j < W; j++) xi[j] = fmaf(xi[j], a, __fmul_rn(yi[j], b));
     store_some(x + i, xi, left);
 }
-static void cuda_weighted_sum(Device *dev, floatX *x, float a, const float *y, float b, int64_t count) {
+static void cuda_weighted_sum(OpStream *on, floatX *x, float a, const float *y, float b, int64_t count) {
     if (count)
-        KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x, y), WIDE, weighted_sum_kernel, grid_of(blocks_of(count, BLOCK * W)),
+        KERNEL_BY_WIDTH(on, in_vectors(0, WIDE, x, y), WIDE, weighted_sum_kernel, grid_of(blocks_of(count, BLOCK * W)),
                         BLOCK, 0, x, a, y, b, count);
 }
 
@@ -104,12 +103,12 @@ __global__ void __launch_bounds__(BLOCK)
     store_some<true>(p + i, pi, left);
     if (copy) store_some(copy + i, pi, left);
 }
-static void cuda_muon_update(Device *dev, float *p, floatX *copy, const floatX *direction, int64_t count, float lr,
+static void cuda_muon_update(OpStream *on, float *p, floatX *copy, const floatX *direction, int64_t count, float lr,
                              float adjust, float weight_decay) {
     float keep = (float)(1.0 - (double)lr * weight_decay), rate = lr * adjust;
     int vectors = in_vectors(0, FLAT, p) && ((uintptr_t)copy | (uintptr_t)direction) % (FLAT * sizeof(floatX)) == 0;
     if (count)
-        KERNEL_BY_WIDTH(dev, vectors, FLAT, muon_update_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, p, copy,
+        KERNEL_BY_WIDTH(on, vectors, FLAT, muon_update_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, p, copy,
                         direction, count, keep, rate);
 }
 

@@ -2,12 +2,11 @@
 #ifndef CUDA_START_CUH
 #define CUDA_START_CUH
 #include "attention.cuh"     // defines: cuda_attention_support, attention_open
-#include "cross_entropy.cuh" // defines: cross_entropy_kernel, loss_shared_bytes
-#include "matmul.cuh"        // defines: CudaMatmulCache, CUDA_WORKSPACE_BYTES
+#include "cross_entropy.cuh" // defines: cross_entropy_open
+#include "matmul.cuh"        // defines: matmul_open, matmul_close, CUDA_WORKSPACE_BYTES
 
-/* Ends the program with an error if there is no GPU, or if no kernel computes heads of HD elements. */
+/* Ends the program with an error if no kernel computes heads of HD elements. */
 static void cuda_require_head_size(int HD) {
-    device_count(); // ends the program with an error if there is no GPU
     AttentionSupport support = cuda_attention_support(HD);
     if (support == ATTENTION_NONE)
         user_error("attention heads of %d elements have no CUDA kernel, 1 to 256 are expected: use ./train_llama3, "
@@ -20,41 +19,19 @@ static void cuda_require_head_size(int HD) {
                 HD);
 }
 
-static void cuda_ops_open(Device *dev, int say) {
-    void *workspace = arena_alloc(dev, MEM_WORKSPACE, "cuBLASLt", CUDA_WORKSPACE_BYTES);
-    if (dev->dry_run) return;
-    CudaMatmulCache *cache = (CudaMatmulCache *)checked_malloc(sizeof *cache);
-    dev->cuda_matmuls = cache;
-    cache->say = say;
-    cublas_check(cublasLtCreate(&cache->handle), "its start");
-    const char *missing = attention_open(dev, (int *)workspace);
+static size_t cuda_ops_workspace(void) { return CUDA_WORKSPACE_BYTES; }
+
+static void cuda_ops_open(OpStream *on, void *workspace, int say) {
+    matmul_open(on, workspace, say);
+    cross_entropy_open(on);
+    const char *missing = attention_open(on, (int *)workspace);
     if (missing && say)
         fprintf(stderr,
                 "note: attention uses the kernels for compute capability 8.0 instead of the faster ones for 9.0, "
                 "because %s\n",
                 missing);
-    cache->workspace = workspace;
-    const void *kernels[4] = {
-        (const void *)cross_entropy_kernel<FLAT, float>, (const void *)cross_entropy_kernel<1, float>,
-        (const void *)cross_entropy_kernel<WIDE, floatX>, (const void *)cross_entropy_kernel<1, floatX>};
-    for (int i = 0; i < 4; i++) // more than 48 KB of shared memory must be asked for
-        cuda_check(
-            cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)),
-            "asking for shared memory");
 }
 
-static void cuda_ops_close(Device *dev) {
-    CudaMatmulCache *cache = dev->cuda_matmuls;
-    if (!cache) return;
-    device_synchronize(dev); // matmuls may still use the workspace
-    for (CudaMatmulEntry *m = cache->entries, *next; m; m = next) {
-        next = m->next;
-        matmul_forget(m);
-        free(m);
-    }
-    cublasLtDestroy(cache->handle);
-    free(cache);
-    dev->cuda_matmuls = NULL;
-}
+static void cuda_ops_close(OpStream *on) { matmul_close(on); }
 
 #endif

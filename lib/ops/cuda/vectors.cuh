@@ -1,11 +1,11 @@
 /* vectors.cuh: what the CUDA kernels share: vectors of elements in registers, sums over warps and blocks, launches.
  *
  * A caller may rely on: every kernel in lib/ops/cuda gives the same bits on each run, except attention's dq on tensor
- * cores without dev->deterministic. Launchers, the functions cuda_<op>, never wait for the GPU.
+ * cores without on->deterministic. Launchers, the functions cuda_<op>, never wait for the GPU.
  */
 #ifndef CUDA_VECTORS_CUH
 #define CUDA_VECTORS_CUH
-#include "../../device/device.h" // defines: floatX, bf16, KERNEL, SHARED, run_failure
+#include "../../device/kernel.h" // defines: floatX, bf16, OpStream, run_failure
 
 /* Elements that a thread loads at once: WIDE of floatX (16 bytes), FLAT of fp32. Macros, so that a kernel's name in an
  * error message shows its width. */
@@ -222,6 +222,25 @@ DEVICE void add_rows(float *out, const float *in, int64_t n, int width, float *s
 // ---------------------------------------------------------------------------
 // launches
 
+/* Ends the run with an error unless `error` is cudaSuccess: the program's is in device_cuda.h, a page has its own. */
+static inline void cuda_check(cudaError_t error, const char *what);
+
+#ifndef CUDA_ON_CPU // dev/cuda_on_cpu implements these three itself
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
+    (kernel)<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+#define SHARED(type, name, count) __shared__ __align__(16) type name[count] // a fixed number of elements
+#define DYN_SHARED(type, name)                                                                                         \
+    extern __shared__ __align__(128) char dynamic_shared_memory[];                                                     \
+    type *name = (type *)dynamic_shared_memory // as many bytes as the launch gives
+#endif
+/* Launches a kernel; a launch that fails ends the run with the kernel's name. The name of a
+ * kernel goes in parentheses if it contains commas. */
+#define KERNEL(on, kernel, grid, block, shared_bytes, ...)                                                             \
+    do {                                                                                                               \
+        LAUNCH(kernel, grid, block, shared_bytes, (on)->stream, __VA_ARGS__);                                          \
+        cuda_check(cudaGetLastError(), "the launch of " #kernel);                                                      \
+    } while (0)
+
 /* Whether rows of `length` elements that begin at these addresses consist of whole, aligned vectors of `width` elements
  * (at most 16 bytes). NULL stands for a tensor that is not there. */
 static int in_vectors(int64_t length, int width, const void *a, const void *b = NULL, const void *c = NULL,
@@ -230,16 +249,16 @@ static int in_vectors(int64_t length, int width, const void *a, const void *b = 
 }
 
 /* Launches kernel<W> with W = `wide` if `vectors`, otherwise with W = 1. grid and block are expressions of W. */
-#define KERNEL_BY_WIDTH(dev, vectors, wide, kernel, grid, block, shared_bytes, ...)                                    \
+#define KERNEL_BY_WIDTH(on, vectors, wide, kernel, grid, block, shared_bytes, ...)                                    \
     do {                                                                                                               \
         if (vectors) {                                                                                                 \
             const int W = wide;                                                                                        \
             (void)W;                                                                                                   \
-            KERNEL(dev, (kernel<wide>), grid, block, shared_bytes, __VA_ARGS__);                                       \
+            KERNEL(on, (kernel<wide>), grid, block, shared_bytes, __VA_ARGS__);                                       \
         } else {                                                                                                       \
             const int W = 1;                                                                                           \
             (void)W;                                                                                                   \
-            KERNEL(dev, (kernel<1>), grid, block, shared_bytes, __VA_ARGS__);                                          \
+            KERNEL(on, (kernel<1>), grid, block, shared_bytes, __VA_ARGS__);                                          \
         }                                                                                                              \
     } while (0)
 
@@ -256,8 +275,8 @@ static unsigned grid_of(int64_t blocks) {
 
 /* As many blocks as keep the GPU busy, if there is work for them. Only for kernels whose result does not depend on the
  * number of blocks. */
-static unsigned filling_grid(const Device *dev, int64_t blocks) {
-    return (unsigned)min_i64(blocks, 4 * (int64_t)dev->multiprocessors);
+static unsigned filling_grid(const OpStream *on, int64_t blocks) {
+    return (unsigned)min_i64(blocks, 4 * (int64_t)on->multiprocessors);
 }
 
 #endif

@@ -1,0 +1,126 @@
+/* page_cpu.h: memory and times on a CPU, for page.h.
+ *
+ * The roofline is measured in the same run as the versions: no call is faster than its arithmetic at the processor's
+ * peak, nor than a loop that reads, writes and updates the same bytes of the same buffers and does nothing else. So a
+ * case that fits a cache is compared with that cache, not with memory.
+ */
+#ifndef PAGE_CPU_H
+#define PAGE_CPU_H
+#include "../../lib/ops/cpu/vectors.h" // defines: vfloat, vfma, vload, vstore, vstream
+
+static const double FLOPS_UNIT = 1e9;
+static const char *const COLUMNS[3] = {"GFLOP/s", "of the roofline", "roofline"};
+
+static void *page_alloc(size_t bytes) { // large pages where there are some, as in training
+    size_t size = (bytes + (2 << 20)) & ~(size_t)((2 << 20) - 1);
+    void *data = aligned_alloc(2 << 20, size);
+    if (!data) run_failure("out of memory: a page needs %zu bytes", bytes);
+    return memset(data, 0, size);
+}
+static void page_free(void *data) { free(data); }
+static void page_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static void page_wait(const OpStream *on) { (void)on; }
+
+/* FLOPs done from registers by one thread: ten chains, enough for two units with a latency of four. */
+enum { PEAK_CHAINS = 10, PEAK_TURNS = 20000, PEAK_LANES = VL * PEAK_CHAINS * PEAK_TURNS };
+#define PEAK_LOOP(vector, step)                                                                                        \
+    vector sum[PEAK_CHAINS];                                                                                           \
+    memset(sum, 0, sizeof sum);                                                                                        \
+    __asm__ volatile("" : "+m"(sum)); /* equal chains, known to be equal, would be computed once */                    \
+    for (int k = 0; k < PEAK_TURNS; k++) {                                                                             \
+        _Pragma("GCC unroll 10") for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = step;                                  \
+    }                                                                                                                  \
+    __asm__ volatile("" : : "m"(sum));
+static __attribute__((noinline)) double fma_turns(void) {
+    vfloat a = vrounded(vsplat(0.5f)), b = vrounded(vsplat(1.0f));
+    PEAK_LOOP(vfloat, vfma(sum[i], a, b))
+    return 2 * (double)PEAK_LANES;
+}
+static __attribute__((noinline)) double matmul_turns(void) { // the inner loop of a matmul
+#if defined(PRECISION_BF16) && defined(__AVX512BF16__)
+    __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F003F00), b = a;
+    __asm__("" : "+v"(a), "+v"(b));
+    PEAK_LOOP(__m512, _mm512_dpbf16_ps(sum[i], a, b))
+    return 4 * (double)PEAK_LANES;
+#else
+    return fma_turns();
+#endif
+}
+static double peak_rate(int threads, double (*turns)(void)) { // FLOP/s of all threads together, starting together
+    double flops = 0, start = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+    {
+#pragma omp barrier
+#pragma omp master
+        start = omp_get_wtime();
+        flops += turns();
+    }
+    return flops / (omp_get_wtime() - start);
+}
+
+/* Reads, writes or updates all tensors, a part by each thread. past_caches: writes leave the caches alone. */
+static void stream(Case *c, int past_caches) {
+#pragma omp parallel for num_threads(c->on->threads)
+    for (int64_t thread = 0; thread < c->on->threads; thread++)
+        for (const PageTensor *t = c->tensors; t < c->tensors + c->num_tensors; t++) {
+            int64_t lines = t->touched / 64, end = lines * (thread + 1) / c->on->threads * 64;
+            vint sum[2] = {ZERO, ZERO}, x; // integers: no denormals, which are slow
+            for (int64_t i = lines * thread / c->on->threads * 64; i < end; i += (int64_t)sizeof x) {
+                float *at = (float *)(void *)((char *)t->data + i);
+                memcpy(&x, at, t->role == READ ? sizeof x : 0);
+                if (t->role == READ) sum[i / (int64_t)sizeof x & 1] ^= x;
+                else if (t->role == UPDATED) vstore(at, vrounded(vload(at)));
+                else if (past_caches) vstream(at, vsplat(0));
+                else vstore(at, vsplat(0));
+            }
+            __asm__ volatile("" : : "m"(sum));
+        }
+}
+
+/* One turn: an untimed call, then as many calls as fit in a millisecond, each timed by itself, so that restoring
+ * tensors between two calls is not counted. */
+static void take_turn(Case *c, Times *t, const Version *version, int past_caches, double estimate) {
+    if (t->n && t->total > 0.6) return; // 0.6 s of a slow version are enough
+    int calls = (int)fmin(32, fmax(1, 1e-3 / estimate)), warm = estimate < 0.05;
+    double spent = 0;
+    for (int i = -warm; i < calls; i++) {
+        if (c->restore) case_restore(c, 0);
+        double start = omp_get_wtime();
+        if (version) version_run(c, version);
+        else stream(c, past_caches);
+        if (i >= 0) spent += omp_get_wtime() - start;
+    }
+    t->at[t->n++] = spent / calls;
+    t->total += spent;
+}
+
+/* Versions, streams and peaks take turns, so that whatever slows one slows all; medians over rounds. */
+static Roofline case_times(Case *c, const Version *versions, const double *estimate, int rounds, double *seconds) {
+    Times *t = new_array(Times, PAGE_VERSIONS + 2), *streams = t + PAGE_VERSIONS;
+    static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest of this run
+    for (int r = 0; r < rounds; r++) {
+        for (int i = 0; i < 2; i++) {
+            take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
+            peaks[i] = fmax(peaks[i], peak_rate(c->on->threads, i ? matmul_turns : fma_turns));
+        }
+        for (int v = 0; v < PAGE_VERSIONS && versions[v].run; v++)
+            if (estimate[v] > 0) take_turn(c, &t[v], &versions[v], 0, estimate[v]);
+    }
+    for (int v = 0; v < PAGE_VERSIONS; v++) seconds[v] = times_median(&t[v]);
+    Roofline roof = {fmin(times_median(&streams[0]), times_median(&streams[1])),
+                     2 * c->slots / peaks[0] + c->matmul_flops / peaks[1]};
+    free(t);
+    return roof;
+}
+
+static void page_open(OpStream *on, PageOptions *o) {
+    double best[2] = {0, 0};
+    for (int i = 0; i < 20 && !o->check; i++)
+        best[i % 2] = fmax(best[i % 2], peak_rate(on->threads, i % 2 ? matmul_turns : fma_turns) / 1e9);
+    if (o->check) return;
+    printf("\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s "
+           "in matmuls of %s.\n",
+           on->threads, o->rounds, best[0], best[1], PRECISION_NAME);
+}
+
+#endif

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# pages_alone.sh [all]: each page of dev/kernels compiles by the line at its top in a folder with only the files that it
+# names there, and its versions agree with its definition. With what it includes it has at most 1,500 lines, so that it
+# can be read without the program. With `all`, nvcc compiles the pages for GPUs.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+check() { # OK NAME WHAT
+    echo "$([ "$1" = 0 ] && echo pass || echo FAIL) $2: $3"
+    if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+}
+
+# The lines that a page and what it includes may have; those named here have more, which only gets less.
+most=1500
+declare -A more=([adamw.c]=1536 [attention.c]=2600 [cross_entropy.c]=1640 [embedding.c]=1542 [linear.c]=2600
+    [muon.c]=1553 [rmsnorm.c]=1556 [tree_sum.c]=1549 [adamw.cu]=1556 [attention.cu]=4324 [cross_entropy.cu]=1623
+    [embedding.cu]=1565 [linear.cu]=1784 [muon.cu]=1741 [rmsnorm.cu]=1588 [squared_norm.cu]=1517 [swiglu.cu]=1558
+    [tree_sum.cu]=1574)
+
+# line PAGE: the compiler's line. files PAGE: the files it needs, from the root.
+line() { sed -n 's/^ \*   \(\(cc\|nvcc\) .*\)/\1/p' "$1" | head -n 1; }
+files() {
+    awk '/^ \*   (cc|nvcc) / { on = 1; next } on { print } on && /\*\// { exit }' "$1" |
+        sed 's/^ \* //; s/ \*\/$//; s/^with //' | tr ' \n' '\n\n' |
+        awk -v folder="$(dirname "$1")/" '!/^$/ { print ($0 ~ /^lib\// ? "" : folder) $0 }'
+}
+
+# alone PAGE COMMAND: copies the page and what it names, and runs the command there
+alone() {
+    local page=$1 folder=$work/$1.alone file
+    mkdir -p "$folder"
+    for file in "$page" $(files "$page"); do
+        mkdir -p "$folder/$(dirname "$file")"
+        cp "$file" "$folder/$file" || return 1
+    done
+    (cd "$folder/$(dirname "$page")" && bash -c "$2")
+}
+
+short() { # PAGE: has it at most its lines?
+    local lines bound=${more[$(basename "$1")]:-$most}
+    lines=$(cat "$1" $(files "$1") | wc -l)
+    [ "$lines" -le "$bound" ]
+    check $? "$1 is short" "$lines lines with what it includes, at most $bound"
+}
+
+for page in dev/kernels/*.c; do
+    name=$(basename "$page" .c) command=$(line "$page")
+    alone "$page" "${command/#cc /${CC:-cc} -Werror }" >"$work/said" 2>&1
+    check $? "$page compiles alone" "$command$(grep -m1 'error' "$work/said")"
+    (cd "$work/$page.alone/dev/kernels" && "./$name" --check --threads 2) >"$work/said" 2>&1
+    check $? "$page alone agrees with its definition" "$(tail -n 1 "$work/said")"
+    short "$page"
+done
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+for page in $(grep -l '^ \*   nvcc ' dev/kernels/*.cu); do
+    short "$page"
+    command=$(line "$page")
+    [ "${1:-}" = all ] && [ -n "$nvcc" ] || continue
+    with=${command/#nvcc/$nvcc -c}
+    alone "$page" "${with/-arch=native/-arch=sm_90a}" >"$work/said" 2>&1
+    check $? "$page compiles alone" "$command$(grep -m1 'error' "$work/said")"
+done
+[ -n "$nvcc" ] || echo "no nvcc: whether the pages for GPUs compile alone is left out"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
