@@ -126,13 +126,15 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
         if (u->table_unit->frozen) continue;
         for (int t = first; t < end; t++)
             owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]) && !fsdp->table->tensors[t].is_frozen;
-        if (owns_all) {
-            squared_norm(fsdp->dev, sum, replica_gradient(u), u->replica_count);
-            continue;
-        }
+        if (owns_all) squared_norm(fsdp->dev, sum, replica_gradient(u), u->replica_count);
         ShardPiece p;
-        for (int t = first; next_unique_piece(fsdp, &t, &p) && p.unit == u;)
-            if (!p.tensor->is_frozen) squared_norm(fsdp->dev, sum, p.unit->grad + p.at, p.count);
+        for (int t = first; !owns_all && next_unique_piece(fsdp, &t, &p) && p.unit == u;) {
+            if (p.tensor->is_frozen) continue;
+            // The unit's blocks: the tensor may begin within one. state_begin is a multiple of NORM_BLOCK.
+            int64_t rest = min_i64(p.count, round_up(p.at, NORM_BLOCK) - p.at);
+            if (rest) squared_norm(fsdp->dev, sum, u->grad + p.at, rest);
+            if (rest < p.count) squared_norm(fsdp->dev, sum, u->grad + p.at + rest, p.count - rest);
+        }
     }
 }
 
@@ -302,10 +304,8 @@ static void update_units(Optimizer *o, int first, int end, UpdatePass pass, cons
         if (u->table_unit->frozen) continue;
         device_pace(fsdp->dev); // limits how far the host runs ahead of the GPU
         if (u != fetched) fetch_state(o, u);
-        if (i + 1 < end) { // trained units follow each other
-            fetched = u + 1;
-            fetch_state(o, fetched);
-        }
+        fetched = i + 1 < end ? u + 1 : NULL; // trained units follow each other
+        if (fetched) fetch_state(o, fetched);
         comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
         update_unit(o, u, pass, muon_has(&o->muon, i) ? muon_shard(&o->muon, first, i) : NULL, how);
         store_state(o, u);
