@@ -8,6 +8,7 @@
  * model is loaded, sharded over the ranks.
  */
 #include "convert/convert_dtypes.h" // defines: convert_tensor
+#include "convert/merge.h"          // defines: gather_merged
 #include "convert/export.h"         // defines: model_export, export_check, export_files, export_gguf, Conversion
 
 #define FIELD(f) offsetof(ConvertOptions, f)
@@ -109,6 +110,7 @@ static void convert_files(CheckpointWriter *w, const Job *j) {
         w->read = fill_from_files;
         w->source = (void *)(uintptr_t)&j->weights;
     }
+    w->gather = gather_merged;
     w->tokenizer = &c->files.copies;
     w->dtype_option = export_dtypes[c->opt.dtype];
     w->put_tensor = convert_tensor;

@@ -9,7 +9,7 @@
 #define CHECKPOINT_WRITER_H
 #include "after_save.h"                // defines: AfterSave
 #include "checkpoint.h"                // defines: Checkpoint, Progress, trainer_text
-#include "sharded_state.h"             // defines: fsdp_gather_state, fsdp_release_state
+#include "sharded_state.h"             // defines: gather_trained, fsdp_release_state
 #include "../checks/replica_check.h"   // defines: fsdp_check_replicas
 #include "../watch/signals.h"          // defines: end_signals
 #include "../setup/tokenizer_copies.h" // defines: TokenizerCopies
@@ -33,6 +33,7 @@ typedef struct CheckpointWriter {
     const TokenizerCopies *tokenizer; // the files that are written next to the weights
     const char *base_model;           // of adapters: its path or name
     PutTensor put_tensor;             // NULL: fp32 in the order of the model, as in a checkpoint
+    GatherState gather;               // gather_trained, or what also merges adapters
     StateSource read;                 // of the weights, which no rank holds; NULL: they are gathered from the shards
     void *source;                     // from which it reads
     const char *dtype_option;         // --dtype of exported weights, for error messages
@@ -103,6 +104,7 @@ static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Tensor
     w->whole = whole;
     w->run = run;
     w->saved_step = -1;
+    w->gather = gather_trained;
     after_save_open(&w->after_save, run->after_save, run->out, run->keep);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
@@ -260,7 +262,7 @@ static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, 
     size_t bytes = sizeof(float) * (size_t)unit_padded(f, u);
     if (stage == part->pp_rank) {
         FsdpUnit *mine = &f->units[u - w->parts[stage * part->tp].units];
-        const float *state = fsdp_gather_state(f, mine, kind);
+        const float *state = w->gather(f, mine, kind);
         if (!w->gathered) return state;
         all_gather_now(f->comm, AXIS_TP, u->name, state, w->gathered, bytes);
         fsdp_release_state(f, state);

@@ -191,6 +191,9 @@ static void spread_second_moments(Fsdp *fsdp, FsdpUnit *u, float *whole) {
     }
 }
 
+/* What gathers all of a unit's state of one kind, as gather_trained does. */
+typedef const float *(*GatherState)(Fsdp *fsdp, FsdpUnit *u, StateKind kind);
+
 /* All of a trained unit's state of one kind (padded), in the device's memory: either where it is kept, or gathered into
  * a gradient buffer. Only between steps. Valid until fsdp_release_state. A collective of the fsdp group. */
 static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
@@ -208,36 +211,6 @@ static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
     }
     if (u->state_count == u->padded) return whole;
     all_gather_now(fsdp->comm, AXIS_FSDP, u->table_unit->name, mine, whole, sizeof(float) * (size_t)u->shard_size);
-    return whole;
-}
-
-/* Adds alpha / r · B A to the weights (padded) of a unit of blocks. */
-static void merge_adapters(Fsdp *fsdp, const FsdpUnit *u, float *weights) {
-    const TensorTable *table = fsdp->table;
-    const Llama3Config *c = fsdp->config;
-    const Unit *unit = u->table_unit;
-    FsdpUnit *adapters = &fsdp->units[table_block_adapters(table, unit->first_block)];
-    const float *gathered = gather_trained(fsdp, adapters, STATE_MASTER);
-    for (int i = unit->first_tensor; i < unit->end_tensor; i++) {
-        const Tensor *w = &table->tensors[i];
-        WeightKind kind = w->row->kind;
-        if (!is_adapted(c, kind)) continue;
-        int64_t block = (w->offset - unit->offsets[kind]) / unit->block_stride; // within the unit
-        const float *of_block = gathered + block * adapters->table_unit->block_stride;
-        adapter_merge(fsdp->dev, weights + w->offset, of_block + adapters->table_unit->offsets[lora_a(kind)],
-                      of_block + adapters->table_unit->offsets[lora_b(kind)], adapter_scale(c), c->lora_rank, w->cols,
-                      w->rows);
-    }
-    fsdp_release_state(fsdp, gathered);
-}
-
-/* The same for any unit. Of a frozen one: its weights in fp32, with its adapters merged in. */
-static const float *fsdp_gather_state(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
-    if (!u->table_unit->frozen) return gather_trained(fsdp, u, kind);
-    float *whole = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
-    tree_sum(fsdp->dev, whole, fsdp_unshard(fsdp, u), FLOATX, 1, u->padded, 0); // converts to fp32
-    fsdp_reshard(fsdp, u, AFTER_LAST_USE);
-    if (u->table_unit->kind == UNIT_BLOCK && fsdp->config->lora_rank) merge_adapters(fsdp, u, whole);
     return whole;
 }
 
