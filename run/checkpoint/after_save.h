@@ -7,7 +7,8 @@
  */
 #ifndef AFTER_SAVE_H
 #define AFTER_SAVE_H
-#include "out_dir.h" // defines: checkpoint_path, remove_old_checkpoints
+#include "../setup/options.h" // defines: RunSettings
+#include "out_dir.h"          // defines: checkpoint_path, remove_old_checkpoints
 #include <limits.h>
 #include <signal.h>
 #include <spawn.h>
@@ -16,20 +17,11 @@
 extern char **environ;
 
 typedef struct AfterSave {
-    const char *command; // for sh; NULL: there is no --after-save
-    const char *out;     // --out
-    int keep;            // --keep
-    pid_t process;       // runs the command for steps[started - 1]; 0: none runs
-    int64_t *steps;      // (saved) steps of the checkpoints of this run
+    const RunSettings *run; // its --after-save, --out and --keep
+    pid_t process;          // runs the command for steps[started - 1]; 0: none runs
+    int64_t *steps;         // (saved) steps of the checkpoints of this run
     int64_t saved, started;
 } AfterSave;
-
-static void after_save_open(AfterSave *a, const char *command, const char *out, int keep) {
-    memset(a, 0, sizeof *a);
-    a->command = command;
-    a->out = out;
-    a->keep = keep;
-}
 
 /* The step of the checkpoint that a command is using; -1: none runs. */
 static int64_t after_save_step(const AfterSave *a) { return a->process ? a->steps[a->started - 1] : -1; }
@@ -68,11 +60,11 @@ static void close_files_on_exec(void) {
  * the page tables of the whole model, and is unsafe while other threads compute; posix_spawn has neither problem. */
 static int after_save_spawn(AfterSave *a, char *path) {
     char log[4096], shell[] = "/bin/sh", flag[] = "-c", name[] = "sh";
-    char *const arguments[] = {name, flag, (char *)(uintptr_t)a->command, name, path, NULL};
+    char *const arguments[] = {name, flag, (char *)(uintptr_t)a->run->after_save, name, path, NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
     sigset_t none, all;
-    snprintf(log, sizeof log, "%s/after-save.log", a->out);
+    snprintf(log, sizeof log, "%s/after-save.log", a->run->out);
     int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) return errno;
     dprintf(fd, "%s:\n", path);
@@ -105,12 +97,12 @@ static int after_save_spawn(AfterSave *a, char *path) {
 static void after_save_start_next(AfterSave *a) {
     char path[4096], absolute[PATH_MAX];
     while (!a->process && a->started < a->saved) {
-        checkpoint_path(path, sizeof path, a->out, a->steps[a->started++]);
+        checkpoint_path(path, sizeof path, a->run->out, a->steps[a->started++]);
         if (access(path, F_OK)) {
             fprintf(stderr,
                     "note: --after-save was not run for %s: the commands before it took so long that --keep %d removed "
                     "this checkpoint first\n",
-                    path, a->keep);
+                    path, a->run->keep);
             continue;
         }
         int failed = after_save_spawn(a, realpath(path, absolute) ? absolute : path);
@@ -127,10 +119,10 @@ static void after_save_report(const AfterSave *a, int status) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
     if (WIFEXITED(status)) snprintf(how, sizeof how, "with exit code %d", WEXITSTATUS(status));
     else snprintf(how, sizeof how, "by signal %d", WTERMSIG(status));
-    checkpoint_path(path, sizeof path, a->out, a->steps[a->started - 1]);
+    checkpoint_path(path, sizeof path, a->run->out, a->steps[a->started - 1]);
     fprintf(stderr,
             "note: --after-save failed for %s: the command ended %s; its output is at the end of %s/after-save.log\n",
-            path, how, a->out);
+            path, how, a->run->out);
 }
 
 /* If the running command has ended, reports a failure and starts the next one. Never waits. */
@@ -144,7 +136,7 @@ static void after_save_check(AfterSave *a) {
 
 /* A checkpoint is complete and visible: its command starts now, or when the commands before it have ended. */
 static void after_save_add(AfterSave *a, int64_t step) {
-    if (!a->command) return;
+    if (!a->run->after_save) return;
     a->steps = (int64_t *)checked_realloc(a->steps, sizeof *a->steps * (size_t)(a->saved + 1));
     a->steps[a->saved++] = step;
     after_save_check(a);
@@ -152,7 +144,7 @@ static void after_save_add(AfterSave *a, int64_t step) {
 
 /* After the last command: --keep also applies to the checkpoint that it used. */
 static void after_save_close(AfterSave *a) {
-    if (a->saved && !a->process) remove_old_checkpoints(a->out, a->keep, -1);
+    if (a->saved && !a->process) remove_old_checkpoints(a->run->out, a->run->keep, -1);
     free(a->steps);
     a->steps = NULL;
     a->saved = 0;

@@ -105,7 +105,7 @@ static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Tensor
     w->run = run;
     w->saved_step = -1;
     w->gather = gather_trained;
-    after_save_open(&w->after_save, run->after_save, run->out, run->keep);
+    w->after_save.run = run;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
 }
