@@ -125,6 +125,15 @@ static void export_check(const char *dir) {
                    dir, dir);
 }
 
+/* Creates the directory of an unfinished export. Returns the descriptor of a lock that shows other exports that this
+ * one still writes there; -1: there is no lock. */
+static int create_part(const char *dir) {
+    if (mkdir(dir, 0777)) user_error("cannot create %s: %s", dir, strerror(errno));
+    int lock = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock >= 0) flock(lock, LOCK_EX | LOCK_NB);
+    return lock;
+}
+
 static int files_are_equal(const char *a, const char *b) {
     enum { BLOCK = 1 << 20 };
     FILE *f = fopen(a, "rb"), *g = fopen(b, "rb");
@@ -211,11 +220,11 @@ static void model_export(CheckpointWriter *w, const Conversion *c) {
     export_path(path, sizeof path, dir);
     export_parent(parent, sizeof parent, path);
     snprintf(w->dir, sizeof w->dir, "%s%s%016" PRIx64, path, part_mark, comm_random_name(comm, "export: name"));
+    int lock = comm->rank == 0 ? create_part(w->dir) : -1;
     write_start(w, &w->exported);
     write_finish(w);
     if (comm->rank == 0 && is_gguf(dir)) {
         if (!is_exported_already(w, dir, path)) export_publish_gguf(w, c, path, parent);
-        unlock_directory(w);
     } else if (comm->rank == 0) {
         Companions companions;
         write_companions(w, &companions);
@@ -225,8 +234,8 @@ static void model_export(CheckpointWriter *w, const Conversion *c) {
             user_error("cannot rename %s, which holds the complete model, to --export %s: %s; rename it yourself",
                        w->dir, dir, strerror(errno));
         sync_directory(parent);
-        unlock_directory(w);
     }
+    if (lock >= 0) close(lock); // the directory has been renamed or removed
     w->files = NULL;
     comm_barrier(comm, "export: done");
     comm_phase(comm, before);

@@ -50,7 +50,6 @@ typedef struct CheckpointWriter {
     // the files that are being written
     const OutputFiles *files; // NULL: none
     char dir[4096 + 64];      // gets its final name when all files are complete
-    int dir_lock;             // descriptor of its lock; rank 0 alone
     Progress progress;
     double start, paused;         // when the write began; seconds for which it stopped training
     int64_t own, filled, written; // chunks of this rank: all, filled so far, written so far
@@ -396,9 +395,6 @@ static void put_files(CheckpointWriter *w) {
 /* Rank 0 creates the files in their final size, so that a full disk is noticed at once. */
 static void create_files(CheckpointWriter *w) {
     char path[4096 + 256];
-    if (mkdir(w->dir, 0777)) write_failed(w, "create", w->dir, errno);
-    w->dir_lock = open(w->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (w->dir_lock >= 0) flock(w->dir_lock, LOCK_EX | LOCK_NB); // shows that this run still writes there
     for (int i = 0; i < w->files->num_files; i++) {
         output_path(w, path, sizeof path, i);
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -410,8 +406,8 @@ static void create_files(CheckpointWriter *w) {
     }
 }
 
-/* Starts to write `files` into the new directory w->dir. Returns when all chunks of this rank have been filled. If
- * there are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
+/* Starts to write `files` into the directory w->dir, which is empty. Returns when all chunks of this rank have been
+ * filled. If there are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
 static void write_start(CheckpointWriter *w, const OutputFiles *files) {
     Comm *comm = w->fsdp->comm;
     w->files = files;
@@ -432,13 +428,6 @@ static void write_finish(CheckpointWriter *w) {
     wait_for_thread(w, w->own);
     pthread_join(w->thread, NULL);
     comm_barrier(w->fsdp->comm, "saving: chunks written");
-}
-
-/* Releases the lock by which other runs see that this one still writes into w->dir. Called after the directory is
- * renamed or removed. */
-static void unlock_directory(CheckpointWriter *w) {
-    if (w->dir_lock >= 0) close(w->dir_lock);
-    w->dir_lock = -1;
 }
 
 /* Writes the small files next to the weights: config.json, indices and the tokenizer's files. They stay in `c`, for
@@ -544,7 +533,6 @@ static void checkpoint_commit(CheckpointWriter *w) {
     uint32_t *sums = gather_sums(w);
     w->paused += seconds_now() - start;
     if (comm->rank == 0) publish_checkpoint(w, sums);
-    if (comm->rank == 0) unlock_directory(w);
     free(sums);
     w->files = NULL;
     comm_barrier(comm, "saving: done");
@@ -563,6 +551,8 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
     if (w->fsdp->fingerprints) fsdp_check_replicas(w->fsdp, at->step); // the files mix chunks of all replicas
     snprintf(w->dir, sizeof w->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, w->run->out, STEP_DIGITS, at->step,
              comm_random_name(comm, "saving: name"));
+    if (comm->rank == 0 && mkdir(w->dir, 0777))
+        user_error("cannot create %s: %s; the previous checkpoint is intact", w->dir, strerror(errno));
     write_start(w, &w->checkpoint);
     w->paused = seconds_now() - w->start;
     if (w->run->save_mode != SAVE_ASYNC) checkpoint_commit(w);
