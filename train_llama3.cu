@@ -1333,10 +1333,10 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     int wanted = ends || asked & SIGNAL_SAVE || (run->save_every && step % run->save_every == 0);
     int due = wanted && writer->saved_step != step;
     // an earlier save is open: publish it if all ranks have written it, or if it cannot wait any longer
-    if (writer->files && (due || ends || !trainer->reports.is_writing)) checkpoint_commit(writer);
+    if (writer->is_open && (due || ends || !trainer->reports.is_writing)) checkpoint_commit(writer);
     if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger, step);
     if (due) checkpoint_save(writer, &trainer->progress);
-    if (ends && writer->files) checkpoint_commit(writer);
+    if (ends && writer->is_open) checkpoint_commit(writer);
     after_save_check(&writer->after_save); // on rank 0 a command may have ended
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }

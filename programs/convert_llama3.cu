@@ -114,8 +114,8 @@ static void convert_files(CheckpointWriter *w, const Job *j) {
     w->tokenizer = &c->files.copies;
     w->dtype_option = export_dtypes[c->opt.dtype];
     w->put_tensor = convert_tensor;
-    if (is_gguf(c->opt.path)) export_gguf(&w->exported, w->whole, c);
-    else export_files(&w->exported, w->whole, &c->opt);
+    if (is_gguf(c->opt.path)) export_gguf(&w->files, w->whole, c);
+    else export_files(&w->files, w->whole, &c->opt);
 }
 
 static void convert_work(Trainer *trainer) { model_export(&trainer->writer, (const Conversion *)trainer->job); }

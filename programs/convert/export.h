@@ -221,7 +221,7 @@ static void model_export(CheckpointWriter *w, const Conversion *c) {
     export_parent(parent, sizeof parent, path);
     snprintf(w->dir, sizeof w->dir, "%s%s%016" PRIx64, path, part_mark, comm_random_name(comm, "export: name"));
     int lock = comm->rank == 0 ? create_part(w->dir) : -1;
-    write_start(w, &w->exported);
+    write_start(w);
     write_finish(w);
     if (comm->rank == 0 && is_gguf(dir)) {
         if (!is_exported_already(w, dir, path)) export_publish_gguf(w, c, path, parent);
@@ -236,7 +236,7 @@ static void model_export(CheckpointWriter *w, const Conversion *c) {
         sync_directory(parent);
     }
     if (lock >= 0) close(lock); // the directory has been renamed or removed
-    w->files = NULL;
+    w->is_open = 0;
     comm_barrier(comm, "export: done");
     comm_phase(comm, before);
 }

@@ -28,7 +28,7 @@ typedef struct CheckpointWriter {
     Fsdp *fsdp;
     const RunSettings *run;
     const Recipe *recipe;
-    const Checkpoint *resume_from;    // the run resumed from it; dir "": a new run
+    const Checkpoint *resume_from;    // the run resumed from it; dir "": a new run; NULL: no checkpoints are written
     uint64_t base_fingerprint;        // of the frozen model beneath the adapters
     const TokenizerCopies *tokenizer; // the files that are written next to the weights
     const char *base_model;           // of adapters: its path or name
@@ -39,17 +39,17 @@ typedef struct CheckpointWriter {
     const char *dtype_option;         // --dtype of exported weights, for error messages
     const TensorTable *whole;         // all tensors of the model, in the order of the files
     TensorTable *parts;               // (pp, tp) the tables of the ranks that have different parts of the model
-    float *gathered; // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
-                     // NULL: the model is not split
-    Request relay;   // of `gathered`, from one pipeline stage to the next
-    OutputFiles checkpoint, exported;
+    float *gathered;      // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
+                          // NULL: the model is not split
+    Request relay;        // of `gathered`, from one pipeline stage to the next
+    OutputFiles files;    // of a checkpoint, or of an export
     AfterSave after_save; // rank 0 runs its commands
     char *buffers;        // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
     int num_buffers;
     uint32_t *sums; // (chunks of this rank) their CRC-32; chunk i of all files belongs to rank i mod world
-    // the files that are being written
-    const OutputFiles *files; // NULL: none
-    char dir[4096 + 64];      // gets its final name when all files are complete
+    // one write of these files
+    int is_open;         // it has started, and the checkpoint or export is not complete
+    char dir[4096 + 64]; // gets its final name when all files are complete
     Progress progress;
     double start, paused;         // when the write began; seconds for which it stopped training
     int64_t own, filled, written; // chunks of this rank: all, filled so far, written so far
@@ -66,9 +66,9 @@ enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 // opening and closing
 
 /* The largest number of chunks that a rank has. */
-static int64_t writer_share(const CheckpointWriter *w, const OutputFiles *files) {
+static int64_t writer_share(const CheckpointWriter *w) {
     int world = w->fsdp->comm->mesh.world;
-    return (files->chunks + world - 1) / world;
+    return (w->files.chunks + world - 1) / world;
 }
 
 /* A unit's size with padding, also of a unit that only another stage has. */
@@ -96,7 +96,7 @@ static void writer_open_parts(CheckpointWriter *w) {
                                        sizeof(float) * (size_t)(largest * part.tp));
 }
 
-/* Binds the writer; then checkpoint_prepare, export_files or both, and checkpoint_writer_allocate. */
+/* Binds the writer; then checkpoint_prepare or export_files, and checkpoint_writer_allocate. */
 static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const TensorTable *whole, const RunSettings *run) {
     memset(w, 0, sizeof *w);
     w->fsdp = fsdp;
@@ -119,19 +119,17 @@ static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
         checkpoint_path(path, sizeof path, w->run->out, from->progress.step);
         if (!access(path, F_OK)) w->saved_step = from->progress.step; // --out has the checkpoint of this step already
     }
-    output_files_add(&w->checkpoint, w->whole, first, end, adapters ? adapters_stem : "model", STATE_MASTER,
-                     STATE_MASTER);
-    output_files_add(&w->checkpoint, w->whole, first, end, "optimizer", STATE_EXP_AVG, STATE_EXP_AVG_SQ);
+    output_files_add(&w->files, w->whole, first, end, adapters ? adapters_stem : "model", STATE_MASTER, STATE_MASTER);
+    output_files_add(&w->files, w->whole, first, end, "optimizer", STATE_EXP_AVG, STATE_EXP_AVG_SQ);
 }
 
 /* Allocates buffers for a few chunks or, with --save-mode async, for all chunks of this rank. */
 static void checkpoint_writer_allocate(CheckpointWriter *w) {
     Device *dev = w->fsdp->dev;
-    int async = w->checkpoint.num_files && w->run->save_mode == SAVE_ASYNC;
-    int64_t share = max_i64(writer_share(w, &w->checkpoint), writer_share(w, &w->exported));
+    int async = w->run->save_mode == SAVE_ASYNC;
+    int64_t share = writer_share(w);
     if (!share) return;
-    w->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
-    if (async) w->num_buffers = (int)max_i64(w->num_buffers, writer_share(w, &w->checkpoint));
+    w->num_buffers = (int)(async ? share : min_i64(CHUNKS_IN_FLIGHT, share));
     writer_open_parts(w);
     size_t bytes = (size_t)w->num_buffers * FILE_CHUNK_BYTES;
     uintptr_t buffers = (uintptr_t)arena_alloc(dev, MEM_HOST, "chunks to be written", bytes + PAGE_BYTES);
@@ -145,28 +143,26 @@ static void checkpoint_writer_close(CheckpointWriter *w) {
     for (int i = 0; w->parts && i < part->pp * part->tp; i++) table_close(&w->parts[i]);
     free(w->parts);
     request_close(&w->relay);
-    output_files_close(&w->checkpoint);
-    output_files_close(&w->exported);
+    output_files_close(&w->files);
 }
 
 // ---------------------------------------------------------------------------
 // the thread that writes this rank's chunks. It makes no call of the transport
 
 static void output_path(const CheckpointWriter *w, char *path, size_t size, int file) {
-    snprintf(path, size, "%s/%s", w->dir, w->files->files[file].name);
+    snprintf(path, size, "%s/%s", w->dir, w->files.files[file].name);
 }
 
 /* Ends the run with an error. The files are truncated first, so that they free the disk; their names stay until the
  * next run, because other ranks may be about to open them. */
 static void write_failed(const CheckpointWriter *w, const char *what, const char *path, int reason) {
     char name[4096 + 256];
-    int is_checkpoint = w->files == &w->checkpoint;
-    for (int i = 0; i < w->files->num_files; i++) {
+    for (int i = 0; i < w->files.num_files; i++) {
         output_path(w, name, sizeof name, i);
         if (truncate(name, 0)) continue; // it was not created yet
     }
     user_error("cannot %s %s: %s%s", what, path, strerror(reason),
-               is_checkpoint ? "; the previous checkpoint is intact" : "");
+               w->resume_from ? "; the previous checkpoint is intact" : "");
 }
 
 /* Writes a chunk past the page cache, since a model would displace everything else from it. What is no multiple of a
@@ -211,7 +207,7 @@ static int open_output(const CheckpointWriter *w, const char *path) {
 
 /* Writes this rank's chunks of one file, as they are filled. */
 static void write_file(CheckpointWriter *w, int number) {
-    const OutputFile *file = &w->files->files[number];
+    const OutputFile *file = &w->files.files[number];
     int64_t chunk = first_own_chunk(w, file);
     char path[4096 + 256];
     if (chunk >= file->chunks) return;
@@ -234,7 +230,7 @@ static void *writer_thread(void *arg) {
     CheckpointWriter *w = (CheckpointWriter *)arg;
     if (writes_in_background(w)) // training has the higher priority
         lower_priority_of_thread();
-    for (int i = 0; i < w->files->num_files; i++) write_file(w, i);
+    for (int i = 0; i < w->files.num_files; i++) write_file(w, i);
     __atomic_store_n(&w->done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -364,12 +360,12 @@ static void put_files(CheckpointWriter *w) {
     const Unit *unit = NULL;
     const float *state = NULL; // of `unit`, gathered
     StateKind kind = STATES;
-    for (int n = 0; n < w->files->num_files; n++) {
-        const OutputFile *file = &w->files->files[n];
+    for (int n = 0; n < w->files.num_files; n++) {
+        const OutputFile *file = &w->files.files[n];
         int64_t at = file->header_bytes;
         put_bytes(w, file, 0, at, file->header, NULL, NULL);
         for (int i = file->first; i < file->first + file->count; i++) {
-            const OutputTensor *t = &w->files->tensors[i];
+            const OutputTensor *t = &w->files.tensors[i];
             int number = 0, stage = find_stage(w, t->tensor->index, &number);
             const TensorTable *tables = &w->parts[stage * f->table->part.tp];
             const Unit *u = &tables->units[tables->tensors[number].unit];
@@ -395,23 +391,23 @@ static void put_files(CheckpointWriter *w) {
 /* Rank 0 creates the files in their final size, so that a full disk is noticed at once. */
 static void create_files(CheckpointWriter *w) {
     char path[4096 + 256];
-    for (int i = 0; i < w->files->num_files; i++) {
+    for (int i = 0; i < w->files.num_files; i++) {
         output_path(w, path, sizeof path, i);
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd < 0) write_failed(w, "create", path, errno);
-        int full = reserve_blocks(fd, w->files->files[i].bytes);
+        int full = reserve_blocks(fd, w->files.files[i].bytes);
         if (full && !is_unsupported(full)) write_failed(w, "create", path, full);
-        if (ftruncate(fd, w->files->files[i].bytes)) write_failed(w, "create", path, errno);
+        if (ftruncate(fd, w->files.files[i].bytes)) write_failed(w, "create", path, errno);
         close(fd);
     }
 }
 
-/* Starts to write `files` into the directory w->dir, which is empty. Returns when all chunks of this rank have been
+/* Starts to write the files into the directory w->dir, which is empty. Returns when all chunks of this rank have been
  * filled. If there are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
-static void write_start(CheckpointWriter *w, const OutputFiles *files) {
+static void write_start(CheckpointWriter *w) {
     Comm *comm = w->fsdp->comm;
-    w->files = files;
-    w->own = files->chunks / comm->mesh.world + (comm->rank < files->chunks % comm->mesh.world);
+    w->is_open = 1;
+    w->own = w->files.chunks / comm->mesh.world + (comm->rank < w->files.chunks % comm->mesh.world);
     w->filled = 0;
     w->written = 0;
     w->done = 0;
@@ -421,7 +417,7 @@ static void write_start(CheckpointWriter *w, const OutputFiles *files) {
     put_files(w);
 }
 
-static int is_writing(CheckpointWriter *w) { return w->files && !__atomic_load_n(&w->done, __ATOMIC_ACQUIRE); }
+static int is_writing(CheckpointWriter *w) { return w->is_open && !__atomic_load_n(&w->done, __ATOMIC_ACQUIRE); }
 
 /* Waits until the chunks of all ranks are on disk. */
 static void write_finish(CheckpointWriter *w) {
@@ -433,25 +429,25 @@ static void write_finish(CheckpointWriter *w) {
 /* Writes the small files next to the weights: config.json, indices and the tokenizer's files. They stay in `c`, for
  * their checksums. */
 static void write_companions(CheckpointWriter *w, Companions *c) {
-    int adapters = w->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
+    int adapters = w->files.tensors[0].tensor->row->unit == UNIT_ADAPTERS;
     memset(c, 0, sizeof *c);
     CompanionFile *file = companion_add(c, adapters ? "adapter_config.json" : "config.json");
     FILE *f = text_stream_open(&file->text, &file->length);
     const ModelIds *ids = w->tokenizer ? &w->tokenizer->ids : &no_model_ids;
     if (adapters) adapters_config_write(w->fsdp->config, w->base_model, f);
-    else config_write_json(w->fsdp->config, torch_dtype_names[w->files->dtype], w->files->base, ids, f);
+    else config_write_json(w->fsdp->config, torch_dtype_names[w->files.dtype], w->files.base, ids, f);
     text_stream_close(f);
-    for (int i = 0; i < w->files->num_files; i += w->files->files[i].parts) {
-        const OutputFile *first = &w->files->files[i];
+    for (int i = 0; i < w->files.num_files; i += w->files.files[i].parts) {
+        const OutputFile *first = &w->files.files[i];
         if (first->parts == 1) continue;
         file = companion_add(c, first->name);
         strcpy(strchr(file->name, '-'), ".safetensors.index.json");
-        file->text = output_files_index(w->files, i);
+        file->text = output_files_index(&w->files, i);
         file->length = strlen(file->text);
     }
     for (int i = 0; w->tokenizer && i < w->tokenizer->count; i++) {
         const TokenizerFile *from = &w->tokenizer->files[i];
-        if (from->is_redundant && w->files == &w->exported) continue;
+        if (from->is_redundant && !w->resume_from) continue;
         file = companion_add(c, from->name);
         file->text = (char *)checked_malloc(from->length + 1);
         file->length = from->length;
@@ -472,11 +468,11 @@ static void companions_free(Companions *c) {
 static uint32_t *gather_sums(CheckpointWriter *w) {
     Comm *comm = w->fsdp->comm;
     int world = comm->mesh.world;
-    int64_t share = writer_share(w, w->files);
+    int64_t share = writer_share(w);
     uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world));
-    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(w->files->chunks + 1));
+    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(w->files.chunks + 1));
     all_gather_now(comm, AXIS_WORLD, "saving: checksums", w->sums, all, sizeof *all * (size_t)share);
-    for (int64_t chunk = 0; chunk < w->files->chunks; chunk++) sums[chunk] = all[chunk % world * share + chunk / world];
+    for (int64_t chunk = 0; chunk < w->files.chunks; chunk++) sums[chunk] = all[chunk % world * share + chunk / world];
     free(all);
     return sums;
 }
@@ -490,7 +486,7 @@ static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const 
                                 : settings_in_force(w->recipe, w->progress.step, &w->fsdp->comm->mesh, w->progress.data,
                                                     w->base_fingerprint);
     size_t length;
-    char *text = trainer_text(&w->progress, settings, w->files, sums, companions, &length);
+    char *text = trainer_text(&w->progress, settings, &w->files, sums, companions, &length);
     write_new_file(w->dir, "trainer.json", text, length);
     free(text);
 }
@@ -502,7 +498,7 @@ static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     char path[4096];
     Companions companions;
     double start = seconds_now(), bytes = 0;
-    for (int i = 0; i < w->files->num_files; i++) bytes += (double)w->files->files[i].bytes;
+    for (int i = 0; i < w->files.num_files; i++) bytes += (double)w->files.files[i].bytes;
     write_companions(w, &companions);
     write_trainer_json(w, sums, &companions);
     sync_directory(w->dir);
@@ -534,7 +530,7 @@ static void checkpoint_commit(CheckpointWriter *w) {
     w->paused += seconds_now() - start;
     if (comm->rank == 0) publish_checkpoint(w, sums);
     free(sums);
-    w->files = NULL;
+    w->is_open = 0;
     comm_barrier(comm, "saving: done");
     comm_phase(comm, before);
 }
@@ -544,7 +540,7 @@ static void checkpoint_commit(CheckpointWriter *w) {
 static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
     Comm *comm = w->fsdp->comm;
     Phase before = comm_phase(comm, PHASE_SAVING);
-    if (w->files) checkpoint_commit(w); // the previous one
+    if (w->is_open) checkpoint_commit(w); // the previous one
     w->progress = *at;
     w->start = seconds_now();
     w->saved_step = at->step;
@@ -553,7 +549,7 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
              comm_random_name(comm, "saving: name"));
     if (comm->rank == 0 && mkdir(w->dir, 0777))
         user_error("cannot create %s: %s; the previous checkpoint is intact", w->dir, strerror(errno));
-    write_start(w, &w->checkpoint);
+    write_start(w);
     w->paused = seconds_now() - w->start;
     if (w->run->save_mode != SAVE_ASYNC) checkpoint_commit(w);
     comm_phase(comm, before);
