@@ -41,14 +41,6 @@ static const char *const training_options[] = {
     "lora-rank",   "lora-alpha",    "lora-targets", "base"};
 enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
-/* Which of them describe the learning-rate curve. */
-static int is_rate_option(const char *option) {
-    static const char *const names[] = {"steps", "lr", "lr-schedule", "min-lr", "warmup", "lr-decay"};
-    int is_one = 0;
-    for (int i = 0; i < 6; i++) is_one |= !strcmp(option, names[i]);
-    return is_one;
-}
-
 /* The key of a setting: "--seq" in the first period, "stage 2: --seq" in later ones. */
 static const char *setting_name(char name[64], int period, const char *text) {
     if (period) snprintf(name, 64, "stage %d: %s", period + 1, text);
@@ -266,22 +258,20 @@ static const char *setting_recorded(const cJSON *then, const char *name) {
     return row && row->fallback ? row->fallback : "not recorded";
 }
 
+/* The settings that describe a learning-rate curve. */
+static const char *const rate_settings[] = {
+    "--steps", "--lr", "--lr-schedule", "--min-lr", "--warmup", "--lr-decay", "first step of the learning-rate curve"};
+enum { RATE_SETTINGS = sizeof rate_settings / sizeof *rate_settings };
+
 /* The learning-rate curve of a period in the run that wrote the checkpoint. Settings that are the same as now keep
  * their exact values, since a text has nine digits. */
 static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int period, const LearningRate *is) {
-    static const char *const names[] = {"--steps",
-                                        "--lr",
-                                        "--lr-schedule",
-                                        "--min-lr",
-                                        "--warmup",
-                                        "--lr-decay",
-                                        "first step of the learning-rate curve"};
     LearningRate was = *is;
     int64_t *const integers[] = {&was.steps, NULL, NULL, NULL, &was.warmup, &was.decay, &was.first_step};
     double *const reals[] = {NULL, &was.peak, NULL, &was.minimum, NULL, NULL, NULL};
     char name[64];
-    for (int i = 0; i < 7; i++) {
-        const char *text = setting_recorded(then, setting_name(name, period, names[i]));
+    for (int i = 0; i < RATE_SETTINGS; i++) {
+        const char *text = setting_recorded(then, setting_name(name, period, rate_settings[i]));
         const cJSON *same = cJSON_GetObjectItemCaseSensitive(now, name);
         if (!same || !strcmp(text, same->valuestring)) continue;
         if (integers[i]) *integers[i] = strtoll(text, NULL, 10);
@@ -306,10 +296,9 @@ static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r
 
 /* Is this a setting of a learning-rate curve whose finished steps, up to `step`, have unchanged rates? */
 static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
-    int period;
+    int period, of_rate = 0;
     const char *text = setting_without_period(name, &period);
-    int of_rate =
-        !strcmp(text, "first step of the learning-rate curve") || (!strncmp(text, "--", 2) && is_rate_option(text + 2));
+    for (int i = 0; i < RATE_SETTINGS; i++) of_rate |= !strcmp(text, rate_settings[i]);
     return of_rate && !rate_has_changed(then, now, r, period, step);
 }
 
