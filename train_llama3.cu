@@ -1296,7 +1296,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->rec.max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
     trainer_allocate(trainer);
-    if (!job_streams_weights(j)) fsdp_init_weights(&p->fsdp, 0);
+    if (!job_streams_weights(j)) weights_load(&p->fsdp, NULL, NULL, &j->resume_from); // reads nothing
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
     memset(dev->rec.ops, 0, sizeof dev->rec.ops); // start-up does not count
     dev->rec.num_events = 0;

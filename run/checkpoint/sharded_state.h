@@ -170,12 +170,6 @@ static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, vo
     device_wait_stream(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
-static void fsdp_init_weights(Fsdp *fsdp, uint64_t seed) {
-    fsdp->seed = seed;
-    fsdp_set_base(fsdp, random_weights, NULL, fsdp);
-    fsdp_set_state(fsdp, STATE_MASTER, random_weights, fsdp);
-}
-
 // ---------------------------------------------------------------------------
 // gathering whole units to write them
 
