@@ -151,9 +151,9 @@ static int files_are_equal(const char *a, const char *b) {
 
 /* Does `path` hold the files in w->dir already? If it has others instead, that is an error. */
 static int is_exported_already(const CheckpointWriter *w, const char *dir, const char *path) {
-    char from[4096 + 600], to[4096 + 600], name[300];
+    char from[4096 + 600], to[4096 + 600], name[300] = "";
     struct stat info;
-    if (lstat(path, &info) || (S_ISDIR(info.st_mode) && !has_entries(path, name))) return 0;
+    if (lstat(path, &info) || (S_ISDIR(info.st_mode) && !has_entries(path))) return 0;
     int is_file = !S_ISDIR(info.st_mode), equal = 1;
     DIR *d = opendir(w->dir);
     for (struct dirent *item = d ? readdir(d) : NULL; item && equal; item = readdir(d)) {

@@ -128,20 +128,20 @@ static void checkpoint_path(char *path, size_t size, const char *out, int64_t st
     snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step);
 }
 
-/* Whether a directory has an entry, which `name` receives, or cannot be listed. */
-static int has_entries(const char *dir, char name[300]) {
+/* Whether a directory has an entry or cannot be listed. */
+static int has_entries(const char *dir) {
     DIR *d = opendir(dir);
-    name[0] = 0;
-    for (struct dirent *item = d ? readdir(d) : NULL; item && !name[0]; item = readdir(d))
-        if (strcmp(item->d_name, ".") && strcmp(item->d_name, "..")) snprintf(name, 300, "%s", item->d_name);
+    int found = !d;
+    for (struct dirent *item = d ? readdir(d) : NULL; item && !found; item = readdir(d))
+        found = strcmp(item->d_name, ".") && strcmp(item->d_name, "..");
     if (d) closedir(d);
-    return !d || name[0];
+    return found;
 }
 
 /* The step of the newest checkpoint in `out` before step `below`, or -1. An empty directory, which a save would
  * replace, is none; one whose files cannot be read counts, so that it is reported instead of passed over. */
 static int64_t newest_checkpoint(const char *out, int64_t below) {
-    char path[4096 + 300], entry[300];
+    char path[4096 + 300];
     int64_t newest = -1;
     DIR *d = opendir(out);
     if (!d && errno != ENOENT && errno != ENOTDIR)
@@ -150,7 +150,7 @@ static int64_t newest_checkpoint(const char *out, int64_t below) {
         int64_t step = step_from_name(item->d_name);
         if (step >= below || step <= newest) continue;
         snprintf(path, sizeof path, "%s/%s", out, item->d_name);
-        if (has_entries(path, entry)) newest = step;
+        if (has_entries(path)) newest = step;
     }
     if (d) closedir(d);
     return newest;
