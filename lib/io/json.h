@@ -14,11 +14,6 @@ __attribute__((constructor)) static void json_set_allocator(void) {
     cJSON_InitHooks(&hooks);
 }
 
-static inline char *read_text_file(const char *path) {
-    size_t length;
-    return read_regular_file(path, &length);
-}
-
 static int by_key(const void *a, const void *b) {
     return strcmp((*(const cJSON *const *)a)->string, (*(const cJSON *const *)b)->string);
 }

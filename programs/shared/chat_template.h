@@ -7,7 +7,7 @@
 #ifndef CHAT_TEMPLATE_H
 #define CHAT_TEMPLATE_H
 #include "tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside
-#include "text_input.h"     // defines: with_room_for_one
+#include "text_input.h"     // defines: read_text_file, with_room_for_one
 #include <time.h>           // defines: strftime
 
 /* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */

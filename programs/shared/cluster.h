@@ -6,7 +6,7 @@
 #ifndef CLUSTER_H
 #define CLUSTER_H
 #include "../../lib/comm/comm.h" // defines: Mesh, Collective, collective_names
-#include "../../lib/io/json.h"   // defines: json_number, json_integer, json_object, read_text_file
+#include "../../lib/io/json.h"   // defines: json_number, json_integer, json_object
 #include "../../lib/ops/ops.h"   // defines: AttentionShape, attention_pairs, attention_bytes
 
 enum { MAX_POINTS = 32 };

@@ -1,7 +1,12 @@
-/* text_input.h: checks of texts that a user gives, and lists that grow while they are read. */
+/* text_input.h: reading texts that a user gives, checks of them, and lists that grow while they are read. */
 #ifndef TEXT_INPUT_H
 #define TEXT_INPUT_H
-#include "../../lib/device/base.h" // defines: utf8_character_length, checked_realloc
+#include "../../lib/device/base.h" // defines: utf8_character_length, checked_realloc, read_regular_file
+
+static inline char *read_text_file(const char *path) {
+    size_t length;
+    return read_regular_file(path, &length);
+}
 
 /* The number of leading bytes of `text` that are complete, valid UTF-8. */
 static inline size_t utf8_valid_length(const char *text, size_t len) {
