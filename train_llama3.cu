@@ -1070,12 +1070,12 @@ static void timeline_open(Device *dev, const Job *j) {
 static void checkpoints_open(Trainer *trainer) {
     const Job *j = trainer->job;
     CheckpointWriter *w = &trainer->writer;
-    checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->table, &j->run);
+    checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->run);
     w->recipe = &j->recipe;
     w->tokenizer = &j->tokenizer_files;
     w->base_model = j->base_model;
     w->base_fingerprint = j->base_fingerprint;
-    if (job_trains(j) && j->run.out) checkpoint_prepare(w, &j->resume_from);
+    if (job_trains(j) && j->run.out) checkpoint_prepare(w, &j->table, &j->resume_from);
     if (j->purpose.files) j->purpose.files(w, j);
     checkpoint_writer_allocate(w);
 }

@@ -102,20 +102,16 @@ static void convert_prepare(Job *j) {
     if (process_end.process == 0) export_check(c->opt.path);
 }
 
-/* Tells the checkpoint writer what to write: the model and the tokenizer's files. Without --merge, the writer reads
+/* Tells the checkpoint writer what to write: the model and the tokenizer's files. Without --merge, convert_tensor reads
  * weights straight from the model's files, so that no rank holds more than the chunks that it writes. */
 static void convert_files(CheckpointWriter *w, const Job *j) {
     const Conversion *c = (const Conversion *)j;
-    if (job_streams_weights(j)) {
-        w->read = fill_from_files;
-        w->source = (void *)(uintptr_t)&j->weights;
-    }
-    w->gather = gather_merged;
+    w->gather = job_streams_weights(j) ? NULL : gather_merged;
     w->tokenizer = &c->files.copies;
-    w->dtype_option = export_dtypes[c->opt.dtype];
     w->put_tensor = convert_tensor;
-    if (is_gguf(c->opt.path)) export_gguf(&w->files, w->whole, c);
-    else export_files(&w->files, w->whole, &c->opt);
+    w->conversion = c;
+    if (is_gguf(c->opt.path)) export_gguf(&w->files, &j->table, c);
+    else export_files(&w->files, &j->table, &c->opt);
 }
 
 static void convert_work(Trainer *trainer) { model_export(&trainer->writer, (const Conversion *)trainer->job); }

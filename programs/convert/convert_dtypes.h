@@ -6,6 +6,7 @@
 #ifndef CONVERT_DTYPES_H
 #define CONVERT_DTYPES_H
 #include "../../run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, OutputTensor, read_elements
+#include "conversion.h"                             // defines: Conversion, export_dtypes
 #include <float.h>                                  // defines: FLT_MIN
 
 enum { PUT_ELEMENTS = 1 << 14 }; // how many elements are converted at a time: whole int8 blocks
@@ -34,8 +35,9 @@ static uint16_t float_to_half(float x) {
 
 __attribute__((noreturn)) static void refuse_values(const CheckpointWriter *w, const OutputTensor *t, const char *what,
                                                     const char *instead) {
-    user_error("--dtype %s: tensor %s has values that are %s, which this dtype cannot represent: %s", w->dtype_option,
-               t->tensor->name, what, instead);
+    const Conversion *c = (const Conversion *)w->conversion;
+    user_error("--dtype %s: tensor %s has values that are %s, which this dtype cannot represent: %s",
+               export_dtypes[c->opt.dtype], t->tensor->name, what, instead);
 }
 static const char not_finite[] = "not finite", find_out[] = "export with --dtype fp32, and find out why training "
                                                             "diverged";
@@ -91,12 +93,21 @@ static int64_t put_piece_bytes(const OutputTensor *t) {
     return elements * st_dtype_sizes[t->dtype] / (t->scales ? INT8_BLOCK : 1);
 }
 
-/* Reads elements [first, first + count) of the whole tensor in the order of the file. */
+/* Reads elements [first, first + count) of the whole tensor from the model's files, or as they were gathered. */
+static void read_weights(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, float *out,
+                         int64_t first, int64_t count) {
+    const Job *j = &((const Conversion *)w->conversion)->job;
+    if (job_streams_weights(j))
+        fill_from_files((void *)(uintptr_t)&j->weights, STATE_MASTER, out, t->tensor, first, count);
+    else read_elements(w, g, out, first, count);
+}
+
+/* The same in the order of the file. */
 static void read_in_file_order(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, float *out,
                                int64_t first, int64_t count) {
     int64_t head = t->interleaved_rows, cols = t->tensor->cols;
     if (!head) {
-        read_elements(w, g, out, first, count);
+        read_weights(w, t, g, out, first, count);
         return;
     }
     for (int64_t at = first, n; at < first + count; at += n) {
@@ -104,7 +115,7 @@ static void read_in_file_order(const CheckpointWriter *w, const OutputTensor *t,
         int64_t from =
             row - in_head + in_head % 2 * (head / 2) + in_head / 2; // alternately from both halves of the head
         n = min_i64(cols - col, first + count - at);
-        read_elements(w, g, out + (at - first), from * cols + col, n);
+        read_weights(w, t, g, out + (at - first), from * cols + col, n);
     }
 }
 

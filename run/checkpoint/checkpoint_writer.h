@@ -32,12 +32,9 @@ typedef struct CheckpointWriter {
     uint64_t base_fingerprint;        // of the frozen model beneath the adapters
     const TokenizerCopies *tokenizer; // the files that are written next to the weights
     const char *base_model;           // of adapters: its path or name
+    GatherState gather;               // gather_trained, or what also merges adapters; NULL: no rank holds the weights
     PutTensor put_tensor;             // NULL: fp32 in the order of the model, as in a checkpoint
-    GatherState gather;               // gather_trained, or what also merges adapters
-    StateSource read;                 // of the weights, which no rank holds; NULL: they are gathered from the shards
-    void *source;                     // from which it reads
-    const char *dtype_option;         // --dtype of exported weights, for error messages
-    const TensorTable *whole;         // all tensors of the model, in the order of the files
+    const void *conversion;           // what put_tensor needs, if it is not NULL
     TensorTable *parts;               // (pp, tp) the tables of the ranks that have different parts of the model
     float *gathered;      // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
                           // NULL: the model is not split
@@ -85,7 +82,7 @@ static void writer_open_parts(CheckpointWriter *w) {
     for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++)
         for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
             table_open(&w->parts[part.pp_rank * part.tp + part.tp_rank], w->fsdp->config, f->table->wrap, &part);
-    if (w->read || (part.tp == 1 && part.pp == 1 && !part.tied_head_copy)) return;
+    if (!w->gather || (part.tp == 1 && part.pp == 1 && !part.tied_head_copy)) return;
     for (int stage = 0; stage < part.pp; stage++) {
         const TensorTable *table = &w->parts[stage * part.tp];
         for (int u = 0; u < table->num_units; u++)
@@ -97,10 +94,9 @@ static void writer_open_parts(CheckpointWriter *w) {
 }
 
 /* Binds the writer; then checkpoint_prepare or export_files, and checkpoint_writer_allocate. */
-static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const TensorTable *whole, const RunSettings *run) {
+static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const RunSettings *run) {
     memset(w, 0, sizeof *w);
     w->fsdp = fsdp;
-    w->whole = whole;
     w->run = run;
     w->saved_step = -1;
     w->gather = gather_trained;
@@ -109,18 +105,18 @@ static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Tensor
     pthread_cond_init(&w->changed, NULL);
 }
 
-/* Lays out the files of checkpoints: the trained weights, and the moments. */
-static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
-    int adapters = w->fsdp->config->lora_rank > 0, first = adapters ? table_first_adapter(w->whole) : 0;
-    int end = w->whole->num_tensors;
+/* Lays out the files of checkpoints: the trained weights, and the moments. `whole`: all tensors of the model. */
+static void checkpoint_prepare(CheckpointWriter *w, const TensorTable *whole, const Checkpoint *from) {
+    int adapters = w->fsdp->config->lora_rank > 0, first = adapters ? table_first_adapter(whole) : 0;
+    int end = whole->num_tensors;
     w->resume_from = from;
     if (from->dir[0]) {
         char path[4096];
         checkpoint_path(path, sizeof path, w->run->out, from->progress.step);
         if (!access(path, F_OK)) w->saved_step = from->progress.step; // --out has the checkpoint of this step already
     }
-    output_files_add(&w->files, w->whole, first, end, adapters ? adapters_stem : "model", STATE_MASTER, STATE_MASTER);
-    output_files_add(&w->files, w->whole, first, end, "optimizer", STATE_EXP_AVG, STATE_EXP_AVG_SQ);
+    output_files_add(&w->files, whole, first, end, adapters ? adapters_stem : "model", STATE_MASTER, STATE_MASTER);
+    output_files_add(&w->files, whole, first, end, "optimizer", STATE_EXP_AVG, STATE_EXP_AVG_SQ);
 }
 
 /* Allocates buffers for a few chunks or, with --save-mode async, for all chunks of this rank. */
@@ -291,10 +287,6 @@ typedef struct GatheredTensor {
 static void read_elements(const CheckpointWriter *w, const GatheredTensor *g, float *out, int64_t first,
                           int64_t count) {
     const Tensor *t = &g->tables->tensors[g->number];
-    if (w->read) {
-        w->read(w->source, STATE_MASTER, out, &w->whole->tensors[t->index], first, count);
-        return;
-    }
     int64_t rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1;
     int64_t row_length = t->whole_rows * t->whole_cols / rows;
     for (int64_t done = 0, n; done < count; done += n) {
@@ -369,7 +361,7 @@ static void put_files(CheckpointWriter *w) {
             int number = 0, stage = find_stage(w, t->tensor->index, &number);
             const TensorTable *tables = &w->parts[stage * f->table->part.tp];
             const Unit *u = &tables->units[tables->tensors[number].unit];
-            if (!w->read && (u != unit || t->kind != kind)) {
+            if (w->gather && (u != unit || t->kind != kind)) {
                 if (unit && !w->gathered) fsdp_release_state(f, state);
                 state = gather_parts(w, stage, u, t->kind);
                 unit = u;
