@@ -63,10 +63,7 @@ enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 // opening and closing
 
 /* The largest number of chunks that a rank has. */
-static int64_t writer_share(const CheckpointWriter *w) {
-    int world = w->fsdp->comm->mesh.world;
-    return (w->files.chunks + world - 1) / world;
-}
+static int64_t writer_share(const CheckpointWriter *w) { return blocks_of(w->files.chunks, w->fsdp->comm->mesh.world); }
 
 /* A unit's size with padding, also of a unit that only another stage has. */
 static int64_t unit_padded(const Fsdp *f, const Unit *u) {
@@ -304,20 +301,11 @@ static void read_elements(const CheckpointWriter *w, const GatheredTensor *g, fl
     }
 }
 
-/* Produces bytes [begin, end) of a tensor at `out`. Without w->put_tensor they are fp32 elements, and `begin` and `end`
- * lie between elements. */
-static void put_tensor_bytes(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, char *out,
-                             int64_t begin, int64_t end) {
-    const int64_t size = sizeof(float);
-    if (w->put_tensor) w->put_tensor(w, t, g, out, begin, end);
-    else read_elements(w, g, (float *)(void *)out, begin / size, (end - begin) / size);
-}
-
 /* Produces the next `bytes` bytes of a file, which begin at `from`: those of tensor t or, if it is NULL, `given`. Every
  * rank passes over all of them and stores those in its own chunks. */
 static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from, int64_t bytes, const char *given,
                       const OutputTensor *t, const GatheredTensor *g) {
-    int world = w->fsdp->comm->mesh.world;
+    const int64_t world = w->fsdp->comm->mesh.world, size = sizeof(float);
     for (int64_t chunk = first_own_chunk(w, file); chunk * FILE_CHUNK_BYTES < from + bytes; chunk += world) {
         int64_t first = chunk * FILE_CHUNK_BYTES, length = chunk_length(chunk, file->bytes);
         int64_t begin = max_i64(first, from) - from, end = min_i64(first + length, from + bytes) - from;
@@ -325,8 +313,9 @@ static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from,
         // A new chunk takes over the buffer of chunk `filled - num_buffers`: wait until that one is written.
         if (first >= from) wait_for_thread(w, w->filled - w->num_buffers + 1);
         char *buffer = chunk_buffer(w, w->filled), *out = buffer + (from + begin - first);
-        if (t) put_tensor_bytes(w, t, g, out, begin, end);
-        else memcpy(out, given + begin, (size_t)(end - begin));
+        if (!t) memcpy(out, given + begin, (size_t)(end - begin));
+        else if (w->put_tensor) w->put_tensor(w, t, g, out, begin, end);
+        else read_elements(w, g, (float *)(void *)out, begin / size, (end - begin) / size); // no element is divided
         if (from + end < first + length) continue;
         if (!writes_in_background(w)) w->sums[w->filled] = crc32_of(buffer, length);
         count_chunk(w, &w->filled);
