@@ -516,12 +516,11 @@ static void checkpoint_commit(CheckpointWriter *w) {
     comm_phase(comm, before);
 }
 
-/* Saves the state of all ranks. With --save-mode async it returns when the state is copied; a later checkpoint_commit
- * of all ranks makes it a checkpoint. */
+/* Saves the state of all ranks, when no other save is open. With --save-mode async it returns when the state is copied;
+ * a later checkpoint_commit of all ranks makes it a checkpoint. */
 static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
     Comm *comm = w->fsdp->comm;
     Phase before = comm_phase(comm, PHASE_SAVING);
-    if (w->is_open) checkpoint_commit(w); // the previous one
     w->progress = *at;
     w->start = seconds_now();
     w->saved_step = at->step;
