@@ -49,7 +49,6 @@ typedef struct Job {
     struct Job *previous_period, *next_period; // the run's periods around this one; NULL: none
     char *problem;                             // why a period that is planned does not fit the layout; NULL: it fits
     Progress start;                            // where the period begins, or the run resumes in it
-    Llama3Config model_config;                 // of --model
     Llama3Config config;                       // of this period
     TensorTable table;                         // all tensors of the model
     Mesh mesh;
@@ -598,7 +597,7 @@ static void job_enter_period(Job *j, int i) {
     j->period = &j->recipe.periods[i];
     j->run = j->period->run;
     j->run.steps = (int)recipe_steps(&j->recipe);
-    j->config = period_config(j->config, j->period);
+    j->config = j->period->config;
     check_micro_batch(j);
     snprintf(problem, sizeof problem, "%s", j->period->problem);
     j->problem = NULL;
@@ -665,8 +664,8 @@ static void job_training_data(Job *j) {
  * run starts with the next one. */
 static void job_checkpoint(Job *j) {
     const RecipePeriod *wrote = &j->recipe.periods[recipe_period_after(&j->recipe, j->resume_from.progress.step - 1)];
-    Llama3Config config = period_config(j->model_config, wrote);
-    checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &config, &j->table);
+    checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &wrote->config,
+                    &j->table);
 }
 
 static void job_data(Job *j) {
@@ -716,7 +715,6 @@ static Job *job_of_next_period(Job *j) {
     memset(&next->thread_world, 0, sizeof next->thread_world);
     pthread_mutex_init(&next->thread_world.lock, NULL);
     next->start.step = period_end_step(j);
-    next->config = j->model_config;
     job_enter_period(next, (int)(j->period - j->recipe.periods) + 1);
     if (next->purpose.plans) return next;     // its data may be on other machines
     next->run.trace = NULL;                   // the timeline is that of the period in which the run starts
@@ -740,9 +738,8 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_find_checkpoint(j);
     job_model(j);
     job_mesh(j, world, local_ranks, ranks_sharing);
-    j->model_config = j->config;
-    j->recipe = recipe_open(run, j->options);
-    recipe_schedule(&j->recipe, j->options, &j->config, &j->mesh);
+    j->recipe = recipe_open(run, j->options, &j->config);
+    recipe_schedule(&j->recipe, j->options, &j->mesh);
     job_enter_period(j, job_first_period(j));
     if (job_runs(j) && !run->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
