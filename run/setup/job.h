@@ -27,6 +27,7 @@ typedef struct {
     int plans;                     // training steps are only dry-run; the planned machines may be elsewhere
     int world;                     // number of planned ranks; 0: as many as were started
     int measures_hosts;            // check_hosts: the model is never computed
+    const char *program_file;      // which must be the same on all hosts; NULL: this program's own
     int converts;                  // convert_llama3: weights are read and written, the model is never computed
     int computes_tokens;           // generate_llama3: tokens are computed one by one, with a key/value cache
     int cached_positions;          // positions of the key/value cache
