@@ -39,7 +39,7 @@ static const Options *program_options_parse(Program *p, void *own, int argc, cha
 static int program_help_or_version(const Program *p, const RunSettings *run) {
     int prints = process_end.process == 0;
     if (prints && run->help) options_print_help(p->rows, p->count, p->takes, run->help);
-    if (prints && run->version && !run->help) print_version(stdout, p->name);
+    if (prints && run->version && !run->help) print_version(p->name);
     if (prints && (run->help || run->version)) finish_results();
     return run->help != NULL || run->version;
 }
