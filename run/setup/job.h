@@ -111,7 +111,6 @@ static Sharding sharding_of(const RunSettings *run) {
     s.micro_batches = run->accum;
     s.accumulate_locally = run->accumulate == ACCUMULATE_LOCALLY;
     s.deterministic = run->deterministic;
-    s.check_replicas = 1;
     s.writes_files = run->out != NULL;
     s.reduce_dtype = run->reduce_dtype == REDUCE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     s.transport_sums = transport_sums(run);
