@@ -82,7 +82,6 @@ static int job_trains(const Job *j) { return j->purpose.trains; }
 static int job_runs(const Job *j) { return j->purpose.trains && !j->purpose.plans; }
 /* Do weights go from file to file, so that no rank holds the model? */
 static int job_streams_weights(const Job *j) { return j->purpose.converts && !j->purpose.merges_adapters; }
-static int job_saves(const Job *j) { return job_runs(j) && j->run.out; }
 static int64_t period_end_step(const Job *j) { return j->period->first_step + j->period->steps; }
 /* Does the run enter this period at its first step, coming from an earlier period? */
 static int begins_later_period(const Job *j) {
@@ -680,12 +679,6 @@ static void job_data(Job *j) {
     job_check_data(j, &j->val);
 }
 
-/* The period in which the run starts: the recipe's first, or the one that trains the step after the checkpoint. */
-static int job_first_period(Job *j) {
-    if (j->resume_from.dir[0]) j->resume_from.progress = j->start = checkpoint_progress(j->resume_from.dir);
-    return recipe_period_after(&j->recipe, j->start.step);
-}
-
 /* Sets where in the data the period begins: where the period before it ended, or where the run resumes. */
 static void job_place_in_data(Job *j) {
     const RecipePeriod *p = j->period;
@@ -705,10 +698,8 @@ static Job *job_of_next_period(Job *j) {
     Job *next = new_array(Job, 1);
     *next = *j;
     next->previous_period = j;
-    next->next_period = NULL;
     next->has_weights = 0;
     memset(&next->resume_from, 0, sizeof next->resume_from);
-    next->out_lock = 0;
     memset(&next->data, 0, sizeof next->data);
     memset(&next->val, 0, sizeof next->val);
     memset(&next->table, 0, sizeof next->table);
@@ -740,7 +731,8 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_mesh(j, world, local_ranks, ranks_sharing);
     j->recipe = recipe_open(run, j->options, &j->config);
     recipe_schedule(&j->recipe, j->options, &j->mesh);
-    job_enter_period(j, job_first_period(j));
+    if (j->resume_from.dir[0]) j->resume_from.progress = j->start = checkpoint_progress(j->resume_from.dir);
+    job_enter_period(j, recipe_period_after(&j->recipe, j->start.step));
     if (job_runs(j) && !run->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)%s",
@@ -750,7 +742,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     if (job_runs(j) || (j->purpose.measures_hosts && run->data)) job_data(j);
     if (j->purpose.prepare) j->purpose.prepare(j);
     if (!job_trains(j)) return;
-    if (job_saves(j)) job_tokenizer_files(j);
+    if (job_runs(j) && run->out) job_tokenizer_files(j);
     if (job_runs(j)) job_place_in_data(j);
     for (Job *last = j; period_end_step(last) < recipe_steps(&j->recipe); last = last->next_period)
         last->next_period = job_of_next_period(last);
