@@ -25,7 +25,6 @@ typedef struct {
     const char *program;           // its name, for messages
     int trains;                    // the job has gradients, an optimizer and data
     int plans;                     // training steps are only dry-run; the planned machines may be elsewhere
-    int world;                     // number of planned ranks; 0: as many as were started
     int measures_hosts;            // check_hosts: the model is never computed
     const char *program_file;      // which must be the same on all hosts; NULL: this program's own
     int converts;                  // convert_llama3: weights are read and written, the model is never computed
@@ -795,13 +794,7 @@ static int choose_transport(Job *j, int processes) {
     RunSettings *run = &j->run;
     int is_auto = run->transport == TRANSPORT_AUTO;
     int under_mpi = launched_by_mpi() && run->transport != TRANSPORT_THREADS;
-    if (j->purpose.plans) {
-        // what the planned run would use; without a GPU here, the plan is for another machine
-        int shares_gpu = run->ranks > 1 && device_count_or_none() == 1;
-        if (CUDA_BUILD && is_auto && !shares_gpu) run->transport = TRANSPORT_NCCL;
-        if (j->purpose.world) return j->purpose.world;
-        return run->ranks ? run->ranks : processes;
-    }
+    if (j->purpose.plans) return processes; // nothing is sent; plan_launch chose what the planned run would use
     check_transport_option(run, under_mpi, processes);
     if (CUDA_BUILD && under_mpi && processes > 1 && is_auto) run->transport = TRANSPORT_NCCL;
     if (CUDA_BUILD && !under_mpi && run->ranks > 1 && is_auto)
@@ -823,12 +816,10 @@ static void job_take_options(Job *j, const Options *options) {
 }
 
 static void job_open(Job *j, const LaunchInfo *s) {
-    int world = choose_transport(j, s->world), threads = 0; // ranks that are, or will be, threads of this process
-    if (j->host_transport == &transport_threads) threads = world;
-    else if (j->purpose.plans) threads = j->run.ranks;
-    if (run_hosts.count && (!run_hosts.of_rank || j->host_transport == &transport_threads)) run_hosts_of_threads(world);
+    int world = choose_transport(j, s->world), are_threads = j->host_transport == &transport_threads;
+    if (run_hosts.count && (!run_hosts.of_rank || are_threads)) run_hosts_of_threads(world);
     j->local_rank = s->local;
-    job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
+    job_prepare(j, world, are_threads ? world : s->on_host, are_threads ? world : s->on_cores);
     pthread_mutex_init(&j->thread_world.lock, NULL);
 }
 
