@@ -81,11 +81,12 @@ static void process_begin(char **argv) {
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
 }
 
-/* Prints what --help or --version asks for, and returns whether one was given. */
-static int help_or_version(const RunSettings *run) {
+/* Prints what --help (see options_print_help) or --version asks for, and returns whether one was given. */
+static int help_or_version(const RunSettings *run, const char *program, const OptionRow *own, int count,
+                           const char *takes) {
     int prints = process_end.process == 0;
-    if (prints && run->help) options_print_help(option_rows, 0, NULL, run->help);
-    else if (prints && run->version) print_version("train_llama3");
+    if (prints && run->help) options_print_help(own, count, takes, run->help);
+    else if (prints && run->version) print_version(program);
     if (prints && (run->help || run->version)) finish_results();
     return run->help != NULL || run->version;
 }
