@@ -78,7 +78,6 @@ typedef struct {
     int deterministic;      // sum micro-batches as a binary tree
     Dtype reduce_dtype;     // of gradients as they are communicated; sums are fp32, unless NCCL sums
     int transport_sums;     // NCCL sums during the reduce-scatter, in its own order and in reduce_dtype
-    int check_replicas;     // replicas' weights will be compared
     int writes_files;       // checkpoints or an export will be written
     int merges_adapters;    // the export adds the adapters to the frozen weights
 } Sharding;

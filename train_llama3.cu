@@ -1572,10 +1572,10 @@ static void rank_main(Job *j, int rank) {
 #ifndef TESTING
 int main(int argc, char **argv) {
     static Job job; // large for a small stack
-    int process = process_begin(argv);
+    process_begin(argv);
     job_take_options(&job, options_parse(argc, argv));
     job.purpose = training();
-    if (help_or_version(&job.run, process == 0)) return 0;
+    if (help_or_version(&job.run, "train_llama3", option_rows, 0, NULL)) return 0;
     signal(SIGPIPE, SIG_IGN); // training continues when the reader of its output ends
     LaunchInfo started = process_connect(&job.run, job.run.out != NULL, seconds_to_connect(&job.run), &argc, &argv);
     job_open(&job, &started);

@@ -306,6 +306,16 @@ static Purpose hosts_purpose(void) {
 }
 
 #ifndef TESTING_PROGRAM
+/* The path of the train_llama3 next to this program; NULL: there is none. */
+static const char *trainer_beside(void) {
+    static char beside[4096];
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    path[max_i64(n, 0)] = 0;
+    path_beside(beside, sizeof beside, path, CUDA_BUILD ? "train_llama3_cuda" : "train_llama3");
+    return n > 0 && entry_exists(beside) ? beside : NULL;
+}
+
 int main(int argc, char **argv) {
     static HostsJob h; // large for a small stack
     Job *j = &h.job;
@@ -315,6 +325,7 @@ int main(int argc, char **argv) {
     double to_connect = check_hosts_limits(j);
     LaunchInfo started = process_connect(&j->run, 0, to_connect, &argc, &argv);
     job_open(j, &started);
+    if (run_hosts.count > 1) j->purpose.program_file = trainer_beside();
     launch(j, started.rank, check_hosts);
     finish_results();
     job_close(j);

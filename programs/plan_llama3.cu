@@ -9,7 +9,7 @@
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
  */
-#include "plan/plan_options.h" // defines: Planning, plan_program, plan_purpose
+#include "plan/plan_options.h" // defines: Planning, plan_program, plan_purpose, plan_launch
 #include "plan/plan_print.h"   // defines: plan_print, period_json
 #include "plan/simulate.h"     // defines: Simulation
 #include "plan/estimate.h"     // defines: plan_simulate, estimate_of, print_estimate
@@ -135,9 +135,9 @@ int main(int argc, char **argv) {
     if (!program_begin(&p.program, &p.opt, j, argc, argv)) return 0;
     check_plan_options(&p);
     check_goodput_options(&p);
-    j->purpose = plan_purpose(p.opt.world);
-    LaunchInfo started = {0, 1, 0, 1, 1};
-    job_open(j, &started);
+    j->purpose = plan_purpose();
+    LaunchInfo planned = plan_launch(j, p.opt.world);
+    job_open(j, &planned);
     if (p.opt.cluster) {
         cluster_open(&cluster, p.opt.cluster, &j->mesh, j->run.threads, option_choice(&j->run, "transport"),
                      transport_sums(&j->run));

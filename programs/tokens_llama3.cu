@@ -100,8 +100,8 @@ static void tokens_do(const TokensOptions *o, const TokensTask *task) {
 int main(int argc, char **argv) {
     output_prepare();
     TokensOptions o = tokens_options_parse(argc, argv);
-    if (o.help) options_explain(stdout, tokens_options, TOKENS_OPTIONS, NULL, "all");
-    else if (o.version) print_version(stdout, "tokens_llama3");
+    if (o.help) options_explain(tokens_options, TOKENS_OPTIONS, NULL, "all");
+    else if (o.version) print_version("tokens_llama3");
     else {
         const TokensTask *task = tokens_task(&o);
         tokens_check_options(&o, task);

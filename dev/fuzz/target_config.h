@@ -171,9 +171,9 @@ static void fuzz_config(Bytes in) {
     memset(&planning, 0, sizeof planning);
     planning.program = plan_program;
     job_take_options(j, program_options_parse(&planning.program, &planning.opt, w.count, w.words));
-    j->purpose = plan_purpose(planning.opt.world);
+    j->purpose = plan_purpose();
     j->run.out = NULL; // no plan.json
-    job_prepare(j, choose_transport(j, 1), 1, 1);
+    job_prepare(j, plan_launch(j, planning.opt.world).world, 1, 1);
     check_table(&j->table, &j->config);
     check_plan(j, rank % j->mesh.world);
     job_close(j);

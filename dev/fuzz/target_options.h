@@ -131,8 +131,8 @@ static void fuzz_options(Bytes in) {
         !o->run.recipe) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);
         job_take_options(&j, o);
-        j.purpose = plan_purpose(0);
-        job_prepare(&j, choose_transport(&j, 1), 1, 1);
+        j.purpose = plan_purpose();
+        job_prepare(&j, plan_launch(&j, 0).world, 1, 1);
         double product = 1;
         for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
         EXPECT(product == j.mesh.world && j.threads_per_rank > 0, "world %d of %.0f, %d threads", j.mesh.world, product,

@@ -19,7 +19,7 @@ static Job *plan_or_training_job(int argc, char **argv) {
     Planning *p = new_array(Planning, 1);
     p->program = plan_program;
     job_take_options(&p->job, program_options_parse(&p->program, &p->opt, argc, argv));
-    p->job.purpose = plan_purpose(p->opt.world);
+    p->job.purpose = plan_purpose();
     return &p->job;
 }
 

@@ -1,7 +1,7 @@
 /* plan_options.h: the options that plan_llama3 has beside those of a training run. */
 #ifndef PLAN_OPTIONS_H
 #define PLAN_OPTIONS_H
-#include "../shared/program.h" // defines: Program, OptionRow, Job, Purpose
+#include "../shared/program.h" // defines: Program, OptionRow, Job, Purpose, LaunchInfo
 
 enum { SIMULATE_ALL, SIMULATE_STAGES };
 
@@ -56,12 +56,21 @@ static const OptionRow plan_options[] = {
 static const Program plan_program = {
     "plan_llama3", NULL, plan_options, sizeof plan_options / sizeof *plan_options, {0}};
 
-static Purpose plan_purpose(int world) {
+static Purpose plan_purpose(void) {
     Purpose p = training();
     p.program = plan_program.name;
     p.plans = 1;
-    p.world = world;
     return p;
+}
+
+/* How the planned run would be started: chooses its transport, as if GPUs that are not here were on another machine.
+ * `world`: --world; 0: the ranks of --ranks. */
+static LaunchInfo plan_launch(Job *j, int world) {
+    RunSettings *run = &j->run;
+    int ranks_here = (int)max_i64(1, run->ranks), shares_gpu = ranks_here > 1 && device_count_or_none() == 1;
+    LaunchInfo planned = {0, world ? world : ranks_here, 0, ranks_here, ranks_here};
+    if (CUDA_BUILD && run->transport == TRANSPORT_AUTO && !shares_gpu) run->transport = TRANSPORT_NCCL;
+    return planned;
 }
 
 #endif

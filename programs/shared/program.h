@@ -35,20 +35,11 @@ static const Options *program_options_parse(Program *p, void *own, int argc, cha
     return o;
 }
 
-/* Prints what --help or --version asks for, and returns whether one was given. */
-static int program_help_or_version(const Program *p, const RunSettings *run) {
-    int prints = process_end.process == 0;
-    if (prints && run->help) options_print_help(p->rows, p->count, p->takes, run->help);
-    if (prints && run->version && !run->help) print_version(stdout, p->name);
-    if (prints && (run->help || run->version)) finish_results();
-    return run->help != NULL || run->version;
-}
-
 /* Reads the command line of a program. Returns 0 if it asks for --help or --version, which is printed. */
 static int program_begin(Program *p, void *own, Job *j, int argc, char **argv) {
     process_begin(argv);
     job_take_options(j, program_options_parse(p, own, argc, argv));
-    return !program_help_or_version(p, &j->run);
+    return !help_or_version(&j->run, p->name, p->rows, p->count, p->takes);
 }
 
 /* A rank of a program that does not train: opens the model and works with it. */

@@ -7,7 +7,7 @@
  */
 #ifndef TOKENIZER_FILES_H
 #define TOKENIZER_FILES_H
-#include "../../run/setup/tokenizer_copies.h" // defines: TokenizerCopies, ModelIds, generation_config_text
+#include "../../run/setup/tokenizer_copies.h" // defines: TokenizerCopies, ModelIds, json_of_stop_tokens
 #include "chat_template.h"                    // defines: ChatTemplate, chat_template_beside, Tokenizer
 
 // ---------------------------------------------------------------------------
@@ -361,6 +361,18 @@ static char *tokenizer_config_text(const Tokenizer *t, const char *jinja, int ma
     return text;
 }
 
+/* The text (length) of a new generation_config.json, to be freed. */
+static char *new_generation_config_text(const ModelIds *ids, size_t *length) {
+    char *text, *eos = json_text(json_of_stop_tokens(&ids->eos), 1);
+    FILE *f = text_stream_open(&text, length);
+    fprintf(f, "{\n");
+    if (ids->bos != NO_ID) fprintf(f, "  \"bos_token_id\": %d,\n", ids->bos);
+    fprintf(f, "  \"eos_token_id\": %s\n}\n", eos);
+    text_stream_close(f);
+    free(eos);
+    return text;
+}
+
 // ---------------------------------------------------------------------------
 // all files of a checkpoint
 
@@ -439,20 +451,15 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
 static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
                                  const Tokenizer *t, const char *model, int max_positions) {
     TokenizerCopies *copies = &all->copies;
-    char settings[4096 + 32] = "", in_model[4096 + 2], *given = NULL;
-    size_t size = 0;
+    char in_model[4096 + 2];
+    size_t size;
     snprintf(in_model, sizeof in_model, "%s/", model ? model : "");
     copies->ids = model_ids_read(model);
     if (text) tokenizer_files_add_tokenizer(all, path, text, length, t, max_positions);
     else if (model) tokenizer_copies_take_vocabulary(copies, in_model);
     model_ids_complete(&copies->ids, t, all->form);
-    if (model) snprintf(settings, sizeof settings, "%s/generation_config.json", model);
-    if (model && entry_exists(settings)) {
-        given = read_regular_file(settings, &size);
-        if (!given) user_error("cannot read %s: %s", settings, strerror(errno));
-    }
-    if (!given && !t) return;
-    char *config = generation_config_text(&copies->ids, given, &size);
+    if ((model && tokenizer_copies_take_generation_config(copies, in_model)) || !t) return;
+    char *config = new_generation_config_text(&copies->ids, &size);
     tokenizer_copies_add(copies, "generation_config.json", config, size);
 }
 

@@ -14,12 +14,12 @@ static int is_replicated_over(const Fsdp *fsdp, Axis axis) {
     return axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !fsdp->sharding.strategy->sharded);
 }
 
-/* Allocates if there are replicas and the options ask for a comparison. */
+/* Allocates if there are replicas. */
 static void replica_check_open(Fsdp *fsdp) {
     int64_t units = fsdp->table->num_units;
     int copies = (is_replicated_over(fsdp, AXIS_DP_REPLICATE) ? fsdp->replicas : 0) +
                  (is_replicated_over(fsdp, AXIS_FSDP) ? fsdp->ranks : 0);
-    if ((!fsdp->sharding.check_replicas && !fsdp->sharding.writes_files) || !copies) return;
+    if (!copies) return;
     fsdp->local_fingerprints = arena_array(uint64_t, fsdp->dev, MEM_WORKSPACE, "fingerprints of the weights", units);
     fsdp->fingerprints = arena_array(uint64_t, fsdp->dev, MEM_HOST, "fingerprints of all ranks", units * (1 + copies));
 }

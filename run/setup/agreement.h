@@ -54,15 +54,10 @@ static uint64_t hash_of_options(const Job *j) {
     return hash_bytes(h, &j->recipe.fingerprint, sizeof j->recipe.fingerprint) ^ j->resume_from.fingerprint;
 }
 
-/* The hash of this program, or of the train_llama3 next to it, if there is one. */
-static uint64_t hash_of_program(int of_trainer) {
-    static const char own[] = "/proc/self/exe";
-    char path[4096], beside[4096];
-    ssize_t n = of_trainer ? readlink(own, path, sizeof path - 1) : -1;
+/* The hash of the program whose results should be the same on all hosts; 0: it cannot be read. */
+static uint64_t hash_of_program(const Purpose *purpose) {
     size_t length;
-    path[max_i64(n, 0)] = 0;
-    path_beside(beside, sizeof beside, path, CUDA_BUILD ? "train_llama3_cuda" : "train_llama3");
-    char *program = read_file(n > 0 && entry_exists(beside) ? beside : own, &length);
+    char *program = read_file(purpose->program_file ? purpose->program_file : "/proc/self/exe", &length);
     uint64_t h = program ? hash_bytes(HASH_START, program, length) : 0;
     free(program);
     return h;
@@ -103,7 +98,7 @@ static RankStart *gather_starts(Comm *comm, const Job *j) {
     mine.options = hash_of_options(j);
     mine.contents = mix64(data_contents(&j->data)) ^ data_contents(&j->val);
     mine.input = j->purpose.input_hash;
-    if (run_hosts.count > 1) mine.program = hash_of_program(j->purpose.measures_hosts);
+    if (run_hosts.count > 1) mine.program = hash_of_program(&j->purpose);
     read_processor(mine.processor, sizeof mine.processor);
     all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
     return all;

@@ -107,19 +107,9 @@ static void model_ids_write(const ModelIds *ids, FILE *f) {
     }
 }
 
-/* The text (length) of generation_config.json: the model's own, `text`, with "eos_token_id" replaced unless it lists
- * exactly ids->eos, or a new one if `text` is NULL. Frees `text`; the caller frees the result. */
+/* The model's generation_config.json, `text` (length), with "eos_token_id" replaced unless it lists exactly ids->eos.
+ * Frees `text`; the caller frees the result. */
 static char *generation_config_text(const ModelIds *ids, char *text, size_t *length) {
-    if (!text) {
-        char *eos = json_text(json_of_stop_tokens(&ids->eos), 1);
-        FILE *f = text_stream_open(&text, length);
-        fprintf(f, "{\n");
-        if (ids->bos != NO_ID) fprintf(f, "  \"bos_token_id\": %d,\n", ids->bos);
-        fprintf(f, "  \"eos_token_id\": %s\n}\n", eos);
-        text_stream_close(f);
-        free(eos);
-        return text;
-    }
     cJSON *json = cJSON_Parse(text);
     StopTokens given = {{0}, 0};
     stop_tokens_add(&given, json, "generation_config.json");

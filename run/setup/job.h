@@ -25,8 +25,8 @@ typedef struct {
     const char *program;           // its name, for messages
     int trains;                    // the job has gradients, an optimizer and data
     int plans;                     // training steps are only dry-run; the planned machines may be elsewhere
-    int world;                     // number of planned ranks; 0: as many as were started
     int measures_hosts;            // check_hosts: the model is never computed
+    const char *program_file;      // which must be the same on all hosts; NULL: this program's own
     int converts;                  // convert_llama3: weights are read and written, the model is never computed
     int computes_tokens;           // generate_llama3: tokens are computed one by one, with a key/value cache
     int cached_positions;          // positions of the key/value cache
@@ -49,7 +49,6 @@ typedef struct Job {
     struct Job *previous_period, *next_period; // the run's periods around this one; NULL: none
     char *problem;                             // why a period that is planned does not fit the layout; NULL: it fits
     Progress start;                            // where the period begins, or the run resumes in it
-    Llama3Config model_config;                 // of --model
     Llama3Config config;                       // of this period
     TensorTable table;                         // all tensors of the model
     Mesh mesh;
@@ -82,7 +81,6 @@ static int job_trains(const Job *j) { return j->purpose.trains; }
 static int job_runs(const Job *j) { return j->purpose.trains && !j->purpose.plans; }
 /* Do weights go from file to file, so that no rank holds the model? */
 static int job_streams_weights(const Job *j) { return j->purpose.converts && !j->purpose.merges_adapters; }
-static int job_saves(const Job *j) { return job_runs(j) && j->run.out; }
 static int64_t period_end_step(const Job *j) { return j->period->first_step + j->period->steps; }
 /* Does the run enter this period at its first step, coming from an earlier period? */
 static int begins_later_period(const Job *j) {
@@ -111,7 +109,6 @@ static Sharding sharding_of(const RunSettings *run) {
     s.micro_batches = run->accum;
     s.accumulate_locally = run->accumulate == ACCUMULATE_LOCALLY;
     s.deterministic = run->deterministic;
-    s.check_replicas = 1;
     s.writes_files = run->out != NULL;
     s.reduce_dtype = run->reduce_dtype == REDUCE_BF16 ? DTYPE_BF16 : DTYPE_F32;
     s.transport_sums = transport_sums(run);
@@ -598,7 +595,7 @@ static void job_enter_period(Job *j, int i) {
     j->period = &j->recipe.periods[i];
     j->run = j->period->run;
     j->run.steps = (int)recipe_steps(&j->recipe);
-    j->config = period_config(j->config, j->period);
+    j->config = j->period->config;
     check_micro_batch(j);
     snprintf(problem, sizeof problem, "%s", j->period->problem);
     j->problem = NULL;
@@ -665,8 +662,8 @@ static void job_training_data(Job *j) {
  * run starts with the next one. */
 static void job_checkpoint(Job *j) {
     const RecipePeriod *wrote = &j->recipe.periods[recipe_period_after(&j->recipe, j->resume_from.progress.step - 1)];
-    Llama3Config config = period_config(j->model_config, wrote);
-    checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &config, &j->table);
+    checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &wrote->config,
+                    &j->table);
 }
 
 static void job_data(Job *j) {
@@ -679,12 +676,6 @@ static void job_data(Job *j) {
     found_tokenizer_check(&j->tokenizer, &j->val, run->tokenizer != NULL);
     job_check_data(j, &j->data);
     job_check_data(j, &j->val);
-}
-
-/* The period in which the run starts: the recipe's first, or the one that trains the step after the checkpoint. */
-static int job_first_period(Job *j) {
-    if (j->resume_from.dir[0]) j->resume_from.progress = j->start = checkpoint_progress(j->resume_from.dir);
-    return recipe_period_after(&j->recipe, j->start.step);
 }
 
 /* Sets where in the data the period begins: where the period before it ended, or where the run resumes. */
@@ -706,17 +697,14 @@ static Job *job_of_next_period(Job *j) {
     Job *next = new_array(Job, 1);
     *next = *j;
     next->previous_period = j;
-    next->next_period = NULL;
     next->has_weights = 0;
     memset(&next->resume_from, 0, sizeof next->resume_from);
-    next->out_lock = 0;
     memset(&next->data, 0, sizeof next->data);
     memset(&next->val, 0, sizeof next->val);
     memset(&next->table, 0, sizeof next->table);
     memset(&next->thread_world, 0, sizeof next->thread_world);
     pthread_mutex_init(&next->thread_world.lock, NULL);
     next->start.step = period_end_step(j);
-    next->config = j->model_config;
     job_enter_period(next, (int)(j->period - j->recipe.periods) + 1);
     if (next->purpose.plans) return next;     // its data may be on other machines
     next->run.trace = NULL;                   // the timeline is that of the period in which the run starts
@@ -740,10 +728,10 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_find_checkpoint(j);
     job_model(j);
     job_mesh(j, world, local_ranks, ranks_sharing);
-    j->model_config = j->config;
-    j->recipe = recipe_open(run, j->options);
-    recipe_schedule(&j->recipe, j->options, &j->config, &j->mesh);
-    job_enter_period(j, job_first_period(j));
+    j->recipe = recipe_open(run, j->options, &j->config);
+    recipe_schedule(&j->recipe, j->options, &j->mesh);
+    if (j->resume_from.dir[0]) j->resume_from.progress = j->start = checkpoint_progress(j->resume_from.dir);
+    job_enter_period(j, recipe_period_after(&j->recipe, j->start.step));
     if (job_runs(j) && !run->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)%s",
@@ -753,7 +741,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     if (job_runs(j) || (j->purpose.measures_hosts && run->data)) job_data(j);
     if (j->purpose.prepare) j->purpose.prepare(j);
     if (!job_trains(j)) return;
-    if (job_saves(j)) job_tokenizer_files(j);
+    if (job_runs(j) && run->out) job_tokenizer_files(j);
     if (job_runs(j)) job_place_in_data(j);
     for (Job *last = j; period_end_step(last) < recipe_steps(&j->recipe); last = last->next_period)
         last->next_period = job_of_next_period(last);
@@ -806,13 +794,7 @@ static int choose_transport(Job *j, int processes) {
     RunSettings *run = &j->run;
     int is_auto = run->transport == TRANSPORT_AUTO;
     int under_mpi = launched_by_mpi() && run->transport != TRANSPORT_THREADS;
-    if (j->purpose.plans) {
-        // what the planned run would use; without a GPU here, the plan is for another machine
-        int shares_gpu = run->ranks > 1 && device_count_or_none() == 1;
-        if (CUDA_BUILD && is_auto && !shares_gpu) run->transport = TRANSPORT_NCCL;
-        if (j->purpose.world) return j->purpose.world;
-        return run->ranks ? run->ranks : processes;
-    }
+    if (j->purpose.plans) return processes; // nothing is sent; plan_launch chose what the planned run would use
     check_transport_option(run, under_mpi, processes);
     if (CUDA_BUILD && under_mpi && processes > 1 && is_auto) run->transport = TRANSPORT_NCCL;
     if (CUDA_BUILD && !under_mpi && run->ranks > 1 && is_auto)
@@ -834,12 +816,10 @@ static void job_take_options(Job *j, const Options *options) {
 }
 
 static void job_open(Job *j, const LaunchInfo *s) {
-    int world = choose_transport(j, s->world), threads = 0; // ranks that are, or will be, threads of this process
-    if (j->host_transport == &transport_threads) threads = world;
-    else if (j->purpose.plans) threads = j->run.ranks;
-    if (run_hosts.count && (!run_hosts.of_rank || j->host_transport == &transport_threads)) run_hosts_of_threads(world);
+    int world = choose_transport(j, s->world), are_threads = j->host_transport == &transport_threads;
+    if (run_hosts.count && (!run_hosts.of_rank || are_threads)) run_hosts_of_threads(world);
     j->local_rank = s->local;
-    job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
+    job_prepare(j, world, are_threads ? world : s->on_host, are_threads ? world : s->on_cores);
     pthread_mutex_init(&j->thread_world.lock, NULL);
 }
 

@@ -73,20 +73,20 @@ static void limit_spinning(char **argv) { (void)argv; }
 // ---------------------------------------------------------------------------
 // the start of a program
 
-/* Before the command line is read. Returns the number of this process among those that the launcher started. */
-static int process_begin(char **argv) {
+/* Before the command line is read. */
+static void process_begin(char **argv) {
     if (!CUDA_BUILD) limit_spinning(argv);
     output_prepare();
     process_end.process = rank_of_launcher();
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
-    return process_end.process;
 }
 
-/* Prints what --help or --version asks for, and returns whether one was given. `prints`: this process is the one that
- * prints. */
-static int help_or_version(const RunSettings *run, int prints) {
-    if (prints && run->help) options_print_help(option_rows, 0, NULL, run->help);
-    else if (prints && run->version) print_version(stdout, "train_llama3");
+/* Prints what --help (see options_print_help) or --version asks for, and returns whether one was given. */
+static int help_or_version(const RunSettings *run, const char *program, const OptionRow *own, int count,
+                           const char *takes) {
+    int prints = process_end.process == 0;
+    if (prints && run->help) options_print_help(own, count, takes, run->help);
+    else if (prints && run->version) print_version(program);
     if (prints && (run->help || run->version)) finish_results();
     return run->help != NULL || run->version;
 }

@@ -187,19 +187,19 @@ static int option_as_text(const void *options, const OptionRow *row, char *value
 }
 
 /* Prints the words of `text` from `indent` on; the cursor is at `column`. Lines break before column 112. */
-static void print_wrapped(FILE *f, const char *text, int column, int indent) {
+static void print_wrapped(const char *text, int column, int indent) {
     for (const char *word = text; *word;) {
         int n = (int)strcspn(word, " ");
         int is_first = word == text;
         if (is_first ? column >= indent : column + 1 + n > 111) {
-            fprintf(f, "\n");
+            printf("\n");
             column = 0;
         }
         int space = column < indent ? indent - column : 1;
-        column += fprintf(f, "%*s%.*s", space, "", n, word);
+        column += printf("%*s%.*s", space, "", n, word);
         word += n + (word[n] == ' ');
     }
-    fprintf(f, "\n");
+    printf("\n");
 }
 
 /* Is the option `name` one of those that `takes` has between commas? NULL: every option is. */
@@ -214,7 +214,7 @@ static int option_has_help(const OptionRow *row, const char *takes) {
 }
 
 /* Prints what each option of a group means, or of every group: `group` "all". Returns how many it has printed. */
-static int options_explain(FILE *f, const OptionRow *rows, int count, const char *takes, const char *group) {
+static int options_explain(const OptionRow *rows, int count, const char *takes, const char *group) {
     enum { INDENT = 36 };
     const OptionRow *heading = NULL;
     int explained = 0, is_in_group = 0;
@@ -224,20 +224,20 @@ static int options_explain(FILE *f, const OptionRow *rows, int count, const char
             is_in_group = !strcmp(group, row->name);
         }
         if (!option_has_help(row, takes) || !(is_in_group || !strcmp(group, "all"))) continue;
-        if (heading) fprintf(f, "%s\n", heading->name);
+        if (heading) printf("%s\n", heading->name);
         heading = NULL;
         explained++;
         char help[1024];
         int used = snprintf(help, sizeof help, "%s", row->help);
         if (row->fallback) snprintf(help + used, sizeof help - (size_t)used, " (%s)", row->fallback);
-        int column = fprintf(f, "  --%s %s", row->name, row->values ? row->values : "");
-        print_wrapped(f, help, column, INDENT);
+        int column = printf("  --%s %s", row->name, row->values ? row->values : "");
+        print_wrapped(help, column, INDENT);
     }
     return explained;
 }
 
 /* Prints the options by name, with their values, a group to a paragraph. */
-static void options_list(FILE *f, const OptionRow *rows, int count, const char *takes) {
+static void options_list(const OptionRow *rows, int count, const char *takes) {
     enum { INDENT = 12 };
     const char *heading = "";
     int column = 0;
@@ -248,13 +248,13 @@ static void options_list(FILE *f, const OptionRow *rows, int count, const char *
         int n = snprintf(option, sizeof option, "--%s%s%s", row->name, row->values ? " " : "",
                          row->values ? row->values : "");
         if (column && (heading[0] || column + 2 + n > 111)) {
-            fprintf(f, "\n");
+            printf("\n");
             column = 0;
         }
-        column += fprintf(f, "%*s%s", column ? 2 : -INDENT, column ? "" : heading, option);
+        column += printf("%*s%s", column ? 2 : -INDENT, column ? "" : heading, option);
         heading = "";
     }
-    if (column) fprintf(f, "\n");
+    if (column) printf("\n");
 }
 
 /* Writes a word of a command line, in quotes if the shell would change it. */

@@ -428,12 +428,12 @@ static const Options *options_parse(int argc, char **argv) {
 /* Prints what --help asks for. A program that does not train has `own` options (count), which --help alone explains,
  * and `takes` some of train_llama3's. */
 static void options_print_help(const OptionRow *own, int count, const char *takes, const char *group) {
-    int explained = options_explain(stdout, own, count, NULL, group[0] ? group : "all");
+    int explained = options_explain(own, count, NULL, group[0] ? group : "all");
     if (!group[0]) {
         if (count) printf("options of train_llama3\n");
-        options_list(stdout, option_rows, OPTION_ROWS, takes);
+        options_list(option_rows, OPTION_ROWS, takes);
         printf("--help GROUP explains the options of a group, --help all every option\n");
-    } else if (options_explain(stdout, option_rows, OPTION_ROWS, takes, group) + explained == 0)
+    } else if (options_explain(option_rows, OPTION_ROWS, takes, group) + explained == 0)
         user_error("--help %s: expected all, or a group of options that --help alone lists", group);
 }
 

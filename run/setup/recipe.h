@@ -26,10 +26,7 @@ typedef struct {
     int64_t batch;                   // sequences per step of all ranks; 0: data ranks x --batch x --accum
     int begins_rate, begins_data;    // 0: the learning-rate curve, or the order of the data, continues
     double max_epochs;               // how often a source may be used, over all periods
-    double rope_theta;               // 0: the model's
-    int has_rope_scaling;            // `rope` replaces the model's scaling
-    Llama3Config rope;               // its rope_factor, rope_low, rope_high, rope_original
-    int max_positions;               // 0: the model's
+    Llama3Config config;             // the model's, with the period's RoPE and longest sequence
     const char *frozen[MOST_FROZEN]; // patterns of the names of tensors that are not trained
     int num_frozen;
 
@@ -205,16 +202,20 @@ static void period_read_frozen(RecipePeriod *p, const cJSON *list, const char *p
 static void period_read_model(RecipePeriod *p, const cJSON *json, const char *place) {
     const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
     const cJSON *frozen = cJSON_GetObjectItemCaseSensitive(json, "frozen");
+    Llama3Config *c = &p->config, rope = ZERO; // without positions: the original ones must be given
     if (cJSON_GetObjectItemCaseSensitive(json, "rope_theta"))
-        p->rope_theta = json_number(json, place, "rope_theta", NAN, 1, 1e12);
+        c->rope_theta = json_number(json, place, "rope_theta", NAN, 1, 1e12);
     if (cJSON_GetObjectItemCaseSensitive(json, "max_position_embeddings"))
-        p->max_positions = json_integer(json, place, "max_position_embeddings", NAN, 1, 1 << 30);
+        c->max_positions = json_integer(json, place, "max_position_embeddings", NAN, 1, 1 << 30);
     if (cJSON_GetObjectItemCaseSensitive(scaling, "rope_theta"))
         user_error("%s: \"rope_theta\" within \"rope_scaling\": move it out of there, to be a field of the stage",
                    place);
     if (scaling) {
-        p->has_rope_scaling = 1;
-        config_read_rope(&p->rope, json, place);
+        config_read_rope(&rope, json, place);
+        c->rope_factor = rope.rope_factor;
+        c->rope_low = rope.rope_low;
+        c->rope_high = rope.rope_high;
+        c->rope_original = rope.rope_original;
     }
     if (frozen) period_read_frozen(p, frozen, place);
 }
@@ -258,10 +259,11 @@ static void blank_comments(char *text) {
     }
 }
 
-/* The recipe of a run: one period, or the periods of --recipe. */
-static Recipe recipe_open(const RunSettings *run, const Options *given) {
+/* The recipe of a run: one period, or the periods of --recipe. `config`: of the model. */
+static Recipe recipe_open(const RunSettings *run, const Options *given, const Llama3Config *config) {
     Recipe r = {run->recipe, new_array(RecipePeriod, MOST_RECIPE_PERIODS), 1, 0, 0};
     r.periods->run = *run;
+    r.periods->config = *config;
     r.periods->begins_rate = r.periods->begins_data = 1;
     r.periods->max_epochs = run->recipe ? 1 : INFINITY;
     if (!run->recipe) return r;
@@ -301,21 +303,9 @@ static Recipe recipe_open(const RunSettings *run, const Options *given) {
 // ---------------------------------------------------------------------------
 // the schedule: steps, micro-batches and learning-rate curves
 
-/* The model's configuration in a period. */
-static Llama3Config period_config(Llama3Config c, const RecipePeriod *p) {
-    if (p->rope_theta > 0) c.rope_theta = p->rope_theta;
-    if (p->max_positions) c.max_positions = p->max_positions;
-    if (!p->has_rope_scaling) return c;
-    c.rope_factor = p->rope.rope_factor;
-    c.rope_low = p->rope.rope_low;
-    c.rope_high = p->rope.rope_high;
-    c.rope_original = p->rope.rope_original;
-    return c;
-}
-
-static void period_sequence(const Recipe *r, RecipePeriod *p, const Llama3Config *c) {
+static void period_sequence(const Recipe *r, RecipePeriod *p) {
     int least = p > r->periods ? p[-1].run.seq : 1;
-    if (!p->run.seq) p->run.seq = c->T;
+    if (!p->run.seq) p->run.seq = p->config.T;
     if (p->run.seq < least)
         user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
                    period_place(r, p), p->run.seq, least, least);
@@ -323,8 +313,8 @@ static void period_sequence(const Recipe *r, RecipePeriod *p, const Llama3Config
 
 /* Divides the batch over the ranks: "batch" = data ranks x --batch x --accum. Without --batch a micro-batch has at most
  * as many tokens as the model's default. */
-static void period_micro_batches(const Recipe *r, RecipePeriod *p, const Options *given, const Llama3Config *c,
-                                 const Mesh *mesh) {
+static void period_micro_batches(const Recipe *r, RecipePeriod *p, const Options *given, const Mesh *mesh) {
+    const Llama3Config *c = &p->config;
     int64_t ranks = mesh_data_ranks(mesh), each = max_i64(1, p->batch / ranks);
     RunSettings *run = &p->run;
     p->problem[0] = 0;
@@ -408,16 +398,16 @@ static void period_rates(Recipe *r, RecipePeriod *p) {
     for (RecipePeriod *t = p; t < end; t++) t->rate = rate;
 }
 
-/* Sets what depends on the ranks. `given`: the options of the command line; `c`: the model. */
-static void recipe_schedule(Recipe *r, const Options *given, const Llama3Config *c, const Mesh *mesh) {
-    for (int i = 0; i < r->count; i++) period_sequence(r, &r->periods[i], c);
+/* Sets what depends on the ranks. `given`: the options of the command line. */
+static void recipe_schedule(Recipe *r, const Options *given, const Mesh *mesh) {
+    for (int i = 0; i < r->count; i++) period_sequence(r, &r->periods[i]);
     r->longest = r->periods[r->count - 1].run.seq;
     for (int i = 0; i < r->count; i++) {
         RecipePeriod *p = &r->periods[i];
         if (r->longest % p->run.seq)
             user_error("%s: \"seq\" %d does not divide %d, the longest sequence of the recipe: use a divisor of %d",
                        period_place(r, p), p->run.seq, r->longest, r->longest);
-        period_micro_batches(r, p, given, c, mesh);
+        period_micro_batches(r, p, given, mesh);
     }
     for (int i = 0; i < r->count; i++) period_steps(r, &r->periods[i], mesh);
     for (int i = 0; i < r->count; i++)

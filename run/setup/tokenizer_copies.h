@@ -147,12 +147,19 @@ static void tokenizer_copies_take_found(TokenizerCopies *all, FoundTokenizer *f)
     tokenizer_copies_take_template(all, f->path);
 }
 
+/* Copies generation_config.json with the ids in `all`. Returns whether there is one in the directory of `path`. */
+static int tokenizer_copies_take_generation_config(TokenizerCopies *all, const char *path) {
+    if (!tokenizer_copies_take(all, path, "generation_config.json", 0)) return 0;
+    TokenizerFile *file = &all->files[all->count - 1];
+    file->text = generation_config_text(&all->ids, file->text, &file->length);
+    return 1;
+}
+
 /* Collects the ids of special tokens from the model's directory (`model`; NULL: a preset) and the tokenizer's
  * directory. Adds generation_config.json with these ids, from the first of the two directories that has one. */
 static void tokenizer_copies_find_ids(TokenizerCopies *all, const char *model, const FoundTokenizer *f) {
-    char directory[4096] = ".", path[4096 + 32];
+    char directory[4096] = ".", path[4096 + 2];
     const char *slash = strrchr(f->path, '/');
-    size_t size = 0;
     all->ids = model_ids_read(model);
     if (slash) snprintf(directory, sizeof directory, "%.*s", slash == f->path ? 1 : (int)(slash - f->path), f->path);
     if (f->count) {
@@ -160,16 +167,10 @@ static void tokenizer_copies_find_ids(TokenizerCopies *all, const char *model, c
         if (all->ids.bos == NO_ID) all->ids.bos = more.bos;
         for (int i = 0; i < more.eos.count; i++) stop_token_add(&all->ids.eos, more.eos.ids[i]);
     }
-    const char *sources[] = {model, f->count ? directory : NULL};
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/generation_config.json", sources[i] ? sources[i] : "");
-        if (!sources[i] || !entry_exists(path)) continue;
-        char *text = read_regular_file(path, &size);
-        if (!text) user_error("cannot read %s: %s", path, strerror(errno));
-        text = generation_config_text(&all->ids, text, &size);
-        tokenizer_copies_add(all, "generation_config.json", text, size);
-        return;
-    }
+    snprintf(path, sizeof path, "%s/", model ? model : "");
+    if (model && tokenizer_copies_take_generation_config(all, path)) return;
+    snprintf(path, sizeof path, "%s/", directory);
+    if (f->count) tokenizer_copies_take_generation_config(all, path);
 }
 
 static void tokenizer_copies_close(TokenizerCopies *all) {

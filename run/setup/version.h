@@ -43,7 +43,7 @@ static int processor_has_bf16(void) {
 }
 #endif
 
-static void print_features(FILE *f) {
+static void print_features(void) {
 #if defined(__x86_64__)
     const Feature features[] = {{"AVX2", IN_BUILD(__AVX2__), __builtin_cpu_supports("avx2") != 0},
                                 {"AVX512", IN_BUILD(__AVX512BW__) && IN_BUILD(__AVX512VL__),
@@ -57,62 +57,60 @@ static void print_features(FILE *f) {
 #endif
     for (int of_processor = 0; of_processor < 2; of_processor++) {
         int shown = 0;
-        fprintf(f, of_processor ? "this processor has:" : "the build uses:");
+        printf(of_processor ? "this processor has:" : "the build uses:");
         for (int i = 0; i < (int)(sizeof features / sizeof *features); i++) {
             int has = of_processor ? features[i].in_processor : features[i].in_build;
-            if (has) shown += fprintf(f, " %s", features[i].name);
+            if (has) shown += printf(" %s", features[i].name);
         }
-        fprintf(f, shown ? "\n" : " no features beyond the minimum\n");
+        printf(shown ? "\n" : " no features beyond the minimum\n");
     }
 }
 
-static void print_cuda_versions(FILE *f) {
+static void print_cuda_versions(void) {
 #ifdef USE_CUDA
     int runtime = 0, driver = 0; // a driver that is missing has version 0
     (void)cudaRuntimeGetVersion(&runtime);
     (void)cudaDriverGetVersion(&driver);
-    fprintf(f, "CUDA runtime: %d.%d\nCUDA driver: %d.%d\n", runtime / 1000, runtime % 1000 / 10, driver / 1000,
-            driver % 1000 / 10);
+    printf("CUDA runtime: %d.%d\nCUDA driver: %d.%d\n", runtime / 1000, runtime % 1000 / 10, driver / 1000,
+           driver % 1000 / 10);
 #ifdef HAVE_NCCL
     int nccl = 0;
     (void)ncclGetVersion(&nccl);
-    fprintf(f, "NCCL: %d.%d.%d\n", nccl / 10000, nccl % 10000 / 100, nccl % 100);
+    printf("NCCL: %d.%d.%d\n", nccl / 10000, nccl % 10000 / 100, nccl % 100);
 #else
-    fprintf(f, "NCCL: not in this build\n");
+    printf("NCCL: not in this build\n");
 #endif
-#else
-    (void)f;
 #endif
 }
 
-static void print_libraries(FILE *f) {
+static void print_libraries(void) {
 #ifdef HAVE_MPI
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(mpi, &length); // the only MPI call, with MPI_Initialized, that may precede MPI_Init
-    fprintf(f, "MPI: %.*s\n", (int)strcspn(mpi, ",\n"), mpi);
+    printf("MPI: %.*s\n", (int)strcspn(mpi, ",\n"), mpi);
 #else
-    fprintf(f, "MPI: not in this build\n");
+    printf("MPI: not in this build\n");
 #endif
 #ifdef HAVE_ONEDNN
     const dnnl_version_t *onednn = dnnl_version();
-    fprintf(f, "oneDNN: %d.%d.%d\n", onednn->major, onednn->minor, onednn->patch);
+    printf("oneDNN: %d.%d.%d\n", onednn->major, onednn->minor, onednn->patch);
 #else
-    if (!CUDA_BUILD) fprintf(f, "oneDNN: not in this build\n");
+    if (!CUDA_BUILD) printf("oneDNN: not in this build\n");
 #endif
-    print_cuda_versions(f);
-    fprintf(f, "cJSON: %s\nzlib: %s\n", cJSON_Version(), zlibVersion());
+    print_cuda_versions();
+    printf("cJSON: %s\nzlib: %s\n", cJSON_Version(), zlibVersion());
 }
 
-static void print_version(FILE *f, const char *cpu_program) {
-    fprintf(f, "%s%s %s, commit %s\nprecision: %s\ncompiler: %s%s", cpu_program, CUDA_BUILD ? "_cuda" : "",
-            LLAMA3_VERSION, build_commit, PRECISION_NAME, IN_BUILD(__clang__) ? "" : "gcc ", __VERSION__);
+static void print_version(const char *cpu_program) {
+    printf("%s%s %s, commit %s\nprecision: %s\ncompiler: %s%s", cpu_program, CUDA_BUILD ? "_cuda" : "", LLAMA3_VERSION,
+           build_commit, PRECISION_NAME, IN_BUILD(__clang__) ? "" : "gcc ", __VERSION__);
 #ifdef __CUDACC_VER_MAJOR__
-    fprintf(f, ", nvcc %d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__);
+    printf(", nvcc %d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__);
 #endif
-    fprintf(f, "\n");
-    print_features(f);
-    print_libraries(f);
+    printf("\n");
+    print_features();
+    print_libraries();
 }
 
 #endif
