@@ -1222,7 +1222,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     trainer->dry_run = dry_run;
     if (OFFLOAD_IN_PLACE && offloaded(run))
         make_directories(run->out); // by each rank: hosts may not share the directory
-    device_open_with_state(&p->dev, &dry_run->parallel.dev, run->out, rank, before ? &before->state : NULL);
+    device_open(&p->dev, &dry_run->parallel.dev, run->out, rank, before ? &before->state : NULL);
     ops_open(&p->dev, rank == 0);
     comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, run->timeout);
     comm_connect(&p->comm, &dry_run->parallel.comm, transport_sums(run));

@@ -74,7 +74,7 @@ static void test_dry_run(KernelTest *t) {
     size_t opened = dry_run.arenas[MEM_WORKSPACE].used;
     every_op(&dry_run, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50),
              NULL); // addresses that nothing may touch
-    device_open(&real, &dry_run, ".", 0);
+    device_open(&real, &dry_run, ".", 0, NULL);
     real.blocking = 1;
     ops_open(&real, 0);
     every_op(&real, f, x, ids);
@@ -161,7 +161,7 @@ static void run_kernel_tests(const char *only) {
         Device dry_run;
         device_open_dry_run(&dry_run, threads, 0);
         dry_run.arenas[MEM_WORKSPACE].peak = 64 << 20;
-        device_open(&t.dev[threads], &dry_run, ".", 0);
+        device_open(&t.dev[threads], &dry_run, ".", 0, NULL);
         t.dev[threads].on.deterministic = 1;
         t.dev[threads].blocking = 1; // the host reads what an op wrote
         ops_open(&t.dev[threads], 0);
