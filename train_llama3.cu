@@ -1302,9 +1302,9 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->rec.num_events = 0;
     dev->rec.times = j->op_times; // from here on the clock runs
     p->comm.recorder = recorder;
-    if (recorder && dev->rec.times && dev->rec.times->has_streams) dev->rec.points = &recorder->points;
+    if (recorder && dev->rec.times && dev->rec.times->has_streams) dev->rec.stream_recorder = &recorder->streams;
     if (j->purpose.dry_run) j->purpose.dry_run(trainer);
-    dev->rec.points = NULL;
+    dev->rec.stream_recorder = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
 }
 
