@@ -29,7 +29,7 @@
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/checks/replica_check.h"         // defines: fsdp_check_replicas, REPLICA_CHECK_STEPS
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
-#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file, check_memory, need_of_device
+#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_json, check_memory, need_of_device
 #include "run/checks/mfu.h"                   // defines: matmul_rate
 #include "run/watch/logger.h"                 // defines: StepStats (a step as its line of metrics has it), Logger
 #include "run/watch/banner.h"                 // defines: print_banner, print_period; includes run/checks/layout.h
@@ -1444,7 +1444,7 @@ static void write_run_files(const Trainer *trainer) {
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->run.out, strerror(errno));
     plan_open(&plan, j);
-    plan_write_file(j->run.out, &plan, samples_per_step(&j->run, &j->mesh) * j->run.seq, NULL, NULL, NULL);
+    plan_write_file(j->run.out, plan_json(&plan, samples_per_step(&j->run, &j->mesh) * j->run.seq, NULL));
     plan_close(&plan);
 }
 
