@@ -266,7 +266,6 @@ typedef struct {
     int by_nccl;          // NCCL carries the collectives of GPU memory
     int reductions_apart; // NCCL: reductions over fsdp have a communicator of their own
     int left_to_nccl[2];  // multiprocessors that persistent kernels of forward and of backward leave to it
-    int blocking;         // wait for each op before the next, so that its errors and times are its own
 
     Arena arenas[MEM_CATEGORIES];
     OpKind op;       // the running op

@@ -144,7 +144,6 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
 static inline void op_end(Device *dev) {
     Activity *activity = dev->rec.activity;
     if (is_timed(dev)) span_end(dev, dev->rec.op_span, &dev->rec.ops[dev->op].seconds, -1, 0);
-    if (dev->blocking) device_synchronize(dev);
     if (activity) {
         activity->running = 0;
         activity->since = seconds_now();
