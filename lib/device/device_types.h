@@ -245,7 +245,7 @@ typedef struct {
     const char *phase_of;   // the unit that it concerns, or NULL
     const OpTimes *times;   // dry run: estimates each op's time; NULL: ops take no time
     double clock;           // dry run: seconds of computing since its step began; of a GPU, on its compute stream
-    StreamRecorder *stream_recorder; // dry run of a GPU: is told what its streams do; NULL: nobody is
+    StreamRecorder *stream_recorder; // dry run of a GPU: lists what its streams do; NULL: nothing does
     Activity *activity;              // shared with other ranks' view of this one; NULL: nobody looks
     void (*comm_finished)(void *, int line, int64_t number, double start, double end); // the GPU finished a collective
 #ifdef USE_CUDA
