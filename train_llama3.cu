@@ -29,7 +29,7 @@
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/checks/replica_check.h"         // defines: fsdp_check_replicas, REPLICA_CHECK_STEPS
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
-#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_write_file, check_memory, need_of_device
+#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_json, check_memory, need_of_device
 #include "run/checks/mfu.h"                   // defines: matmul_rate
 #include "run/watch/logger.h"                 // defines: StepStats (a step as its line of metrics has it), Logger
 #include "run/watch/banner.h"                 // defines: print_banner, print_period; includes run/checks/layout.h
@@ -1222,7 +1222,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     trainer->dry_run = dry_run;
     if (OFFLOAD_IN_PLACE && offloaded(run))
         make_directories(run->out); // by each rank: hosts may not share the directory
-    device_open_with_state(&p->dev, &dry_run->parallel.dev, run->out, rank, before ? &before->state : NULL);
+    device_open(&p->dev, &dry_run->parallel.dev, run->out, rank, before ? &before->state : NULL);
     ops_open(&p->dev, rank == 0);
     comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, run->timeout);
     comm_connect(&p->comm, &dry_run->parallel.comm, transport_sums(run));
@@ -1302,9 +1302,9 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     dev->rec.num_events = 0;
     dev->rec.times = j->op_times; // from here on the clock runs
     p->comm.recorder = recorder;
-    if (recorder && dev->rec.times && dev->rec.times->has_streams) dev->rec.points = &recorder->points;
+    if (recorder && dev->rec.times && dev->rec.times->has_streams) dev->rec.stream_recorder = &recorder->streams;
     if (j->purpose.dry_run) j->purpose.dry_run(trainer);
-    dev->rec.points = NULL;
+    dev->rec.stream_recorder = NULL;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
 }
 
@@ -1444,7 +1444,7 @@ static void write_run_files(const Trainer *trainer) {
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->run.out, strerror(errno));
     plan_open(&plan, j);
-    plan_write_file(j->run.out, &plan, samples_per_step(&j->run, &j->mesh) * j->run.seq, NULL, NULL, NULL);
+    plan_write_file(j->run.out, plan_json(&plan, samples_per_step(&j->run, &j->mesh) * j->run.seq, NULL));
     plan_close(&plan);
 }
 

@@ -273,7 +273,7 @@ static void check_hosts(Job *j, int rank) {
     measure_ops(&dry_run, &j->config);
     comm_open_dry_run(&comm, &dry_run, &j->mesh, rank);
     arena_alloc(&dry_run, MEM_COMM, "measured", 2 * LARGEST_COLLECTIVE);
-    device_open(&dev, &dry_run, j->run.out, rank);
+    device_open(&dev, &dry_run, j->run.out, rank, NULL);
     ops_open(&dev, 0);
     if (rank == 0 && j->run.out) make_directories(j->run.out);
     comm_open(&comm, &dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->run.timeout);

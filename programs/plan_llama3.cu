@@ -54,7 +54,10 @@ static PeriodTime plan_one_layout(const Planning *of, Job *j, const Cluster *clu
         cJSON_AddItemToArray(listed, period_json(next, NULL, NULL));
     if (run->out) {
         report_write_file(run->out, j, &plan, &simulation, cluster, &estimate, goodput);
-        plan_write_file(run->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL, goodput, listed);
+        cJSON *json = plan_json(&plan, tokens, cluster ? estimate_json(&estimate) : NULL);
+        if (goodput) cJSON_AddItemToObject(json, "goodput", goodput);
+        if (listed) cJSON_AddItemToObject(json, "stages", listed);
+        plan_write_file(run->out, json);
     } else {
         cJSON_Delete(goodput);
         cJSON_Delete(listed);

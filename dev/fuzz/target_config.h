@@ -101,7 +101,7 @@ static void check_plan(Job *j, int rank) {
     EXPECT(said_length(&said_out) > 0, "the plan prints nothing");
     if (j->mesh.world <= 8) { // plan.json lists the ranks
         rewind(stdout);
-        plan_write(stdout, &plan, 1, NULL, NULL, NULL);
+        json_write_line(stdout, plan_json(&plan, 1, NULL));
         cJSON *json = cJSON_ParseWithLength(said_out.text, said_length(&said_out));
         EXPECT(cJSON_IsObject(json), "plan.json is no JSON: %.*s", (int)said_length(&said_out), said_out.text);
         cJSON_Delete(json);

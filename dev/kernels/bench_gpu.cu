@@ -125,7 +125,7 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
     device_count();
     device_open_dry_run(&dry_run, 1, 0);
     dry_run.arenas[MEM_WORKSPACE].peak = (tiny ? 4u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
-    device_open(&b->dev, &dry_run, ".", 0);
+    device_open(&b->dev, &dry_run, ".", 0, NULL);
     ops_open(&b->dev, 0);
     events_open();
     int cache = 0;

@@ -392,7 +392,7 @@ static void rank_open(Rank *r, const Transport *transport, ThreadWorld *threads)
     r->most = round_up(out->part[out->num_sizes - 1], 256) / (int64_t)sizeof(float);
     device_open_dry_run(&dry_run, (int)max_i64(1, host_cores() / r->on_host), 0);
     dry_run.arenas[MEM_COMM].peak = (size_t)(r->most * (2 * r->n + 1)) * sizeof(float);
-    device_open(&r->dev, &dry_run, ".", 0);
+    device_open(&r->dev, &dry_run, ".", 0, NULL);
     comm_open(&r->comm, &r->dev, &r->mesh, r->rank, transport, transport, threads, 60);
     r->send = (float *)arena_alloc(&r->dev, MEM_COMM, "sent", (size_t)(r->most * r->n) * sizeof(float));
     r->recv = (float *)arena_alloc(&r->dev, MEM_COMM, "received", (size_t)(r->most * r->n) * sizeof(float));
@@ -1006,7 +1006,7 @@ static void run_rates(void) {
     device_open_dry_run(&dry_run, host_cores(), 0);
     dry_run.arenas[MEM_WORKSPACE].peak = dry_run.arenas[MEM_ACTIVATIONS].peak =
         (size_t)16 << 30; // address space only: pages are allocated when touched
-    device_open(&dev, &dry_run, ".", 0);
+    device_open(&dev, &dry_run, ".", 0, NULL);
     ops_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();
     printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.on.threads, "op", "of", "ms",

@@ -32,7 +32,7 @@ typedef struct {
 
 /* Opens the device with the memory that its dry run has asked for so far. */
 static void library_open_device(Library *l) {
-    device_open(&l->dev, &l->dry_run, ".", 0);
+    device_open(&l->dev, &l->dry_run, ".", 0, NULL);
     ops_open(&l->dev, 1);
 }
 

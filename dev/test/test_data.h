@@ -81,7 +81,7 @@ static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler 
     LoaderOptions options = {d->T, 0, 1, 0, 0, end, workers, 2};
     device_open_dry_run(&dry_run, 1, 0);
     loader_open(l, &dry_run, d, s, &options);
-    device_open(dev, &dry_run, ".", 0);
+    device_open(dev, &dry_run, ".", 0, NULL);
     loader_open(l, dev, d, s, &options);
 }
 

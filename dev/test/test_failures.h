@@ -267,7 +267,7 @@ static void check_culprits(const char *name, int rank, int process, int state, i
     WorldNews news = {&mesh, heartbeats_open_threads(1, 2), 2, 1, ranks};
     memset(ranks, 0, sizeof ranks);
     for (int i = 0; i < 4; i++) {
-        ranks[i].rank = i;
+        ranks[i].lines.rank = i;
         ranks[i].known = i != unknown && (unknown != 2 || i != 3); // a host answers for both of its ranks, or not
         ranks[i].process = i == rank ? process : (int)PROCESS_RUNS;
         ranks[i].state = i == rank ? state : (int)RANK_WAITING;

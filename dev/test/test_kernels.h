@@ -63,6 +63,14 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     muon_update(dev, f, x, x + D, 500, 1e-3f, 1, 0.1f);
 }
 
+/* Called after each op, so that its errors are its own and the host may read what it wrote. */
+static void wait_for_op(void *dev) { device_synchronize((Device *)dev); }
+
+static void device_wait_for_ops(Device *dev) {
+    dev->poll = wait_for_op;
+    dev->poll_arg = dev;
+}
+
 static void test_dry_run(KernelTest *t) {
     Device dry_run, real;
     float *f = test_floats(t, 20000, 0.1);
@@ -74,8 +82,8 @@ static void test_dry_run(KernelTest *t) {
     size_t opened = dry_run.arenas[MEM_WORKSPACE].used;
     every_op(&dry_run, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50),
              NULL); // addresses that nothing may touch
-    device_open(&real, &dry_run, ".", 0);
-    real.blocking = 1;
+    device_open(&real, &dry_run, ".", 0, NULL);
+    device_wait_for_ops(&real);
     ops_open(&real, 0);
     every_op(&real, f, x, ids);
     int differ = 0, unused = 0;
@@ -161,9 +169,9 @@ static void run_kernel_tests(const char *only) {
         Device dry_run;
         device_open_dry_run(&dry_run, threads, 0);
         dry_run.arenas[MEM_WORKSPACE].peak = 64 << 20;
-        device_open(&t.dev[threads], &dry_run, ".", 0);
+        device_open(&t.dev[threads], &dry_run, ".", 0, NULL);
         t.dev[threads].on.deterministic = 1;
-        t.dev[threads].blocking = 1; // the host reads what an op wrote
+        device_wait_for_ops(&t.dev[threads]);
         ops_open(&t.dev[threads], 0);
 #ifdef USE_CUDA
         t.dev[threads].on.hopper_attention = 0; // the tests of attention by wgmma turn it on

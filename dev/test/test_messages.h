@@ -28,7 +28,7 @@ static Member *member_open(Job *j, int rank, size_t bytes) {
     dry_run.arenas[MEM_COMM].peak = bytes;
     dry_run.gpu = device_of(rank);
     dry_run.by_nccl = uses_nccl(j);
-    device_open(&m->dev, &dry_run, ".", rank);
+    device_open(&m->dev, &dry_run, ".", rank, NULL);
     comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->run.timeout);
     comm_phase(&m->comm, PHASE_STEP);
     return m;

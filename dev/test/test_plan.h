@@ -274,7 +274,7 @@ static int differs_from_every_rank(Job *j, Plan *plan, int ranks) {
 
 static cJSON *plan_as_json(Plan *plan) {
     FILE *f = fopen(scratch_path("classes.json"), "w");
-    plan_write(f, plan, 1, NULL, NULL, NULL);
+    json_write_line(f, plan_json(plan, 1, NULL));
     fclose(f);
     char *text = read_text_file(scratch_path("classes.json"));
     cJSON *json = cJSON_Parse(text);

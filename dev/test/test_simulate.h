@@ -411,9 +411,9 @@ static void add_stream_step(CommEvents *list, const StreamStep *step, int *start
         point.event = step->number;
         point.stream = (uint8_t)step->stream;
         point.is_wait = step->what == 'e';
-        StreamPoints *points = &list->recorder.points;
-        points->points[points->count++] = point;
-        points->events = (int32_t)max_i64(points->events, step->number);
+        int32_t *events = &list->recorder.streams.events;
+        list->points[list->num_points++] = point;
+        *events = (int32_t)max_i64(*events, step->number);
         return;
     }
     CommEvent event = ZERO;
@@ -446,7 +446,7 @@ static void test_streams_by_hand(void) {
             int starts = 0;
             Simulation s;
             comm_events_clear(&list, &names);
-            list.recorder.points.points = points;
+            list.points = points;
             for (const StreamStep *step = stream_cases[i].steps; step->what; step++)
                 add_stream_step(&list, step, &starts);
             const CommEvents *lists[4] = {&list, &list, &list, &list};

@@ -106,8 +106,8 @@ enum { WAIT_OWN_COPY = AXES, WAIT_CAUSES };
 
 /* Lists what a rank starts and waits for, to simulate it. */
 typedef struct CommRecorder {
+    StreamRecorder streams;                                // first: what it calls finds this struct around it
     void (*record)(struct Comm *, Request *, int is_wait); // the request starts, or the rank waits for it
-    StreamPoints points;                                   // where streams wait for each other
 } CommRecorder;
 
 struct Comm {

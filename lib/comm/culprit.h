@@ -16,7 +16,6 @@
 
 /* The heartbeat of one rank, as it was last read or received. */
 typedef struct {
-    int rank;
     int known;     // 0: it was neither read nor received
     int question;  // the number of the question that this answers
     int process;   // ProcessState
@@ -24,8 +23,7 @@ typedef struct {
     double silent; // seconds since its last sign of life
     int wait_line; // RANK_WAITING: it waits for this collective
     int64_t wait_number;
-    int num_channels;
-    ChannelEnd channels[CHANNELS];
+    RankLines lines;
     int64_t started[LINES];
     char doing[384]; // "rank 2 on host b7 (process 77) has been running adamw for 61.2 s"
 } RankNews;
@@ -42,15 +40,13 @@ static inline RankNews news_of_rank(const HeartbeatTable *table, Heartbeat *k) {
     RankNews r = ZERO;
     double now = seconds_now();
     Sentence doing = {r.doing, sizeof r.doing, 0};
-    r.rank = k->lines.rank;
     r.known = 1;
     r.process = process_state(k);
     r.state = k->state;
     r.silent = now - last_sign(k);
     r.wait_line = k->wait_line;
     r.wait_number = k->wait_number;
-    r.num_channels = k->lines.num_channels;
-    memcpy(r.channels, k->lines.channels, sizeof r.channels);
+    r.lines = k->lines;
     memcpy(r.started, k->started, sizeof r.started);
     say_rank(&doing, table, k, (ProcessState)r.process, now);
     return r;
@@ -87,24 +83,12 @@ static inline int members_of_line(const WorldNews *news, int line) {
     return is_channel(line) ? 1 : mesh_group_size(news->mesh, (Axis)line);
 }
 static inline int member_of_line(const WorldNews *news, int rank, int line, int i) {
-    return is_channel(line) ? news->ranks[rank].channels[line - AXES].peer
+    return is_channel(line) ? news->ranks[rank].lines.channels[line - AXES].peer
                             : mesh_member(news->mesh, rank, (Axis)line, i);
 }
 
-/* The line of `other` that corresponds to `line` of `rank`, from their reported heartbeats; -1: none. See line_of_other
- * in watchdog.h. */
-static inline int line_in_news(const WorldNews *news, int other, int rank, int line) {
-    if (!is_channel(line)) return line;
-    const ChannelEnd *mine = &news->ranks[rank].channels[line - AXES];
-    for (int i = 0; i < news->ranks[other].num_channels; i++) {
-        const ChannelEnd *end = &news->ranks[other].channels[i];
-        if (end->axis == mine->axis && end->peer == rank && end->receives != mine->receives) return AXES + i;
-    }
-    return -1;
-}
-
 static inline int has_started(const WorldNews *news, int other, int rank, int line, int64_t number) {
-    int there = line_in_news(news, other, rank, line);
+    int there = line_of_other(&news->ranks[other].lines, &news->ranks[rank].lines, line);
     return there >= 0 && news->ranks[other].started[there] >= number;
 }
 
@@ -134,7 +118,8 @@ static inline void say_silent_host(Sentence *t, const WorldNews *news, const Run
 
 static inline void say_suspect(Sentence *t, const WorldNews *news, int other, int rank, int line, int64_t number) {
     const RankNews *r = &news->ranks[other];
-    int there = line_in_news(news, other, rank, line);
+    const RankLines *mine = &news->ranks[rank].lines;
+    int there = line_of_other(&r->lines, mine, line);
     if (!r->known) {
         say_silent_host(t, news, host_of_rank(other));
         return;
@@ -144,10 +129,9 @@ static inline void say_suspect(Sentence *t, const WorldNews *news, int other, in
     for (int i = 0; i < news->table->attached && there >= 0; i++)
         if (heartbeat_at(news->table, i)->lines.rank == other)
             say_last_collective(t, heartbeat_at(news->table, i), there);
-    if (there < 0)
+    if (is_channel(line) && there < 0)
         say(t, "; it has not %s %s",
-            news->ranks[rank].channels[line - AXES].receives ? "sent anything to" : "received anything from",
-            rank_name(rank));
+            mine->channels[line - AXES].receives ? "sent anything to" : "received anything from", rank_name(rank));
 }
 
 /* Names up to four members with this suspicion. Returns how many there are. */

@@ -177,12 +177,10 @@ __attribute__((noreturn)) static inline void monitor(HeartbeatTable *table) {
 // ---------------------------------------------------------------------------
 // a process joins the table of its host
 
-/* A signal by which the launcher ends this process; the monitor must not count it as a failure. */
-static inline void end_on_signal(int signal_number) {
-    own_heartbeat.record->told_to_end = signal_number;
+/* A signal by which the launcher ends this process, perhaps because a failure was reported. */
+static inline void end_on_signal(int number) {
     if (own_heartbeat.table->said) _exit(own_heartbeat.table->said);
-    signal(signal_number, SIG_DFL);
-    raise(signal_number);
+    end_by_signal(number);
 }
 
 /* The name of the shared file: the same for all ranks of one launch on one host, and no other. */

@@ -194,9 +194,6 @@ static inline int64_t read_bytes_at(int fd, void *buffer, int64_t bytes, int64_t
     return done;
 }
 
-/* U+FEFF at the beginning of a text file, which some editors put there: it is no part of the text. */
-#define UTF8_BYTE_ORDER_MARK "\xEF\xBB\xBF"
-
 /* Refuses the text that Git puts in place of a large file until Git LFS has fetched it. */
 static inline void refuse_lfs_pointer(int fd, const char *path) {
     static const char begins[] = "version https://git-lfs.github.com/spec/";

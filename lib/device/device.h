@@ -86,8 +86,8 @@ static inline StateArenas device_take_state(Device *dev) {
 
 /* Opens a real device with the options and the memory of its dry run. Files of offloaded arenas are under `out`.
  * `state`: arenas that it takes over, whose buffers will lie where they lay before; NULL: none. */
-static inline void device_open_with_state(Device *dev, const Device *dry_run, const char *out, int rank,
-                                          const StateArenas *state) {
+static inline void device_open(Device *dev, const Device *dry_run, const char *out, int rank,
+                               const StateArenas *state) {
     memset(dev, 0, sizeof *dev);
     dev->gpu = dry_run->gpu;
     dev->by_nccl = dry_run->by_nccl;
@@ -111,10 +111,6 @@ static inline void device_open_with_state(Device *dev, const Device *dry_run, co
         if (taken) a->base = taken->base;
         else a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(dry_run), out, rank);
     }
-}
-
-static inline void device_open(Device *dev, const Device *dry_run, const char *out, int rank) {
-    device_open_with_state(dev, dry_run, out, rank, NULL);
 }
 
 /* The host waits for all streams. */

@@ -122,34 +122,19 @@ static inline StreamKind device_set_stream(Device *dev, StreamKind to) {
 /* The host waits for the current stream. */
 static inline void device_synchronize(Device *dev) { (void)dev; }
 
-/* Lists a point of the current stream. */
-static inline void stream_point(Device *dev, int32_t event, int is_wait) {
-    StreamPoints *p = dev->rec.points;
-    if (p->count == p->capacity) {
-        p->capacity = p->capacity ? 2 * p->capacity : 1024;
-        p->points = (StreamPoint *)checked_realloc(p->points, sizeof *p->points * (size_t)p->capacity);
-    }
-    StreamPoint point = {p->communication_events,
-                         p->compute[dev->current_stream],
-                         event,
-                         (uint8_t)dev->current_stream,
-                         (uint8_t)is_wait,
-                         {0, 0}};
-    p->compute[dev->current_stream] = 0;
-    p->points[p->count++] = point;
-}
-
 /* Records how far the current stream has come. On a GPU the event is created when *event is NULL, and also streams of
  * other ranks in this process may wait for it. */
 static inline void device_record_event(Device *dev, DeviceEvent *event) {
-    if (!dev->rec.points) return;
-    *event = (DeviceEvent)(uintptr_t)++dev->rec.points->events;
-    stream_point(dev, dev->rec.points->events, 0);
+    StreamRecorder *r = dev->rec.stream_recorder;
+    if (!r) return;
+    *event = (DeviceEvent)(uintptr_t)++r->events;
+    r->point(r, dev->current_stream, r->events, 0);
 }
 
 /* The current stream waits for an event; one that was never recorded (NULL) has happened. */
 static inline void device_wait_event(Device *dev, DeviceEvent event) {
-    if (dev->rec.points && event) stream_point(dev, (int32_t)(uintptr_t)event, 1);
+    StreamRecorder *r = dev->rec.stream_recorder;
+    if (r && event) r->point(r, dev->current_stream, (int32_t)(uintptr_t)event, 1);
 }
 
 /* The host waits for an event. */

@@ -173,7 +173,7 @@ static const char *const stream_names[STREAMS] = {"compute",
                                                   "send to previous 2",
                                                   "receive from previous 2"};
 
-typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number: see StreamPoint
+typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number
 
 typedef struct {
     int kind;          // a buffer serves units of one kind
@@ -188,23 +188,13 @@ typedef struct {
     int count;
 } BufferPool;
 
-/* A stream records an event, or waits for one. A dry run lists these points for programs/plan/simulate_streams.h. */
-typedef struct {
-    int64_t at;     // communication events of the dry run before this point
-    double compute; // seconds of arithmetic of the stream since its previous point or communication event
-    int32_t event;  // the number of the event, from 1
-    uint8_t stream; // StreamKind
-    uint8_t is_wait;
-    uint8_t zero[2]; // no padding, so that the point can be hashed as words
-} StreamPoint;
-
-typedef struct {
-    StreamPoint *points; // (count, capacity)
-    int64_t count, capacity;
-    int64_t communication_events; // so far
-    int32_t events;               // recorded so far
-    double compute[STREAMS];      // seconds of arithmetic of each stream since its last point or communication event
-} StreamPoints;
+/* What a dry run tells the simulation of a GPU's streams; programs/plan/comm_events.h lists it. */
+typedef struct StreamRecorder {
+    /* The stream records the event of that number, from 1, or waits for it. */
+    void (*point)(struct StreamRecorder *, StreamKind stream, int32_t event, int is_wait);
+    int32_t events;          // recorded so far
+    double compute[STREAMS]; // seconds of arithmetic of each stream since its last point or communication event
+} StreamRecorder;
 
 typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_COMM, EVENT_MEMORY } EventKind;
 
@@ -255,8 +245,8 @@ typedef struct {
     const char *phase_of;   // the unit that it concerns, or NULL
     const OpTimes *times;   // dry run: estimates each op's time; NULL: ops take no time
     double clock;           // dry run: seconds of computing since its step began; of a GPU, on its compute stream
-    StreamPoints *points;   // dry run of a GPU: its streams' points are listed here; NULL: they are not
-    Activity *activity;     // shared with other ranks' view of this one; NULL: nobody looks
+    StreamRecorder *stream_recorder; // dry run of a GPU: lists what its streams do; NULL: nothing does
+    Activity *activity;              // shared with other ranks' view of this one; NULL: nobody looks
     void (*comm_finished)(void *, int line, int64_t number, double start, double end); // the GPU finished a collective
 #ifdef USE_CUDA
     DeviceEvent zero;     // GPU times are measured from this event
@@ -276,7 +266,6 @@ typedef struct {
     int by_nccl;          // NCCL carries the collectives of GPU memory
     int reductions_apart; // NCCL: reductions over fsdp have a communicator of their own
     int left_to_nccl[2];  // multiprocessors that persistent kernels of forward and of backward leave to it
-    int blocking;         // wait for each op before the next, so that its errors and times are its own
 
     Arena arenas[MEM_CATEGORIES];
     OpKind op;       // the running op

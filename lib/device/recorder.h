@@ -127,7 +127,7 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
         double start = rec->clock, seconds = rec->times ? rec->times->seconds(rec->times, op, flops, bytes) : 0;
         if (stream_lane(dev) == STREAM_COMPUTE) rec->clock += seconds;
         stat->seconds += seconds;
-        if (rec->points) rec->points->compute[dev->current_stream] += seconds;
+        if (rec->stream_recorder) rec->stream_recorder->compute[dev->current_stream] += seconds;
         event_add(dev, EVENT_OP, stream_lane(dev), op_names[op], NULL, start, start + seconds, flops);
         return 0;
     }
@@ -144,7 +144,6 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
 static inline void op_end(Device *dev) {
     Activity *activity = dev->rec.activity;
     if (is_timed(dev)) span_end(dev, dev->rec.op_span, &dev->rec.ops[dev->op].seconds, -1, 0);
-    if (dev->blocking) device_synchronize(dev);
     if (activity) {
         activity->running = 0;
         activity->since = seconds_now();

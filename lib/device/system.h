@@ -33,19 +33,12 @@
 #endif
 
 // Flags that some systems lack. Without O_DIRECT, writes go through the page cache; without MAP_NORESERVE, reserved
-// memory may count against the system's limit; without SOCK_CLOEXEC, child processes inherit a socket; without
-// MSG_NOSIGNAL, sending to a closed connection raises SIGPIPE.
+// memory may count against the system's limit.
 #if !defined(LINUX) && !defined(O_DIRECT)
 #define O_DIRECT 0
 #endif
 #ifndef MAP_NORESERVE
 #define MAP_NORESERVE 0
-#endif
-#ifndef SOCK_CLOEXEC
-#define SOCK_CLOEXEC 0
-#endif
-#ifndef MSG_NOSIGNAL
-#define MSG_NOSIGNAL 0
 #endif
 
 // ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 #include "../../lib/io/json.h"       // defines: json_write_line
 #include "../shared/chat_template.h" // defines: Chat, chat_begin, chat_message, chat_generation_prompt
 #include "generate.h"                // defines: Generator, next_token, TextOutput, Generation
-#include "../shared/text_input.h"    // defines: with_room_for_one
+#include "../shared/text_input.h"    // defines: UTF8_BYTE_ORDER_MARK, with_room_for_one
 #include <poll.h>
 #include <signal.h>
 

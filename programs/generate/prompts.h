@@ -11,7 +11,7 @@
 #include "../../run/setup/config_json.h" // defines: StopTokens
 #include "../../tokenizer.h"           // defines: Tokenizer, tokenizer_encode
 #include "../shared/request_lines.h"   // defines: json_ids, request_text, request_name
-#include "../shared/text_input.h"      // defines: utf8_valid_length, json_has_zero_byte, with_room_for_one
+#include "../shared/text_input.h"      // defines: UTF8_BYTE_ORDER_MARK, utf8_valid_length, json_has_zero_byte
 
 typedef struct {
     double temperature; // 0: always take the most probable token

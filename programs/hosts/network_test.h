@@ -9,6 +9,15 @@
 #include <poll.h>
 #include <pthread.h>
 
+// Flags that some systems lack. Without SOCK_CLOEXEC, child processes inherit a socket; without MSG_NOSIGNAL, sending
+// to a closed connection raises SIGPIPE.
+#ifndef SOCK_CLOEXEC
+#define SOCK_CLOEXEC 0
+#endif
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0
+#endif
+
 // ---------------------------------------------------------------------------
 // which networks Open MPI uses for its messages
 

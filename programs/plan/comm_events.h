@@ -27,10 +27,21 @@ typedef struct {           // a collective or message starts, or the rank waits 
     uint8_t zero[6]; // no padding, so that the event can be hashed as words
 } CommEvent;
 
+typedef struct {    // a stream records an event of the device, or waits for one
+    int64_t at;     // elements of CommEvents.events before this point
+    double compute; // seconds of arithmetic of the stream since its previous point or communication event
+    int32_t event;  // the number of the event, from 1
+    uint8_t stream; // StreamKind
+    uint8_t is_wait;
+    uint8_t zero[2]; // no padding, so that the point can be hashed as words
+} StreamPoint;
+
 typedef struct {
     CommRecorder recorder; // first: what it calls finds the list behind it
     CommEvent *events;     // (count, capacity)
     int64_t count, capacity;
+    StreamPoint *points; // (num_points, point_capacity) of a GPU
+    int64_t num_points, point_capacity;
     NameTable *names;
     uint64_t slots_taken;                // bit set of the slots in use
     double compute_total, compute_after; // seconds of arithmetic up to the last event; after it
@@ -116,26 +127,35 @@ static void comm_events_record(Comm *comm, Request *r, int is_wait) {
     event.axis = (uint8_t)r->group->axis;
     event.dtype = (uint8_t)r->dtype;
     event.stream = (uint8_t)comm->dev->current_stream;
-    StreamPoints *points = comm->dev->rec.points;
-    if (points) {
-        event.stream_compute = points->compute[event.stream];
-        points->compute[event.stream] = 0;
-        points->communication_events++;
-    }
+    event.stream_compute = e->recorder.streams.compute[event.stream]; // 0 if nobody records streams
+    e->recorder.streams.compute[event.stream] = 0;
     e->slots_taken ^= 1ull << slot;
     r->event_slot = is_wait ? 0 : slot + 1;
     e->compute_total = comm->dev->rec.clock;
     comm_events_add(e, &event);
 }
 
+/* Adds a point of a stream to the list. */
+static void comm_events_point(StreamRecorder *streams, StreamKind stream, int32_t event, int is_wait) {
+    CommEvents *e = (CommEvents *)streams;
+    if (e->num_points == e->point_capacity) {
+        e->point_capacity = e->point_capacity ? 2 * e->point_capacity : 1024;
+        e->points = (StreamPoint *)checked_realloc(e->points, sizeof *e->points * (size_t)e->point_capacity);
+    }
+    StreamPoint point = {e->count, streams->compute[stream], event, (uint8_t)stream, (uint8_t)is_wait, {0, 0}};
+    streams->compute[stream] = 0;
+    e->points[e->num_points++] = point;
+}
+
 /* Empties the list and keeps its memory. */
 static void comm_events_clear(CommEvents *e, NameTable *names) {
     CommEvents empty = ZERO;
     empty.recorder.record = comm_events_record;
+    empty.recorder.streams.point = comm_events_point;
     empty.events = e->events;
     empty.capacity = e->capacity;
-    empty.recorder.points.points = e->recorder.points.points;
-    empty.recorder.points.capacity = e->recorder.points.capacity;
+    empty.points = e->points;
+    empty.point_capacity = e->point_capacity;
     empty.names = names;
     empty.phase = -1;
     *e = empty;

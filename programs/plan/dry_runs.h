@@ -34,9 +34,9 @@ static uint64_t comm_events_hash(const CommEvents *e) {
         memcpy(words, &e->events[i], sizeof words);
         h = hash_words(h, words, sizeof words / 8);
     }
-    for (int64_t i = 0; i < e->recorder.points.count; i++) {
+    for (int64_t i = 0; i < e->num_points; i++) {
         uint64_t words[sizeof(StreamPoint) / 8];
-        memcpy(words, &e->recorder.points.points[i], sizeof words);
+        memcpy(words, &e->points[i], sizeof words);
         h = hash_words(h, words, sizeof words / 8);
     }
     return h;
@@ -74,17 +74,15 @@ static void event_lists_keep(EventLists *l, int rank, const CommEvents *events) 
     copy->hash = hash;
     copy->events = new_array(CommEvent, events->count);
     if (events->count) memcpy(copy->events, events->events, sizeof(CommEvent) * (size_t)events->count);
-    copy->recorder.points.capacity = events->recorder.points.count;
-    copy->recorder.points.points = new_array(StreamPoint, events->recorder.points.count);
-    if (events->recorder.points.count)
-        memcpy(copy->recorder.points.points, events->recorder.points.points,
-               sizeof(StreamPoint) * (size_t)events->recorder.points.count);
+    copy->point_capacity = events->num_points;
+    copy->points = new_array(StreamPoint, events->num_points);
+    if (events->num_points) memcpy(copy->points, events->points, sizeof(StreamPoint) * (size_t)events->num_points);
 }
 
 static void event_lists_close(EventLists *l) {
     for (int i = 0; i < l->count; i++) {
         free(l->lists[i].events);
-        free(l->lists[i].recorder.points.points);
+        free(l->lists[i].points);
     }
     name_table_close(&l->names);
     free(l->lists);
@@ -139,7 +137,7 @@ static void plan_dry_run(Plan *p, const Job *j, DryRunKind kind, EventLists *lis
         }
         name_table_close(&names);
         free(recorded.events);
-        free(recorded.recorder.points.points);
+        free(recorded.points);
     }
 }
 

@@ -58,7 +58,7 @@ static int plan_simulate(Simulation *s, const Plan *p, const EventLists *events,
         r->times = (EventTime *)checked_malloc(sizeof(EventTime) * (size_t)r->list->count);
     }
     if (!simulation_run(s)) return 0;
-    return c && c->rates.times.has_streams ? simulate_streams(s, p->reductions_apart) : 1;
+    return c && c->rates.times.has_streams ? simulate_streams(s, job_reductions_apart(p->job)) : 1;
 }
 
 /* Adds seconds of communication of each axis: of what a rank receives. Ranks that share a list are counted at once. */
@@ -194,7 +194,7 @@ static void print_rates(FILE *f, const Cluster *c, const Estimate *e) {
 
 static void print_estimated_memory(FILE *f, const Cluster *c, const Plan *p) {
     double need = memory_needed(p, c), nccl = plan_nccl_memory(p, c);
-    int communicators = nccl_communicators(p->mesh, p->reductions_apart);
+    int communicators = nccl_communicators(p->mesh, job_reductions_apart(p->job));
     if (c->memory <= 0) return;
     fprintf(f, "    memory: %.2f of %.2f GB per rank%s", need / 1e9, c->memory / 1e9,
             need > c->memory ? ": does not fit" : "");

@@ -13,7 +13,7 @@ static const RankClass *plan_largest(const Plan *p) {
 
 /* Bytes that NCCL allocates on a rank of this class, if the ranks have GPUs, next to the arenas. */
 static double class_nccl_memory(const Plan *p, const RankClass *c) {
-    return nccl_memory(p->mesh, c->traffic[DRY_RUN], p->reductions_apart, transport_sums(&p->job->run));
+    return nccl_memory(p->mesh, c->traffic[DRY_RUN], c->dry_run->reductions_apart, transport_sums(&p->job->run));
 }
 
 /* Prints which of `n` flags are set as ranges, "0-3, 8-11, …", at most `most` of them. */

@@ -61,7 +61,7 @@ static cJSON *stage_bars(const Simulation *s, int stage) {
             add_bar(bars, activity, begin, now);
             activity = DOES_NOTHING;
         }
-        int waits = event && event->is_wait && (!list->recorder.points.count || event->stream == STREAM_COMPUTE);
+        int waits = event && event->is_wait && (!list->num_points || event->stream == STREAM_COMPUTE);
         if (waits) now = fmax(now, r->times[i].end);
         if (ends) begin = now;
     }

@@ -104,12 +104,12 @@ static StreamProgram stream_program_open(const CommEvents *list, int reductions_
     int num_channels = 0;
     int64_t point = 0, ordinal = 0;
     p.list = list;
-    p.events = list->recorder.points.events;
-    p.items = new_array(StreamItem, list->count + list->recorder.points.count);
+    p.events = list->recorder.streams.events;
+    p.items = new_array(StreamItem, list->count + list->num_points);
     for (int i = 0; i < STREAMS; i++) p.first[i] = p.last[i] = -1;
     for (int64_t i = 0; i <= list->count; i++) {
-        for (; point < list->recorder.points.count && list->recorder.points.points[point].at == i; point++) {
-            const StreamPoint *from = &list->recorder.points.points[point];
+        for (; point < list->num_points && list->points[point].at == i; point++) {
+            const StreamPoint *from = &list->points[point];
             StreamItem item = ZERO;
             item.action = from->is_wait ? DOES_WAIT_EVENT : DOES_RECORD;
             item.stream = from->stream;
@@ -327,7 +327,7 @@ static void streams_share_times(const StreamSimulation *t) {
     for (int rank = 0; rank < t->mesh.world; rank++) {
         const StreamRank *r = &t->ranks[rank];
         rank_of_part(t, rank)->clock =
-            r->clock[STREAM_COMPUTE] + r->program->list->recorder.points.compute[STREAM_COMPUTE];
+            r->clock[STREAM_COMPUTE] + r->program->list->recorder.streams.compute[STREAM_COMPUTE];
         s->seconds = fmax(s->seconds, rank_of_part(t, rank)->clock);
     }
     for (int rank = 0; rank < s->mesh.world; rank++) {

@@ -8,6 +8,9 @@ static inline char *read_text_file(const char *path) {
     return read_regular_file(path, &length);
 }
 
+/* U+FEFF at the beginning of a text file, which some editors put there: it is no part of the text. */
+#define UTF8_BYTE_ORDER_MARK "\xEF\xBB\xBF"
+
 /* The number of leading bytes of `text` that are complete, valid UTF-8. */
 static inline size_t utf8_valid_length(const char *text, size_t len) {
     const uint8_t *p = (const uint8_t *)text;

@@ -7,6 +7,7 @@
 #ifndef TOKENIZER_MODEL_H
 #define TOKENIZER_MODEL_H
 #include "../../tokenizer.h" // defines: Tokenizer, token_slot, split_open
+#include "text_input.h"      // defines: UTF8_BYTE_ORDER_MARK
 
 /* The name of special token i of the 256 that Llama 3.1 has, in the order of its release. */
 static void llama3_special_name(int i, char name[SPECIAL_NAME_BYTES]) {

@@ -15,7 +15,7 @@
 #include "../../lib/io/token_files.h"  // defines: TokenFileHeader
 #include "../shared/tokenizer_files.h" // defines: Tokenizer, TokenizerFiles, tokenizer_fingerprints
 #include "json_lines.h"           // defines: JsonLines, lines_next; InputStream, stream_open, stream_read, ends_with
-#include "../shared/text_input.h" // defines: utf8_valid_length, with_room_for_one
+#include "../shared/text_input.h" // defines: UTF8_BYTE_ORDER_MARK, utf8_valid_length, with_room_for_one
 #include <dirent.h>
 #include <sys/file.h> // defines: flock
 

@@ -99,13 +99,6 @@ static void json_add_flops_by_op(cJSON *parent, const Device *dry_run) {
         if (dry_run->rec.ops[i].calls) json_add_flops(flops, op_names[i], dry_run->rec.ops[i].flops);
 }
 
-/* Bytes that ops read and write. */
-static void json_add_bytes_by_op(cJSON *parent, const Device *dry_run) {
-    cJSON *bytes = cJSON_AddObjectToObject(parent, "op_bytes");
-    for (int i = 0; i < OP_COUNT; i++)
-        if (dry_run->rec.ops[i].calls) json_add_integer(bytes, op_names[i], llround(dry_run->rec.ops[i].bytes));
-}
-
 static void ledger_write(const Ledger *l, const Device *dry_run, FILE *f) {
     cJSON *root = cJSON_CreateObject();
     json_add_traffic(root, l->traffic, SOURCES);

@@ -14,7 +14,6 @@ enum { MAX_OUTLIER_WINDOW = 256 };
 #endif
 typedef enum { OUTLIER_LOSS, OUTLIER_NORM, OUTLIER_KINDS } OutlierKind;
 static const char *const outlier_keys[OUTLIER_KINDS] = {"loss", "grad_norm"}; // in trainer.json and metrics.jsonl
-static const char *const outlier_names[OUTLIER_KINDS] = {"loss", "gradient norm"};
 
 typedef struct {
     int count;

@@ -7,7 +7,7 @@
 #define PLAN_H
 #include "layout.h"       // defines: json_add_mesh, json_add_groups
 #include "ledger.h"       // defines: Traffic, traffic_equal, json_add_traffic, json_add_flops_by_op
-#include "../setup/job.h" // defines: Job, job_reductions_apart
+#include "../setup/job.h" // defines: Job, uses_nccl, transport_sums
 #include "step_report.h"  // defines: StepReport
 
 typedef struct {
@@ -20,8 +20,7 @@ typedef struct {
 typedef struct {
     const Job *job;
     const Mesh *mesh;
-    int reductions_apart; // over NCCL: see job_reductions_apart
-    RankClass *classes;   // (count), ordered by their first ranks
+    RankClass *classes; // (count), ordered by their first ranks
     int count;
     int *class_of; // (world) index into classes
 } Plan;
@@ -66,7 +65,6 @@ static void plan_begin(Plan *p, const Job *j) {
     memset(p, 0, sizeof *p);
     p->job = j;
     p->mesh = &j->mesh;
-    p->reductions_apart = job_reductions_apart(j);
     p->class_of = new_array(int, j->mesh.world);
 }
 
@@ -102,15 +100,15 @@ static cJSON *class_json(const Plan *p, int class_index) {
         json_add_integer(memory, mem_category_names[i], (int64_t)c->dry_run->arenas[i].peak);
     json_add_integer(json, "peak", (int64_t)device_peak(c->dry_run));
     json_add_flops_by_op(json, c->dry_run);
-    json_add_bytes_by_op(json, c->dry_run);
+    cJSON *bytes = cJSON_AddObjectToObject(json, "op_bytes"); // that ops read and write
+    for (int i = 0; i < OP_COUNT; i++)
+        if (c->dry_run->rec.ops[i].calls) json_add_integer(bytes, op_names[i], llround(c->dry_run->rec.ops[i].bytes));
     json_add_traffic(json, c->traffic, 2);
     return json;
 }
 
-/* `estimate`, `goodput`: what plan_llama3 simulated, `periods`: an array of the recipe's periods. This function takes
- * them over; NULL: null, or left out. */
-static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
-                       cJSON *periods) {
+/* `estimate`: what plan_llama3 simulated, which this function takes over; NULL: null. */
+static cJSON *plan_json(const Plan *p, int64_t tokens_per_step, cJSON *estimate) {
     const Mesh *mesh = p->mesh;
     int *leaders = new_array(int, AXES * mesh->world), key;
     cJSON *root = cJSON_CreateObject();
@@ -122,17 +120,14 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *e
         for (int a = 0; a < AXES; a++) mesh_group(mesh, r, (Axis)a, &leaders[r * AXES + a], &key);
     json_add_groups(root, mesh, leaders);
     cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
-    if (goodput) cJSON_AddItemToObject(root, "goodput", goodput);
-    if (periods) cJSON_AddItemToObject(root, "stages", periods);
-    json_write_line(f, root);
     free(leaders);
+    return root;
 }
 
-/* Writes plan.json into --out. */
-static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate, cJSON *goodput,
-                            cJSON *periods) {
+/* Writes plan.json into --out, and frees `plan`. */
+static void plan_write_file(const char *out, cJSON *plan) {
     FILE *f = out_file_create(out, "plan.json");
-    plan_write(f, p, tokens_per_step, estimate, goodput, periods);
+    json_write_line(f, plan);
     if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }
 

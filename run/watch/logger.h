@@ -32,11 +32,9 @@ typedef struct Logger {
     const Progress *progress; // after the step that is being reported
     FILE *metrics, *consumed; // consumed: samples.jsonl; NULL without --out
     double last_line;         // time of the last progress line
-    int64_t samples, steps;   // so far
-    RankFigures *ranks;       // (world) sums over the steps so far
     int64_t saved;            // the step of a checkpoint that the next line of metrics.jsonl will name; 0: none
     int resumed;              // the next line of metrics.jsonl will say that the run was resumed
-    RunData page;
+    RunData page;             // run.html, with the sums over the steps so far
 } Logger;
 
 /* The files must be complete: a line that is lost, because the disk is full for a moment, could not be found again. */
@@ -59,11 +57,10 @@ static void logger_open(Logger *l, const Options *o, const RunSettings *run, con
     l->run = run;
     l->comm = comm;
     l->progress = at;
-    l->samples = at->samples;
-    l->ranks = new_array(RankFigures, comm->mesh.world);
     l->resumed = resumed;
     l->saved = saved;
     run_data_open(&l->page, o, run, comm, planned, at->step);
+    l->page.ranks = new_array(RankFigures, comm->mesh.world);
     if (!out) return;
     l->metrics = out_file_open(out, "metrics.jsonl", "a");
     l->consumed = out_file_open(out, "samples.jsonl", "a");
@@ -136,15 +133,15 @@ static void print_table_row(const char *name, const double row[RANK_COLUMNS]) {
 static void logger_ranks(const Logger *l) {
     enum { SHOWN = 64 };
     int world = l->comm->mesh.world;
-    RankSummary all = rank_summary(l->ranks, world);
-    printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s",
-           "computing s", "waiting s", "memory MB");
+    RankSummary all = rank_summary(l->page.ranks, world);
+    printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->page.steps, l->page.steps == 1 ? "" : "s",
+           "tokens/s", "computing s", "waiting s", "memory MB");
     for (int i = 0; i < world && i < SHOWN; i++) {
         char name[96];
         double row[RANK_COLUMNS];
         int used = snprintf(name, sizeof name, "rank %d", i);
         if (run_hosts.count > 1) snprintf(name + used, sizeof name - (size_t)used, " on %s", host_of_rank(i)->name);
-        rank_row(&l->ranks[i], row);
+        rank_row(&l->page.ranks[i], row);
         print_table_row(name, row);
     }
     if (world > SHOWN)
@@ -156,26 +153,19 @@ static void logger_ranks(const Logger *l) {
            100 * (all.lead - 1));
 }
 
-/* Rewrites run-data.js if it is due, or if the run has ended. */
-static void logger_page(Logger *l) {
-    l->page.ranks = l->ranks;
-    l->page.steps = l->steps;
-    run_data_write(&l->page);
-}
-
 /* `run_ends`: this was the last period. */
 static void logger_close(Logger *l, int run_ends) {
-    if (l->comm->mesh.world > 1 && l->steps) logger_ranks(l);
+    if (l->comm->mesh.world > 1 && l->page.steps) logger_ranks(l);
     l->page.has_ended = run_ends;
-    logger_page(l);
+    run_data_write(&l->page);
     if (l->metrics && (fclose(l->metrics) || fclose(l->consumed))) logger_failed(l);
 }
 
 /* Once the commands of --after-save have ended, run.html shows the output of the last one, too. */
 static void logger_free(Logger *l) {
-    if (l->page.has_ended && l->run->after_save) logger_page(l);
+    if (l->page.has_ended && l->run->after_save) run_data_write(&l->page);
     free(l->page.history);
-    free(l->ranks);
+    free(l->page.ranks);
 }
 
 // ---------------------------------------------------------------------------
@@ -256,7 +246,7 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     l->saved = 0;
     cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
     json_add_integer(line, "tokens", l->progress->tokens);
-    json_add_integer(line, "samples", l->samples);
+    json_add_integer(line, "samples", l->progress->samples);
     if (l->progress->data && l->progress->data->mixture) json_add_source_epochs(line, l->progress);
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
     cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * run->seq) / s->seconds));
@@ -303,7 +293,7 @@ static void logger_progress(const Logger *l, int64_t step, const StepStats *s, c
     if (s->communication_seconds > 0) printf(" · communication %2.0f %% overlapped", 100 * s->overlap);
     if (all->lead > 1.1)
         printf(" | %s computed %.0f %% longer than the mean", rank_name(all->slowest), 100 * (all->lead - 1));
-    for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->steps == 1; c++) // it is the same in every step
+    for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->page.steps == 1; c++) // it is the same in every step
         if (dev->arenas[c].peak)
             printf("%s%s %.1f", shown++ ? ", " : " | MB per rank: ", mem_category_names[c],
                    (double)dev->arenas[c].peak / 1e6);
@@ -317,17 +307,16 @@ static void logger_progress(const Logger *l, int64_t step, const StepStats *s, c
 static void logger_step(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks) {
     int world = l->comm->mesh.world;
     RankSummary all = rank_summary(ranks, world);
-    l->samples += s->samples;
-    l->steps++;
+    l->page.steps++;
     for (int i = 0; i < world; i++) {
-        RankFigures *sum = &l->ranks[i];
+        RankFigures *sum = &l->page.ranks[i];
         sum->seconds += ranks[i].seconds;
         sum->wait_seconds += ranks[i].wait_seconds;
         sum->tokens += ranks[i].tokens;
         sum->memory = max_i64(sum->memory, ranks[i].memory);
     }
     if (l->metrics) logger_metrics(l, step, s, ranks, &all);
-    logger_page(l);
+    run_data_write(&l->page);
     if (step > 1 && step < l->run->steps && seconds_now() - l->last_line < 2) return;
     l->last_line = seconds_now();
     logger_progress(l, step, s, &all);
@@ -345,7 +334,7 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
         if (isfinite(bits_per_byte)) cJSON_AddItemToObject(line, "bits_per_byte", json_real("%.9g", bits_per_byte));
         history_add_line(l->page.history, line, step);
         logger_line(l, l->metrics, line);
-        logger_page(l);
+        run_data_write(&l->page);
     }
     if (!targets) printf("step %6" PRId64 " | validation: no targets\n", step);
     else

@@ -8,7 +8,7 @@
  */
 #ifndef SIGNALS_H
 #define SIGNALS_H
-#include "../../lib/comm/watchdog.h" // defines: own_heartbeat
+#include "../../lib/comm/watchdog.h" // defines: own_heartbeat, end_by_signal
 #include <signal.h>
 
 enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
@@ -22,13 +22,6 @@ static int prints_about_signals;                        // this process is the f
 /* Prints from a signal handler, where printf must not be called. */
 static void signal_print(const char *text) {
     if (prints_about_signals && write(STDERR_FILENO, text, strlen(text)) < 0) return; // stderr has no reader any longer
-}
-
-/* Ends the process by the signal, so that its parent sees which one it was. */
-static void end_by_signal(int number) {
-    if (own_heartbeat.record) own_heartbeat.record->told_to_end = number; // for the monitor this is no failure
-    signal(number, SIG_DFL);
-    raise(number);
 }
 
 static void signal_count(int number) {
