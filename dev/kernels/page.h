@@ -9,9 +9,8 @@
  * It checks every version and prints a table in Markdown of their times; with --check it only checks, on small sizes.
  * The last line is `N passed, N failed`, and the exit code is 1 when a check failed.
  *
- * To try a version: write a function of a Case, such as `static void mine(Case *c)`, which gets its tensors by X("x")
- * and its threads by c->on->threads, add a line with it to the list of versions, and compile by the line at the top of
- * the page; -DPRECISION_BF16: in bf16. */
+ * To try a version: write `static void mine(Case *c)`, which gets tensors by X("x") and its threads by c->on->threads,
+ * add it to the list of versions, and compile by the line at the top of the page; -DPRECISION_BF16: in bf16. */
 #ifndef PAGE_H
 #define PAGE_H
 #include "../../lib/device/kernel.h" // defines: floatX, OpStream, checked_malloc, mix64, IMPLEMENTATION
@@ -303,8 +302,9 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
             if (!memcmp(ref, &UNWRITTEN, 8)) continue;
             for (int64_t i = 0; i < t->cols; i++) {
                 double y = torch ? t->result[r * t->cols + i] : get_element(t, r * t->cols + i);
-                row_error += (y - ref[i]) * (y - ref[i]);
-                row_norm += ref[i] * ref[i];
+                double e = y == ref[i] ? 0 : y - ref[i]; // infinities may agree
+                row_error += e * e;
+                row_norm += isinf(ref[i]) ? 0 : ref[i] * ref[i];
             }
             error += pass ? 0 : row_error;
             norm += pass ? 0 : row_norm;

@@ -79,4 +79,4 @@ static const Version norm_versions[] = {
      norm_in_use},
     END_OF_VERSIONS};
 
-PAGE({&norm, norm_versions})
+PAGE({&norm_op, norm_versions})

@@ -19,7 +19,7 @@ static void norm_definition(Case *c) {
 
 static void norm_in_use(Case *c); // the page has it: an exact sum becomes a float
 
-static const Op norm = {
+static const Op norm_op = {
     "squared_norm",
     norm_case,
     NULL,
