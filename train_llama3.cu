@@ -76,19 +76,8 @@ typedef struct {
     float *d_mlp_norm;       // (C) the same
 } BlockWeights;
 
-/* What of a run's settings the model depends on. */
 typedef struct {
-    int recompute;           // RECOMPUTE_NONE, …
-    int64_t recompute_every; // with RECOMPUTE_EVERY
-    int slots;               // units of blocks that may be unsharded at once
-    int doc_mask;            // attention stays within a document
-    int logit_rows;          // tokens whose logits exist at a time; 0: as many as are fast
-    float z_loss;            // weight of the squared log of the softmax's denominator; 0: off
-} ModelSettings;
-
-typedef struct {
-    ModelSettings settings;
-    const Llama3Config *whole_config;
+    const RunSettings *run; // of which the model reads --recompute, --slots, --doc-mask, --logit-rows and --z-loss
     Llama3Config config;    // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
     TensorTable table;      // this rank's tensors
     BlockWeights shapes;    // of every block's weights, without addresses; block_weights adds those
@@ -526,14 +515,14 @@ static int stage_end(const Llama3 *m) {
  * the unit after it. After the last unit of blocks comes the head. */
 static void prefetch_forward(Llama3 *m, int next) {
     int end = stage_end(m);
-    for (int unit = next; unit < end && unit < next + m->settings.slots - 1; unit++) blocks_prefetch(m, unit);
+    for (int unit = next; unit < end && unit < next + m->run->slots - 1; unit++) blocks_prefetch(m, unit);
     if (next == end && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
 /* The same in backward, from `next` down. Backward calls this before it starts to reduce the gradient of the unit that
  * it has just computed: on a connection that both share, the all-gathers would queue behind the reduction. */
 static void prefetch_backward(Llama3 *m, int next) {
-    for (int unit = next; unit >= m->stage->first_unit && unit > next - (m->settings.slots - 1); unit--)
+    for (int unit = next; unit >= m->stage->first_unit && unit > next - (m->run->slots - 1); unit--)
         blocks_prefetch(m, unit);
 }
 
@@ -906,11 +895,11 @@ static int32_t *activation_int32(Llama3 *m, const char *name, int64_t elements) 
 }
 
 static Keep block_keeps(const Llama3 *m, int l) {
-    const ModelSettings *s = &m->settings;
-    if (!m->training || s->recompute == RECOMPUTE_NONE) return KEEP_ALL;
-    if (s->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
-    if (s->recompute == RECOMPUTE_FULL) return KEEP_INPUT;
-    return l % s->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
+    const RunSettings *run = m->run;
+    if (!m->training || run->recompute == RECOMPUTE_NONE) return KEEP_ALL;
+    if (run->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
+    if (run->recompute == RECOMPUTE_FULL) return KEEP_INPUT;
+    return l % run->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
 }
 
 /* Allocates a block's buffers whose Keep (the middle column of BlockActivations) is in [first, last]; the others are
@@ -965,8 +954,8 @@ static void blocks_open(Llama3 *m, const Schedule *schedule) {
 /* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
  * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
 static void logits_open(Llama3 *m) {
-    int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
-    int64_t rows = m->settings.logit_rows;
+    int V = (m->fsdp->config->V + m->tp->size - 1) / m->tp->size;
+    int64_t rows = m->run->logit_rows;
     if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
     m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
     int64_t bytes = 0;
@@ -988,8 +977,8 @@ static void head_open(Llama3 *m) {
     m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
     logits_open(m);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
-    if (m->training && m->settings.z_loss > 0) {
-        m->z_loss.weight = m->settings.z_loss;
+    if (m->training && m->run->z_loss > 0) {
+        m->z_loss.weight = (float)m->run->z_loss;
         m->z_loss.losses = activation_fp32(m, "z-losses", all);
         device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
     }
@@ -1018,7 +1007,7 @@ static void positions_open(Llama3 *m, int count) {
 static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int cached) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
-    int first_token_id = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
+    int first_token_id = (int)split_begin(m->fsdp->config->V, m->table.part.tp, m->table.part.tp_rank);
     tp_open(m->tp, m->fsdp->comm, (int)N, c->C, first_token_id, m->training);
     cp_open(m->cp, m->fsdp->comm, B, T, Q, KV, m->training);
     model_set_tokens(m, B, T, 0);
@@ -1026,7 +1015,7 @@ static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int ca
     blocks_open(m, schedule);
     m->sublayer_out = activation(m, "sublayer output", n * c->C);
     if (m->table.embed >= 0) m->ids = activation_int32(m, "token ids", N);
-    if (m->settings.doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
+    if (m->run->doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
     m->own_docs = m->docs;
     if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
     if (m->table.head >= 0) head_open(m);
@@ -1160,8 +1149,6 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     const RunSettings *run = &j->run;
     Parallel *p = &trainer->parallel;
     Llama3 *m = &trainer->model;
-    ModelSettings settings = {run->recompute, run->recompute_every, run->slots,
-                              run->doc_mask,  run->logit_rows,      (float)run->z_loss};
     memset(trainer, 0, sizeof *trainer);
     trainer->job = j;
     p->mesh = j->mesh;
@@ -1177,8 +1164,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     table_open(&m->table, &j->config, run->wrap_size, &part);
     table_freeze(&m->table, &j->recipe, j->period);
     m->config = config_of_part(&j->config, &part);
-    m->whole_config = &j->config;
-    m->settings = settings;
+    m->run = run;
     m->training = job_trains(j);
     m->softmax_statistics = j->purpose.softmax_statistics;
     m->dev = &p->dev;
