@@ -360,11 +360,10 @@ static void norm_backward(Llama3 *m, float *d_w, const floatX *x, const float *r
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
 
-/* Starts to gather m->d_x for what comes after block l in backward: block l - 1, or the embedding. */
+/* Starts to gather m->d_x for what reads it after block l in backward: block l - 1, or the embedding. */
 static void prefetch_d_x(Llama3 *m, int l) {
-    int embeds = stage_embeds(m) && !m->table.units[m->table.embed].frozen;
     if (l > m->stage->first_block) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
-    else if (embeds) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
+    else if (stage_embeds(m)) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
 }
 
 /* Block l: the lines of block_forward from the last to the first. m->d_x is the gradient of the residual stream after
@@ -1336,15 +1335,13 @@ static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     trace_as_one_event(&p->dev, events, "replica check", start);
 }
 
-/* Every `every` steps, unless it is 0, and after the last step. */
-static int is_due(int64_t step, int every, int64_t last) { return step >= last || (every && step % every == 0); }
-
-/* After every --val-every steps and after the last one. */
+/* After every --val-every steps, unless that is 0, and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
     const RunSettings *run = &trainer->job->run;
     int64_t events = trainer->parallel.dev.rec.num_events;
     double start = seconds_now();
-    if (!trainer->job->val.num_files || !is_due(step, run->val_every, period_end_step(trainer->job))) return;
+    int is_due = step >= period_end_step(trainer->job) || (run->val_every && step % run->val_every == 0);
+    if (!trainer->job->val.num_files || !is_due) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, run->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
@@ -1449,12 +1446,6 @@ static void report_start(Trainer *trainer) {
     if (j->run.out) write_run_files(trainer);
 }
 
-static void report_end(Trainer *trainer, int is_complete) {
-    logger_loader(&trainer->loader);
-    logger_close(&trainer->logger, !is_complete || !trainer->job->next_period);
-    note_lost_progress(&trainer->noted_lost_lines);
-}
-
 /* Trains up to the end of the period, or until a signal asks for the end. Returns 1 if the period is complete. */
 static int train(Trainer *trainer) {
     const RunSettings *run = &trainer->job->run;
@@ -1491,7 +1482,10 @@ static int train(Trainer *trainer) {
     loader_close(&trainer->loader, dev);
     int is_stopped = asked_to_end && trainer->job->next_period; // before the recipe's next period
     int is_complete = progress->step == last && !is_stopped;
-    if (speaks) report_end(trainer, is_complete);
+    if (!speaks) return is_complete;
+    logger_loader(&trainer->loader);
+    logger_close(&trainer->logger, !is_complete || !trainer->job->next_period);
+    note_lost_progress(&trainer->noted_lost_lines);
     return is_complete;
 }
 
