@@ -689,7 +689,7 @@ typedef struct {
 typedef struct {
     StateArenas state; // weights and moments
     Progress progress;
-    int save_signals_seen, noted_lost_lines;
+    int save_signals_seen;
     int64_t saved; // step of a checkpoint that no line of metrics.jsonl has named yet; 0: none
 } PeriodResult;
 
@@ -702,9 +702,8 @@ typedef struct Trainer {
     Optimizer optimizer;
     Loader loader;
     CheckpointWriter writer;
-    Logger logger;        // writes on rank 0 only
-    Progress progress;    // steps, samples, updates and skipped updates so far
-    int noted_lost_lines; // rank 0 has said that standard output cannot be written
+    Logger logger;     // writes on rank 0 only
+    Progress progress; // steps, samples, updates and skipped updates so far
 
     ReportExchange reports;           // the ranks' reports of a step, and sums of losses and of squared gradients
     int64_t saved_by_previous_period; // PeriodResult.saved of the recipe's period before this one
@@ -1182,7 +1181,6 @@ static void trainer_continue(Trainer *trainer, const PeriodResult *before) {
     trainer->progress.tokens = before->progress.tokens;
     trainer->progress.outliers = before->progress.outliers;
     trainer->reports.save_signals_seen = before->save_signals_seen;
-    trainer->noted_lost_lines = before->noted_lost_lines;
     trainer->saved_by_previous_period = before->saved;
 }
 
@@ -1193,7 +1191,6 @@ static PeriodResult trainer_end_period(Trainer *trainer) {
     result.state = device_take_state(&trainer->parallel.dev);
     result.progress = trainer->progress;
     result.save_signals_seen = trainer->reports.save_signals_seen;
-    result.noted_lost_lines = trainer->noted_lost_lines;
     result.saved = trainer->logger.saved;
     trainer_close(trainer);
     return result;
@@ -1364,7 +1361,7 @@ static void after_step(Trainer *trainer, StepStats *s, int has_updated, double f
         logger_step(&trainer->logger, step, s, trainer->reports.figures);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->reports.samples,
                        trainer->reports.samples_of_rank);
-        note_lost_progress(&trainer->noted_lost_lines);
+        note_lost_progress();
     }
     if (trainer->job->run.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
@@ -1486,7 +1483,7 @@ static int train(Trainer *trainer) {
     if (!speaks) return is_complete;
     logger_loader(&trainer->loader);
     logger_close(&trainer->logger, !is_complete || !trainer->job->next_period);
-    note_lost_progress(&trainer->noted_lost_lines);
+    note_lost_progress();
     return is_complete;
 }
 
