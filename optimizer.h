@@ -302,7 +302,8 @@ static void update_units(Optimizer *o, int first, int end, UpdatePass pass, cons
         fetched = i + 1 < end ? u + 1 : NULL; // trained units follow each other
         if (fetched) fetch_state(o, fetched);
         comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
-        update_unit(o, u, pass, muon_has(&o->muon, i) ? muon_shard(&o->muon, first, i) : NULL, a);
+        floatX *shard = muon_has(&o->muon, i) ? o->muon.shards + (i - first) * o->muon.stride : NULL;
+        update_unit(o, u, pass, shard, a);
         store_state(o, u);
     }
 }
