@@ -1072,15 +1072,15 @@ static void checkpoints_open(Trainer *trainer) {
 static void data_open(Trainer *trainer) {
     const Job *j = trainer->job;
     const RunSettings *run = &j->run;
-    const Mesh *mesh = &trainer->parallel.mesh;
+    const ContextParallel *cp = &trainer->parallel.cp;
     Sampler s = job_sampler(j, trainer->parallel.rank);
     LoaderOptions options = ZERO;
     trainer->progress = j->start;
     outliers_continue(&trainer->progress.outliers, run->outlier_window);
     options.T = run->seq;
     options.document_ids = run->doc_mask;
-    options.cp = mesh->size[AXIS_CP];
-    options.cp_rank = mesh_coordinate(mesh, trainer->parallel.rank, AXIS_CP);
+    options.cp = cp->size;
+    options.cp_rank = cp->rank;
     options.first_step = j->start.step;
     options.end_step = period_end_step(j);
     options.workers = run->workers;
@@ -1490,23 +1490,6 @@ static int train(Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // one rank, from its dry run to its end
 
-/* Trains the periods of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
- * the end of the period before it, except that weights and moments stay where they are. `complete`: whether the last
- * period that was trained is. */
-static void train_later_periods(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
-    int rank = trainer->parallel.rank;
-    while (*complete && j->next_period) {
-        j = j->next_period;
-        if (trainer->job->run.after_save) wait_for_commands(&trainer->writer);
-        comm_phase(&trainer->parallel.comm, PHASE_START); // the next period opens everything again
-        PeriodResult before = trainer_end_period(trainer);
-        trainer_close(dry_run);
-        dry_run_open(dry_run, j, rank, NULL);
-        trainer_open(trainer, dry_run, j, rank, &before);
-        *complete = train(trainer);
-    }
-}
-
 /* Refuses a run if a later period needs more memory than there is. */
 static void check_memory_of_periods(Trainer *dry_run, const Job *j, int rank) {
     for (; j; j = j->next_period) {
@@ -1535,7 +1518,17 @@ static void rank_main(Job *j, int rank) {
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     rank_open(trainer, dry_run, j, rank);
     int complete = train(trainer);
-    train_later_periods(trainer, dry_run, j, &complete);
+    // A later period of the recipe is like a run that resumes at the end of the period before it, except that weights
+    // and moments stay where they are.
+    for (Job *later = j->next_period; complete && later; later = later->next_period) {
+        if (trainer->job->run.after_save) wait_for_commands(&trainer->writer);
+        comm_phase(&trainer->parallel.comm, PHASE_START); // the period opens everything again
+        PeriodResult before = trainer_end_period(trainer);
+        trainer_close(dry_run);
+        dry_run_open(dry_run, later, rank, NULL);
+        trainer_open(trainer, dry_run, later, rank, &before);
+        complete = train(trainer);
+    }
     if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->run.after_save) wait_for_commands(&trainer->writer);
     trainer_close(trainer);
