@@ -86,12 +86,6 @@ typedef enum { RATE_COSINE, RATE_LINEAR, RATE_CONSTANT, RATE_WSD, RATE_SHAPES } 
 static const char *const rate_shape_names[RATE_SHAPES] = {"cosine", "linear", "constant", "wsd"};
 #define RATE_SHAPE_NAMES "cosine|linear|constant|wsd"
 
-static RateShape rate_shape_find(const char *name) {
-    int shape = 0;
-    while (shape < RATE_SHAPES && strcmp(name, rate_shape_names[shape])) shape++;
-    return (RateShape)shape;
-}
-
 /* A learning-rate curve. */
 typedef struct {
     RateShape shape;
