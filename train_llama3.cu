@@ -1490,19 +1490,14 @@ static int train(Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // one rank, from its dry run to its end
 
-/* Refuses a run if a later period needs more memory than there is. */
-static void check_memory_of_periods(Trainer *dry_run, const Job *j, int rank) {
-    for (; j; j = j->next_period) {
-        dry_run_open(dry_run, j, rank, NULL);
-        check_memory(j, &dry_run->parallel.comm);
-        trainer_close(dry_run);
-    }
-}
-
-/* Opens what this rank needs. */
+/* Opens what this rank needs, unless this or a later period needs more memory than there is. */
 static void rank_open(Trainer *trainer, Trainer *dry_run, Job *j, int rank) {
     int checks = rank == 0 || j->host_transport == &transport_threads || uses_nccl(j);
-    if (checks) check_memory_of_periods(dry_run, j->next_period, rank);
+    for (const Job *later = j->next_period; checks && later; later = later->next_period) {
+        dry_run_open(dry_run, later, rank, NULL);
+        check_memory(later, &dry_run->parallel.comm);
+        trainer_close(dry_run);
+    }
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
