@@ -95,27 +95,19 @@ static void cp_reorder(ContextParallel *cp, floatX *sequence, int direction) {
 // ---------------------------------------------------------------------------
 // before attention: keys and values of the whole sequence
 
-static void cp_all_gather_start(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
+/* All-gathers the keys and values in each rank's qkv and returns those of all tokens of the sequence. They are valid
+ * until the next cp_all_gather_kv or cp_reduce_scatter_kv; with one rank they are those in qkv itself. */
+static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
     size_t row = sizeof(floatX) * 2 * cp->KV, qkv_row = sizeof(floatX) * (cp->Q + 2 * cp->KV);
     int N = cp->B * cp->T;
-    if (cp->size == 1) return;
-    device_copy_rows(cp->dev, cp->own, row, qkv + cp->Q, qkv_row, row, N);
-    all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks, 2 * cp->KV * N, FLOATX);
-}
-static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as given to cp_all_gather_start */) {
     KeyValue own = {qkv + cp->Q, qkv + cp->Q + cp->KV, cp->Q + 2 * cp->KV, cp->T};
     if (cp->size == 1) return own;
+    device_copy_rows(cp->dev, cp->own, row, qkv + cp->Q, qkv_row, row, N);
+    all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks, 2 * cp->KV * N, FLOATX);
     comm_wait(cp->comm, &cp->request);
     cp_reorder(cp, cp->sequence, CP_TO_SEQUENCE);
     KeyValue all = {cp->sequence, cp->sequence + cp->KV, 2 * cp->KV, cp->T * cp->size};
     return all;
-}
-
-/* All-gathers the keys and values in each rank's qkv and returns those of all tokens of the sequence. They are valid
- * until the next cp_all_gather_kv or cp_reduce_scatter_kv; with one rank they are those in qkv itself. */
-static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
-    cp_all_gather_start(cp, qkv);
-    return cp_all_gather_wait(cp, qkv);
 }
 
 // ---------------------------------------------------------------------------
@@ -127,27 +119,18 @@ static floatX *cp_key_gradient(ContextParallel *cp, floatX *d_qkv) {
     return cp->size == 1 ? d_qkv + cp->Q : cp->d_sequence;
 }
 
-static void cp_reduce_scatter_start(ContextParallel *cp) {
-    int64_t count = 2 * cp->KV * cp->B * cp->T;
-    if (cp->size == 1) return;
-    cp_reorder(cp, cp->d_sequence, CP_TO_RANKS);
-    reduce_scatter_pieces_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks,
-                                cp->sequence, count, FLOATX);
-}
-static void cp_reduce_scatter_wait(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
+/* Writes the gradients of this rank's keys and values, summed over the queries of all ranks, to columns of d_qkv. */
+static void cp_reduce_scatter_kv(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
     size_t row = sizeof(floatX) * 2 * cp->KV, qkv_row = sizeof(floatX) * (cp->Q + 2 * cp->KV);
     int N = cp->B * cp->T;
     floatX *pieces = cp->sequence; // (size, B, T, 2·KV) gradients of this rank's tokens from each rank's queries
     if (cp->size == 1) return;
+    cp_reorder(cp, cp->d_sequence, CP_TO_RANKS);
+    reduce_scatter_pieces_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks, pieces,
+                                2 * cp->KV * N, FLOATX);
     comm_wait(cp->comm, &cp->request);
     sum_pieces(cp->dev, cp->own, pieces, cp->size, 2 * cp->KV * N);
     device_copy_rows(cp->dev, d_qkv + cp->Q, qkv_row, cp->own, row, row, N);
-}
-
-/* Writes the gradients of this rank's keys and values, summed over the queries of all ranks, to columns of d_qkv. */
-static void cp_reduce_scatter_kv(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
-    cp_reduce_scatter_start(cp);
-    cp_reduce_scatter_wait(cp, d_qkv);
 }
 
 #endif

@@ -56,12 +56,8 @@ static int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_
  * the first epoch continues with the samples that are left of it. */
 static int64_t sampler_position(const Sampler *s, int64_t step, int64_t *epoch) {
     int64_t global_batch = sampler_global_batch(s), since_start = step - s->start_step;
-    if (s->mixed) {
-        *epoch = s->start_epoch;
-        return s->start_sample + since_start * global_batch;
-    }
     int64_t left = max_i64(0, s->samples - s->start_sample), steps_left = sampler_steps_in(s, left);
-    if (since_start < steps_left) {
+    if (s->mixed || since_start < steps_left) { // a mixture as a whole has no epochs
         *epoch = s->start_epoch;
         return s->start_sample + since_start * global_batch;
     }

@@ -77,9 +77,6 @@ static void muon_end(Muon *muon) {
     arena_release(fsdp->dev, MEM_COMM, muon->mark);
 }
 
-/* The address of unit i's shard in muon->shards. `first`: the first unit of its group. */
-static floatX *muon_shard(const Muon *muon, int first, int i) { return muon->shards + (i - first) * muon->stride; }
-
 /* Approximates U V^T of x = U S V^T, (rows, cols): five iterations bring the singular values to about 0.7 to 1.2
  * (Jordan et al. 2024). The iterations multiply by the smaller Gram matrix: X X^T from the left or, if there are more
  * rows than columns, X^T X from the right, which equals the iterations on the transposed matrix. */

@@ -86,12 +86,6 @@ typedef enum { RATE_COSINE, RATE_LINEAR, RATE_CONSTANT, RATE_WSD, RATE_SHAPES } 
 static const char *const rate_shape_names[RATE_SHAPES] = {"cosine", "linear", "constant", "wsd"};
 #define RATE_SHAPE_NAMES "cosine|linear|constant|wsd"
 
-static RateShape rate_shape_find(const char *name) {
-    int shape = 0;
-    while (shape < RATE_SHAPES && strcmp(name, rate_shape_names[shape])) shape++;
-    return (RateShape)shape;
-}
-
 /* A learning-rate curve. */
 typedef struct {
     RateShape shape;
@@ -141,8 +135,11 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
 // ---------------------------------------------------------------------------
 // the updates of AdamW and Muon
 
+/* One step's update. */
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay; // Muon uses lr and weight_decay, too
+    float grad_scale;                          // turns the summed gradient into the clipped mean
+    int step;                                  // counts updates from 1
 } AdamW;
 
 /* How each kind of state is offloaded, and whether an update writes it. */
@@ -245,13 +242,6 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
 /* What is done with the units of a group: with Muon all of them get their momentum before any is updated. */
 typedef enum { PASS_MOMENTUM, PASS_UPDATE } UpdatePass;
 
-/* One step's update. */
-typedef struct {
-    const AdamW *adamw;
-    float grad_scale; // turns the summed gradient into the clipped mean
-    int step;         // counts updates from 1
-} Update;
-
 /* Extends a piece that AdamW updates by the unit's next tensors, as long as each begins where the one before it ends
  * and has the same weight decay: one call of AdamW then updates all of them. Tensors with padding between them are not
  * joined. On return *i is the next tensor, as for next_state_piece. */
@@ -266,9 +256,8 @@ static void join_neighbors(const Fsdp *fsdp, int *i, ShardPiece *piece) {
 
 /* AdamW (Loshchilov and Hutter 2019), or Muon on the matrices of the blocks, on what this rank keeps of one unit.
  * `shard`: (state_count) Muon's updates, from PASS_MOMENTUM to PASS_UPDATE; NULL: AdamW trains the whole unit. */
-static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX *shard, const Update *how) {
+static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX *shard, const AdamW *a) {
     const UnitState *s = unit_state(o, u);
-    const AdamW *a = how->adamw;
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
         if (p.tensor->is_frozen) {
@@ -283,20 +272,20 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
         float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
         if (pass == PASS_MOMENTUM) {
             if (p.tensor->is_muon) // exp_avg is the momentum; the shard receives Nesterov's update
-                muon_momentum(o->fsdp->dev, shard + p.at, exp_avg, grad, p.count, o->muon.momentum, how->grad_scale);
+                muon_momentum(o->fsdp->dev, shard + p.at, exp_avg, grad, p.count, o->muon.momentum, a->grad_scale);
         } else if (p.tensor->is_muon) {
             muon_update_piece(&o->muon, p.tensor, shard + p.at, p.count, master, copy, a->lr, weight_decay);
         } else {
             float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
             join_neighbors(o->fsdp, &i, &p);
             adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
-                  weight_decay, how->grad_scale, how->step);
+                  weight_decay, a->grad_scale, a->step);
         }
     }
 }
 
 /* Does one pass over the units [first, end): the next unit's state is fetched while one is updated. */
-static void update_units(Optimizer *o, int first, int end, UpdatePass pass, const Update *how) {
+static void update_units(Optimizer *o, int first, int end, UpdatePass pass, const AdamW *a) {
     Fsdp *fsdp = o->fsdp;
     const FsdpUnit *fetched = NULL;
     for (int i = first; i < end; i++) {
@@ -307,26 +296,25 @@ static void update_units(Optimizer *o, int first, int end, UpdatePass pass, cons
         fetched = i + 1 < end ? u + 1 : NULL; // trained units follow each other
         if (fetched) fetch_state(o, fetched);
         comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state", WAIT_OWN_COPY);
-        update_unit(o, u, pass, muon_has(&o->muon, i) ? muon_shard(&o->muon, first, i) : NULL, how);
+        floatX *shard = muon_has(&o->muon, i) ? o->muon.shards + (i - first) * o->muon.stride : NULL;
+        update_unit(o, u, pass, shard, a);
         store_state(o, u);
     }
 }
 
-/* Updates everything this rank keeps. `grad_scale` turns the summed gradient into the clipped mean; `step` counts
- * updates from 1. */
-static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int step) {
+/* Updates everything this rank keeps. */
+static void optimizer_step(Optimizer *o, const AdamW *a) {
     Fsdp *fsdp = o->fsdp;
     Device *dev = fsdp->dev;
-    const Update how = {a, grad_scale, step};
     if (o->offloaded) device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE); // it has written the gradients
     for (int first = 0, end; first < fsdp->table->num_units; first = end) {
         end = muon_group_end(&o->muon, first);
         if (muon_has(&o->muon, first)) {
             muon_begin(&o->muon, first);
-            update_units(o, first, end, PASS_MOMENTUM, &how);
+            update_units(o, first, end, PASS_MOMENTUM, a);
             muon_orthogonalize(&o->muon, first, end);
         }
-        update_units(o, first, end, PASS_UPDATE, &how);
+        update_units(o, first, end, PASS_UPDATE, a);
         if (muon_has(&o->muon, first)) muon_end(&o->muon);
     }
     /* The next step's all-gathers read what was written here. */

@@ -76,19 +76,8 @@ typedef struct {
     float *d_mlp_norm;       // (C) the same
 } BlockWeights;
 
-/* What of a run's settings the model depends on. */
 typedef struct {
-    int recompute;           // RECOMPUTE_NONE, …
-    int64_t recompute_every; // with RECOMPUTE_EVERY
-    int slots;               // units of blocks that may be unsharded at once
-    int doc_mask;            // attention stays within a document
-    int logit_rows;          // tokens whose logits exist at a time; 0: as many as are fast
-    float z_loss;            // weight of the squared log of the softmax's denominator; 0: off
-} ModelSettings;
-
-typedef struct {
-    ModelSettings settings;
-    const Llama3Config *whole_config;
+    const RunSettings *run; // of which the model reads --recompute, --slots, --doc-mask, --logit-rows and --z-loss
     Llama3Config config;    // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
     TensorTable table;      // this rank's tensors
     BlockWeights shapes;    // of every block's weights, without addresses; block_weights adds those
@@ -371,11 +360,10 @@ static void norm_backward(Llama3 *m, float *d_w, const floatX *x, const float *r
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
 
-/* Starts to gather m->d_x for what comes after block l in backward: block l - 1, or the embedding. */
+/* Starts to gather m->d_x for what reads it after block l in backward: block l - 1, or the embedding. */
 static void prefetch_d_x(Llama3 *m, int l) {
-    int embeds = stage_embeds(m) && !m->table.units[m->table.embed].frozen;
     if (l > m->stage->first_block) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
-    else if (embeds) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
+    else if (stage_embeds(m)) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
 }
 
 /* Block l: the lines of block_forward from the last to the first. m->d_x is the gradient of the residual stream after
@@ -526,14 +514,14 @@ static int stage_end(const Llama3 *m) {
  * the unit after it. After the last unit of blocks comes the head. */
 static void prefetch_forward(Llama3 *m, int next) {
     int end = stage_end(m);
-    for (int unit = next; unit < end && unit < next + m->settings.slots - 1; unit++) blocks_prefetch(m, unit);
+    for (int unit = next; unit < end && unit < next + m->run->slots - 1; unit++) blocks_prefetch(m, unit);
     if (next == end && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 
 /* The same in backward, from `next` down. Backward calls this before it starts to reduce the gradient of the unit that
  * it has just computed: on a connection that both share, the all-gathers would queue behind the reduction. */
 static void prefetch_backward(Llama3 *m, int next) {
-    for (int unit = next; unit >= m->stage->first_unit && unit > next - (m->settings.slots - 1); unit--)
+    for (int unit = next; unit >= m->stage->first_unit && unit > next - (m->run->slots - 1); unit--)
         blocks_prefetch(m, unit);
 }
 
@@ -701,7 +689,7 @@ typedef struct {
 typedef struct {
     StateArenas state; // weights and moments
     Progress progress;
-    int save_signals_seen, noted_lost_lines;
+    int save_signals_seen;
     int64_t saved; // step of a checkpoint that no line of metrics.jsonl has named yet; 0: none
 } PeriodResult;
 
@@ -714,9 +702,8 @@ typedef struct Trainer {
     Optimizer optimizer;
     Loader loader;
     CheckpointWriter writer;
-    Logger logger;        // writes on rank 0 only
-    Progress progress;    // steps, samples, updates and skipped updates so far
-    int noted_lost_lines; // rank 0 has said that standard output cannot be written
+    Logger logger;     // writes on rank 0 only
+    Progress progress; // steps, samples, updates and skipped updates so far
 
     ReportExchange reports;           // the ranks' reports of a step, and sums of losses and of squared gradients
     int64_t saved_by_previous_period; // PeriodResult.saved of the recipe's period before this one
@@ -771,10 +758,11 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     }
     if (skip_outlier(&trainer->reports, run, &trainer->progress, &trainer->logger, step, s)) return;
     if (!s->targets && !trainer->parallel.dev.dry_run) return; // nothing to learn; a dry run has no targets
-    AdamW adam = {(float)s->lr, (float)run->beta1, (float)run->beta2, (float)run->eps, (float)run->weight_decay};
-    double clip = clip_coefficient(run->clip, s->grad_norm), grad_scale = clip / (double)max_i64(1, s->targets);
+    AdamW adam = {(float)s->lr, (float)run->beta1, (float)run->beta2, (float)run->eps, (float)run->weight_decay, 0, 0};
+    adam.grad_scale = (float)(clip_coefficient(run->clip, s->grad_norm) / (double)max_i64(1, s->targets));
     trainer->progress.updates++;
-    optimizer_step(&trainer->optimizer, &adam, (float)grad_scale, (int)trainer->progress.updates);
+    adam.step = (int)trainer->progress.updates;
+    optimizer_step(&trainer->optimizer, &adam);
 }
 
 /* The step `whole` ends: counts its samples, and fills in how long it took and waited. */
@@ -906,11 +894,11 @@ static int32_t *activation_int32(Llama3 *m, const char *name, int64_t elements) 
 }
 
 static Keep block_keeps(const Llama3 *m, int l) {
-    const ModelSettings *s = &m->settings;
-    if (!m->training || s->recompute == RECOMPUTE_NONE) return KEEP_ALL;
-    if (s->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
-    if (s->recompute == RECOMPUTE_FULL) return KEEP_INPUT;
-    return l % s->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
+    const RunSettings *run = m->run;
+    if (!m->training || run->recompute == RECOMPUTE_NONE) return KEEP_ALL;
+    if (run->recompute == RECOMPUTE_SELECTIVE) return KEEP_MATMULS;
+    if (run->recompute == RECOMPUTE_FULL) return KEEP_INPUT;
+    return l % run->recompute_every ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
 }
 
 /* Allocates a block's buffers whose Keep (the middle column of BlockActivations) is in [first, last]; the others are
@@ -965,8 +953,8 @@ static void blocks_open(Llama3 *m, const Schedule *schedule) {
 /* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
  * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
 static void logits_open(Llama3 *m) {
-    int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
-    int64_t rows = m->settings.logit_rows;
+    int V = (m->fsdp->config->V + m->tp->size - 1) / m->tp->size;
+    int64_t rows = m->run->logit_rows;
     if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
     m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
     int64_t bytes = 0;
@@ -988,8 +976,8 @@ static void head_open(Llama3 *m) {
     m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
     logits_open(m);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
-    if (m->training && m->settings.z_loss > 0) {
-        m->z_loss.weight = m->settings.z_loss;
+    if (m->training && m->run->z_loss > 0) {
+        m->z_loss.weight = (float)m->run->z_loss;
         m->z_loss.losses = activation_fp32(m, "z-losses", all);
         device_zero(m->dev, m->z_loss.losses, sizeof(float) * all);
     }
@@ -1018,7 +1006,7 @@ static void positions_open(Llama3 *m, int count) {
 static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int cached) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
-    int first_token_id = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
+    int first_token_id = (int)split_begin(m->fsdp->config->V, m->table.part.tp, m->table.part.tp_rank);
     tp_open(m->tp, m->fsdp->comm, (int)N, c->C, first_token_id, m->training);
     cp_open(m->cp, m->fsdp->comm, B, T, Q, KV, m->training);
     model_set_tokens(m, B, T, 0);
@@ -1026,7 +1014,7 @@ static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int ca
     blocks_open(m, schedule);
     m->sublayer_out = activation(m, "sublayer output", n * c->C);
     if (m->table.embed >= 0) m->ids = activation_int32(m, "token ids", N);
-    if (m->settings.doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
+    if (m->run->doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
     m->own_docs = m->docs;
     if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
     if (m->table.head >= 0) head_open(m);
@@ -1084,15 +1072,15 @@ static void checkpoints_open(Trainer *trainer) {
 static void data_open(Trainer *trainer) {
     const Job *j = trainer->job;
     const RunSettings *run = &j->run;
-    const Mesh *mesh = &trainer->parallel.mesh;
+    const ContextParallel *cp = &trainer->parallel.cp;
     Sampler s = job_sampler(j, trainer->parallel.rank);
     LoaderOptions options = ZERO;
     trainer->progress = j->start;
     outliers_continue(&trainer->progress.outliers, run->outlier_window);
     options.T = run->seq;
     options.document_ids = run->doc_mask;
-    options.cp = mesh->size[AXIS_CP];
-    options.cp_rank = mesh_coordinate(mesh, trainer->parallel.rank, AXIS_CP);
+    options.cp = cp->size;
+    options.cp_rank = cp->rank;
     options.first_step = j->start.step;
     options.end_step = period_end_step(j);
     options.workers = run->workers;
@@ -1160,8 +1148,6 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     const RunSettings *run = &j->run;
     Parallel *p = &trainer->parallel;
     Llama3 *m = &trainer->model;
-    ModelSettings settings = {run->recompute, run->recompute_every, run->slots,
-                              run->doc_mask,  run->logit_rows,      (float)run->z_loss};
     memset(trainer, 0, sizeof *trainer);
     trainer->job = j;
     p->mesh = j->mesh;
@@ -1177,8 +1163,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     table_open(&m->table, &j->config, run->wrap_size, &part);
     table_freeze(&m->table, &j->recipe, j->period);
     m->config = config_of_part(&j->config, &part);
-    m->whole_config = &j->config;
-    m->settings = settings;
+    m->run = run;
     m->training = job_trains(j);
     m->softmax_statistics = j->purpose.softmax_statistics;
     m->dev = &p->dev;
@@ -1196,7 +1181,6 @@ static void trainer_continue(Trainer *trainer, const PeriodResult *before) {
     trainer->progress.tokens = before->progress.tokens;
     trainer->progress.outliers = before->progress.outliers;
     trainer->reports.save_signals_seen = before->save_signals_seen;
-    trainer->noted_lost_lines = before->noted_lost_lines;
     trainer->saved_by_previous_period = before->saved;
 }
 
@@ -1207,7 +1191,6 @@ static PeriodResult trainer_end_period(Trainer *trainer) {
     result.state = device_take_state(&trainer->parallel.dev);
     result.progress = trainer->progress;
     result.save_signals_seen = trainer->reports.save_signals_seen;
-    result.noted_lost_lines = trainer->noted_lost_lines;
     result.saved = trainer->logger.saved;
     trainer_close(trainer);
     return result;
@@ -1350,15 +1333,13 @@ static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     trace_as_one_event(&p->dev, events, "replica check", start);
 }
 
-/* Every `every` steps, unless it is 0, and after the last step. */
-static int is_due(int64_t step, int every, int64_t last) { return step >= last || (every && step % every == 0); }
-
-/* After every --val-every steps and after the last one. */
+/* After every --val-every steps, unless that is 0, and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
     const RunSettings *run = &trainer->job->run;
     int64_t events = trainer->parallel.dev.rec.num_events;
     double start = seconds_now();
-    if (!trainer->job->val.num_files || !is_due(step, run->val_every, period_end_step(trainer->job))) return;
+    int is_due = step >= period_end_step(trainer->job) || (run->val_every && step % run->val_every == 0);
+    if (!trainer->job->val.num_files || !is_due) return;
     Evaluation e = evaluate(trainer, &trainer->job->val, run->val_batches);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(e.loss))
@@ -1380,7 +1361,7 @@ static void after_step(Trainer *trainer, StepStats *s, int has_updated, double f
         logger_step(&trainer->logger, step, s, trainer->reports.figures);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->reports.samples,
                        trainer->reports.samples_of_rank);
-        note_lost_progress(&trainer->noted_lost_lines);
+        note_lost_progress();
     }
     if (trainer->job->run.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
@@ -1463,12 +1444,6 @@ static void report_start(Trainer *trainer) {
     if (j->run.out) write_run_files(trainer);
 }
 
-static void report_end(Trainer *trainer, int is_complete) {
-    logger_loader(&trainer->loader);
-    logger_close(&trainer->logger, !is_complete || !trainer->job->next_period);
-    note_lost_progress(&trainer->noted_lost_lines);
-}
-
 /* Trains up to the end of the period, or until a signal asks for the end. Returns 1 if the period is complete. */
 static int train(Trainer *trainer) {
     const RunSettings *run = &trainer->job->run;
@@ -1505,43 +1480,24 @@ static int train(Trainer *trainer) {
     loader_close(&trainer->loader, dev);
     int is_stopped = asked_to_end && trainer->job->next_period; // before the recipe's next period
     int is_complete = progress->step == last && !is_stopped;
-    if (speaks) report_end(trainer, is_complete);
+    if (!speaks) return is_complete;
+    logger_loader(&trainer->loader);
+    logger_close(&trainer->logger, !is_complete || !trainer->job->next_period);
+    note_lost_progress();
     return is_complete;
 }
 
 // ---------------------------------------------------------------------------
 // one rank, from its dry run to its end
 
-/* Trains the periods of the recipe that follow j, which `trainer` has completed. Each is like a run that resumes at
- * the end of the period before it, except that weights and moments stay where they are. `complete`: whether the last
- * period that was trained is. */
-static void train_later_periods(Trainer *trainer, Trainer *dry_run, Job *j, int *complete) {
-    int rank = trainer->parallel.rank;
-    while (*complete && j->next_period) {
-        j = j->next_period;
-        if (trainer->job->run.after_save) wait_for_commands(&trainer->writer);
-        comm_phase(&trainer->parallel.comm, PHASE_START); // the next period opens everything again
-        PeriodResult before = trainer_end_period(trainer);
-        trainer_close(dry_run);
-        dry_run_open(dry_run, j, rank, NULL);
-        trainer_open(trainer, dry_run, j, rank, &before);
-        *complete = train(trainer);
-    }
-}
-
-/* Refuses a run if a later period needs more memory than there is. */
-static void check_memory_of_periods(Trainer *dry_run, const Job *j, int rank) {
-    for (; j; j = j->next_period) {
-        dry_run_open(dry_run, j, rank, NULL);
-        check_memory(j, &dry_run->parallel.comm);
-        trainer_close(dry_run);
-    }
-}
-
-/* Opens what this rank needs. */
+/* Opens what this rank needs, unless this or a later period needs more memory than there is. */
 static void rank_open(Trainer *trainer, Trainer *dry_run, Job *j, int rank) {
     int checks = rank == 0 || j->host_transport == &transport_threads || uses_nccl(j);
-    if (checks) check_memory_of_periods(dry_run, j->next_period, rank);
+    for (const Job *later = j->next_period; checks && later; later = later->next_period) {
+        dry_run_open(dry_run, later, rank, NULL);
+        check_memory(later, &dry_run->parallel.comm);
+        trainer_close(dry_run);
+    }
     dry_run_open(dry_run, j, rank, NULL);
     // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
     // threads all check: each allocates without waiting for the others, so it must have checked first. If ranks are
@@ -1557,7 +1513,17 @@ static void rank_main(Job *j, int rank) {
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     rank_open(trainer, dry_run, j, rank);
     int complete = train(trainer);
-    train_later_periods(trainer, dry_run, j, &complete);
+    // A later period of the recipe is like a run that resumes at the end of the period before it, except that weights
+    // and moments stay where they are.
+    for (Job *later = j->next_period; complete && later; later = later->next_period) {
+        if (trainer->job->run.after_save) wait_for_commands(&trainer->writer);
+        comm_phase(&trainer->parallel.comm, PHASE_START); // the period opens everything again
+        PeriodResult before = trainer_end_period(trainer);
+        trainer_close(dry_run);
+        dry_run_open(dry_run, later, rank, NULL);
+        trainer_open(trainer, dry_run, later, rank, &before);
+        complete = train(trainer);
+    }
     if (!complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->run.after_save) wait_for_commands(&trainer->writer);
     trainer_close(trainer);

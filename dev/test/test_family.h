@@ -11,7 +11,7 @@ static void test_rate_shapes(void) {
                        &rate.warmup, &rate.decay, &rate.steps) == 6) {
         double worst = 0, wanted;
         int64_t step = 0;
-        rate.shape = rate_shape_find(shape);
+        rate.shape = (RateShape)choice_index(shape, strlen(shape), RATE_SHAPE_NAMES);
         rate.first_step = rate.steps; // a curve that does not begin at the run's first step
         while (step < rate.steps && fscanf(f, "%lf", &wanted) == 1)
             worst = worst_of(worst, fabs(learning_rate_at(&rate, rate.first_step + ++step) - wanted) / rate.peak);

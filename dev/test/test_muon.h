@@ -4,7 +4,10 @@
 // ---------------------------------------------------------------------------
 // three updates against PyTorch's
 
-static const AdamW muon_test_update = {0.02f, 0.9f, 0.95f, 1e-8f, 0.1f};
+static AdamW muon_test_update(float grad_scale, int step) {
+    AdamW a = {0.02f, 0.9f, 0.95f, 1e-8f, 0.1f, grad_scale, step};
+    return a;
+}
 
 /* Puts the fixture's gradients of a step in place of the program's. */
 static void set_fixture_gradients(Trainer *trainer, const StFiles *s, int step) {
@@ -68,7 +71,8 @@ static void test_muon_fixture(void) {
             before[i] = floats_on_host(fsdp->dev, fsdp->units[t->unit].master + t->offset, t->rows * t->cols);
         }
         set_fixture_gradients(trainer, &expected, step);
-        optimizer_step(&trainer->optimizer, &muon_test_update, scales[step - 1], step);
+        const AdamW update = muon_test_update(scales[step - 1], step);
+        optimizer_step(&trainer->optimizer, &update);
         Worst muon = compare_changes(trainer, &expected, step, before, 1);
         Worst others = compare_changes(trainer, &expected, step, before, 0);
         snprintf(name, sizeof name, "step %d: Muon changes square, wide and tall matrices as PyTorch does", step);
@@ -100,7 +104,8 @@ static void test_muon_without_momentum(void) {
     Worst worst = ZERO;
     for (int step = 1; step <= 2; step++) {
         set_fixture_gradients(trainer, &gradients, step);
-        optimizer_step(&trainer->optimizer, &muon_test_update, clip, step);
+        const AdamW update = muon_test_update(clip, step);
+        optimizer_step(&trainer->optimizer, &update);
     }
     for (int i = 0; i < trainer->model.table.num_tensors; i++) {
         const Tensor *t = &trainer->model.table.tensors[i];
@@ -169,7 +174,8 @@ static void muon_updates_body(Job *j, int rank) {
     for (int step = 1; step <= 3; step++) {
         set_gradients(trainer, step);
         poison_pools(&trainer->parallel.fsdp);
-        optimizer_step(&trainer->optimizer, &muon_test_update, 0.5f, step);
+        const AdamW update = muon_test_update(0.5f, step);
+        optimizer_step(&trainer->optimizer, &update);
     }
     collect_state(trainer, STATE_MASTER, muon_weights);
     __atomic_fetch_add(&muon_padding, count_touched_padding(&trainer->parallel.fsdp), __ATOMIC_RELAXED);

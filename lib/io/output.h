@@ -46,13 +46,14 @@ static inline void finish_results(void) {
     if (copy >= 0 && close(copy)) results_lost(errno);
 }
 
-/* Says once that progress lines could not be written. *noted: 1 when it has been said. */
-static inline void note_lost_progress(int *noted) {
+/* Says once that progress lines could not be written. Only one thread calls it. */
+static inline void note_lost_progress(void) {
+    static int noted;
     int failed = fflush(stdout);
     if (!failed && !ferror(stdout)) return;
-    if (!*noted)
+    if (!noted)
         fprintf(stderr, "note: standard output is full or closed: progress lines are lost, and training continues\n");
-    *noted = 1;
+    noted = 1;
     clearerr(stdout);
 }
 

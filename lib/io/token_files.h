@@ -58,7 +58,7 @@ typedef struct {
 typedef struct {
     char *pattern; // a path or a glob
     int number;    // index among the sources of the run, which seeds the shuffling of its windows
-    int first_file, num_files;
+    int num_files;
     int64_t first_window, windows, tokens;
     int64_t used; // windows of it that earlier periods of the run have consumed
 } DataSource;
@@ -198,7 +198,6 @@ static int pattern_expand(const char *pattern, char ***paths) {
 static void source_open(Dataset *d, DataSource *source, int partial) {
     char **paths;
     int64_t length = (int64_t)d->T * d->pieces; // of a window
-    source->first_file = d->num_files;
     source->num_files = pattern_expand(source->pattern, &paths);
     if (!source->num_files)
         user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", source->pattern);

@@ -8,7 +8,7 @@
 #define CHECKPOINT_H
 #include "../../dataloader.h"     // defines: Sampler, sampler_position
 #include "../setup/config_json.h" // defines: config_from_json, config_write_json
-#include "../setup/options.h"     // defines: Options, option_text
+#include "../setup/options.h"     // defines: Options, option_text; includes option_table.h: choice_index
 #include "peft.h"                 // defines: adapters_open
 #include "out_dir.h"              // defines: newest_checkpoint, checkpoint_path
 #include "../setup/recipe.h"      // defines: Recipe, recipe_period_after, LearningRate
@@ -276,7 +276,7 @@ static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int perio
         if (!same || !strcmp(text, same->valuestring)) continue;
         if (integers[i]) *integers[i] = strtoll(text, NULL, 10);
         else if (reals[i]) *reals[i] = strtod(text, NULL);
-        else was.shape = rate_shape_find(text);
+        else was.shape = (RateShape)choice_index(text, strlen(text), RATE_SHAPE_NAMES);
     }
     const char *decay = setting_recorded(then, setting_name(name, period, "--lr-decay"));
     if (!strcmp(decay, "0")) was.decay = max_i64(1, was.steps / 10); // as recipe.h chooses it

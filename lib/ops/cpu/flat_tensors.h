@@ -13,8 +13,8 @@ enum { STREAM_FLOATS = 1 << 20 }; // sums of at least so many floats bypass the 
 // ---------------------------------------------------------------------------
 // sums over pieces
 
-static inline vfloat load_piece(const void *pieces, Dtype dtype, int64_t at, int64_t n) {
-    return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)pieces + at, n) : load_float((const float *)pieces + at, n);
+static inline vfloat load_either(const void *x, Dtype dtype, int64_t at, int64_t n) {
+    return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)x + at, n) : load_float((const float *)x + at, n);
 }
 
 /* The sum of element i … i + VL - 1 of n pieces by a binary tree. level[] holds the finished left halves, widest first:
@@ -23,7 +23,7 @@ static inline vfloat tree_sum_vector(const void *pieces, Dtype dtype, int n, int
     vfloat level[32];
     int waiting = 0;
     for (int k = 0; k < n; k++) {
-        vfloat sum = load_piece(pieces, dtype, k * count + i, count - i);
+        vfloat sum = load_either(pieces, dtype, k * count + i, count - i);
         for (int bits = k; bits & 1; bits >>= 1) {
             waiting--;
             sum = level[waiting] + sum;
@@ -91,8 +91,7 @@ static void add_squares(OpStream *on, ExactSum *total, const void *x, Dtype dtyp
         for (int64_t b = 0; b < count; b += NORM_BLOCK) {
             vfloat squares = vsplat(0);
             for (int64_t i = b; i < min_i64(count, b + NORM_BLOCK); i += VL) {
-                vfloat v = dtype == DTYPE_F32 ? load_float((const float *)x + i, count - i)
-                                              : load_bf16((const bf16 *)x + i, count - i);
+                vfloat v = load_either(x, dtype, i, count - i);
                 squares = vfma(v, v, squares);
             }
             exact_add(&sum, vsum(squares));
