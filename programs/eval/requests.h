@@ -12,7 +12,7 @@
 #include "../../lib/io/input.h"      // defines: refuse_endless
 #include "../../tokenizer.h"         // defines: Tokenizer, tokenizer_encode
 #include "../shared/request_lines.h" // defines: request_text, request_name, json_ids
-#include "../shared/text_input.h"    // defines: utf8_valid_length, json_has_zero_byte, with_room_for_one
+#include "../shared/text_input.h"    // defines: utf8_valid_length, length_without_space, with_room_for_one, …
 
 typedef struct {
     int64_t first;    // its tokens are ids[first] to ids[first + tokens - 1]
@@ -76,43 +76,9 @@ static int request_add_ids(Requests *r, const cJSON *json, const char *where, co
     return (int)(r->num_ids - before);
 }
 
-/* The length of a text without the white space at its end, as Python's str.rstrip takes it. */
-static size_t length_without_space(const char *text) {
-    static const char *const spaces[] = {" ",
-                                         "\t",
-                                         "\n",
-                                         "\v",
-                                         "\f",
-                                         "\r",
-                                         "\x1c",
-                                         "\x1d",
-                                         "\x1e",
-                                         "\x1f",
-                                         "\xC2\x85",
-                                         "\xC2\xA0",
-                                         "\xE1\x9A\x80",
-                                         "\xE2\x80\xA8",
-                                         "\xE2\x80\xA9",
-                                         "\xE2\x80\xAF",
-                                         "\xE2\x81\x9F",
-                                         "\xE3\x80\x80"};
-    size_t length = strlen(text), before;
-    do {
-        before = length;
-        for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
-            size_t n = strlen(spaces[i]);
-            if (length >= n && !memcmp(text + length - n, spaces[i], n)) length -= n;
-        }
-        if (length >= 3 && !memcmp(text + length - 3, "\xE2\x80", 2) && (uint8_t)text[length - 1] >= 0x80 &&
-            (uint8_t)text[length - 1] <= 0x8A) // U+2000 to U+200A
-            length -= 3;
-    } while (length < before);
-    return length;
-}
-
 /* Appends the tokens of a context and its continuation. Returns how many tokens the continuation has. */
 static int request_add_texts(Requests *r, const char *where, const char *context, const char *continuation) {
-    size_t before = r->num_ids, context_tokens = 1, length = length_without_space(context);
+    size_t before = r->num_ids, context_tokens = 1, length = length_without_space(context, strlen(context));
     if (!r->tokenizer)
         user_error("%s: texts need a tokenizer, and %s: give one with --tokenizer FILE, or give \"context_ids\" and "
                    "\"continuation_ids\"",
