@@ -8,7 +8,7 @@
 #ifndef TOKENIZER_JSON_H
 #define TOKENIZER_JSON_H
 #include "../../lib/io/json.h" // defines: json_parse_object, json_refuse_duplicates, json_read_object
-#include "tokenizer_model.h"   // defines: tokenizer_from_model, tokenizer_read_file, tokenizer_allocate
+#include "tokenizer_model.h"   // defines: tokenizer_from_model, tokenizer_allocate, is_special_token, …
 #include "text_input.h"        // defines: json_has_zero_byte
 
 // ---------------------------------------------------------------------------
@@ -501,11 +501,8 @@ static void merges_find_divided(Tokenizer *t) {
     size_t capacity = 0, divided = 0;
     Encoder e = encoder_open(t, &ids, &capacity, 0);
     uint8_t *is_divided = new_array(uint8_t, t->vocab_size);
-    for (int32_t id = 0, special = 0; id < t->vocab_size; id++) {
-        if (special < t->num_special && t->special[special] == id) {
-            special++;
-            continue;
-        }
+    for (int32_t id = 0; id < t->vocab_size; id++) {
+        if (is_special_token(t, id)) continue;
         const char *bytes = t->bytes + t->start[id];
         size_t n = token_length(t, id), known = 0;
         while (known < n && !t->missing[(uint8_t)bytes[known]]) known++;

@@ -9,6 +9,16 @@
 #include "../../tokenizer.h" // defines: Tokenizer, token_slot, split_open
 #include "text_input.h"      // defines: UTF8_BYTE_ORDER_MARK
 
+static inline int is_special_token(const Tokenizer *t, int32_t id) {
+    int low = 0, high = t->num_special; // where the first special token from `id` on is
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (t->special[middle] < id) low = middle + 1;
+        else high = middle;
+    }
+    return low < t->num_special && t->special[low] == id;
+}
+
 /* The name of special token i of the 256 that Llama 3.1 has, in the order of its release. */
 static void llama3_special_name(int i, char name[SPECIAL_NAME_BYTES]) {
     static const char *const named[] = {"<|begin_of_text|>",
