@@ -364,18 +364,12 @@ static void vocabulary_read_added(JsonVocabulary *v) {
 }
 
 static void vocabulary_add_base(Tokenizer *t, const JsonVocabulary *v, int32_t id) {
-    char *bytes = t->bytes + t->start[id];
-    size_t n = token_text_decode(v->bytes_of, v->names[id], strlen(v->names[id]), bytes);
+    size_t n = token_text_decode(v->bytes_of, v->names[id], strlen(v->names[id]), t->bytes + t->start[id]);
     if (!n)
         user_error("tokenizer %s: the token '%.80s' (id %d) has a character that ByteLevel uses for no byte, expected "
                    "text in GPT-2's characters for bytes",
                    v->path, v->names[id], id);
-    t->start[id + 1] = t->start[id] + n;
-    t->n_base++;
-    if (n > t->longest) t->longest = n;
-    TokenSlot *slot = token_slot(t, bytes, n); // empty: names differ, and each character stands for one byte
-    slot->hash = token_hash(bytes, n);
-    slot->id = id;
+    tokenizer_add_base(t, id, n); // it is new: names differ, and each character stands for one byte
 }
 
 static int by_token_name(const void *a, const void *b) {
