@@ -313,7 +313,6 @@ static void audit_print(Audit *a) {
 }
 
 static void audit(const char *out) {
-    if (!out) user_error("--audit reads what a run left in --out: add --out DIR");
     char path[4096], *text = NULL;
     size_t capacity = 0;
     Audit a = ZERO;

@@ -509,7 +509,6 @@ static void tokenize_texts(const TokensOptions *o) {
     TextJob j = ZERO;
     Reader *r = &j.reader;
     const TextOutputs a = {o->tokenizer, {"--out-train", o->out_train}, {"--out-val", o->out_val}, o->save_seconds};
-    if (!a.val.path) user_error("--out-val is missing: give a token file to validate on");
     if (o->threads) omp_set_num_threads(o->threads);
     reader_open(r, o);
     double started = seconds_now();
