@@ -7,7 +7,7 @@
 #ifndef CHAT_TEMPLATE_H
 #define CHAT_TEMPLATE_H
 #include "tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside
-#include "text_input.h"     // defines: read_text_file, space_length, length_without_space, with_room_for_one
+#include "text_input.h"     // defines: space_length, length_without_space, with_room_for_one
 #include <time.h>           // defines: strftime
 
 /* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */
@@ -163,7 +163,8 @@ static char *chat_template_beside(const char *tokenizer_path, char *source, int 
     for (int i = 0; i < 2; i++) {
         path_beside(source, 4096, tokenizer_path, files[i]);
         if (!entry_exists(source)) continue;
-        char *text = read_text_file(source);
+        size_t length;
+        char *text = read_regular_file(source, &length);
         if (!text) user_error("cannot read %s: %s", source, strerror(errno));
         return text;
     }

@@ -3,11 +3,6 @@
 #define TEXT_INPUT_H
 #include "../../lib/io/json.h" // defines: utf8_code; includes base.h: utf8_character_length, checked_realloc
 
-static inline char *read_text_file(const char *path) {
-    size_t length;
-    return read_regular_file(path, &length);
-}
-
 /* U+FEFF at the beginning of a text file, which some editors put there: it is no part of the text. */
 #define UTF8_BYTE_ORDER_MARK "\xEF\xBB\xBF"
 
