@@ -156,19 +156,17 @@ static int post_processor_is_known(const cJSON *post_processor, const char **fro
     for (int i = 0; i < count; i++) {
         int num_texts = 0;
         const char *type = i < MOST_PARTS ? component_type(parts[i]) : "Sequence";
-        int is_behind = 0;
         if (strcmp(type, "TemplateProcessing") && strcmp(type, "ByteLevel")) {
             snprintf(what, UNSUPPORTED_BYTES, "the post-processor '%.80s'", type);
             return 0;
         }
         cJSON_ArrayForEach(piece, json_get(parts[i], "single")) {
             const char *name = json_string_or(json_get(json_get(piece, "SpecialToken"), "id"), NULL);
-            if (name && (is_behind || *front)) {
+            if (name && (num_texts || *front)) {
                 snprintf(what, UNSUPPORTED_BYTES, "the post-processor TemplateProcessing to put '%.80s' %s a text",
-                         name, is_behind ? "behind" : "and another token in front of");
+                         name, num_texts ? "behind" : "and another token in front of");
                 return 0;
             }
-            is_behind |= !name;
             num_texts += !name;
             if (!name) continue;
             const cJSON *ids = json_get(json_get(json_get(parts[i], "special_tokens"), name), "ids");
@@ -339,7 +337,7 @@ static void vocabulary_read_model(JsonVocabulary *v) {
     }
 }
 
-/* The added tokens: each is in the model's vocabulary or follows it, in the order of the ids. */
+/* The added tokens: each is in the model's vocabulary or follows it, in the order of the ids (vocabulary_is_known). */
 static void vocabulary_read_added(JsonVocabulary *v) {
     const cJSON *item;
     int32_t next = v->in_model;
@@ -352,10 +350,6 @@ static void vocabulary_read_added(JsonVocabulary *v) {
                        v->path, content, id, v->names[id]);
         if (id < v->in_model && v->is_special[id])
             user_error("tokenizer %s: the added token '%.80s' is listed twice, expected once", v->path, content);
-        if (id >= v->in_model && id != next)
-            user_error("tokenizer %s: the added token '%.80s' has the id %d, expected %d: added tokens follow the "
-                       "vocabulary without a gap",
-                       v->path, content, id, next);
         v->names[id] = content;
         v->is_special[id] = 1;
         next += id == next;
