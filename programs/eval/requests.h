@@ -255,16 +255,11 @@ static void requests_cut(Requests *r, int T) {
 // ---------------------------------------------------------------------------
 // batches
 
-typedef struct {
-    int tokens;
-    int64_t request;
-} RequestLength;
-
 /* The most tokens first; requests of equal length in the order of the file. */
 static int by_length(const void *a, const void *b) {
-    const RequestLength *x = (const RequestLength *)a, *y = (const RequestLength *)b;
+    const ScoreRequest *x = *(const ScoreRequest *const *)a, *y = *(const ScoreRequest *const *)b;
     if (x->tokens != y->tokens) return x->tokens < y->tokens ? 1 : -1;
-    return (x->request > y->request) - (x->request < y->request);
+    return (x > y) - (x < y);
 }
 
 enum { MOST_SCORE_ROWS = 256, SCORE_LENGTHS = 16 /* batches are padded to a multiple of so many tokens */ };
@@ -273,24 +268,21 @@ enum { MOST_SCORE_ROWS = 256, SCORE_LENGTHS = 16 /* batches are padded to a mult
  * rank computes them, and so neither do the scores. With `same_shape` every batch is computed as B rows of T tokens,
  * because a context-parallel rank has fixed halves of T positions; else a batch of short requests has more rows. */
 static void requests_make_batches(Requests *r, int B, int T, int same_shape) {
-    RequestLength *lengths = new_array(RequestLength, r->count);
+    const ScoreRequest **sorted = new_array(const ScoreRequest *, r->count);
     r->order = new_array(int64_t, r->count);
     r->batches = new_array(ScoreBatch, r->count);
-    for (int64_t i = 0; i < r->count; i++) {
-        lengths[i].tokens = r->requests[i].tokens;
-        lengths[i].request = i;
-    }
-    qsort(lengths, (size_t)r->count, sizeof *lengths, by_length);
-    for (int64_t i = 0; i < r->count; i++) r->order[i] = lengths[i].request;
+    for (int64_t i = 0; i < r->count; i++) sorted[i] = &r->requests[i];
+    qsort(sorted, (size_t)r->count, sizeof *sorted, by_length);
+    for (int64_t i = 0; i < r->count; i++) r->order[i] = sorted[i] - r->requests;
     for (int64_t i = 0; i < r->count;) {
         ScoreBatch *batch = &r->batches[r->num_batches++];
         batch->first = i;
-        batch->T = same_shape ? T : (int)min_i64(T, round_up(lengths[i].tokens - 1, SCORE_LENGTHS));
+        batch->T = same_shape ? T : (int)min_i64(T, round_up(sorted[i]->tokens - 1, SCORE_LENGTHS));
         int rows = same_shape ? B : (int)((int64_t)B * T / batch->T);
         batch->rows = (int)min_i64(min_i64(rows, MOST_SCORE_ROWS), r->count - i);
         i += batch->rows;
     }
-    free(lengths);
+    free(sorted);
 }
 
 static void requests_close(Requests *r) {
