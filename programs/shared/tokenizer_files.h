@@ -259,24 +259,20 @@ enum { MOST_FINGERPRINTS = 3 };
 static int tokenizer_fingerprints(const Tokenizer *t, uint8_t out[MOST_FINGERPRINTS][32]) {
     size_t length;
     int count = 0;
+    Tokenizer *same = NULL; // of a tokenizer.json: the tokenizer.model with its tokens
     memcpy(out[count++], t->fingerprint, 32);
-    if (!t->merges) {
-        if (!tokenizer_fits_json(t)) return count;
-        char *json = tokenizer_json_text(t, &length);
-        sha256(json, length, out[count++]);
-        free(json);
-        return count;
+    if (t->merges) {
+        char *model = tokenizer_model_text(t, &length);
+        if (!model) return count;
+        same = tokenizer_from_model("tokenizer.model", model, length);
     }
-    char *model = tokenizer_model_text(t, &length);
-    if (!model) return count;
-    Tokenizer *same = tokenizer_from_model("tokenizer.model", model, length);
-    if (merges_follow_ids(t, same)) {
-        memcpy(out[count++], same->fingerprint, 32);
-        char *json = tokenizer_json_text(same, &length);
+    if (same ? merges_follow_ids(t, same) : tokenizer_fits_json(t)) {
+        if (same) memcpy(out[count++], same->fingerprint, 32);
+        char *json = tokenizer_json_text(same ? same : t, &length);
         sha256(json, length, out[count++]);
         free(json);
     }
-    tokenizer_close(same);
+    if (same) tokenizer_close(same);
     return count;
 }
 
