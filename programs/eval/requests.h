@@ -126,8 +126,7 @@ static void request_complete(const Requests *r, ScoreRequest *request, const cha
     request->scored = scored;
 }
 
-/* {"id": …, "context": "…", "continuation": "…"}, or with "context_ids" and "continuation_ids". */
-/* `text`: the line. */
+/* {"id": …, "context": "…", "continuation": "…"}, or with "context_ids" and "continuation_ids". `text`: the line. */
 static void read_score_request(Requests *r, const char *text, const cJSON *json, const char *where, int line) {
     ScoreRequest *request = request_add(r, line);
     const char *context = request_text(json, where, "context");

@@ -363,10 +363,6 @@ static void progress_show(TextProgress *p, double now, uint64_t bytes, uint64_t 
     fprintf(stderr, p->is_terminal ? "\033[K\r" : "\n"); // what is printed next overwrites the line
 }
 
-static void progress_close(const TextProgress *p) {
-    if (p->is_terminal && p->is_shown) fprintf(stderr, "\n");
-}
-
 // ---------------------------------------------------------------------------
 // threads
 
@@ -518,7 +514,7 @@ static void tokenize_texts(const TokensOptions *o) {
         threads++;
         tokenize_slices(&j);
     }
-    progress_close(&j.progress);
+    if (j.progress.is_terminal && j.progress.is_shown) fprintf(stderr, "\n");
     print_skipped(&j);
     if (!j.val.count || !j.train.count) refuse_too_little(&j);
     writer_close(&j.train);
