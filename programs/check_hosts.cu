@@ -48,12 +48,9 @@ static void print_links(const HostCheck *h) {
     if (h->num_links - run_hosts.count > SHOWN) return;
     for (int i = 0; i < h->num_links; i++) {
         const LinkRate *l = &h->links[i];
-        if (l->from == l->to)
-            printf("within %s: latency %.1f us, %.3f GB/s\n", run_hosts.hosts[l->from].name, 1e6 * l->latency,
-                   l->bytes_per_s / 1e9);
-        else
-            printf("%s to %s: latency %.1f us, %.3f GB/s\n", run_hosts.hosts[l->from].name, run_hosts.hosts[l->to].name,
-                   1e6 * l->latency, l->bytes_per_s / 1e9);
+        if (l->from == l->to) printf("within %s", run_hosts.hosts[l->from].name);
+        else printf("%s to %s", run_hosts.hosts[l->from].name, run_hosts.hosts[l->to].name);
+        printf(": latency %.1f us, %.3f GB/s\n", 1e6 * l->latency, l->bytes_per_s / 1e9);
     }
 }
 

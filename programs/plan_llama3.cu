@@ -10,14 +10,13 @@
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
  */
 #include "plan/plan_options.h" // defines: Planning, plan_program, plan_purpose, plan_launch
-#include "plan/plan_print.h"   // defines: plan_print, period_json
+#include "plan/plan_print.h"   // defines: plan_print, PeriodTime, print_period_times, period_json
 #include "plan/simulate.h"     // defines: Simulation
 #include "plan/estimate.h"     // defines: plan_simulate, estimate_of, print_estimate
 #include "plan/alternatives.h" // defines: print_alternatives
 #include "plan/goodput_plan.h" // defines: goodput_plan, print_goodput
 #include "plan/search.h"       // defines: search_main
 #include "plan/report.h"       // defines: report_write_file, write_simulated_trace
-#include "plan/periods.h"      // defines: PeriodTime, print_period_times
 
 /* Plans a period, which is the whole run without --recipe. `periods`: a recipe's periods, to which this one is added;
  * NULL: there is none. The files under --out describe the last period that was planned, and plan.json lists all. */

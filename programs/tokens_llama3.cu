@@ -34,12 +34,6 @@ static const TokensTask tokens_tasks[] = {
     {NULL, ",tokenizer,out-train,out-val,", ",val-fraction,field,threads,slice,save-seconds,", 1},
 };
 
-static int is_listed(const char *list, const char *name) {
-    char listed[72];
-    snprintf(listed, sizeof listed, ",%s,", name);
-    return strstr(list, listed) != NULL;
-}
-
 /* The one task that the options ask for. */
 static const TokensTask *tokens_task(const TokensOptions *o) {
     const TokensTask *task = tokens_tasks, *asked = NULL;
@@ -60,9 +54,9 @@ static void tokens_check_options(const TokensOptions *o, const TokensTask *task)
     for (int i = 0; i < TOKENS_OPTIONS; i++) {
         const char *option = tokens_options[i].name;
         int is_task = task->option && !strcmp(option, task->option);
-        if (is_listed(task->needs, option) && !o->given[i])
+        if (option_listed(task->needs, option) && !o->given[i])
             user_error("--%s is missing, which --%s needs: tokens_llama3 --help tells what it is", option, name);
-        if (o->given[i] && !is_task && !is_listed(task->needs, option) && !is_listed(task->takes, option))
+        if (o->given[i] && !is_task && !option_listed(task->needs, option) && !option_listed(task->takes, option))
             user_error("--%s has no effect with --%s: remove it", option, name);
     }
     if (task->has_files && !o->num_files) user_error("--%s: a file is missing", name);

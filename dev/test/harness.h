@@ -26,6 +26,11 @@ static double processor_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static char *read_text_file(const char *path) {
+    size_t length;
+    return read_regular_file(path, &length);
+}
+
 static void sha256_of_file(const char *path, uint8_t out[32]) {
     size_t len;
     char *text = read_file(path, &len);

@@ -1,7 +1,6 @@
 /* timeline.h: reads a timeline that --trace has written, of a run or of a plan. */
 #ifndef TEST_TIMELINE_H
 #define TEST_TIMELINE_H
-#include "../../programs/shared/text_input.h" // defines: read_text_file
 
 typedef struct {
     int pid, tid;

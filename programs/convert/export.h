@@ -89,15 +89,6 @@ static void remove_unfinished_exports(const char *path, const char *parent) {
     if (d) closedir(d);
 }
 
-/* Refuses a GGUF file that cannot be created. */
-static void export_check_gguf(const char *path) {
-    for (const char *c = export_name(path); *c; c++)
-        if ((uint8_t)*c < ' ')
-            user_error(
-                "--export: the GGUF file's name has a control character, which its Modelfile cannot hold: choose "
-                "another name");
-}
-
 /* Refuses an unusable path before the weights are read. A model that is there already is not refused here: model_export
  * compares it with the new one. */
 static void export_check(const char *dir) {
@@ -112,10 +103,11 @@ static void export_check(const char *dir) {
                    "can write to, %s/model for example",
                    parent, dir, strerror(errno), dir);
     remove_unfinished_exports(path, parent);
-    if (is_gguf(dir)) {
-        export_check_gguf(path);
-        return;
-    }
+    for (const char *c = export_name(path); *c && is_gguf(dir); c++)
+        if ((uint8_t)*c < ' ')
+            user_error("--export: the GGUF file's name has a control character, which its Modelfile cannot hold: "
+                       "choose another name");
+    if (is_gguf(dir)) return;
     if (lstat(path, &info)) return;
     if (!S_ISDIR(info.st_mode))
         user_error("--export %s exists already and is not a directory: choose another name", dir);

@@ -28,17 +28,11 @@ static int is_gguf(const char *path) {
 // metadata
 
 typedef struct {
-    FILE *f;    // writes the text, until gguf_metadata_end
+    FILE *f;    // writes the text
     char *text; // (length)
     size_t length;
     uint64_t count; // of keys
 } GgufMetadata;
-
-static void gguf_metadata_begin(GgufMetadata *m) {
-    m->f = text_stream_open(&m->text, &m->length);
-    m->count = 0;
-}
-static void gguf_metadata_end(GgufMetadata *m) { text_stream_close(m->f); }
 
 static void gguf_u32(FILE *f, uint32_t x) { fwrite(&x, sizeof x, 1, f); }
 static void gguf_u64(FILE *f, uint64_t x) { fwrite(&x, sizeof x, 1, f); }
@@ -143,8 +137,6 @@ static void gguf_add_vocabulary(GgufMetadata *m, const Tokenizer *t, int V, cons
     free(types);
 }
 
-/* Makes the metadata of the tokenizer, once for all ranks of a process; the caller frees m->text. V: rows of the
- * embedding. */
 /* The token that ends a text. llama.cpp also stops at eot_token_id, and at tokens with names such as <|eot_id|>. */
 static int32_t gguf_eos(const Tokenizer *t, const StopTokens *listed) {
     for (int i = 0; i < listed->count; i++)
@@ -152,8 +144,9 @@ static int32_t gguf_eos(const Tokenizer *t, const StopTokens *listed) {
     return listed->count ? listed->ids[0] : t->eos;
 }
 
+/* Makes the metadata of the tokenizer, once for all ranks of a process; the caller frees m->text. V: rows of the
+ * embedding. */
 static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, const TokenizerFiles *files) {
-    const char *chat_template = files->chat_template;
     int32_t turn_end = files->form ? tokenizer_special(t, files->form->end) : NO_TOKEN;
     uint16_t characters[256];
     Merges merges = tokenizer_merges(t);
@@ -163,7 +156,7 @@ static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, cons
         user_error("--export FILE.gguf: GGUF files cannot represent this tokenizer; expected the pre-tokenizer of "
                    "Llama 3, SmolLM2 or GPT-2, merges that lead to every token, and special tokens whose names no "
                    "other token has: export a directory instead");
-    gguf_metadata_begin(m);
+    m->f = text_stream_open(&m->text, &m->length);
     gguf_add_string(m, "tokenizer.ggml.model", "gpt2"); // byte-level BPE
     gguf_add_string(m, "tokenizer.ggml.pre", split);
     gguf_add_vocabulary(m, t, V, characters);
@@ -177,8 +170,8 @@ static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, cons
     gguf_add_token(m, "tokenizer.ggml.eot_token_id", turn_end != NO_TOKEN ? turn_end : t->eot);
     gguf_key(m, "tokenizer.ggml.add_bos_token", GGUF_BOOL);
     fputc(t->front != NO_TOKEN, m->f);
-    if (chat_template) gguf_add_string(m, "tokenizer.chat_template", chat_template);
-    gguf_metadata_end(m);
+    if (files->chat_template) gguf_add_string(m, "tokenizer.chat_template", files->chat_template);
+    text_stream_close(m->f);
     free(merges.list);
 }
 
@@ -244,10 +237,10 @@ static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const
     int64_t divisors = is_scaled ? round_up(c->HD / 2 * (int64_t)sizeof(float), GGUF_ALIGN) : 0, at = divisors;
     char *header;
     size_t header_bytes;
-    GgufMetadata model;
-    gguf_metadata_begin(&model);
+    GgufMetadata model = ZERO;
+    model.f = text_stream_open(&model.text, &model.length);
     gguf_add_model(&model, c, o->dtype, name);
-    gguf_metadata_end(&model);
+    text_stream_close(model.f);
     FILE *f = text_stream_open(&header, &header_bytes);
     fwrite("GGUF", 1, 4, f);
     gguf_u32(f, 3);

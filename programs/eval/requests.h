@@ -12,7 +12,7 @@
 #include "../../lib/io/input.h"      // defines: refuse_endless
 #include "../../tokenizer.h"         // defines: Tokenizer, tokenizer_encode
 #include "../shared/request_lines.h" // defines: request_text, request_name, json_ids
-#include "../shared/text_input.h"    // defines: utf8_valid_length, json_has_zero_byte, with_room_for_one
+#include "../shared/text_input.h"    // defines: utf8_valid_length, length_without_space, with_room_for_one, …
 
 typedef struct {
     int64_t first;    // its tokens are ids[first] to ids[first + tokens - 1]
@@ -76,43 +76,9 @@ static int request_add_ids(Requests *r, const cJSON *json, const char *where, co
     return (int)(r->num_ids - before);
 }
 
-/* The length of a text without the white space at its end, as Python's str.rstrip takes it. */
-static size_t length_without_space(const char *text) {
-    static const char *const spaces[] = {" ",
-                                         "\t",
-                                         "\n",
-                                         "\v",
-                                         "\f",
-                                         "\r",
-                                         "\x1c",
-                                         "\x1d",
-                                         "\x1e",
-                                         "\x1f",
-                                         "\xC2\x85",
-                                         "\xC2\xA0",
-                                         "\xE1\x9A\x80",
-                                         "\xE2\x80\xA8",
-                                         "\xE2\x80\xA9",
-                                         "\xE2\x80\xAF",
-                                         "\xE2\x81\x9F",
-                                         "\xE3\x80\x80"};
-    size_t length = strlen(text), before;
-    do {
-        before = length;
-        for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
-            size_t n = strlen(spaces[i]);
-            if (length >= n && !memcmp(text + length - n, spaces[i], n)) length -= n;
-        }
-        if (length >= 3 && !memcmp(text + length - 3, "\xE2\x80", 2) && (uint8_t)text[length - 1] >= 0x80 &&
-            (uint8_t)text[length - 1] <= 0x8A) // U+2000 to U+200A
-            length -= 3;
-    } while (length < before);
-    return length;
-}
-
 /* Appends the tokens of a context and its continuation. Returns how many tokens the continuation has. */
 static int request_add_texts(Requests *r, const char *where, const char *context, const char *continuation) {
-    size_t before = r->num_ids, context_tokens = 1, length = length_without_space(context);
+    size_t before = r->num_ids, context_tokens = 1, length = length_without_space(context, strlen(context));
     if (!r->tokenizer)
         user_error("%s: texts need a tokenizer, and %s: give one with --tokenizer FILE, or give \"context_ids\" and "
                    "\"continuation_ids\"",
@@ -160,8 +126,7 @@ static void request_complete(const Requests *r, ScoreRequest *request, const cha
     request->scored = scored;
 }
 
-/* {"id": …, "context": "…", "continuation": "…"}, or with "context_ids" and "continuation_ids". */
-/* `text`: the line. */
+/* {"id": …, "context": "…", "continuation": "…"}, or with "context_ids" and "continuation_ids". `text`: the line. */
 static void read_score_request(Requests *r, const char *text, const cJSON *json, const char *where, int line) {
     ScoreRequest *request = request_add(r, line);
     const char *context = request_text(json, where, "context");
@@ -289,16 +254,11 @@ static void requests_cut(Requests *r, int T) {
 // ---------------------------------------------------------------------------
 // batches
 
-typedef struct {
-    int tokens;
-    int64_t request;
-} RequestLength;
-
 /* The most tokens first; requests of equal length in the order of the file. */
 static int by_length(const void *a, const void *b) {
-    const RequestLength *x = (const RequestLength *)a, *y = (const RequestLength *)b;
+    const ScoreRequest *x = *(const ScoreRequest *const *)a, *y = *(const ScoreRequest *const *)b;
     if (x->tokens != y->tokens) return x->tokens < y->tokens ? 1 : -1;
-    return (x->request > y->request) - (x->request < y->request);
+    return (x > y) - (x < y);
 }
 
 enum { MOST_SCORE_ROWS = 256, SCORE_LENGTHS = 16 /* batches are padded to a multiple of so many tokens */ };
@@ -307,24 +267,21 @@ enum { MOST_SCORE_ROWS = 256, SCORE_LENGTHS = 16 /* batches are padded to a mult
  * rank computes them, and so neither do the scores. With `same_shape` every batch is computed as B rows of T tokens,
  * because a context-parallel rank has fixed halves of T positions; else a batch of short requests has more rows. */
 static void requests_make_batches(Requests *r, int B, int T, int same_shape) {
-    RequestLength *lengths = new_array(RequestLength, r->count);
+    const ScoreRequest **sorted = new_array(const ScoreRequest *, r->count);
     r->order = new_array(int64_t, r->count);
     r->batches = new_array(ScoreBatch, r->count);
-    for (int64_t i = 0; i < r->count; i++) {
-        lengths[i].tokens = r->requests[i].tokens;
-        lengths[i].request = i;
-    }
-    qsort(lengths, (size_t)r->count, sizeof *lengths, by_length);
-    for (int64_t i = 0; i < r->count; i++) r->order[i] = lengths[i].request;
+    for (int64_t i = 0; i < r->count; i++) sorted[i] = &r->requests[i];
+    qsort(sorted, (size_t)r->count, sizeof *sorted, by_length);
+    for (int64_t i = 0; i < r->count; i++) r->order[i] = sorted[i] - r->requests;
     for (int64_t i = 0; i < r->count;) {
         ScoreBatch *batch = &r->batches[r->num_batches++];
         batch->first = i;
-        batch->T = same_shape ? T : (int)min_i64(T, round_up(lengths[i].tokens - 1, SCORE_LENGTHS));
+        batch->T = same_shape ? T : (int)min_i64(T, round_up(sorted[i]->tokens - 1, SCORE_LENGTHS));
         int rows = same_shape ? B : (int)((int64_t)B * T / batch->T);
         batch->rows = (int)min_i64(min_i64(rows, MOST_SCORE_ROWS), r->count - i);
         i += batch->rows;
     }
-    free(lengths);
+    free(sorted);
 }
 
 static void requests_close(Requests *r) {

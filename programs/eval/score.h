@@ -147,30 +147,20 @@ static void score_requests(Scoring *s) {
 // ---------------------------------------------------------------------------
 // results
 
-/* The first request whose score is not finite; -1: there is none. */
-static int64_t first_bad_score(const Scoring *s) {
-    for (int64_t i = 0; i < s->requests->count; i++)
-        if (!isfinite(s->scores[i].logprob)) return i;
-    return -1;
-}
-
-static void note_cut_contexts(const Scoring *s) {
-    const Requests *r = s->requests;
-    if (!r->num_cut) return;
-    fprintf(stderr, "note: %" PRId64 " of %" PRId64 " requests are longer than --seq %d: their contexts begin later\n",
-            r->num_cut, r->count, s->trainer->job->run.seq);
-}
-
 /* Scores all requests, and refuses scores that are not finite. */
 static void score_all(Scoring *s) {
     const Requests *r = s->requests;
-    if (s->trainer->parallel.rank == 0) note_cut_contexts(s);
+    const RunSettings *run = &s->trainer->job->run;
+    if (s->trainer->parallel.rank == 0 && r->num_cut)
+        fprintf(stderr,
+                "note: %" PRId64 " of %" PRId64 " requests are longer than --seq %d: their contexts begin later\n",
+                r->num_cut, r->count, run->seq);
     score_requests(s);
-    int64_t bad = first_bad_score(s);
-    if (bad >= 0)
-        user_error("%s, line %d: the log-probability is %g, expected a finite number: check that the weights of %s are "
-                   "those of this model",
-                   r->path, r->requests[bad].line, s->scores[bad].logprob, s->trainer->job->run.model);
+    for (int64_t i = 0; i < r->count; i++)
+        if (!isfinite(s->scores[i].logprob))
+            user_error("%s, line %d: the log-probability is %g, expected a finite number: check that the weights of %s "
+                       "are those of this model",
+                       r->path, r->requests[i].line, s->scores[i].logprob, run->model);
 }
 
 /* --score: one line of JSON for each request, in the order of the file. */

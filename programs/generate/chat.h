@@ -7,7 +7,7 @@
  */
 #ifndef CHAT_H
 #define CHAT_H
-#include "../../lib/io/json.h"       // defines: json_write_line
+#include "../../lib/io/json.h"       // defines: json_write_line, valid_utf8
 #include "../shared/chat_template.h" // defines: Chat, chat_begin, chat_message, chat_generation_prompt
 #include "generate.h"                // defines: Generator, next_token, TextOutput, Generation
 #include "../shared/text_input.h"    // defines: UTF8_BYTE_ORDER_MARK, with_room_for_one
@@ -118,18 +118,6 @@ static char *chat_read_line(Conversation *chat, Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // the conversation
 
-/* A copy of `text`, to be freed, with U+FFFD for bytes that are no character. */
-static char *valid_text(const char *text) {
-    char *valid = NULL;
-    size_t length;
-    FILE *f = text_stream_open(&valid, &length);
-    TextOutput out = {f, 1, 0, {0}, 0};
-    text_output_bytes(&out, text, strlen(text));
-    text_output_end(&out);
-    text_stream_close(f);
-    return valid;
-}
-
 /* Adds a message to the conversation that /save writes, and frees its content with the conversation. */
 static void chat_remember(Conversation *chat, const char *role, char *content) {
     ChatMessage message = {role, content};
@@ -186,7 +174,7 @@ static void chat_command(Conversation *chat, char *line) {
         fprintf(stderr, "note: the conversation begins again\n");
     } else if (length == 7 && !strncmp(line, "/system", 7)) {
         free(chat->system);
-        chat->system = *rest ? valid_text(rest) : NULL;
+        chat->system = *rest ? valid_utf8(rest) : NULL;
         chat_reset(chat);
         const char *which = chat->tokens.form->system ? "the usual" : "no";
         fprintf(stderr, "note: the conversation begins again, with %s system message\n", *rest ? "this" : which);
@@ -245,7 +233,7 @@ static void chat_answer(Conversation *chat, Generator *g) {
     if (count == most && count == room) fprintf(stderr, "note: the conversation is full; /reset begins a new one\n");
     chat_turn_end(&chat->tokens, 1);
     text_stream_close(copy);
-    chat_remember(chat, "assistant", valid_text(text));
+    chat_remember(chat, "assistant", valid_utf8(text));
     free(text);
 }
 
@@ -254,7 +242,7 @@ static void chat_user_message(Conversation *chat, Generator *g, const char *line
     enum { LEAST_ANSWER = 16 };
     size_t before = chat->tokens.count;
     int positions = g->trainer->job->purpose.cached_positions;
-    char *content = valid_text(line);
+    char *content = valid_utf8(line);
     chat_message(&chat->tokens, "user", content, strlen(content), 0);
     chat_generation_prompt(&chat->tokens);
     if (chat->tokens.count + LEAST_ANSWER > (size_t)positions) {

@@ -136,12 +136,6 @@ static void take_from_rank_0(Trainer *trainer, const char *what, void *value, si
     memcpy(value, trainer->reports.of_ranks, bytes);
 }
 
-/* The id that rank 0 sampled, on every rank: GPUs of different kinds may differ in the last bits of the logits. */
-static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
-    take_from_rank_0(trainer, "next token", &id, sizeof id);
-    return id;
-}
-
 // ---------------------------------------------------------------------------
 // prompts
 
@@ -200,7 +194,9 @@ static void continue_prompt(Generator *g, const Prompt *prompt) {
     if (prints) flush_results();
     const float *logits = next_token_logits(trainer, prompt->ids, (int)prompt->length, 0);
     while (count < prompt->max_tokens) {
-        int32_t id = id_of_rank_0(trainer, next_token(g, &prompt->sampling, logits, count));
+        int32_t id = next_token(g, &prompt->sampling, logits, count);
+        // GPUs of different kinds may differ in the last bits of the logits
+        take_from_rank_0(trainer, "next token", &id, sizeof id);
         if (is_stop_token(&asked->stop_tokens, t, id, prompt->is_request)) break;
         ids[count++] = id;
         if (prints) {

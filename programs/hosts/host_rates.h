@@ -33,7 +33,6 @@ static void quiet_barrier(Comm *comm, const char *what) {
 
 /* How many turns the hosts take when each is measured alone. */
 enum { TURNS = 8 };
-static int turns_of_hosts(void) { return (int)min_i64(run_hosts.count, TURNS); }
 static int host_index(int rank) { return (int)(host_of_rank(rank) - run_hosts.hosts); }
 
 // ---------------------------------------------------------------------------
@@ -165,7 +164,7 @@ static double *flops_of_hosts(const RankRates *rates, int world, int op) {
 /* Measures the hosts for which `due` is set: the ranks of a host together, and few hosts one after the other. */
 static void measure_due_hosts(Comm *comm, const Llama3Config *c, const char *due, RankRates *all) {
     RankRates mine = all[comm->rank];
-    int host = host_index(comm->rank), turns = turns_of_hosts();
+    int host = host_index(comm->rank), turns = (int)min_i64(run_hosts.count, TURNS);
     for (int turn = 0; turn < turns; turn++) {
         quiet_barrier(comm, "turn of a host");
         if (host % turns == turn && due[host]) mine = measure_ops(comm->dev, c);

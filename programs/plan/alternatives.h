@@ -19,8 +19,7 @@ static Mesh mesh_of_options(const RunSettings *run, int world) {
 
 /* The options of `j` with the mesh that follows from them in numbers. */
 static Layout layout_of(const Job *j, const char *cluster) {
-    Layout c;
-    memset(&c, 0, sizeof c);
+    Layout c = ZERO;
     c.run = j->run;
     c.matmul_speed = 1;
     c.cluster = cluster;
@@ -144,7 +143,7 @@ static void add_other_batches(Alternatives *a) {
     }
 }
 
-/* Changes one option at a time. */
+/* Changes one option at a time. The caller frees a->list. */
 static void alternatives_open(Alternatives *a, const Job *j, const char *cluster) {
     static const char *const recompute[] = {"none", "selective", "full"};
     static const char *const sharding[] = {"full_shard", "shard_grad_op"}, *const accumulate[] = {"sharded", "local"};
@@ -165,8 +164,6 @@ static void alternatives_open(Alternatives *a, const Job *j, const char *cluster
         add_alternative(a, "matmuls 10 %% %s", faster ? "faster" : "slower");
     }
 }
-
-static void alternatives_close(Alternatives *a) { free(a->list); }
 
 // ---------------------------------------------------------------------------
 // printed
@@ -255,7 +252,7 @@ static void print_alternatives(FILE *f, const Job *j, const Plan *p, const Clust
     if (memory > 0 && need > memory) print_fitting_change(f, &a, need, memory);
     if (memory > 0 && j->config.lora_rank) print_longest_seq(f, j, memory - plan_nccl_memory(p, cluster));
     if (!cluster && need > 16e9) print_gpu_sizes(f, &a, need);
-    alternatives_close(&a);
+    free(a.list);
 }
 
 #endif

@@ -6,7 +6,8 @@
  */
 #ifndef COMM_EVENTS_H
 #define COMM_EVENTS_H
-#include "../../lib/comm/comm.h" // defines: Comm, CommRecorder, Request, hash_bytes
+#include "../../lib/comm/comm.h"  // defines: Comm, CommRecorder, Request, hash_bytes
+#include "../shared/text_input.h" // defines: with_room_for_one
 
 typedef struct {      // a table of strings, each stored once; its id is its index
     char **text;      // (count, capacity size / 2)
@@ -38,10 +39,11 @@ typedef struct {    // a stream records an event of the device, or waits for one
 
 typedef struct {
     CommRecorder recorder; // first: what it calls finds the list behind it
-    CommEvent *events;     // (count, capacity)
-    int64_t count, capacity;
-    StreamPoint *points; // (num_points, point_capacity) of a GPU
-    int64_t num_points, point_capacity;
+    CommEvent *events;     // (count, event_room)
+    int64_t count;
+    StreamPoint *points; // (num_points, point_room) of a GPU
+    int64_t num_points;
+    size_t event_room, point_room;
     NameTable *names;
     uint64_t slots_taken;                // bit set of the slots in use
     double compute_total, compute_after; // seconds of arithmetic up to the last event; after it
@@ -87,10 +89,7 @@ static void name_table_close(NameTable *t) {
 }
 
 static void comm_events_add(CommEvents *e, const CommEvent *event) {
-    if (e->count == e->capacity) {
-        e->capacity = e->capacity ? 2 * e->capacity : 1024;
-        e->events = (CommEvent *)checked_realloc(e->events, sizeof *event * (size_t)e->capacity);
-    }
+    e->events = (CommEvent *)with_room_for_one(e->events, (size_t)e->count, &e->event_room, sizeof *event);
     e->events[e->count++] = *event;
 }
 
@@ -138,10 +137,7 @@ static void comm_events_record(Comm *comm, Request *r, int is_wait) {
 /* Adds a point of a stream to the list. */
 static void comm_events_point(StreamRecorder *streams, StreamKind stream, int32_t event, int is_wait) {
     CommEvents *e = (CommEvents *)streams;
-    if (e->num_points == e->point_capacity) {
-        e->point_capacity = e->point_capacity ? 2 * e->point_capacity : 1024;
-        e->points = (StreamPoint *)checked_realloc(e->points, sizeof *e->points * (size_t)e->point_capacity);
-    }
+    e->points = (StreamPoint *)with_room_for_one(e->points, (size_t)e->num_points, &e->point_room, sizeof *e->points);
     StreamPoint point = {e->count, streams->compute[stream], event, (uint8_t)stream, (uint8_t)is_wait, {0, 0}};
     streams->compute[stream] = 0;
     e->points[e->num_points++] = point;
@@ -153,9 +149,9 @@ static void comm_events_clear(CommEvents *e, NameTable *names) {
     empty.recorder.record = comm_events_record;
     empty.recorder.streams.point = comm_events_point;
     empty.events = e->events;
-    empty.capacity = e->capacity;
+    empty.event_room = e->event_room;
     empty.points = e->points;
-    empty.point_capacity = e->point_capacity;
+    empty.point_room = e->point_room;
     empty.names = names;
     empty.phase = -1;
     *e = empty;

@@ -21,12 +21,6 @@ typedef struct { // ranks whose lists are equal share one
     int *list_of; // (world) index into lists
 } EventLists;
 
-static void event_lists_open(EventLists *l, DryRunKind kind, int world) {
-    memset(l, 0, sizeof *l);
-    l->kind = kind;
-    l->list_of = new_array(int, world);
-}
-
 static uint64_t comm_events_hash(const CommEvents *e) {
     uint64_t h = HASH_START;
     for (int64_t i = 0; i < e->count; i++) {
@@ -70,11 +64,11 @@ static void event_lists_keep(EventLists *l, int rank, const CommEvents *events) 
     l->lists = (CommEvents *)checked_realloc(l->lists, sizeof *l->lists * (size_t)(i + 1));
     CommEvents *copy = &l->lists[l->count++];
     *copy = *events;
-    copy->capacity = events->count;
     copy->hash = hash;
+    copy->event_room = (size_t)events->count;
+    copy->point_room = (size_t)events->num_points;
     copy->events = new_array(CommEvent, events->count);
     if (events->count) memcpy(copy->events, events->events, sizeof(CommEvent) * (size_t)events->count);
-    copy->point_capacity = events->num_points;
     copy->points = new_array(StreamPoint, events->num_points);
     if (events->num_points) memcpy(copy->points, events->points, sizeof(StreamPoint) * (size_t)events->num_points);
 }
@@ -117,7 +111,9 @@ static void plan_keep(Plan *p, EventLists *lists, int rank, Trainer *dry_run, Co
  * depend on the number of threads. */
 static void plan_dry_run(Plan *p, const Job *j, DryRunKind kind, EventLists *lists) {
     plan_begin(p, j);
-    event_lists_open(lists, kind, j->mesh.world);
+    memset(lists, 0, sizeof *lists);
+    lists->kind = kind;
+    lists->list_of = new_array(int, j->mesh.world);
 #pragma omp parallel
     {
         CommEvents recorded = ZERO;

@@ -96,8 +96,7 @@ static void search_try(Search *s, const RunSettings *run) {
     static const int recompute[] = {RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL};
     int is_given = option_given(s->given->options, "recompute");
     for (int i = 0; i < (is_given ? 1 : 3); i++) {
-        Layout c;
-        memset(&c, 0, sizeof c);
+        Layout c = ZERO;
         c.run = *run;
         c.matmul_speed = 1;
         if (!is_given) c.run.recompute = recompute[i];

@@ -7,7 +7,7 @@
 #ifndef CHAT_TEMPLATE_H
 #define CHAT_TEMPLATE_H
 #include "tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside
-#include "text_input.h"     // defines: read_text_file, with_room_for_one
+#include "text_input.h"     // defines: space_length, length_without_space, with_room_for_one
 #include <time.h>           // defines: strftime
 
 /* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */
@@ -163,7 +163,8 @@ static char *chat_template_beside(const char *tokenizer_path, char *source, int 
     for (int i = 0; i < 2; i++) {
         path_beside(source, 4096, tokenizer_path, files[i]);
         if (!entry_exists(source)) continue;
-        char *text = read_text_file(source);
+        size_t length;
+        char *text = read_regular_file(source, &length);
         if (!text) user_error("cannot read %s: %s", source, strerror(errno));
         return text;
     }
@@ -239,23 +240,15 @@ typedef struct {
     int turns;  // rendered so far
     char *text; // (text_room) what is encoded at once
     size_t text_room;
-    pcre2_code *space; // matches one white-space character
-    pcre2_match_data *match;
 } Chat;
 
 static inline void chat_open(Chat *c, const Tokenizer *t, const ChatTemplate *form) {
     memset(c, 0, sizeof *c);
     c->t = t;
     c->form = form;
-    // what Python's strip() removes, which the templates' trim filter calls
-    c->space = expression_open("[" SPACES "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED);
-    c->match = pcre2_match_data_create(1, NULL);
-    if (!c->match) run_failure("out of memory: cannot allocate PCRE2's match data");
 }
 
 static inline void chat_close(Chat *c) {
-    pcre2_code_free(c->space);
-    pcre2_match_data_free(c->match);
     free(c->ids);
     free(c->mask);
     free(c->text);
@@ -297,26 +290,15 @@ static void chat_text(Chat *c, const char *head, const char *content, size_t len
     }
 }
 
-/* The length of the white-space character at `at`; 0 if it is another character. */
-static size_t space_at(const Chat *c, const char *text, size_t len, size_t at) {
-    int rc = pcre2_match(c->space, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, c->match, NULL);
-    return rc > 0 ? pcre2_get_ovector_pointer(c->match)[1] - at : 0;
-}
-
-/* Removes white space at both ends of the content. */
-static const char *chat_trim(const Chat *c, const char *content, size_t *len) {
+/* Removes white space at both ends of the content, as the templates' trim filter does. */
+static const char *chat_trim(const char *content, size_t *len) {
     while (*len) {
-        size_t n = space_at(c, content, *len, 0);
+        size_t n = space_length(content, *len);
         if (!n) break;
         content += n;
         *len -= n;
     }
-    while (*len) {
-        size_t last = *len - 1; // the first byte of the last character
-        while (((uint8_t)content[last] & 0xC0) == 0x80) last--;
-        if (!space_at(c, content, *len, last)) break;
-        *len = last;
-    }
+    *len = length_without_space(content, *len);
     return content;
 }
 
@@ -342,7 +324,7 @@ static void chat_turn_end(Chat *c, int target) {
  * trained to say it. */
 static void chat_message(Chat *c, const char *role, const char *content, size_t len, int target) {
     char head[HEAD_BYTES];
-    if (c->form->trims) content = chat_trim(c, content, &len);
+    if (c->form->trims) content = chat_trim(content, &len);
     chat_header(c, role, head);
     if (!c->turns++ && c->form->system_start && !strcmp(role, "system")) {
         time_t now = time(NULL);

@@ -6,7 +6,7 @@
 #ifndef MODEL_TOKENIZER_H
 #define MODEL_TOKENIZER_H
 #include "program.h"         // defines: Job, user_error, pattern_expand
-#include "tokenizer_files.h" // defines: tokenizer_find_beside, tokenizer_fingerprints, is_special_token
+#include "tokenizer_files.h" // defines: tokenizer_find_beside, tokenizer_fingerprints; includes tokenizer_model.h
 
 typedef struct {
     char path[4096]; // "": no tokenizer found

@@ -1,12 +1,7 @@
 /* text_input.h: reading texts that a user gives, checks of them, and lists that grow while they are read. */
 #ifndef TEXT_INPUT_H
 #define TEXT_INPUT_H
-#include "../../lib/device/base.h" // defines: utf8_character_length, checked_realloc, read_regular_file
-
-static inline char *read_text_file(const char *path) {
-    size_t length;
-    return read_regular_file(path, &length);
-}
+#include "../../lib/io/json.h" // defines: utf8_code; includes base.h: utf8_character_length, checked_realloc
 
 /* U+FEFF at the beginning of a text file, which some editors put there: it is no part of the text. */
 #define UTF8_BYTE_ORDER_MARK "\xEF\xBB\xBF"
@@ -27,6 +22,28 @@ static inline size_t utf8_valid_length(const char *text, size_t len) {
         i += n;
     }
     return i;
+}
+
+/* The length of the white-space character that `text` begins with, as Python's str.strip takes it; 0: it is another. */
+static inline size_t space_length(const char *text, size_t len) {
+    const uint8_t *p = (const uint8_t *)text;
+    size_t n = utf8_character_length(p, len);
+    uint32_t c = n ? utf8_code(p, n) : 0;
+    int is_ascii = (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20);
+    int is_other = c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
+                   c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+    return is_ascii || is_other ? n : 0;
+}
+
+/* The length of a text without the white space at its end. */
+static inline size_t length_without_space(const char *text, size_t len) {
+    while (len) {
+        size_t last = len - 1; // the first byte of the last character
+        while (last && ((uint8_t)text[last] & 0xC0) == 0x80) last--;
+        if (!space_length(text + last, len - last)) break;
+        len = last;
+    }
+    return len;
 }
 
 /* Whether a text in `json` has an escaped zero byte, at which cJSON would end the text without an error. */

@@ -7,7 +7,7 @@
  */
 #ifndef TEXT_OUTPUT_H
 #define TEXT_OUTPUT_H
-#include "../../tokenizer.h" // defines: Tokenizer, tokenizer_decode
+#include "../../tokenizer.h" // defines: Tokenizer, tokenizer_decode; includes base.h: utf8_character_length
 
 typedef struct {
     FILE *file;
@@ -24,25 +24,11 @@ static TextOutput text_output_open(void) {
     return out;
 }
 
-/* The bytes of the character that begins with `lead`; 0 if none does. */
-static int utf8_length(uint8_t lead) {
-    if (lead < 0x80) return 1;
-    if (lead < 0xC2) return 0; // a later byte of a character, or an overlong form
-    if (lead < 0xE0) return 2;
-    if (lead < 0xF0) return 3;
-    return lead < 0xF5 ? 4 : 0;
-}
-
-/* Can these bytes (count >= 1) be the beginning of a character, or a whole one? */
+/* Can these bytes (count >= 2) be the beginning of a character, or a whole one? */
 static int utf8_may_continue(const char *bytes, int count) {
-    uint8_t lead = (uint8_t)bytes[0], second = count > 1 ? (uint8_t)bytes[1] : 0;
-    if (count > utf8_length(lead)) return 0;
-    for (int i = 1; i < count; i++)
-        if (((uint8_t)bytes[i] & 0xC0) != 0x80) return 0;
-    if (count == 1) return 1;
-    int is_overlong = (lead == 0xE0 && second < 0xA0) || (lead == 0xF0 && second < 0x90);
-    int is_surrogate = lead == 0xED && second >= 0xA0, is_beyond = lead == 0xF4 && second >= 0x90; // of U+10FFFF
-    return !is_overlong && !is_surrogate && !is_beyond;
+    uint8_t filled[4] = {0x80, 0x80, 0x80, 0x80}; // the bytes that are still to come may have this value
+    memcpy(filled, bytes, (size_t)count);
+    return utf8_character_length(filled, sizeof filled) >= (size_t)count;
 }
 
 /* Writes one character, or a single byte that is none. */
@@ -59,9 +45,10 @@ static void text_output_character(const TextOutput *out, const char *bytes, int 
 
 /* Writes the character in `pending` if it is complete, or its one byte if that begins none. */
 static void text_output_complete(TextOutput *out) {
-    int length = utf8_length((uint8_t)out->pending[0]);
-    if (out->count < length) return;
-    text_output_character(out, out->pending, out->count, length > 0);
+    uint8_t lead = (uint8_t)out->pending[0];
+    int is_valid = utf8_character_length((const uint8_t *)out->pending, (size_t)out->count) > 0;
+    if (lead >= 0xC2 && lead < 0xF5 && !is_valid) return; // the rest of the character may come
+    text_output_character(out, out->pending, out->count, is_valid);
     out->count = 0;
 }
 

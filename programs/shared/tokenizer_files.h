@@ -31,12 +31,6 @@ static int token_parts(Encoder *e, int32_t id, int32_t parts[2]) {
     return 1;
 }
 
-static inline int is_special_token(const Tokenizer *t, int32_t id) {
-    for (int i = 0; i < t->num_special; i++)
-        if (t->special[i] == id) return 1;
-    return 0;
-}
-
 /* Writes the token's bytes in GPT-2's characters; in JSON, a backslash stands before quotes and backslashes. */
 static void write_token_text(FILE *f, const Tokenizer *t, int32_t id, const uint16_t characters[256], int in_json) {
     for (uint64_t i = t->start[id]; i < t->start[id + 1]; i++) {
@@ -62,13 +56,9 @@ static Merges merges_of_tokens(const Tokenizer *t) {
     Merges m = {new_array(Merge, t->vocab_size), 0, 1};
     int32_t *ids = NULL, parts[2];
     size_t capacity = 0;
-    int special = 0;
     Encoder e = encoder_open(t, &ids, &capacity, 0);
     for (int32_t id = 0; id < t->vocab_size; id++) {
-        if (special < t->num_special && t->special[special] == id) {
-            special++;
-            continue;
-        }
+        if (is_special_token(t, id)) continue;
         if (token_length(t, id) == 1) continue;
         if (token_parts(&e, id, parts)) {
             const Merge merge = {parts[0], parts[1]};
@@ -141,15 +131,12 @@ static void write_splitting(FILE *f, const Tokenizer *t) {
 /* The model's vocabulary: all base tokens, and the special tokens between them. */
 static void write_vocabulary(FILE *f, const Tokenizer *t, const uint16_t characters[256]) {
     int32_t end = t->vocab_size;
-    int special = 0;
     while (end > 0 && is_special_token(t, end - 1)) end--;
     fprintf(f, "    \"vocab\": {");
     for (int32_t id = 0; id < end; id++) {
         fprintf(f, "%s\n      ", id ? "," : "");
-        if (special < t->num_special && t->special[special] == id) {
-            json_write_string(f, t->bytes + t->start[id], token_length(t, id));
-            special++;
-        } else {
+        if (is_special_token(t, id)) json_write_string(f, t->bytes + t->start[id], token_length(t, id));
+        else {
             fputc('"', f);
             write_token_text(f, t, id, characters, 1);
             fputc('"', f);
@@ -239,7 +226,7 @@ static void write_header_token(FILE *f, const Tokenizer *t, TokenizerHeader whic
  * NULL: neither format can hold them. */
 static char *tokenizer_model_text(const Tokenizer *t, size_t *length) {
     char *text;
-    int is_llama3 = t->llama3 && has_llama3_special_tokens(t) && !t->num_missing, special = 0;
+    int is_llama3 = t->llama3 && has_llama3_special_tokens(t) && !t->num_missing;
     if (!is_llama3 && t->expression != smollm2_split) return NULL;
     for (int i = 0; i < t->num_special; i++)
         for (uint64_t at = t->start[t->special[i]]; at < t->start[t->special[i] + 1]; at++)
@@ -253,14 +240,13 @@ static char *tokenizer_model_text(const Tokenizer *t, size_t *length) {
         fprintf(f, "split %s\n", t->expression);
     }
     for (int32_t id = 0; id < (is_llama3 ? t->n_base : t->vocab_size); id++) {
-        if (special == t->num_special || t->special[special] != id) {
+        if (!is_special_token(t, id)) {
             token_line_write(f, t->bytes + t->start[id], token_length(t, id), id);
             continue;
         }
         fprintf(f, "special ");
         print_token(t, id, f);
         fprintf(f, " %d\n", id);
-        special++;
     }
     text_stream_close(f);
     return text;
@@ -273,24 +259,20 @@ enum { MOST_FINGERPRINTS = 3 };
 static int tokenizer_fingerprints(const Tokenizer *t, uint8_t out[MOST_FINGERPRINTS][32]) {
     size_t length;
     int count = 0;
+    Tokenizer *same = NULL; // of a tokenizer.json: the tokenizer.model with its tokens
     memcpy(out[count++], t->fingerprint, 32);
-    if (!t->merges) {
-        if (!tokenizer_fits_json(t)) return count;
-        char *json = tokenizer_json_text(t, &length);
-        sha256(json, length, out[count++]);
-        free(json);
-        return count;
+    if (t->merges) {
+        char *model = tokenizer_model_text(t, &length);
+        if (!model) return count;
+        same = tokenizer_from_model("tokenizer.model", model, length);
     }
-    char *model = tokenizer_model_text(t, &length);
-    if (!model) return count;
-    Tokenizer *same = tokenizer_from_model("tokenizer.model", model, length);
-    if (merges_follow_ids(t, same)) {
-        memcpy(out[count++], same->fingerprint, 32);
-        char *json = tokenizer_json_text(same, &length);
+    if (same ? merges_follow_ids(t, same) : tokenizer_fits_json(t)) {
+        if (same) memcpy(out[count++], same->fingerprint, 32);
+        char *json = tokenizer_json_text(same ? same : t, &length);
         sha256(json, length, out[count++]);
         free(json);
     }
-    tokenizer_close(same);
+    if (same) tokenizer_close(same);
     return count;
 }
 

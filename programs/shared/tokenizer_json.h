@@ -8,7 +8,7 @@
 #ifndef TOKENIZER_JSON_H
 #define TOKENIZER_JSON_H
 #include "../../lib/io/json.h" // defines: json_parse_object, json_refuse_duplicates, json_read_object
-#include "tokenizer_model.h"   // defines: tokenizer_from_model, tokenizer_read_file, tokenizer_allocate
+#include "tokenizer_model.h"   // defines: tokenizer_from_model, tokenizer_allocate, is_special_token, …
 #include "text_input.h"        // defines: json_has_zero_byte
 
 // ---------------------------------------------------------------------------
@@ -60,6 +60,15 @@ static const char llama3_json_expression[] =
     "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 enum { UNSUPPORTED_BYTES = 400, MOST_PARTS = 8 };
+
+/* Says what a file needs that this program does not implement. Returns 0. */
+__attribute__((format(printf, 2, 3))) static int unsupported(char what[UNSUPPORTED_BYTES], const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, UNSUPPORTED_BYTES, format, args);
+    va_end(args);
+    return 0;
+}
 
 static const cJSON *json_get(const cJSON *object, const char *key) {
     return cJSON_GetObjectItemCaseSensitive(object, key);
@@ -115,34 +124,27 @@ static const char *pre_tokenizer_expression(const cJSON *pre_tokenizer) {
     return NULL;
 }
 
-/* Names a pre-tokenizer that is not known here, by its first part that no known one has. */
-static void pre_tokenizer_name(const cJSON *pre_tokenizer, char what[UNSUPPORTED_BYTES]) {
+/* Is this a pre-tokenizer that is known here? If not, `what` names its first part that no known one has. */
+static int pre_tokenizer_is_known(const cJSON *pre_tokenizer, char what[UNSUPPORTED_BYTES]) {
     const cJSON *parts[MOST_PARTS];
     int count = component_parts(pre_tokenizer, "pretokenizers", parts);
-    if (!count) snprintf(what, UNSUPPORTED_BYTES, "no pre-tokenizer");
+    if (pre_tokenizer_expression(pre_tokenizer)) return 1;
+    if (!count) return unsupported(what, "no pre-tokenizer");
     for (int i = 0; i < count && i < MOST_PARTS; i++) {
         const char *type = component_type(parts[i]);
-        if (component_is(parts[i], "Split") && !is_llama3_split(parts[i])) {
-            snprintf(what, UNSUPPORTED_BYTES,
-                     "the pre-tokenizer Split with the expression '%.200s', the behavior '%.20s' and \"invert\": %s",
-                     split_expression(parts[i]), json_string_or(json_get(parts[i], "behavior"), "?"),
-                     cJSON_IsTrue(json_get(parts[i], "invert")) ? "true" : "false");
-            return;
-        }
-        if (component_is(parts[i], "ByteLevel") && !cJSON_IsFalse(json_get(parts[i], "add_prefix_space"))) {
-            snprintf(what, UNSUPPORTED_BYTES, "the pre-tokenizer ByteLevel with \"add_prefix_space\": true");
-            return;
-        }
-        if (component_is(parts[i], "Digits") && !is_single_digits(parts[i])) {
-            snprintf(what, UNSUPPORTED_BYTES, "the pre-tokenizer Digits with \"individual_digits\": false");
-            return;
-        }
-        if (strcmp(type, "Split") && strcmp(type, "ByteLevel") && strcmp(type, "Digits")) {
-            snprintf(what, UNSUPPORTED_BYTES, "the pre-tokenizer '%.80s'", type);
-            return;
-        }
+        if (component_is(parts[i], "Split") && !is_llama3_split(parts[i]))
+            return unsupported(
+                what, "the pre-tokenizer Split with the expression '%.200s', the behavior '%.20s' and \"invert\": %s",
+                split_expression(parts[i]), json_string_or(json_get(parts[i], "behavior"), "?"),
+                cJSON_IsTrue(json_get(parts[i], "invert")) ? "true" : "false");
+        if (component_is(parts[i], "ByteLevel") && !cJSON_IsFalse(json_get(parts[i], "add_prefix_space")))
+            return unsupported(what, "the pre-tokenizer ByteLevel with \"add_prefix_space\": true");
+        if (component_is(parts[i], "Digits") && !is_single_digits(parts[i]))
+            return unsupported(what, "the pre-tokenizer Digits with \"individual_digits\": false");
+        if (strcmp(type, "Split") && strcmp(type, "ByteLevel") && strcmp(type, "Digits"))
+            return unsupported(what, "the pre-tokenizer '%.80s'", type);
     }
-    if (count) snprintf(what, UNSUPPORTED_BYTES, "this combination of the pre-tokenizers Split, Digits and ByteLevel");
+    return unsupported(what, "this combination of the pre-tokenizers Split, Digits and ByteLevel");
 }
 
 /* Is this a post-processor that puts at most one token in front of a text, whose name *front receives, and no other
@@ -156,37 +158,26 @@ static int post_processor_is_known(const cJSON *post_processor, const char **fro
     for (int i = 0; i < count; i++) {
         int num_texts = 0;
         const char *type = i < MOST_PARTS ? component_type(parts[i]) : "Sequence";
-        int is_behind = 0;
-        if (strcmp(type, "TemplateProcessing") && strcmp(type, "ByteLevel")) {
-            snprintf(what, UNSUPPORTED_BYTES, "the post-processor '%.80s'", type);
-            return 0;
-        }
+        if (strcmp(type, "TemplateProcessing") && strcmp(type, "ByteLevel"))
+            return unsupported(what, "the post-processor '%.80s'", type);
         cJSON_ArrayForEach(piece, json_get(parts[i], "single")) {
             const char *name = json_string_or(json_get(json_get(piece, "SpecialToken"), "id"), NULL);
-            if (name && (is_behind || *front)) {
-                snprintf(what, UNSUPPORTED_BYTES, "the post-processor TemplateProcessing to put '%.80s' %s a text",
-                         name, is_behind ? "behind" : "and another token in front of");
-                return 0;
-            }
-            is_behind |= !name;
+            if (name && (num_texts || *front))
+                return unsupported(what, "the post-processor TemplateProcessing to put '%.80s' %s a text", name,
+                                   num_texts ? "behind" : "and another token in front of");
             num_texts += !name;
             if (!name) continue;
             const cJSON *ids = json_get(json_get(json_get(parts[i], "special_tokens"), name), "ids");
             *front = name;
             if (cJSON_GetArraySize(ids) == 1 && cJSON_IsNumber(ids->child)) *id = ids->child->valueint;
-            if (ids && *id == NO_TOKEN) {
-                snprintf(what, UNSUPPORTED_BYTES,
-                         "the post-processor TemplateProcessing to put '%.80s', which is not "
-                         "one id, in front of a text",
-                         name);
-                return 0;
-            }
+            if (ids && *id == NO_TOKEN)
+                return unsupported(
+                    what,
+                    "the post-processor TemplateProcessing to put '%.80s', which is not one id, in front of a text",
+                    name);
         }
-        if (json_get(parts[i], "single") && num_texts != 1) {
-            snprintf(what, UNSUPPORTED_BYTES, "the post-processor TemplateProcessing to put a text %d times",
-                     num_texts);
-            return 0;
-        }
+        if (json_get(parts[i], "single") && num_texts != 1)
+            return unsupported(what, "the post-processor TemplateProcessing to put a text %d times", num_texts);
     }
     return 1;
 }
@@ -194,23 +185,14 @@ static int post_processor_is_known(const cJSON *post_processor, const char **fro
 static int model_is_known(const cJSON *model, char what[UNSUPPORTED_BYTES]) {
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const cJSON *dropout = json_get(model, "dropout");
-    if (!component_is(model, "BPE")) {
-        snprintf(what, UNSUPPORTED_BYTES, "the model '%.80s'", component_type(model));
-        return 0;
-    }
-    if (cJSON_IsTrue(json_get(model, "byte_fallback"))) {
-        snprintf(what, UNSUPPORTED_BYTES, "the model BPE with \"byte_fallback\": true");
-        return 0;
-    }
-    if (!json_is_absent(dropout) && !(cJSON_IsNumber(dropout) && dropout->valuedouble == 0)) {
-        snprintf(what, UNSUPPORTED_BYTES, "the model BPE with \"dropout\"");
-        return 0;
-    }
-    for (int i = 0; i < 2; i++) {
-        if (!*json_string_or(json_get(model, affixes[i]), "")) continue;
-        snprintf(what, UNSUPPORTED_BYTES, "the model BPE with \"%s\"", affixes[i]);
-        return 0;
-    }
+    if (!component_is(model, "BPE")) return unsupported(what, "the model '%.80s'", component_type(model));
+    if (cJSON_IsTrue(json_get(model, "byte_fallback")))
+        return unsupported(what, "the model BPE with \"byte_fallback\": true");
+    if (!json_is_absent(dropout) && !(cJSON_IsNumber(dropout) && dropout->valuedouble == 0))
+        return unsupported(what, "the model BPE with \"dropout\"");
+    for (int i = 0; i < 2; i++)
+        if (*json_string_or(json_get(model, affixes[i]), ""))
+            return unsupported(what, "the model BPE with \"%s\"", affixes[i]);
     return 1;
 }
 
@@ -220,15 +202,11 @@ static int added_tokens_are_known(const cJSON *added, char what[UNSUPPORTED_BYTE
     const cJSON *token;
     cJSON_ArrayForEach(token, added) {
         const char *content = json_string_or(json_get(token, "content"), "?");
-        if (!cJSON_IsTrue(json_get(token, "special"))) {
-            snprintf(what, UNSUPPORTED_BYTES, "the added token '%.80s' with \"special\": false", content);
-            return 0;
-        }
-        for (int i = 0; i < 3; i++) {
-            if (!cJSON_IsTrue(json_get(token, flags[i]))) continue;
-            snprintf(what, UNSUPPORTED_BYTES, "the added token '%.80s' with \"%s\": true", content, flags[i]);
-            return 0;
-        }
+        if (!cJSON_IsTrue(json_get(token, "special")))
+            return unsupported(what, "the added token '%.80s' with \"special\": false", content);
+        for (int i = 0; i < 3; i++)
+            if (cJSON_IsTrue(json_get(token, flags[i])))
+                return unsupported(what, "the added token '%.80s' with \"%s\": true", content, flags[i]);
     }
     return 1;
 }
@@ -256,17 +234,13 @@ static int vocabulary_is_known(const cJSON *root, char what[UNSUPPORTED_BYTES]) 
     cJSON_ArrayForEach(item, json_get(root, "added_tokens")) {
         const cJSON *id = json_get(item, "id");
         if (!cJSON_IsNumber(id) || id->valuedouble < first) continue;
-        if (id->valuedouble != next) {
-            snprintf(what, UNSUPPORTED_BYTES,
-                     "the added token '%.80s' to have the id %.0f, behind a gap or out of order",
-                     json_string_or(json_get(item, "content"), "?"), id->valuedouble);
-            return 0;
-        }
+        if (id->valuedouble != next)
+            return unsupported(what, "the added token '%.80s' to have the id %.0f, behind a gap or out of order",
+                               json_string_or(json_get(item, "content"), "?"), id->valuedouble);
         next++;
     }
     if (!unknown || bytes == 256) return 1;
-    snprintf(what, UNSUPPORTED_BYTES, "the unknown token '%.80s' for %d bytes without a token", unknown, 256 - bytes);
-    return 0;
+    return unsupported(what, "the unknown token '%.80s' for %d bytes without a token", unknown, 256 - bytes);
 }
 
 /* Does the file need only what this program implements? If not, `what` names the first other thing. */
@@ -275,20 +249,13 @@ static int tokenizer_json_is_known(const cJSON *root, char what[UNSUPPORTED_BYTE
     const char *front;
     int32_t front_id;
     if (!model_is_known(json_get(root, "model"), what)) return 0;
-    if (component_parts(json_get(root, "normalizer"), "normalizers", parts)) {
-        snprintf(what, UNSUPPORTED_BYTES, "the normalizer '%.80s'", component_type(parts[0]));
-        return 0;
-    }
-    if (!pre_tokenizer_expression(json_get(root, "pre_tokenizer"))) {
-        pre_tokenizer_name(json_get(root, "pre_tokenizer"), what);
-        return 0;
-    }
+    if (component_parts(json_get(root, "normalizer"), "normalizers", parts))
+        return unsupported(what, "the normalizer '%.80s'", component_type(parts[0]));
+    if (!pre_tokenizer_is_known(json_get(root, "pre_tokenizer"), what)) return 0;
     if (!post_processor_is_known(json_get(root, "post_processor"), &front, &front_id, what)) return 0;
     int decoders = component_parts(json_get(root, "decoder"), "decoders", parts);
-    if (decoders > 1 || (decoders && !component_is(parts[0], "ByteLevel"))) {
-        snprintf(what, UNSUPPORTED_BYTES, "the decoder '%.80s'", component_type(parts[0]));
-        return 0;
-    }
+    if (decoders > 1 || (decoders && !component_is(parts[0], "ByteLevel")))
+        return unsupported(what, "the decoder '%.80s'", component_type(parts[0]));
     return added_tokens_are_known(json_get(root, "added_tokens"), what) && vocabulary_is_known(root, what);
 }
 
@@ -339,7 +306,7 @@ static void vocabulary_read_model(JsonVocabulary *v) {
     }
 }
 
-/* The added tokens: each is in the model's vocabulary or follows it, in the order of the ids. */
+/* The added tokens: each is in the model's vocabulary or follows it, in the order of the ids (vocabulary_is_known). */
 static void vocabulary_read_added(JsonVocabulary *v) {
     const cJSON *item;
     int32_t next = v->in_model;
@@ -352,10 +319,6 @@ static void vocabulary_read_added(JsonVocabulary *v) {
                        v->path, content, id, v->names[id]);
         if (id < v->in_model && v->is_special[id])
             user_error("tokenizer %s: the added token '%.80s' is listed twice, expected once", v->path, content);
-        if (id >= v->in_model && id != next)
-            user_error("tokenizer %s: the added token '%.80s' has the id %d, expected %d: added tokens follow the "
-                       "vocabulary without a gap",
-                       v->path, content, id, next);
         v->names[id] = content;
         v->is_special[id] = 1;
         next += id == next;
@@ -364,18 +327,12 @@ static void vocabulary_read_added(JsonVocabulary *v) {
 }
 
 static void vocabulary_add_base(Tokenizer *t, const JsonVocabulary *v, int32_t id) {
-    char *bytes = t->bytes + t->start[id];
-    size_t n = token_text_decode(v->bytes_of, v->names[id], strlen(v->names[id]), bytes);
+    size_t n = token_text_decode(v->bytes_of, v->names[id], strlen(v->names[id]), t->bytes + t->start[id]);
     if (!n)
         user_error("tokenizer %s: the token '%.80s' (id %d) has a character that ByteLevel uses for no byte, expected "
                    "text in GPT-2's characters for bytes",
                    v->path, v->names[id], id);
-    t->start[id + 1] = t->start[id] + n;
-    t->n_base++;
-    if (n > t->longest) t->longest = n;
-    TokenSlot *slot = token_slot(t, bytes, n); // empty: names differ, and each character stands for one byte
-    slot->hash = token_hash(bytes, n);
-    slot->id = id;
+    tokenizer_add_base(t, id, n); // it is new: names differ, and each character stands for one byte
 }
 
 static int by_token_name(const void *a, const void *b) {
@@ -501,11 +458,8 @@ static void merges_find_divided(Tokenizer *t) {
     size_t capacity = 0, divided = 0;
     Encoder e = encoder_open(t, &ids, &capacity, 0);
     uint8_t *is_divided = new_array(uint8_t, t->vocab_size);
-    for (int32_t id = 0, special = 0; id < t->vocab_size; id++) {
-        if (special < t->num_special && t->special[special] == id) {
-            special++;
-            continue;
-        }
+    for (int32_t id = 0; id < t->vocab_size; id++) {
+        if (is_special_token(t, id)) continue;
         const char *bytes = t->bytes + t->start[id];
         size_t n = token_length(t, id), known = 0;
         while (known < n && !t->missing[(uint8_t)bytes[known]]) known++;

@@ -9,6 +9,16 @@
 #include "../../tokenizer.h" // defines: Tokenizer, token_slot, split_open
 #include "text_input.h"      // defines: UTF8_BYTE_ORDER_MARK
 
+static inline int is_special_token(const Tokenizer *t, int32_t id) {
+    int low = 0, high = t->num_special; // where the first special token from `id` on is
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (t->special[middle] < id) low = middle + 1;
+        else high = middle;
+    }
+    return low < t->num_special && t->special[low] == id;
+}
+
 /* The name of special token i of the 256 that Llama 3.1 has, in the order of its release. */
 static void llama3_special_name(int i, char name[SPECIAL_NAME_BYTES]) {
     static const char *const named[] = {"<|begin_of_text|>",
@@ -35,6 +45,32 @@ static void tokenizer_add_special(Tokenizer *t) {
         start[1] = start[0] + strlen(t->bytes + *start);
         t->special[t->num_special++] = t->n_base + i;
     }
+}
+
+// ---------------------------------------------------------------------------
+// the table of tokens
+
+/* Room for as many tokens as a file has `lines`, with `len` bytes in all, and for Llama 3's special tokens. */
+static void tokenizer_allocate(Tokenizer *t, size_t lines, size_t len) {
+    size_t slots = 1;
+    while (slots < 2 * lines) slots *= 2; // at most half full
+    t->slot_mask = (uint32_t)(slots - 1);
+    t->slots = new_array(TokenSlot, slots);
+    for (size_t i = 0; i < slots; i++) t->slots[i].id = NO_TOKEN;
+    t->start = new_array(uint64_t, lines + NUM_SPECIAL_TOKENS + 1);
+    t->special = new_array(int32_t, lines + NUM_SPECIAL_TOKENS);
+    t->bytes = new_array(char, len + NUM_SPECIAL_TOKENS * SPECIAL_NAME_BYTES);
+}
+
+/* Adds the base token `id`, whose n bytes are in their place already. */
+static void tokenizer_add_base(Tokenizer *t, int32_t id, size_t n) {
+    const char *bytes = t->bytes + t->start[id];
+    TokenSlot *slot = token_slot(t, bytes, n);
+    slot->hash = token_hash(bytes, n);
+    slot->id = id;
+    t->start[id + 1] = t->start[id] + n;
+    t->n_base++;
+    if (n > t->longest) t->longest = n;
 }
 
 // ---------------------------------------------------------------------------
@@ -143,20 +179,17 @@ static void tokenizer_read_token(Tokenizer *t, const TokenizerLines *in, const c
                    "in base64 and one space%s; copy the file again",
                    in->path, in->number, line, t->has_header ? "id" : "rank", id,
                    t->has_header ? ", or after the word special and a name without spaces" : "");
-    t->start[id + 1] = t->start[id] + n;
     if (special) {
+        t->start[id + 1] = t->start[id] + n;
         t->special[t->num_special++] = id;
         return;
     }
-    t->n_base++;
-    if (n > t->longest) t->longest = n;
-    TokenSlot *slot = token_slot(t, bytes, n);
-    if (slot->id != NO_TOKEN)
+    int32_t same = token_find(t, bytes, n);
+    if (same != NO_TOKEN)
         user_error("tokenizer %s, line %d: found '%.80s', the token of line %d again, expected each token once; copy "
                    "the file again",
-                   in->path, in->number, line, in->number - (id - slot->id));
-    slot->hash = token_hash(bytes, n);
-    slot->id = id;
+                   in->path, in->number, line, in->number - (id - same));
+    tokenizer_add_base(t, id, n);
 }
 
 /* The format with a header is for byte-level BPE tokenizers in which merging by the lowest id gives the same result as
@@ -236,17 +269,6 @@ static size_t tokenizer_check_text(const char *path, const char *text, size_t le
         lines += text[i] == '\n';
     }
     return lines;
-}
-
-static void tokenizer_allocate(Tokenizer *t, size_t lines, size_t len) {
-    size_t slots = 1;
-    while (slots < 2 * lines) slots *= 2; // at most half full
-    t->slot_mask = (uint32_t)(slots - 1);
-    t->slots = new_array(TokenSlot, slots);
-    for (size_t i = 0; i < slots; i++) t->slots[i].id = NO_TOKEN;
-    t->start = new_array(uint64_t, lines + NUM_SPECIAL_TOKENS + 1);
-    t->special = new_array(int32_t, lines + NUM_SPECIAL_TOKENS);
-    t->bytes = new_array(char, len + NUM_SPECIAL_TOKENS * SPECIAL_NAME_BYTES);
 }
 
 static void tokenizer_find_bytes(Tokenizer *t) {

@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     const char *path;     // OUT/samples.jsonl
     int64_t line;         // number of the current line, from 1
+    char place[4200];     // "PATH, line N", for messages about it
     char data[20];        // hash of the data
     int64_t windows;      // samples in the data; 0 until a line says so
     int64_t seq;          // tokens of a sample
@@ -68,29 +69,27 @@ static void audit_end_epoch(Audit *a) {
 static void audit_sources(Audit *a, const cJSON *list) {
     const cJSON *row;
     int64_t windows = 0, units = 0;
-    char place[4200];
-    snprintf(place, sizeof place, "%s, line %" PRId64, a->path, a->line);
     memset(a->sources, 0, sizeof a->sources);
     a->num_sources = 0;
     if (cJSON_GetArraySize(list) > MOST_SOURCES)
-        user_error("%s, line %" PRId64 ": found %d sources, expected at most %d: the file is damaged", a->path, a->line,
-                   cJSON_GetArraySize(list), MOST_SOURCES);
+        user_error("%s: found %d sources, expected at most %d: the file is damaged", a->place, cJSON_GetArraySize(list),
+                   MOST_SOURCES);
     cJSON_ArrayForEach(row, list) {
         AuditSource *source = &a->sources[a->num_sources++];
         const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, "data"));
         snprintf(source->name, sizeof source->name, "%s", name ? name : "?");
         source->first_window = windows;
-        source->windows = (int64_t)json_number(row, place, "windows", NAN, 1, INT32_MAX);
-        source->units = llround(json_number(row, place, "share", NAN, 0, 1) * (double)SHARE_UNITS);
-        source->before = (int64_t)json_number(row, place, "consumed_before", NAN, 0, 1e11);
-        source->used = (int64_t)json_number(row, place, "used_before", 0, 0, 1e11);
+        source->windows = (int64_t)json_number(row, a->place, "windows", NAN, 1, INT32_MAX);
+        source->units = llround(json_number(row, a->place, "share", NAN, 0, 1) * (double)SHARE_UNITS);
+        source->before = (int64_t)json_number(row, a->place, "consumed_before", NAN, 0, 1e11);
+        source->used = (int64_t)json_number(row, a->place, "used_before", 0, 0, 1e11);
         windows += source->windows;
         units += source->units;
     }
     if (a->num_sources && (windows != a->windows || units != SHARE_UNITS))
-        user_error("%s, line %" PRId64 ": the sources have %" PRId64 " windows and %" PRId64
+        user_error("%s: the sources have %" PRId64 " windows and %" PRId64
                    " millionths of the samples, expected %" PRId64 " and %d: the file is damaged",
-                   a->path, a->line, windows, units, a->windows, SHARE_UNITS);
+                   a->place, windows, units, a->windows, SHARE_UNITS);
     free(a->times);
     a->times = a->num_sources ? new_array(int32_t, a->windows) : NULL;
 }
@@ -156,9 +155,9 @@ static void audit_join_samples(Audit *a, int64_t ratio) {
         for (int64_t i = 1; i < ratio; i++) {
             int differs = a->num_sources ? parts[i] != parts[0] : (parts[i] != 0) != (parts[0] != 0);
             if (differs)
-                user_error("%s, line %" PRId64 ": samples become %" PRId64 " times as long, and of the new sample "
-                           "%" PRId64 " only a part was consumed before: tokens are repeated or left out",
-                           a->path, a->line, ratio, w);
+                user_error("%s: samples become %" PRId64 " times as long, and of the new sample %" PRId64
+                           " only a part was consumed before: tokens are repeated or left out",
+                           a->place, ratio, w);
         }
         counts[w] = counts[w * ratio];
     }
@@ -186,9 +185,9 @@ static int audit_continues(const Audit *a, const cJSON *line, int64_t windows, i
     if (!a->windows || !data || strcmp(data, a->data) || !a->seq || seq < a->seq || seq % a->seq) return 0;
     if (a->windows * a->seq != windows * seq || a->pieces * a->seq != pieces * seq || !consumed_before) return 0;
     if (ended != consumed_before * seq)
-        user_error("%s, line %" PRId64 ": the steps after it begin at token %" PRId64 " of the data, and those before "
-                   "it have ended at token %" PRId64 ": tokens are repeated or left out",
-                   a->path, a->line, consumed_before * seq, ended);
+        user_error("%s: the steps after it begin at token %" PRId64 " of the data, and those before it have ended at "
+                   "token %" PRId64 ": tokens are repeated or left out",
+                   a->place, consumed_before * seq, ended);
     return !a->starts_mid_epoch;
 }
 
@@ -198,14 +197,12 @@ static void audit_data(Audit *a, const cJSON *line) {
     const cJSON *tail = cJSON_GetObjectItemCaseSensitive(line, "tail");
     a->pad = !strcmp(tail->valuestring, "pad");
     if (!(windows->valuedouble >= 1 && windows->valuedouble <= INT32_MAX))
-        user_error("%s, line %" PRId64 ": found %g windows, expected 1 to %d: the file is damaged", a->path, a->line,
-                   windows->valuedouble, INT32_MAX);
-    char place[4200];
-    snprintf(place, sizeof place, "%s, line %" PRId64, a->path, a->line);
-    int64_t seq = (int64_t)json_number(line, place, "seq", 0, 0, INT32_MAX);
-    int64_t pieces = (int64_t)json_number(line, place, "pieces", 1, 1, INT32_MAX);
+        user_error("%s: found %g windows, expected 1 to %d: the file is damaged", a->place, windows->valuedouble,
+                   INT32_MAX);
+    int64_t seq = (int64_t)json_number(line, a->place, "seq", 0, 0, INT32_MAX);
+    int64_t pieces = (int64_t)json_number(line, a->place, "pieces", 1, 1, INT32_MAX);
     int64_t count = (int64_t)windows->valuedouble;
-    int64_t before = (int64_t)json_number(line, place, "consumed_before", 0, 0, 1e15);
+    int64_t before = (int64_t)json_number(line, a->place, "consumed_before", 0, 0, 1e15);
     const char *data = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "data"));
     if (audit_continues(a, line, count, seq, pieces, before)) {
         if (seq > a->seq) audit_join_samples(a, seq / a->seq);
@@ -248,15 +245,14 @@ static void audit_sample(Audit *a, const cJSON *sample) {
 /* The line of a step: its number, its epoch and the windows that it consumed. */
 static void audit_step(Audit *a, int64_t step, int64_t epoch, const cJSON *samples) {
     if (a->steps && step != a->step + 1)
-        user_error("%s, line %" PRId64 ": step %" PRId64 " follows step %" PRId64
-                   ": the steps between them are missing",
-                   a->path, a->line, step, a->step);
+        user_error("%s: step %" PRId64 " follows step %" PRId64 ": the steps between them are missing", a->place, step,
+                   a->step);
     if (!a->steps) a->first_step = step;
     if (a->epoch < 0) a->epoch = epoch;
     else if (epoch == a->epoch + 1) audit_end_epoch(a);
     if (epoch != a->epoch)
-        user_error("%s, line %" PRId64 ": step %" PRId64 " belongs to epoch %" PRId64 ", expected epoch %" PRId64,
-                   a->path, a->line, step, epoch, a->epoch);
+        user_error("%s: step %" PRId64 " belongs to epoch %" PRId64 ", expected epoch %" PRId64, a->place, step, epoch,
+                   a->epoch);
     if (a->repeated)
         user_error("%s: epoch %" PRId64 " continues at step %" PRId64 ", although step %" PRId64
                    " had already repeated windows as only an epoch's last step may",
@@ -285,10 +281,7 @@ static void audit_line(Audit *a, const char *text) {
     if (cJSON_IsNumber(windows) && cJSON_IsString(tail)) audit_data(a, json);
     else if (a->windows && audit_is_count(step, 1) && audit_is_count(epoch, 0) && cJSON_IsArray(samples))
         audit_step(a, (int64_t)step->valuedouble, (int64_t)epoch->valuedouble, samples);
-    else
-        user_error("%s, line %" PRId64 ": expected a description of the data or a step with its samples: the file is "
-                   "damaged",
-                   a->path, a->line);
+    else user_error("%s: expected a description of the data or a step with its samples: the file is damaged", a->place);
     cJSON_Delete(json);
 }
 
@@ -313,7 +306,6 @@ static void audit_print(Audit *a) {
 }
 
 static void audit(const char *out) {
-    if (!out) user_error("--audit reads what a run left in --out: add --out DIR");
     char path[4096], *text = NULL;
     size_t capacity = 0;
     Audit a = ZERO;
@@ -324,7 +316,7 @@ static void audit(const char *out) {
     FILE *f = fd < 0 ? NULL : fdopen(fd, "r");
     if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
     while (getline(&text, &capacity, f) > 0) {
-        a.line++;
+        snprintf(a.place, sizeof a.place, "%s, line %" PRId64, path, ++a.line);
         audit_line(&a, text);
     }
     if (!feof(f)) user_error("--audit: cannot read %s after line %" PRId64 ": %s", path, a.line, strerror(errno));

@@ -204,10 +204,6 @@ static uint64_t chat_file(Chat *c, const char *path, ChatOutput *train, ChatOutp
     return conversations;
 }
 
-static void refuse_existing(const char *path) {
-    if (!access(path, F_OK)) user_error("%s exists already: choose another name, or remove it first", path);
-}
-
 /* Refuses outputs that would replace something. */
 static void check_conversation_outputs(const TokensOptions *o) {
     const Output outputs[] = {{"--out-train", o->out_train}, {"--out-val", o->out_val}};
@@ -216,7 +212,8 @@ static void check_conversation_outputs(const TokensOptions *o) {
         refuse_replaced_input(&outputs[i], o->tokenizer);
         for (int f = 0; f < o->num_files; f++)
             if (strcmp(o->files[f], "-")) refuse_replaced_input(&outputs[i], o->files[f]);
-        if (outputs[i].path) refuse_existing(outputs[i].path);
+        if (outputs[i].path && !access(outputs[i].path, F_OK))
+            user_error("%s exists already: choose another name, or remove it first", outputs[i].path);
     }
 }
 

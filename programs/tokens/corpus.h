@@ -355,16 +355,14 @@ static inline int is_same_file(const char *a, const char *b) {
 
 /* Whether both paths are the same name in the same folder. The file need not exist. */
 static inline int is_same_name(const char *a, const char *b) {
-    char *folders[] = {path_with(a, ""), path_with(b, "")}; // each is cut off behind its last slash
-    const char *slashes[] = {strrchr(a, '/'), strrchr(b, '/')}, *names[] = {a, b};
+    char folders[2][4096];
+    const char *names[] = {a, b};
     for (int i = 0; i < 2; i++) {
-        if (slashes[i]) folders[i][slashes[i] + 1 - names[i]] = 0;
-        if (slashes[i]) names[i] = slashes[i] + 1;
+        const char *slash = strrchr(names[i], '/');
+        path_beside(folders[i], sizeof folders[i], names[i], ".");
+        if (slash) names[i] = slash + 1;
     }
-    int same =
-        !strcmp(names[0], names[1]) && is_same_file(slashes[0] ? folders[0] : ".", slashes[1] ? folders[1] : ".");
-    for (int i = 0; i < 2; i++) free(folders[i]);
-    return same;
+    return !strcmp(names[0], names[1]) && is_same_file(folders[0], folders[1]);
 }
 
 /* Refuses an output that would replace this input. */
@@ -417,7 +415,6 @@ typedef struct {
 
 /* Writes the header; until the file is complete, only its place matters. */
 static inline void writer_header(const TokenWriter *w, int is_complete) {
-    uint32_t flags = (w->mask ? (uint32_t)TOKEN_FILE_MASKED : 0) | w->window << TOKEN_FILE_WINDOW_SHIFT;
     TokenFileHeader h = ZERO;
     static uint8_t known[MOST_FINGERPRINTS][32]; // the same for both outputs
     static int count;
@@ -426,7 +423,7 @@ static inline void writer_header(const TokenWriter *w, int is_complete) {
     h.version = TOKEN_FILE_VERSION;
     h.width = w->width;
     h.vocab_size = (uint32_t)w->t->vocab_size;
-    h.flags = flags;
+    h.flags = (w->mask ? (uint32_t)TOKEN_FILE_MASKED : 0) | w->window << TOKEN_FILE_WINDOW_SHIFT;
     h.count = w->count;
     h.document_end = w->t->eos;
     h.front = w->front;

@@ -29,7 +29,6 @@ static void decode_ids(const Tokenizer *t, const char *path, const char *text, s
  * the tokenizer's. */
 static void encode_or_decode(const char *file, const char *encode, const char *decode) {
     const char *path = encode ? encode : decode;
-    if (!file) user_error("--%s needs --tokenizer FILE", encode ? "encode" : "decode");
     Tokenizer *t = tokenizer_open(file);
     size_t length, capacity = 0;
     int32_t *ids = NULL;

@@ -130,26 +130,20 @@ static inline void packer_flush(Packer *p) {
     p->count = p->num_waiting = p->num_windows = 0;
 }
 
-/* Appends the tokens of a conversation to `ids` and `mask`. */
-static inline void append_tokens(Packer *p, const int32_t *ids, const uint8_t *mask, size_t n) {
-    size_t end = p->count + n;
-    if (end > p->ids_room) {
-        p->ids_room = end + end / 2;
-        p->ids = (int32_t *)checked_realloc(p->ids, p->ids_room * sizeof *p->ids);
-        p->mask = (uint8_t *)checked_realloc(p->mask, p->ids_room);
-    }
-    memcpy(p->ids + p->count, ids, n * sizeof *ids);
-    memcpy(p->mask + p->count, mask, n);
-    p->count = end;
-}
-
 /* Adds a conversation of n tokens, the last of which is its end-of-text token. */
 static inline void packer_add(Packer *p, const int32_t *ids, const uint8_t *mask, size_t n) {
     if (p->count + n > (size_t)max_i64(PACK_TOKENS, PACK_WINDOWS * p->T)) packer_flush(p);
     PackedConversation x = {p->count, n, NO_INDEX};
     p->waiting = (PackedConversation *)with_room_for_one(p->waiting, p->num_waiting, &p->waiting_room, sizeof x);
     p->waiting[p->num_waiting++] = x;
-    append_tokens(p, ids, mask, n);
+    if (p->count + n > p->ids_room) {
+        p->ids_room = p->count + n + (p->count + n) / 2;
+        p->ids = (int32_t *)checked_realloc(p->ids, p->ids_room * sizeof *p->ids);
+        p->mask = (uint8_t *)checked_realloc(p->mask, p->ids_room);
+    }
+    memcpy(p->ids + p->count, ids, n * sizeof *ids);
+    memcpy(p->mask + p->count, mask, n);
+    p->count += n;
     p->conversations++;
     p->cut += (int64_t)n > p->T;
 }

@@ -225,12 +225,6 @@ static int reader_next(Reader *r, Slice *s) {
 // ---------------------------------------------------------------------------
 // the state of an unfinished run, from which the same command continues it
 
-typedef struct {
-    const char *tokenizer;
-    Output train, val;
-    double save_seconds; // between two saves of the state
-} TextOutputs;
-
 /* What has been written when the state is saved. */
 typedef struct {
     Position after;
@@ -248,9 +242,9 @@ typedef struct {
 static uint64_t hash_text(uint64_t h, const char *text) { return hash_bytes(h, text, strlen(text) + 1); }
 
 /* Everything that the outputs depend on. */
-static uint64_t state_identity(const TextOutputs *a, const Tokenizer *t, const Reader *r) {
+static uint64_t state_identity(const TokensOptions *o, const Tokenizer *t, const Reader *r) {
     uint64_t h = hash_bytes(HASH_START, t->fingerprint, sizeof t->fingerprint);
-    h = hash_text(hash_text(hash_text(h, r->field), a->train.path), a->val.path);
+    h = hash_text(hash_text(hash_text(h, r->field), o->out_train), o->out_val);
     h = hash_bytes(h, &r->split.fraction, sizeof r->split.fraction);
     for (size_t i = 0; i < r->corpus.count; i++) {
         const InputFile *f = &r->corpus.files[i];
@@ -293,11 +287,11 @@ static int partial_has(const char *path, const Tokenizer *t, uint64_t count) {
 
 /* Returns 1 if a run of this command was interrupted and can be continued, with what it had saved. What another
  * command has left is refused: it may be hours of work. */
-static int state_open(State *s, const TextOutputs *a, const Tokenizer *t, const Reader *r, Saved *saved) {
+static int state_open(State *s, const TokensOptions *o, const Tokenizer *t, const Reader *r, Saved *saved) {
     StateFile state;
-    s->path = path_with(a->train.path, ".state");
-    s->identity = state_identity(a, t, r);
-    s->every = a->save_seconds;
+    s->path = path_with(o->out_train, ".state");
+    s->identity = state_identity(o, t, r);
+    s->every = o->save_seconds;
     s->next_save = seconds_now() + s->every;
     int found = !access(s->path, F_OK), is_whole = state_read(s->path, &state);
     if (is_whole && state.identity != s->identity)
@@ -306,7 +300,7 @@ static int state_open(State *s, const TextOutputs *a, const Tokenizer *t, const 
             "its command to continue it, or remove the file to start over",
             s->path);
     int fits =
-        is_whole && partial_has(a->train.path, t, state.saved.train) && partial_has(a->val.path, t, state.saved.val);
+        is_whole && partial_has(o->out_train, t, state.saved.train) && partial_has(o->out_val, t, state.saved.val);
     if (fits) *saved = state.saved;
     if (found && !fits) printf("starting over: %s, or an output that it describes, is damaged or missing\n", s->path);
     if (!fits) unlink(s->path);
@@ -331,11 +325,6 @@ static void state_save(State *s, const Saved *saved) {
     free(partial);
     outputs_are_resumable = 1;
     s->next_save = seconds_now() + s->every;
-}
-
-static void state_close(State *s) {
-    unlink(s->path);
-    free(s->path);
 }
 
 // ---------------------------------------------------------------------------
@@ -372,10 +361,6 @@ static void progress_show(TextProgress *p, double now, uint64_t bytes, uint64_t 
             (double)(bytes - p->bytes) / 1e6 / seconds, (double)(tokens - p->tokens) / 1e6 / seconds);
     if (left > 0) fprintf(stderr, " | %.0f:%02.0f left", floor(left / 60), floor(fmod(left, 60)));
     fprintf(stderr, p->is_terminal ? "\033[K\r" : "\n"); // what is printed next overwrites the line
-}
-
-static void progress_close(const TextProgress *p) {
-    if (p->is_terminal && p->is_shown) fprintf(stderr, "\n");
 }
 
 // ---------------------------------------------------------------------------
@@ -441,28 +426,29 @@ static void tokenize_slices(TextJob *j) {
 }
 
 /* Checks that the documents are text, and refuses outputs that would replace an input. */
-static void check_files(const TextOutputs *a, Corpus *corpus, const char *field) {
-    refuse_same_outputs(&a->train, &a->val);
-    refuse_replaced_input(&a->train, a->tokenizer);
-    refuse_replaced_input(&a->val, a->tokenizer);
-    refuse_replaced_documents(&a->train, corpus, 1);
-    refuse_replaced_documents(&a->val, corpus, 1);
-    corpus_check(corpus, field);
-    refuse_replaced_documents(&a->train, corpus, 0);
-    refuse_replaced_documents(&a->val, corpus, 0);
+static void check_files(const TokensOptions *o, Corpus *corpus) {
+    const Output train = {"--out-train", o->out_train}, val = {"--out-val", o->out_val};
+    refuse_same_outputs(&train, &val);
+    refuse_replaced_input(&train, o->tokenizer);
+    refuse_replaced_input(&val, o->tokenizer);
+    refuse_replaced_documents(&train, corpus, 1);
+    refuse_replaced_documents(&val, corpus, 1);
+    corpus_check(corpus, o->field);
+    refuse_replaced_documents(&train, corpus, 0);
+    refuse_replaced_documents(&val, corpus, 0);
 }
 
 /* Opens the outputs: new ones, or those of an interrupted run of the same command, which it continues. */
-static void text_job_open_outputs(TextJob *j, const TextOutputs *a) {
+static void text_job_open_outputs(TextJob *j, const TokensOptions *o) {
     Saved saved;
-    if (!state_open(&j->state, a, j->t, &j->reader, &saved)) {
-        writer_open(&j->train, a->train.path, j->t, 0);
-        writer_open(&j->val, a->val.path, j->t, 0);
+    if (!state_open(&j->state, o, j->t, &j->reader, &saved)) {
+        writer_open(&j->train, o->out_train, j->t, 0);
+        writer_open(&j->val, o->out_val, j->t, 0);
         return;
     }
     printf("continuing after %" PRIu64 " documents, which an interrupted run has tokenized\n", saved.after.documents);
-    writer_resume(&j->train, a->train.path, j->t, saved.train);
-    writer_resume(&j->val, a->val.path, j->t, saved.val);
+    writer_resume(&j->train, o->out_train, j->t, saved.train);
+    writer_resume(&j->val, o->out_val, j->t, saved.val);
     j->train.bytes = saved.train_bytes;
     j->val.bytes = saved.val_bytes;
     j->train.target_bytes = saved.train_target_bytes;
@@ -508,20 +494,18 @@ static void reader_open(Reader *r, const TokensOptions *o) {
 static void tokenize_texts(const TokensOptions *o) {
     TextJob j = ZERO;
     Reader *r = &j.reader;
-    const TextOutputs a = {o->tokenizer, {"--out-train", o->out_train}, {"--out-val", o->out_val}, o->save_seconds};
-    if (!a.val.path) user_error("--out-val is missing: give a token file to validate on");
     if (o->threads) omp_set_num_threads(o->threads);
     reader_open(r, o);
     double started = seconds_now();
-    Tokenizer *t = tokenizer_open(a.tokenizer);
-    check_files(&a, &r->corpus, r->field);
+    Tokenizer *t = tokenizer_open(o->tokenizer);
+    check_files(o, &r->corpus);
     r->paragraph = paragraph_size(&r->corpus, r->split.fraction);
     r->cut = t->llama3 ? cut_open() : NULL;
     r->match = pcre2_match_data_create(1, NULL);
     j.t = t;
     pthread_mutex_init(&j.lock, NULL);
     pthread_cond_init(&j.turn, NULL);
-    text_job_open_outputs(&j, &a);
+    text_job_open_outputs(&j, o);
     uint64_t bytes_before = text_job_bytes(&j);
     progress_open(&j.progress, bytes_before, j.train.count + j.val.count, reader_consumed(r));
     int threads = 0;
@@ -530,15 +514,16 @@ static void tokenize_texts(const TokensOptions *o) {
         threads++;
         tokenize_slices(&j);
     }
-    progress_close(&j.progress);
+    if (j.progress.is_terminal && j.progress.is_shown) fprintf(stderr, "\n");
     print_skipped(&j);
     if (!j.val.count || !j.train.count) refuse_too_little(&j);
     writer_close(&j.train);
     writer_print(&j.train);
     writer_close(&j.val);
     writer_print(&j.val);
-    state_close(&j.state);
-    tokenizer_files_write(a.train.path, a.tokenizer, t);
+    unlink(j.state.path);
+    free(j.state.path);
+    tokenizer_files_write(o->out_train, o->tokenizer, t);
     double megabytes = (double)(text_job_bytes(&j) - bytes_before) / 1e6, seconds = seconds_now() - started;
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);

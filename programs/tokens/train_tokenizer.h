@@ -227,31 +227,13 @@ static void merge_everywhere(TokenizerTrainer *b, uint64_t key, int32_t token) {
 // ---------------------------------------------------------------------------
 // the vocabulary
 
-static void vocabulary_add(Tokenizer *t, const char *bytes, size_t n) {
-    memcpy(t->bytes + t->start[t->n_base], bytes, n);
-    TokenSlot *slot = token_slot(t, bytes, n);
-    slot->hash = token_hash(bytes, n);
-    slot->id = t->n_base++;
-    t->start[t->n_base] = t->start[t->n_base - 1] + n;
-    if (n > t->longest) t->longest = n;
-}
-
-static void vocabulary_open(Tokenizer *t, int n_base) {
-    uint32_t slots = 1;
-    while (slots < 2 * (uint32_t)n_base) slots *= 2;
-    t->slots = (TokenSlot *)checked_malloc(slots * sizeof *t->slots);
-    t->slot_mask = slots - 1;
-    for (uint32_t i = 0; i < slots; i++) t->slots[i].id = NO_TOKEN;
-    t->start = (uint64_t *)checked_malloc((size_t)(n_base + 1) * sizeof *t->start);
-    t->bytes = (char *)checked_malloc((size_t)n_base * MAX_TOKEN);
-    for (int i = 0; i < 256; i++) {
-        char byte = (char)i;
-        vocabulary_add(t, &byte, 1);
-    }
-}
-
 static void tokenizer_learn(TokenizerTrainer *b, int n_base) {
     Tokenizer *t = &b->t;
+    tokenizer_allocate(t, (size_t)n_base, (size_t)n_base * MAX_TOKEN);
+    for (int byte = 0; byte < 256; byte++) {
+        t->bytes[byte] = (char)byte;
+        tokenizer_add_base(t, byte, 1);
+    }
     for (uint32_t p = 0; p < b->num_pieces; p++) piece_add_pairs(b, p, +1, NO_TOKEN);
     for (uint64_t i = 0; b->pairs && i <= b->pair_mask; i++)
         if (b->pairs[i].where) candidate_push(b, b->pairs[i].count, b->pairs[i].key);
@@ -262,23 +244,17 @@ static void tokenizer_learn(TokenizerTrainer *b, int n_base) {
         if (count != c.count || count == 0) continue; // an increase has pushed another entry
         int32_t left = (int32_t)(c.key >> 32), right = (int32_t)c.key;
         size_t n = token_length(t, left) + token_length(t, right);
-        char bytes[2 * MAX_TOKEN];
+        char *bytes = t->bytes + t->start[t->n_base]; // where the next token belongs
         if (n > MAX_TOKEN) continue;
         memcpy(bytes, t->bytes + t->start[left], token_length(t, left));
         memcpy(bytes + token_length(t, left), t->bytes + t->start[right], token_length(t, right));
         int32_t token = token_find(t, bytes, n); // several pairs may form the same token: a+bc, ab+c
         if (token == NO_TOKEN) {
             token = t->n_base;
-            vocabulary_add(t, bytes, n);
+            tokenizer_add_base(t, token, n);
         }
         merge_everywhere(b, c.key, token);
     }
-}
-
-static void vocabulary_write(const Tokenizer *t, const char *path) {
-    FILE *f = output_open(path, 0);
-    for (int32_t id = 0; id < t->n_base; id++) token_line_write(f, t->bytes + t->start[id], token_length(t, id), id);
-    output_close(f, path);
 }
 
 /* Trains a tokenizer on the texts that the options name. */
@@ -299,13 +275,14 @@ static void train_tokenizer(const TokensOptions *o) {
     refuse_replaced_documents(&output, &corpus, 0);
     uint64_t bytes = pieces_of(&b, &corpus);
     int n_base = vocab_size - NUM_SPECIAL_TOKENS;
-    vocabulary_open(&b.t, n_base);
     tokenizer_learn(&b, n_base);
     if (b.t.n_base < n_base)
         user_error("%" PRIu64 " bytes of text contain pairs for only %d tokens, but %d were asked for; give more text, "
                    "or --vocab-size %d",
                    bytes, b.t.n_base, n_base, b.t.n_base + NUM_SPECIAL_TOKENS);
-    vocabulary_write(&b.t, output.path);
+    FILE *f = output_open(output.path, 0);
+    for (int32_t id = 0; id < n_base; id++) token_line_write(f, b.t.bytes + b.t.start[id], token_length(&b.t, id), id);
+    output_close(f, output.path);
     printf("%s: %d tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", output.path,
            vocab_size, n_base, NUM_SPECIAL_TOKENS, (double)bytes / 1e6, b.num_pieces, seconds_now() - started);
     if (bytes < corpus.len)
