@@ -4,7 +4,7 @@
  */
 #ifndef BASE_H
 #define BASE_H
-#include "system.h"    // first: it chooses which calls the C library declares, and includes those of POSIX
+#include "system.h"    // what only Linux has; includes the headers of POSIX
 #include "exact_sum.h" // defines: ExactSum; includes kernel.h: bf16, floatX, Dtype, small helpers, OpStream
 #include <stdarg.h>
 #include <sys/stat.h>

@@ -1,11 +1,16 @@
 /* kernel.h: what the implementations of ops (lib/ops/cpu, lib/ops/cuda) build on, and nothing else: dtypes, helpers,
- * and what an op runs on. Each of them compiles without the rest of the program: errors are reported by
- * base.h and device_cuda.h, or on a page by dev/kernels/page.h.
- *
- * floatX is the dtype of weights and activations, chosen at build time by PRECISION; arithmetic is fp32.
- */
+ * and what an op runs on. Each compiles without the rest of the program: errors are reported by base.h and
+ * device_cuda.h, or on a page by dev/kernels/page.h. floatX is the dtype of weights and activations, chosen at build
+ * time by PRECISION; arithmetic is fp32. */
 #ifndef KERNEL_H
 #define KERNEL_H
+#if defined(__linux__) && !defined(ONLY_POSIX)
+#define LINUX 1
+#define _GNU_SOURCE 1 // as C++ compilers define it
+#elif defined(__linux__)
+#define _XOPEN_SOURCE 700
+#define _DEFAULT_SOURCE // calls that Linux shares with the BSDs and macOS: flock, madvise, MAP_ANONYMOUS
+#endif
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>

@@ -1,19 +1,11 @@
 /* system.h: what only Linux has, and what is done instead on other POSIX systems (macOS, the BSDs).
  *
  * Every other file uses calls that all these systems have, or the functions below. -DONLY_POSIX builds the code for
- * other systems on Linux, so that tests can run it; glibc then hides the functions that need _GNU_SOURCE.
+ * other systems on Linux, so that tests can run it; glibc then hides the functions that need _GNU_SOURCE (kernel.h).
  */
 #ifndef SYSTEM_H
 #define SYSTEM_H
-#if defined(__linux__) && !defined(ONLY_POSIX)
-#define LINUX 1
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#elif defined(__linux__)
-#define _XOPEN_SOURCE 700
-#define _DEFAULT_SOURCE // calls that Linux shares with the BSDs and macOS: flock, madvise, MAP_ANONYMOUS
-#endif
+#include "kernel.h" // first: it chooses which calls the C library declares
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
