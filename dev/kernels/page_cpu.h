@@ -2,8 +2,7 @@
  *
  * The roofline is measured in the same run as the versions: no call is faster than its arithmetic at the processor's
  * peak, nor than a loop that reads, writes and updates the same bytes of the same buffers and does nothing else. So a
- * case that fits a cache is compared with that cache, not with memory.
- */
+ * case that fits a cache is compared with that cache, not with memory. */
 #ifndef PAGE_CPU_H
 #define PAGE_CPU_H
 #include "../../lib/ops/cpu/vectors.h" // defines: vfloat, vfma, vload, vstore, vstream
@@ -94,17 +93,19 @@ static void take_turn(Case *c, Times *t, const Version *version, int past_caches
     t->total += spent;
 }
 
-/* Versions, streams and peaks take turns, so that whatever slows one slows all; medians over rounds. */
+/* Versions, streams and peaks take turns, each round from another version on, as the peaks slow the first; medians. */
 static Roofline case_times(Case *c, const Version *versions, const double *estimate, int rounds, double *seconds) {
     Times *t = new_array(Times, PAGE_VERSIONS + 2), *streams = t + PAGE_VERSIONS;
     static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest of this run
+    int count = 0;
+    while (count < PAGE_VERSIONS && versions[count].run) count++;
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < 2; i++) {
             take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
             peaks[i] = fmax(peaks[i], peak_rate(c->on->threads, i ? matmul_turns : fma_turns));
         }
-        for (int v = 0; v < PAGE_VERSIONS && versions[v].run; v++)
-            if (estimate[v] > 0) take_turn(c, &t[v], &versions[v], 0, estimate[v]);
+        for (int i = r; i < r + count; i++)
+            if (estimate[i % count] > 0) take_turn(c, &t[i % count], &versions[i % count], 0, estimate[i % count]);
     }
     for (int v = 0; v < PAGE_VERSIONS; v++) seconds[v] = times_median(&t[v]);
     Roofline roof = {fmin(times_median(&streams[0]), times_median(&streams[1])),
@@ -117,10 +118,9 @@ static void page_open(OpStream *on, PageOptions *o) {
     double best[2] = {0, 0};
     for (int i = 0; i < 20 && !o->check; i++)
         best[i % 2] = fmax(best[i % 2], peak_rate(on->threads, i % 2 ? matmul_turns : fma_turns) / 1e9);
-    if (o->check) return;
-    printf("\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s "
-           "in matmuls of %s.\n",
-           on->threads, o->rounds, best[0], best[1], PRECISION_NAME);
+    if (!o->check)
+        printf("\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in FMAs, %.0f in %s matmuls.\n",
+               on->threads, o->rounds, best[0], best[1], PRECISION_NAME);
 }
 
 #endif

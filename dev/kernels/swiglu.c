@@ -11,8 +11,7 @@
 
 static void forward_libm_double(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
-    const floatX *gate_up = X("gate_up");
-    floatX *h = X("h");
+    floatX *gate_up = X("gate_up"), *h = X("h");
     for (int64_t n = 0; n < N; n++)
         for (int64_t f = 0; f < F; f++) {
             float g = to_float(gate_up[n * 2 * F + f]), up = to_float(gate_up[n * 2 * F + F + f]);
@@ -22,8 +21,7 @@ static void forward_libm_double(Case *c) {
 
 static void forward_libm_float(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
-    const floatX *gate_up = X("gate_up");
-    floatX *h = X("h");
+    floatX *gate_up = X("gate_up"), *h = X("h");
     for (int64_t n = 0; n < N; n++)
         for (int64_t f = 0; f < F; f++) {
             float g = to_float(gate_up[n * 2 * F + f]), up = to_float(gate_up[n * 2 * F + F + f]);
@@ -33,8 +31,7 @@ static void forward_libm_float(Case *c) {
 
 static void forward_vectors(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
-    const floatX *gate_up = X("gate_up");
-    floatX *h = X("h");
+    floatX *gate_up = X("gate_up"), *h = X("h");
     for (int64_t n = 0; n < N; n++)
         for (int64_t f = 0; f < F; f += VL) {
             vfloat g = load_x(gate_up + n * 2 * F + f, F - f), up = load_x(gate_up + n * 2 * F + F + f, F - f);
