@@ -846,7 +846,7 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
 }
 
 /* The loss on the first `max_batches` micro-batches of every rank; 0: on all samples. Every target counts once,
- * whatever the number of ranks. Of some samples, bits per byte are computed from the files' average bytes a target. */
+ * whatever the number of ranks. With max_batches, bits per byte use the whole files' average of bytes per target. */
 static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches) {
     Parallel *p = &trainer->parallel;
     Llama3 *m = &trainer->model;

@@ -11,17 +11,6 @@
 #include "../../lib/ops/cpu/flat_tensors.h"
 #include "adamw.h"
 
-typedef struct {
-    float keep, rate, root;
-} Factors; // the same for all elements, computed in double
-static Factors factors(const Case *c) {
-    double step = (double)c->size[1];
-    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY),
-                 (float)((double)LR / (1.0 - pow((double)BETA1, step))),
-                 (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
-    return f;
-}
-
 static void copy_pass(Case *c) {
     const float *p = F("p");
     floatX *copy = X("copy");

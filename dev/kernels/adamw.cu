@@ -10,17 +10,6 @@
 #include "../../lib/ops/cuda/flat_tensors.cuh"
 #include "adamw.h"
 
-typedef struct {
-    float keep, rate, root;
-} Factors;
-static Factors factors(const Case *c) {
-    double step = (double)c->size[1];
-    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY),
-                 (float)((double)LR / (1.0 - pow((double)BETA1, step))),
-                 (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
-    return f;
-}
-
 static __global__ void __launch_bounds__(256) decay_kernel(float *p, Factors f, int64_t count) {
     int64_t i = thread_number();
     if (i < count) p[i] *= f.keep;

@@ -18,6 +18,17 @@ static void adamw_case(Case *c) { // size: count, step
     c->slots = (double)(2 * DIVISION_SLOTS + 9) * (double)count;
 }
 
+typedef struct {
+    float keep, rate, root;
+} Factors; // the same for all elements, computed in double
+static Factors factors(const Case *c) {
+    double step = (double)c->size[1];
+    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY),
+                 (float)((double)LR / (1.0 - pow((double)BETA1, step))),
+                 (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
+    return f;
+}
+
 static void adamw_prepare(Case *c) {
     for (int64_t i = 0; i < c->size[0]; i++) F("v")[i] = fabsf(F("v")[i]); // a mean of squares
 }

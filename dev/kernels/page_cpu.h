@@ -93,7 +93,7 @@ static void take_turn(Case *c, Times *t, const Version *version, int past_caches
     t->total += spent;
 }
 
-/* Versions, streams and peaks take turns, each round from another version on, as the peaks slow the first; medians. */
+/* Medians over rounds. Each round begins with another version, since the first one runs slower, after the peaks. */
 static Roofline case_times(Case *c, const Version *versions, const double *estimate, int rounds, double *seconds) {
     Times *t = new_array(Times, PAGE_VERSIONS + 2), *streams = t + PAGE_VERSIONS;
     static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest of this run

@@ -48,7 +48,7 @@ static void norm_two_stages(Case *c) {
     KERNEL(c->on, norm_kernel3, 1, NORM_GRID, 0, F("total"), partial);
 }
 
-// What exact_value does on the host once a step, so that the page has a float to compare.
+// Converts the exact sum to the float that the page compares. The program does so on the host (exact_value).
 static __global__ void value_kernel(float *total, const ExactSum *sum) {
     double x = 0;
     for (int i = EXACT_DIGITS - 1; i >= 0; i--) x += ldexp((double)sum->digit[i], 32 * i - 149);

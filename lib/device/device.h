@@ -106,7 +106,7 @@ static inline void device_open(Device *dev, const Device *dry_run, const char *o
         if (state && c == MEM_PARAMS) taken = &state->params;
         if (state && c == MEM_OPTIMIZER) taken = &state->optimizer;
         if (taken && taken->reserved != a->reserved)
-            run_failure("memory: %s of the next stage would have %zu bytes, those of this stage have %zu",
+            run_failure("memory: %s of the next period would have %zu bytes, those of this period have %zu",
                         mem_category_names[c], a->reserved, taken->reserved);
         if (taken) a->base = taken->base;
         else a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(dry_run), out, rank);
