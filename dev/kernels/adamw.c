@@ -73,7 +73,7 @@ static void adamw_with_copy(Case *c) {
         store_x(copy + i, step_vector(&f, p + i, m + i, v + i, g + i, count - i), count - i);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 five passes",
      "The formula line by line: decay, m, v, update, copy. p travels to memory and back twice and is read a third "
      "time; the other tensors also move more than once.",
@@ -91,7 +91,6 @@ static const Version op_versions[] = {
     {"in use: threads",
      "Vectors divided over threads. Elements are independent, so neither the number of threads nor the shards change "
      "the bits.",
-     adamw_in_use},
-    END_OF_VERSIONS};
+     adamw_in_use}};
 
 PAGE({&op, op_versions})

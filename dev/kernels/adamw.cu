@@ -71,7 +71,7 @@ template <int W> static void adamw_one_pass(Case *c) {
            factors(c), c->size[0]);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 five passes",
      "A kernel for each line of the formula, like separate tensor operations in PyTorch: p is read three times and "
      "written twice; m, v and g are read twice.",
@@ -79,7 +79,6 @@ static const Version op_versions[] = {
     {"2 one pass", "One thread computes all of an element's step and its copy: each tensor is read and written once.",
      adamw_one_pass<1>},
     {"3 vectors", "Loads of 16 bytes: each thread has four loads of four elements in flight.", adamw_one_pass<4>},
-    {"in use", "The op of lib/ops/cuda.", adamw_in_use},
-    END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda.", adamw_in_use}};
 
 PAGE({&op, op_versions})

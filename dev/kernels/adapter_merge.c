@@ -53,7 +53,7 @@ static void merge_four_rows(Case *c) {
     c->on->threads = threads;
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 dot products", "Element by element, a row of b times a column of a, whose elements are IC apart.",
      merge_dot_products},
     {"2 by rows",
@@ -66,7 +66,6 @@ static const Version op_versions[] = {
      merge_vectors},
     {"4 four rows", "Sums of four rows of w stay in registers, so a loaded vector of a serves four rows.",
      merge_four_rows},
-    {"in use: threads", "Rows of w divided over threads.", merge_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "Rows of w divided over threads.", merge_in_use}};
 
 PAGE({&op, op_versions})

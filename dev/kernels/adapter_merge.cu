@@ -21,16 +21,15 @@ static __global__ void __launch_bounds__(256)
     }
 }
 static void merge_by_rows(Case *c) {
-    KERNEL(c->on, merge_kernel1, blocks_for(c->size[0], 256), 256, 0, F("w"), F("a"), F("b"), MERGE_BY,
-           (int)c->size[2], c->size[1], c->size[0]);
+    KERNEL(c->on, merge_kernel1, blocks_for(c->size[0], 256), 256, 0, F("w"), F("a"), F("b"), MERGE_BY, (int)c->size[2],
+           c->size[1], c->size[0]);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 a row a thread",
      "The elements of w that a warp touches together are a row apart: 32 cache lines for 32 of them.", merge_by_rows},
     {"in use",
      "The op of lib/ops/cuda, an element a thread: a warp reads 32 adjacent elements of w and of each row of a.",
-     merge_in_use},
-    END_OF_VERSIONS};
+     merge_in_use}};
 
 PAGE({&op, op_versions})

@@ -254,7 +254,7 @@ static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size
 #define AND_PAIRS ""
 #endif
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 three ops",
      "Scores, softmax, weighted sum, with all T x T scores of a head each time, although the mask drops almost half of "
      "them.",
@@ -280,8 +280,7 @@ static const Version forward_versions[] = {
         "Blocks of rows divided over threads, those that see most keys first, and a few heads at a time, so "
         "that their K and V stay in the cache. The softmax of a tile computes all rows' maxima first, so that "
         "no row waits for another's sum over lanes. Rows of K and V are prefetched.",
-        forward_in_use},
-    END_OF_VERSIONS};
+        forward_in_use}};
 static void backward_five_matmuls(Case *c) {
     AttentionShape s = shape_of(c);
     const floatX *q = X("q"), *k = X("k"), *v = X("v"), *dout = X("dout");
@@ -484,7 +483,7 @@ static void backward_one_thread(Case *c) {
     c->on->threads = threads;
 }
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 five matmuls",
      "P and dS of a head are T x T tensors, whose elements the later matmuls load again; masked pairs are computed "
      "too.",
@@ -510,7 +509,6 @@ static const Version backward_versions[] = {
     {"in use: threads",
      "Blocks of rows divided over threads. Those of one head add to dK and dV in a fixed order, each waiting for its "
      "turn: the same bits for any number of threads. Rows are prefetched.",
-     backward_in_use},
-    END_OF_VERSIONS};
+     backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

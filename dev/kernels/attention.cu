@@ -230,7 +230,7 @@ static void forward_one_warpgroup(Case *c) {
 static void forward_wgmma(Case *c) { run_by(c, forward_one_warpgroup, 1, 0); }
 #endif
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 three kernels",
      "Scores, softmax, weighted sum, a thread per element (softmax: a warp per row): T x T numbers are written "
      "twice and read four times.",
@@ -254,8 +254,7 @@ static const Version forward_versions[] = {
      forward_producer},
 #endif
     {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
-     forward_in_use},
-    END_OF_VERSIONS};
+     forward_in_use}};
 
 // ---------------------------------------------------------------------------
 // backward, naive: P and dS (B, NH, Tq, Tk) in memory, then one thread per element of dq, dk and dv
@@ -397,7 +396,7 @@ static void backward_wgmma_twice(Case *c) { run_by(c, backward_in_use, 1, 1); }
 static void backward_wgmma(Case *c) { run_by(c, backward_in_use, 1, 0); }
 #endif
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 three kernels",
      "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: of the two T x T tensors, P is "
      "read once and dS twice.",
@@ -423,8 +422,7 @@ static const Version backward_versions[] = {
      backward_wgmma},
 #endif
     {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
-     backward_in_use},
-    END_OF_VERSIONS};
+     backward_in_use}};
 
 static void attention_page_open(OpStream *on) {
     const char *missing = attention_open(on, (int *)page_alloc(sizeof(int)));

@@ -49,7 +49,7 @@ static void cast_instruction(Case *c) {
     for (int64_t i = 0; i < count; i += VL) store_x(out + i, load_float(in + i, count - i), count - i);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 by value",
      "The number is split into fraction and exponent, and the fraction is rounded: three function calls per element.",
      cast_by_value},
@@ -64,7 +64,6 @@ static const Version op_versions[] = {
     {"4 the instruction",
      "Processors with AVX512_BF16 round by one instruction instead of nine; elsewhere nothing changes.",
      cast_instruction},
-    {"in use: threads", "Vectors divided over threads.", cast_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "Vectors divided over threads.", cast_in_use}};
 
 PAGE({&op, op_versions})

@@ -22,13 +22,12 @@ template <int W> static void cast_by(Case *c) {
     KERNEL(c->on, cast_kernel<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("out"), F("in"), c->size[0]);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 an element a thread",
      "Each thread loads four bytes and stores two: a warp stores 64 bytes at a time, half a cache line.", cast_by<1>},
     {"2 four", "One load of 16 bytes and one store of 8 per thread.", cast_by<4>},
     {"3 sixteen bytes out",
      "As many elements as fill a store of 16 bytes: in bf16 eight, with two loads in flight at once.", cast_by<WIDE>},
-    {"in use", "The op of lib/ops/cuda (in fp32 a tree_sum of one piece, which is a copy).", cast_in_use},
-    END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda (in fp32 a tree_sum of one piece, which is a copy).", cast_in_use}};
 
 PAGE({&op, op_versions})

@@ -176,7 +176,7 @@ static void loss_by_blocks(Case *c) {
     }
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 libm, double", "The formula: largest logit, sum, gradient, with two calls of exp() per logit.", loss_double},
     {"2 libm, float",
      "expf() instead. Only the sum stays in double: a float runs out of digits after tens of thousands of additions.",
@@ -202,17 +202,15 @@ static const Version op_versions[] = {
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "
      "second time for the gradient, and its exponentials recomputed.",
-     loss_in_slices},
-    END_OF_VERSIONS};
+     loss_in_slices}};
 
-static const Version z_loss_versions[] = {
+static const Version z_loss_versions[PAGE_VERSIONS] = {
     {"1 libm, double", "The formula: as for the loss alone, with a factor for the row's probabilities.", z_loss_double},
     {"in use: threads", "The same op as without z-loss. The factor multiplies the inverse of the row's sum.",
      loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here: each has log Z from the three "
      "numbers per row that all ranks know.",
-     loss_in_slices},
-    END_OF_VERSIONS};
+     loss_in_slices}};
 
 PAGE({&op, op_versions}, {&z_loss, z_loss_versions})

@@ -108,7 +108,7 @@ static void loss_online(Case *c) {
                     X("logits"), I("targets"), c->size[1]);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 three passes",
      "A block per row, one element per thread at a time: largest logit, sum, gradient. The row is read three times.",
      loss_three_passes},
@@ -123,17 +123,15 @@ static const Version op_versions[] = {
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "
      "second time for the gradient.",
-     loss_in_slices},
-    END_OF_VERSIONS};
+     loss_in_slices}};
 
-static const Version z_loss_versions[] = {
+static const Version z_loss_versions[PAGE_VERSIONS] = {
     {"1 three passes", "As for the loss alone, with a factor for the row's probabilities.", z_loss_three_passes},
     {"in use", "The same op as without z-loss. The factor multiplies the inverse of the row's sum.", loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here: each has log Z from the three "
      "numbers per row that all ranks know.",
-     loss_in_slices},
-    END_OF_VERSIONS};
+     loss_in_slices}};
 
 static void loss_open(OpStream *on) { cross_entropy_open(on); }
 

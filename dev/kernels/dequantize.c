@@ -35,7 +35,7 @@ static void dequantize_vectors(Case *c) {
     c->on->threads = threads;
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 by element", "A byte is converted and multiplied by its scale, which is looked up for each element.",
      dequantize_by_element},
     {"2 by block", "The scale is read once per block, and the compiler vectorizes the loop over the block.",
@@ -44,7 +44,6 @@ static const Version op_versions[] = {
      "A whole block is converted to fp32 by a loop of constant length, then scaled and rounded with the vectors of "
      "lib/ops/cpu/vectors.h: in bf16 by the hardware's instruction, where there is one.",
      dequantize_vectors},
-    {"in use: threads", "Blocks divided over threads.", dequantize_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "Blocks divided over threads.", dequantize_in_use}};
 
 PAGE({&op, op_versions})

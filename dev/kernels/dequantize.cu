@@ -25,13 +25,12 @@ template <int W> static void dequantize_by_bytes(Case *c) {
            c->size[0]);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 a byte a thread", "A warp reads 32 bytes and one scale: a quarter of a cache line at a time.",
      dequantize_by_bytes<1>},
     {"2 a store of 16 bytes",
      "Each thread converts as many elements as fill a store of 16 bytes, but reads their bytes one by one.",
      dequantize_by_bytes<WIDE>},
-    {"in use", "The op of lib/ops/cuda: the bytes are loaded as words, too.", dequantize_in_use},
-    END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda: the bytes are loaded as words, too.", dequantize_in_use}};
 
 PAGE({&op, op_versions})

@@ -45,7 +45,7 @@ static void forward_copies(Case *c) {
     }
 }
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 by columns",
      "One element of every token, then the next element of every token: each one comes from another cache line.",
      forward_columns},
@@ -55,8 +55,7 @@ static const Version forward_versions[] = {
     {"3 copies",
      "One check per row whether it is in this slice, then memcpy, which moves whole vectors whatever the element type.",
      forward_copies},
-    {"in use: threads", "Rows divided over threads; copies need no order.", forward_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "Rows divided over threads; copies need no order.", forward_in_use}};
 static void backward_search(Case *c) {
     int64_t N = c->size[0], C = c->size[1], V = c->size[2];
     const floatX *dx = X("dx");
@@ -104,7 +103,7 @@ static void backward_columns(Case *c) {
         backward_part(c, vectors * t / threads * VL, min_i64(vectors * (t + 1) / threads * VL, c->size[1]));
 }
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 search",
      "Each row of the table searches all tokens for its own: no two threads add to the same row, but almost every "
      "comparison is in vain.",
@@ -120,7 +119,6 @@ static const Version backward_versions[] = {
      "Columns divided over threads instead, with a scatter in each: the speed does not depend on the tokens, and the "
      "bits do not depend on the number of threads; but each thread reads short pieces of all rows.",
      backward_columns},
-    {"in use: columns", "The op of lib/ops/cpu: version 4.", backward_in_use},
-    END_OF_VERSIONS};
+    {"in use: columns", "The op of lib/ops/cpu: version 4.", backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

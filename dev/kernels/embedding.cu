@@ -34,11 +34,10 @@ static void forward_vectors(Case *c) {
                     X("embed"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
 }
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 an element a thread", "Adjacent threads copy adjacent elements of a row.", forward_elements},
     {"2 vectors", "16 bytes per thread.", forward_vectors},
-    {"in use", "The op of lib/ops/cuda.", forward_in_use},
-    END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda.", forward_in_use}};
 
 // ---------------------------------------------------------------------------
 // backward
@@ -65,8 +64,8 @@ static __global__ void __launch_bounds__(WARP)
 }
 static void backward_columns(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->on, backward_kernel2, blocks_for(C, WARP), WARP, 0, F("dembed"), X("dx"), I("ids"), N, C,
-           (int)c->size[2], (int)c->size[5]);
+    KERNEL(c->on, backward_kernel2, blocks_for(C, WARP), WARP, 0, F("dembed"), X("dx"), I("ids"), N, C, (int)c->size[2],
+           (int)c->size[5]);
 }
 
 // Block (n, y): if token n is the first with its id, adds up columns 256 y to 256 y + 255 of all tokens with that id.
@@ -84,11 +83,11 @@ static __global__ void __launch_bounds__(256)
 }
 static void backward_first_owns(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->on, backward_kernel3, dim3((unsigned)N, blocks_for(C, 256)), 256, 0, F("dembed"), X("dx"), I("ids"), N,
-           C, (int)c->size[2], (int)c->size[5]);
+    KERNEL(c->on, backward_kernel3, dim3((unsigned)N, blocks_for(C, 256)), 256, 0, F("dembed"), X("dx"), I("ids"), N, C,
+           (int)c->size[2], (int)c->size[5]);
 }
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 atomic additions",
      "An element per thread, added to its row atomically: fast if tokens differ, a queue if one token is most of the "
      "text, and other bits on each run.",
@@ -105,7 +104,6 @@ static const Version backward_versions[] = {
      "The op of lib/ops/cuda: tokens are sorted by id, blocks sum up 64 sorted tokens each, then the parts of a row "
      "are "
      "added in order. dx and the table's rows are loaded four tokens ahead.",
-     backward_in_use},
-    END_OF_VERSIONS};
+     backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

@@ -201,7 +201,7 @@ static void plain(Case *c) {
 #else
 #define PAIRS
 #endif
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 triple loop",
      "The formula: each sum is one chain of additions, each waiting for the previous one, and all of w is read for "
      "each row of x.",
@@ -218,9 +218,8 @@ static const Version forward_versions[] = {
     PAIRS{"in use: oneDNN",
           "The same ideas, with code that oneDNN generates for the shape when it is first met, prefetching, and blocks "
           "fitted to the caches; the code is kept.",
-          in_use},
-    END_OF_VERSIONS};
-static const Version input_versions[] = {
+          in_use}};
+static const Version input_versions[PAGE_VERSIONS] = {
     {"1 triple loop",
      "The formula: a sum goes down a column of w, which uses one element of each cache line it touches.", triple_loop},
     {"2 by rows",
@@ -236,9 +235,8 @@ static const Version input_versions[] = {
     PAIRS{"in use: oneDNN",
           "As in forward. In fp32, sums over more than 16,384 outputs (the head's) are computed in several parts, "
           "which is faster.",
-          in_use},
-    END_OF_VERSIONS};
-static const Version weight_versions[] = {
+          in_use}};
+static const Version weight_versions[PAGE_VERSIONS] = {
     {"1 triple loop", "The formula: the sum is over tokens, so it goes down a column of dy and a column of x.",
      triple_loop},
     {"2 by rows",
@@ -253,8 +251,7 @@ static const Version weight_versions[] = {
     PAIRS{"in use: oneDNN",
           "As in forward, for at most 1,024 tokens at a time, each part added in fp32: longer sums oneDNN divides "
           "among threads, and then the bits depend on how many there are.",
-          in_use},
-    END_OF_VERSIONS};
+          in_use}};
 
 static void linear_open(OpStream *on) { cpu_ops_open(on, NULL, 1); }
 

@@ -81,8 +81,8 @@ static __global__ void __launch_bounds__(256) tile_kernel(Matmul p, void *c, con
 }
 template <int EACH> static void tiles(Case *c) {
     Work w = work_of(c);
-    KERNEL(c->on, tile_kernel<EACH>, (unsigned)(blocks_of(w.p.M, 16 * EACH) * blocks_of(w.p.N, 16 * EACH)), 256, 0,
-           w.p, w.c, w.a, w.b);
+    KERNEL(c->on, tile_kernel<EACH>, (unsigned)(blocks_of(w.p.M, 16 * EACH) * blocks_of(w.p.N, 16 * EACH)), 256, 0, w.p,
+           w.c, w.a, w.b);
 }
 
 #ifdef PRECISION_BF16
@@ -178,8 +178,7 @@ static void tensor_cores(Case *c) {
     if ((a_stride | b_stride | a_length | b_length) % 8) tiles<4>(c); // rows are not aligned to 16 bytes
     else if (w.p.a_col != 1)
         KERNEL(c->on, (mma_kernel<false, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
-    else if (w.p.b_row != 1)
-        KERNEL(c->on, (mma_kernel<true, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
+    else if (w.p.b_row != 1) KERNEL(c->on, (mma_kernel<true, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
     else KERNEL(c->on, (mma_kernel<true, true>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
 }
 #define TENSOR_CORES                                                                                                   \
@@ -191,23 +190,19 @@ static void tensor_cores(Case *c) {
 #define TENSOR_CORES
 #endif
 
-#define VERSIONS                                                                                                       \
-    {                                                                                                                  \
-        {"1 naive", "A thread per element: two loads for each FMA, from the caches at best.", naive},                  \
-            {"2 tiles in shared memory",                                                                               \
-             "16 x 16 elements a block: each operand is fetched once for sixteen FMAs; but an FMA still takes "        \
-             "two loads from shared memory.",                                                                          \
-             tiles<1>},                                                                                                \
-            {"3 tiles in registers",                                                                                   \
-             "4 x 4 elements a thread: eight loads for sixteen FMAs, and tiles of 64 x 64, so memory is asked a "      \
-             "quarter as often.",                                                                                      \
-             tiles<4>},                                                                                                \
-            TENSOR_CORES{"in use: cuBLASLt",                                                                           \
-                         "NVIDIA's library: the kernel is chosen by shape; on Hopper its operands come by TMA and "    \
-                         "are multiplied from shared memory (wgmma).",                                                 \
-                         in_use},                                                                                      \
-            END_OF_VERSIONS                                                                                            \
-    }
-static const Version forward_versions[] = VERSIONS, input_versions[] = VERSIONS, weight_versions[] = VERSIONS;
+static const Version versions[PAGE_VERSIONS] = {
+    {"1 naive", "A thread per element: two loads for each FMA, from the caches at best.", naive},
+    {"2 tiles in shared memory",
+     "16 x 16 elements a block: each operand is fetched once for sixteen FMAs; but an FMA still takes "
+     "two loads from shared memory.",
+     tiles<1>},
+    {"3 tiles in registers",
+     "4 x 4 elements a thread: eight loads for sixteen FMAs, and tiles of 64 x 64, so memory is asked a "
+     "quarter as often.",
+     tiles<4>},
+    TENSOR_CORES{"in use: cuBLASLt",
+                 "NVIDIA's library: the kernel is chosen by shape; on Hopper its operands come by TMA and "
+                 "are multiplied from shared memory (wgmma).",
+                 in_use}};
 
-PAGE_THAT_OPENS(page_matmul_open, {&forward, forward_versions}, {&input, input_versions}, {&weight, weight_versions})
+PAGE_THAT_OPENS(page_matmul_open, {&forward, versions}, {&input, versions}, {&weight, versions})

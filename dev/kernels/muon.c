@@ -48,17 +48,16 @@ static void update_by_element(Case *c) {
 
 static const char by_element[] = "The formula, an element at a time. The compiler vectorizes the loop.";
 static const char threads[] = "Vectors divided over threads; the bits do not depend on their number.";
-static const Version momentum_versions[] = {
-    {"1 by element", by_element, momentum_by_element}, {"in use: threads", threads, momentum_in_use}, END_OF_VERSIONS};
-static const Version normalize_versions[] = {
+static const Version momentum_versions[PAGE_VERSIONS] = {{"1 by element", by_element, momentum_by_element},
+                                                         {"in use: threads", threads, momentum_in_use}};
+static const Version normalize_versions[PAGE_VERSIONS] = {
     {"1 double", "The squares are summed in double, each addition waits for the one before it.", normalize_in_double},
     {"in use: exact", "Blocks of 128 squares in fp32, added up exactly as in squared_norm.cu, by all threads.",
-     normalize_in_use},
-    END_OF_VERSIONS};
-static const Version sum_versions[] = {
-    {"1 by element", by_element, sum_by_element}, {"in use: threads", threads, sum_in_use}, END_OF_VERSIONS};
-static const Version update_versions[] = {
-    {"1 by element", by_element, update_by_element}, {"in use: threads", threads, update_in_use}, END_OF_VERSIONS};
+     normalize_in_use}};
+static const Version sum_versions[PAGE_VERSIONS] = {{"1 by element", by_element, sum_by_element},
+                                                    {"in use: threads", threads, sum_in_use}};
+static const Version update_versions[PAGE_VERSIONS] = {{"1 by element", by_element, update_by_element},
+                                                       {"in use: threads", threads, update_in_use}};
 
 PAGE({&momentum_op, momentum_versions}, {&normalize_op, normalize_versions}, {&sum_op, sum_versions},
      {&update_op, update_versions})

@@ -82,24 +82,20 @@ template <int W> static void update_steps(Case *c) {
 static const char an_element[] = "In bf16 a warp loads and stores 64 bytes at a time, half a cache line.";
 static const char sixteen_bytes[] = "Loads of 16 bytes.";
 static const char in_use[] = "The op of lib/ops/cuda: the same, and by element if a tensor is not aligned.";
-static const Version momentum_versions[] = {{"1 an element a thread", an_element, momentum_steps<1>},
-                                            {"2 sixteen bytes", sixteen_bytes, momentum_steps<4>},
-                                            {"in use", in_use, momentum_in_use},
-                                            END_OF_VERSIONS};
-static const Version normalize_versions[] = {
+static const Version momentum_versions[PAGE_VERSIONS] = {{"1 an element a thread", an_element, momentum_steps<1>},
+                                                         {"2 sixteen bytes", sixteen_bytes, momentum_steps<4>},
+                                                         {"in use", in_use, momentum_in_use}};
+static const Version normalize_versions[PAGE_VERSIONS] = {
     {"1 atomic additions", "A sum per block, added by an atomic float addition: other bits on each run.",
      normalize_atomic},
     {"in use: exact", "An exact sum of fp32 sums of 128 squares, as in squared_norm.cuh: the same bits on each run.",
-     normalize_in_use},
-    END_OF_VERSIONS};
-static const Version sum_versions[] = {{"1 an element a thread", an_element, sum_steps<1>},
-                                       {"2 sixteen bytes", sixteen_bytes, sum_steps<WIDE>},
-                                       {"in use", in_use, sum_in_use},
-                                       END_OF_VERSIONS};
-static const Version update_versions[] = {{"1 an element a thread", an_element, update_steps<1>},
-                                          {"2 sixteen bytes", sixteen_bytes, update_steps<4>},
-                                          {"in use", in_use, update_in_use},
-                                          END_OF_VERSIONS};
+     normalize_in_use}};
+static const Version sum_versions[PAGE_VERSIONS] = {{"1 an element a thread", an_element, sum_steps<1>},
+                                                    {"2 sixteen bytes", sixteen_bytes, sum_steps<WIDE>},
+                                                    {"in use", in_use, sum_in_use}};
+static const Version update_versions[PAGE_VERSIONS] = {{"1 an element a thread", an_element, update_steps<1>},
+                                                       {"2 sixteen bytes", sixteen_bytes, update_steps<4>},
+                                                       {"in use", in_use, update_in_use}};
 
 PAGE({&momentum_op, momentum_versions}, {&normalize_op, normalize_versions}, {&sum_op, sum_versions},
      {&update_op, update_versions})

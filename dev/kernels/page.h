@@ -31,14 +31,15 @@ typedef struct {
     int64_t rows, cols;
     double scale;    // random values: a sum of two from (-scale, scale); IN_INT: 0 ... scale - 1; IN_BYTE: -127 ... 127
     int64_t touched; // bytes that one call reads or writes of it: all, unless the page says otherwise
-    void *data;      // (rows, cols) for the versions, in the GPU's memory on a GPU
+    void *data;      // (rows, cols) for the versions, in the GPU's memory on a GPU; then GUARD bytes to be left alone
     void *host;      // (rows, cols) the host's copy of data; on a CPU the same pointer
     void *before;    // a copy of data, UPDATED only
     double *exact;   // (rows, cols) data in double precision; not WRITTEN
     double *result;  // (rows, cols) the definition's result; not READ
 } PageTensor;
 
-enum { PAGE_DIMS = 9, PAGE_TENSORS = 24, PAGE_VERSIONS = 12, PAGE_ROUNDS = 199, PAGE_SCRATCH = 64 };
+enum { PAGE_DIMS = 9, PAGE_TENSORS = 24, PAGE_VERSIONS = 12, PAGE_ROUNDS = 199, PAGE_SCRATCH = 64, GUARD = 64 };
+enum { CHECKED = CUDA_BUILD ? 2 : 1 }; // sizes that --check runs
 
 typedef struct { // one size of one op; the op's `declare` fills `tensors` and what follows
     const char *label;
@@ -80,18 +81,14 @@ typedef struct {
     const char *name, *what; // `what`: one sentence, what changed and why
     void (*run)(Case *c);
 } Version;
-#define END_OF_VERSIONS                                                                                                \
-    { NULL, NULL, NULL }
 typedef struct {
     const Op *op;
-    const Version *versions; // at most PAGE_VERSIONS, then END_OF_VERSIONS
+    const Version *versions; // (PAGE_VERSIONS) up to the first without a `run`
 } PageOp;
 #ifdef USE_CUDA // sizes that take a reasonable time on a CPU, and on a GPU
-enum { CHECKED = 2 };
 #define FOR_CPU(...)
 #define FOR_GPU(...) __VA_ARGS__
 #else
-enum { CHECKED = 1 };
 #define FOR_CPU(...) __VA_ARGS__
 #define FOR_GPU(...)
 #endif
@@ -135,6 +132,7 @@ static size_t page_bytes(const PageTensor *t) {
     static const size_t sizes[] = {sizeof(floatX), sizeof(float), sizeof(int32_t), sizeof(int8_t)};
     return (size_t)(t->rows * t->cols) * sizes[t->storage];
 }
+static size_t guarded_bytes(const PageTensor *t) { return page_bytes(t) + (t->role == READ ? 0 : GUARD); }
 static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage storage, int64_t rows, int64_t cols,
                                double scale) {
     PageTensor t = {name, role, storage, rows, cols, scale, 0, 0, 0, 0, 0, 0};
@@ -209,9 +207,9 @@ static void case_open(Case *c, const Op *op, OpStream *on, const char *label, co
     c->float_bound = 5e-6;
     op->declare(c);
     for (PageTensor *t = c->tensors; t < c->tensors + c->num_tensors; t++) {
-        t->data = page_alloc(page_bytes(t));
-        t->host = CUDA_BUILD ? checked_malloc(page_bytes(t)) : t->data;
-        t->before = t->role == UPDATED ? page_alloc(page_bytes(t)) : NULL;
+        t->data = page_alloc(guarded_bytes(t));
+        t->host = CUDA_BUILD ? checked_malloc(guarded_bytes(t)) : t->data;
+        t->before = t->role == UPDATED ? page_alloc(guarded_bytes(t)) : NULL;
         t->exact = new_array(double, t->role == WRITTEN ? 0 : t->rows * t->cols);
         t->result = new_array(double, t->role == READ ? 0 : t->rows * t->cols);
     }
@@ -239,6 +237,14 @@ static void case_random(Case *c) {
         }
 }
 
+/* Bytes that one call reads and writes. */
+static double case_bytes(const Case *c) {
+    double bytes = 0;
+    for (int i = 0; i < c->num_tensors; i++)
+        bytes += (double)c->tensors[i].touched * (c->tensors[i].role == UPDATED ? 2 : 1);
+    return bytes;
+}
+
 /* Copies all tensors from the host to the device, and what versions will update apart. */
 static void case_to_device(Case *c) {
     c->on_host = 0;
@@ -258,13 +264,13 @@ static void case_define(Case *c, const Op *op, int from_data) {
         }
     op->define(c);
 }
-/* Gives UPDATED tensors their first values back. With `poisons`, outputs are NaN: an element left unwritten fails. */
+/* Gives UPDATED tensors their first values back. With `poisons`, outputs are NaN: what is left unwritten fails. */
 static void case_restore(Case *c, int poisons) {
     for (PageTensor *t = c->tensors; t < c->tensors + c->num_tensors; t++) {
-        if (t->before) page_copy(t->data, t->before, page_bytes(t));
+        if (t->before) page_copy(t->data, t->before, guarded_bytes(t));
         if (t->role != WRITTEN || !poisons) continue;
-        memset(t->host, 0xFF, page_bytes(t));
-        if (CUDA_BUILD) page_copy(t->data, t->host, page_bytes(t));
+        memset(t->host, 0xFF, guarded_bytes(t));
+        if (CUDA_BUILD) page_copy(t->data, t->host, guarded_bytes(t));
     }
 }
 static void version_run(Case *c, const Version *v) {
@@ -275,7 +281,7 @@ static void version_run(Case *c, const Version *v) {
 // ---------------------------------------------------------------------------
 // checks
 
-static int page_checks[2]; // failed, passed
+static int page_checks[2], page_sizes; // failed, passed; sizes that were run
 static int page_counted(int ok) {
     page_checks[ok]++;
     return ok;
@@ -286,15 +292,20 @@ static int page_counted(int ok) {
 typedef struct {            // the largest error of one version, or of the definition, over all its cases
     double error, of_bound; // its share of the bound
     const char *tensor, *label;
-    int64_t rows;
-    int sizes, left_out; // cases compared, cases that the version cannot compute on this device
+    int64_t rows, sizes; // compared
 } Worst;
+
+static int is_written_past_end(const PageTensor *t) {
+    const uint8_t *guard = (const uint8_t *)t->host + page_bytes(t);
+    return guard[0] != (t->role == WRITTEN ? 0xFF : 0) || memcmp(guard, guard + 1, GUARD - 1);
+}
 
 /* Returns ||got - ref|| / ||ref|| over all rows, and notes the largest share of a bound in w. The worst single row has
  * a bound of its own; its ||ref|| counts as at least about a tenth of an average row's. */
 static double compare(const Case *c, const PageTensor *t, const double *torch, Worst *w) {
     double error = 0, norm = 0, worst = 0;
     int64_t rows = 0;
+    int past_end = !torch && is_written_past_end(t);
     for (int pass = 0; pass < 2; pass++)
         for (int64_t r = 0; r < t->rows; r++) {
             double row_error = 0, row_norm = 0;
@@ -315,8 +326,8 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
     double e = error == 0 ? 0 : sqrt(error / norm), of_bound = fmax(e / c->float_bound, worst / (10 * c->float_bound));
     if (t->storage == IN_X) of_bound = fmax(e / c->bound, worst / c->row_bound);
     if (torch) of_bound = e / 1e-12;
-    if (!rows || isnan(e) || isnan(worst)) of_bound = INFINITY;
-    const Worst now = {e, of_bound, t->name, c->label, w->rows + rows, w->sizes, w->left_out};
+    if (!rows || isnan(e) || isnan(worst) || past_end) of_bound = INFINITY;
+    const Worst now = {e, of_bound, t->name, past_end ? "written past its end" : c->label, w->rows + rows, w->sizes};
     if (of_bound >= w->of_bound) *w = now;
     w->rows = now.rows;
     return e;
@@ -326,8 +337,7 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
  * latest check of a case that is not tiny. A version that would take more than 2 s at that rate is left out, and its
  * estimate is negative; that of a version that cannot compute the size is 0. */
 static void case_check(Case *c, const PageOp *page, double *rate, Worst *worst, double *estimate, double *errors) {
-    double work = c->flops;
-    for (int i = 0; i < c->num_tensors; i++) work += (double)c->tensors[i].touched;
+    double work = c->flops + case_bytes(c);
     case_define(c, page->op, 1);
     for (int v = 0; v < PAGE_VERSIONS && page->versions[v].run; v++) {
         estimate[v] = rate[v] > 0 && work / rate[v] > 2.0 ? -work / rate[v] : 0;
@@ -337,7 +347,6 @@ static void case_check(Case *c, const PageOp *page, double *rate, Worst *worst, 
         double start = omp_get_wtime();
         version_run(c, &page->versions[v]);
         page_wait(c->on);
-        worst[v].left_out += c->left_out;
         if (c->left_out) continue;
         estimate[v] = fmax(omp_get_wtime() - start, 1e-9);
         if (work > 1e6) rate[v] = work / estimate[v];
@@ -345,7 +354,7 @@ static void case_check(Case *c, const PageOp *page, double *rate, Worst *worst, 
         errors[v] = 0;
         for (const PageTensor *t = c->tensors; t < c->tensors + c->num_tensors; t++) {
             if (t->role == READ) continue;
-            if (CUDA_BUILD) page_copy(t->host, t->data, page_bytes(t));
+            if (CUDA_BUILD) page_copy(t->host, t->data, guarded_bytes(t));
             double e = compare(c, t, NULL, &worst[v]);
             if (!(e <= errors[v]) && !isnan(errors[v])) errors[v] = e;
         }
@@ -353,7 +362,7 @@ static void case_check(Case *c, const PageOp *page, double *rate, Worst *worst, 
 }
 
 // ---------------------------------------------------------------------------
-// times
+// times, and a whole run
 
 typedef struct {
     int check, rounds;
@@ -370,14 +379,6 @@ static int page_by_value(const void *a, const void *b) {
 static double times_median(Times *t) {
     qsort(t->at, (size_t)t->n, sizeof *t->at, page_by_value);
     return t->n ? t->at[t->n / 2] : 0;
-}
-
-/* Bytes that one call reads and writes. */
-static double case_bytes(const Case *c) {
-    double bytes = 0;
-    for (int i = 0; i < c->num_tensors; i++)
-        bytes += (double)c->tensors[i].touched * (c->tensors[i].role == UPDATED ? 2 : 1);
-    return bytes;
 }
 
 typedef struct {
@@ -417,9 +418,6 @@ static void case_print(const Case *c, const PageOp *page, Roofline roof, const d
     fflush(stdout);
 }
 
-// ---------------------------------------------------------------------------
-// a run
-
 static void op_run(const PageOp *page, OpStream *on, const PageOptions *o) {
     const Op *op = page->op;
     Worst worst[PAGE_VERSIONS] = ZERO;
@@ -430,12 +428,13 @@ static void op_run(const PageOp *page, OpStream *on, const PageOptions *o) {
 #endif
     if (!o->check) {
         printf("\n### %s, %s\n\n", op->name, PRECISION_NAME);
-        for (const Version *v = page->versions; v->run; v++) printf("- **%s**: %s\n", v->name, v->what);
+        for (const Version *v = page->versions; v < page->versions + PAGE_VERSIONS && v->run; v++)
+            printf("- **%s**: %s\n", v->name, v->what);
         printf("\n| %s, %s | version | ms | %s | GB/s | %s | error |\n|---|---|---:|---:|---:|---:|---:|\n", op->name,
                PRECISION_NAME, COLUMNS[0], COLUMNS[1]);
     }
     for (int i = 0; i < 8 && op->sizes[i].label; i++) {
-        if ((o->check && i >= CHECKED) || (o->size && !strstr(op->sizes[i].label, o->size))) continue;
+        if ((o->check && i >= CHECKED) || !strstr(op->sizes[i].label, o->size)) continue;
         case_open(c, op, on, op->sizes[i].label, op->sizes[i].size);
         case_random(c);
         if (op->prepare) op->prepare(c);
@@ -446,24 +445,24 @@ static void op_run(const PageOp *page, OpStream *on, const PageOptions *o) {
             case_print(c, page, roof, seconds, estimate, errors);
         }
         case_close(c);
+        page_sizes++;
     }
     free(c);
     if (!o->check) printf("\n");
     for (int v = 0; v < PAGE_VERSIONS && page->versions[v].run; v++) {
         const Worst *w = &worst[v];
         const char *name = page->versions[v].name;
-        if (w->left_out && !w->sizes)
-            fprintf(stderr, "left out: %s, %s: it computes none of these sizes on this device\n", op->name, name);
+        if (!w->sizes) fprintf(stderr, "left out: %s, %s: it computed none of the sizes\n", op->name, name);
         else
-            page_check(w->of_bound <= 1 && w->sizes > 0, op->name, name,
-                       "worst of %d sizes %.1e, %.2f of its bound (%s, %s; %" PRId64 " rows compared)", w->sizes,
-                       w->error, w->of_bound, w->tensor ? w->tensor : "none", w->label ? w->label : "none", w->rows);
+            page_check(w->of_bound <= 1, op->name, name,
+                       "worst of %" PRId64 " sizes %.1e, %.2f of its bound (%s, %s; %" PRId64 " rows compared)",
+                       w->sizes, w->error, w->of_bound, w->tensor, w->label, w->rows);
     }
 }
 
 /* main of a page. `open` prepares what the ops need, such as a library; NULL: nothing. */
 static int page_main(int argc, char **argv, void (*open)(OpStream *on), const PageOp *ops, int count) {
-    PageOptions o = {0, 15, NULL};
+    PageOptions o = {0, 15, ""};
     OpStream on = ZERO;
     on.threads = omp_get_max_threads();
     on.deterministic = 1;
@@ -483,6 +482,8 @@ static int page_main(int argc, char **argv, void (*open)(OpStream *on), const Pa
     page_open(&on, &o);
     if (open) open(&on);
     for (int i = 0; i < count; i++) op_run(&ops[i], &on, &o);
+    if (!page_sizes)
+        user_error("--size %s: expected a word of a size's label, such as \"%s\"", o.size, ops->op->sizes[0].label);
     printf("%d passed, %d failed\n", page_checks[1], page_checks[0]);
     return page_checks[0] > 0;
 }

@@ -89,7 +89,7 @@ static void fixtures_check(Case *c, const PageOp *page, OpStream *on, double *ra
     }
     free(f);
     page_check(torch.sizes > 0 && torch.of_bound <= 1, op->name, "the definition gives PyTorch's figures",
-               "worst of %d fixtures %.1e <= 1e-12 (%s)", torch.sizes, torch.error,
+               "worst of %" PRId64 " fixtures %.1e <= 1e-12 (%s)", torch.sizes, torch.error,
                torch.tensor ? torch.tensor : "none");
 }
 

@@ -60,7 +60,7 @@ static void forward_fused(Case *c) {
     }
 }
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 scalar",
      "Two ops, one element at a time; each sum of squares is one chain of additions, four cycles per element.",
      forward_scalar},
@@ -73,8 +73,7 @@ static const Version forward_versions[] = {
     {"in use: threads",
      "Rows divided over threads: no sum crosses rows, so the bits do not depend on the number of threads. Each step "
      "takes two vectors (vpair): two shorter chains of additions, and in bf16 fewer instructions to convert.",
-     forward_in_use},
-    END_OF_VERSIONS};
+     forward_in_use}};
 static void backward_scalar(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
     const floatX *dout = X("dout"), *x = X("x"), *w = X("w");
@@ -152,7 +151,7 @@ static void backward_threads(Case *c) {
         for (int64_t i = 0; i < C; i++) dw[i] += own[t * C + i];
 }
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 scalar",
      "The two formulas, one after the other. dw is summed down columns, which uses one element of each cache line it "
      "touches.",
@@ -167,7 +166,6 @@ static const Version backward_versions[] = {
     {"in use: blocks of rows",
      "A dw for every 32 rows instead, added up in order: the same bits for any number of threads. Each step takes two "
      "vectors (vpair), as in forward.",
-     backward_in_use},
-    END_OF_VERSIONS};
+     backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

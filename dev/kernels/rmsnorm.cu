@@ -50,8 +50,8 @@ static __global__ void __launch_bounds__(128)
     for (int64_t i = lane; i < C; i += WARP) out[row + i] = from_float(to_float(sum[row + i]) * scale * to_float(w[i]));
 }
 static void forward_row_a_warp(Case *c) {
-    KERNEL(c->on, forward_kernel2, blocks_for(c->size[0], 4), 128, 0, X("out"), F("rstd"), X("sum"), X("x"),
-           X("delta"), X("w"), c->size[0], c->size[1]);
+    KERNEL(c->on, forward_kernel2, blocks_for(c->size[0], 4), 128, 0, X("out"), F("rstd"), X("sum"), X("x"), X("delta"),
+           X("w"), c->size[0], c->size[1]);
 }
 
 // As kernel 2, with W elements per lane and step. The row is kept in shared memory until its rstd is known.
@@ -93,7 +93,7 @@ static void forward_vectors(Case *c) {
                     F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 one thread per row",
      "The scalar loop with the addition in it, one row per thread. A warp's loads are a row apart, so only a sixteenth "
      "of each memory sector is used at once (bf16); the caches, small for so many rows, must keep the rest.",
@@ -104,8 +104,7 @@ static const Version forward_versions[] = {
      forward_row_a_warp},
     {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until its rstd is known.",
      forward_vectors},
-    {"in use", "The op of lib/ops/cuda.", forward_in_use},
-    END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda.", forward_in_use}};
 
 // ---------------------------------------------------------------------------
 // backward
@@ -160,8 +159,8 @@ static void backward_two_stages(Case *c) {
     dim3 grid(blocks_for(C, DW_COLS), (unsigned)blocks);
     KERNEL(c->on, dw_partial_kernel, grid, DW_COLS, 0, partial, X("dout"), X("x"), F("rstd"), N, C);
     KERNEL(c->on, dw_total_kernel, blocks_for(C, DW_COLS), DW_COLS, 0, F("dw"), partial, blocks, C);
-    KERNEL(c->on, dx_kernel<false>, blocks_for(N, 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"), X("w"),
-           N, C);
+    KERNEL(c->on, dx_kernel<false>, blocks_for(N, 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"), X("w"), N,
+           C);
 }
 
 // A block has DW_ROWS rows, one after the other, and a thread the same W columns of each: x and dout are read once, and
@@ -200,7 +199,7 @@ static void backward_one_pass(Case *c) {
     KERNEL(c->on, dw_total_kernel, blocks_for(C, DW_COLS), DW_COLS, 0, F("dw"), partial, blocks, C);
 }
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 atomic additions",
      "A warp per row; every dout y is added to its column of dw at once. N threads queue for each of the C sums, and "
      "the order of additions, hence the bits, changes from run to run.",
@@ -217,7 +216,6 @@ static const Version backward_versions[] = {
      "The op of lib/ops/cuda: the next row's x, dout and residual gradient are under way while a row is computed and "
      "the "
      "block adds up its dot product. A barrier of the warp keeps their loads in front of the sum.",
-     backward_in_use},
-    END_OF_VERSIONS};
+     backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

@@ -98,7 +98,7 @@ static void rope_heads_inside(Case *c) {
     }
 }
 
-static const Version rope_versions[] = {
+static const Version rope_versions[PAGE_VERSIONS] = {
     {"1 pow, cos and sin",
      "The formula for each pair of each head. In double: at position 1,000 a float's angle has lost three of its seven "
      "digits.",
@@ -117,7 +117,6 @@ static const Version rope_versions[] = {
      "The table's vectors are loaded, and the sine given its sign, once for all heads of a token. Where half a head "
      "ends within a vector (HD 48), no head's load waits any more for the masked store before it, which it overlaps.",
      rope_heads_inside},
-    {"in use: threads", "Rows divided over threads, two vectors at a time (vpair).", rope_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "Rows divided over threads, two vectors at a time (vpair).", rope_in_use}};
 
 PAGE({&rope, rope_versions})

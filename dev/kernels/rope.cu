@@ -70,7 +70,7 @@ static void rope_vectors(Case *c) {
                     (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
 }
 
-static const Version rope_versions[] = {
+static const Version rope_versions[PAGE_VERSIONS] = {
     {"1 pow, cos and sin",
      "The formula, a pair per thread: a power in double, then the hardware's "
      "approximate sine and cosine; hundreds of instructions to move 8 bytes "
@@ -87,7 +87,6 @@ static const Version rope_versions[] = {
     {"in use",
      "The op of lib/ops/cuda: x is loaded before the position and the angles, which "
      "take two loads in a row.",
-     rope_in_use},
-    END_OF_VERSIONS};
+     rope_in_use}};
 
 PAGE({&rope, rope_versions})

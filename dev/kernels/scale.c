@@ -20,13 +20,12 @@ static void scale_vectors(Case *c) {
     for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * SCALE_BY, count - i);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 by element", "An element is converted to fp32, multiplied and rounded. The compiler vectorizes the loop.",
      scale_by_element},
     {"2 vectors",
      "The vectors of lib/ops/cpu/vectors.h, which round to bf16 by the hardware's instruction, where there is one.",
      scale_vectors},
-    {"in use: threads", "Vectors divided over threads.", scale_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "Vectors divided over threads.", scale_in_use}};
 
 PAGE({&op, op_versions})

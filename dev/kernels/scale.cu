@@ -21,11 +21,10 @@ template <int W> static void scale_by(Case *c) {
     KERNEL(c->on, scale_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("x"), SCALE_BY, c->size[0]);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 an element a thread", "In bf16 a warp loads and stores 64 bytes at a time, half a cache line.", scale_by<1>},
     {"2 sixteen bytes a thread", "As many elements as fill a load and a store of 16 bytes.", scale_by<WIDE>},
     {"in use", "The op of lib/ops/cuda: the same, and by element if the tensor is not aligned to 16 bytes.",
-     scale_in_use},
-    END_OF_VERSIONS};
+     scale_in_use}};
 
 PAGE({&op, op_versions})

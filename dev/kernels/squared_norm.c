@@ -60,7 +60,7 @@ static void norm_in_use(Case *c) {
     F("total")[0] = (float)exact_value(&total);
 }
 
-static const Version norm_versions[] = {
+static const Version norm_versions[PAGE_VERSIONS] = {
     {"1 double", "The definition: each element is converted to double and waits for the sum of all before it.",
      norm_double},
     {"2 blocks",
@@ -76,7 +76,6 @@ static const Version norm_versions[] = {
     {"in use: exact",
      "Each thread has a fixed-point sum that is wide enough for every float. Integer sums do not depend on the order "
      "of additions, so the bits depend neither on threads nor on ranks.",
-     norm_in_use},
-    END_OF_VERSIONS};
+     norm_in_use}};
 
 PAGE({&norm_op, norm_versions})

@@ -61,7 +61,7 @@ static void norm_in_use(Case *c) {
     KERNEL(c->on, value_kernel, 1, 1, 0, F("total"), sum);
 }
 
-static const Version norm_versions[] = {
+static const Version norm_versions[PAGE_VERSIONS] = {
     {"1 atomic additions",
      "A sum per thread, then per block, then one atomic float addition per block: other bits on each run.",
      norm_atomic<1>},
@@ -74,7 +74,6 @@ static const Version norm_versions[] = {
      "fp32 sums of 128 elements, added as integers to a fixed-point number that is wide enough for every float: "
      "atomics again, and yet the same bits on each run and for any number of ranks. A warp loads four blocks before it "
      "adds up the first.",
-     norm_in_use},
-    END_OF_VERSIONS};
+     norm_in_use}};
 
 PAGE({&norm_op, norm_versions})

@@ -39,7 +39,7 @@ static void forward_vectors(Case *c) {
         }
 }
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 libm, double", "The formula with exp(): every element is converted to double and takes a function call.",
      forward_libm_double},
     {"2 libm, float", "expf() instead: half the digits, which is all that is stored, in less than half the time.",
@@ -49,8 +49,7 @@ static const Version forward_versions[] = {
     {"in use: threads",
      "Rows divided over threads, two vectors at a time, and a reciprocal of two instructions (vreciprocal) in place of "
      "the division. The bits do not depend on the number of threads.",
-     forward_in_use},
-    END_OF_VERSIONS};
+     forward_in_use}};
 static void backward_two_ops(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
     floatX *gate_up = X("gate_up");
@@ -96,7 +95,7 @@ static void backward_vectors(Case *c) {
         }
 }
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 two ops",
      "The backward of silu times up, then silu's, as automatic differentiation would do it: two exponentials per "
      "element, and a tensor in between.",
@@ -107,7 +106,6 @@ static const Version backward_versions[] = {
      "Vectors; given silu = g sigmoid, its derivative sigmoid (1 + g (1 - sigmoid)) is a subtraction and one fused "
      "instruction: sigmoid (1 - silu) + silu.",
      backward_vectors},
-    {"in use: threads", "Rows divided over threads, two vectors at a time, and vreciprocal.", backward_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "Rows divided over threads, two vectors at a time, and vreciprocal.", backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

@@ -46,7 +46,7 @@ static void forward_vectors(Case *c) {
                     X("gate_up"), F);
 }
 
-static const Version forward_versions[] = {
+static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 an element a thread",
      "Adjacent threads take adjacent elements, so a warp's loads have no gaps: 64 bytes in bf16. But a thread has only "
      "4 bytes in flight (bf16), and the 2,048 threads that a multiprocessor can hold have 8 KB.",
@@ -54,8 +54,7 @@ static const Version forward_versions[] = {
     {"2 vectors",
      "Loads of 16 bytes: in bf16 the same bytes with an eighth of the instructions, and eight times as many in flight.",
      forward_vectors},
-    {"in use", "The op of lib/ops/cuda, with the GPU's fast exponential and division.", forward_in_use},
-    END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda, with the GPU's fast exponential and division.", forward_in_use}};
 
 // ---------------------------------------------------------------------------
 // backward, in place
@@ -125,7 +124,7 @@ static void backward_vectors(Case *c) {
                     X("gate_up"), X("dh"), F);
 }
 
-static const Version backward_versions[] = {
+static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 two ops",
      "The backward of silu times up, then silu's, as automatic differentiation would do it: an fp32 tensor travels to "
      "memory and back in between.",
@@ -135,7 +134,6 @@ static const Version backward_versions[] = {
      "Loads and stores of 16 bytes, and the division that finds row and column once per thread instead of once per "
      "element.",
      backward_vectors},
-    {"in use", "The op of lib/ops/cuda, with the GPU's fast exponential and division.", backward_in_use},
-    END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda, with the GPU's fast exponential and division.", backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

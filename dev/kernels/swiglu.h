@@ -14,6 +14,11 @@ static void forward_case(Case *c) { // size: N, F
     c->slots = (double)(EXP_SLOTS + DIVISION_SLOTS + 2) * (double)(N * F); // the 2: 1 + exp(-g), times up
 }
 
+static void extreme_gates(Case *c) { // for two elements of a row, exp() overflows or underflows
+    for (int64_t n = 0; n < c->size[0]; n++)
+        for (int i = 0; i < 2; i++) set_element(page_find(c, "gate_up"), n * 2 * c->size[1] + 5 + i, i ? 100 : -100);
+}
+
 static void forward_definition(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
     const double *gate_up = D("gate_up");
@@ -62,24 +67,14 @@ static void backward_in_use(Case *c) {
 // ---------------------------------------------------------------------------
 // the page
 
-static const Op forward = {
-    "swiglu_forward",
-    forward_case,
-    NULL,
-    forward_definition,
-    forward_in_use,
-    {{"odd", {77, 1003}},
-     FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
-         FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
-
-static const Op backward = {
-    "swiglu_backward",
-    backward_case,
-    NULL,
-    backward_definition,
-    backward_in_use,
-    {{"odd", {77, 1003}},
-     FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
-         FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
+#define SIZES                                                                                                          \
+    {                                                                                                                  \
+        {"odd", {77, 1003}},                                                                                           \
+            FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})               \
+                FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})                 \
+    }
+static const Op forward = {"swiglu_forward", forward_case, extreme_gates, forward_definition, forward_in_use, SIZES};
+static const Op backward = {"swiglu_backward",   backward_case,   extreme_gates,
+                            backward_definition, backward_in_use, SIZES};
 
 #endif

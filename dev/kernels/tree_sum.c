@@ -58,7 +58,7 @@ static void sum_one_pass(Case *c) {
     }
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 recursive", "The tree as it is written, for one element after the other: more function calls than additions.",
      sum_recursive},
     {"2 level by level",
@@ -73,8 +73,7 @@ static const Version op_versions[] = {
     {"in use: threads",
      "Vectors divided over threads; each element has its own tree. A long sum bypasses the caches: what is overwritten "
      "need not be loaded.",
-     sum_in_use},
-    END_OF_VERSIONS};
+     sum_in_use}};
 
 static void pieces_recursive(Case *c) {
     int64_t n = c->size[0], count = c->size[1], width = tree_width(c);
@@ -83,10 +82,9 @@ static void pieces_recursive(Case *c) {
     for (int64_t i = 0; i < count; i++) X("out")[i] = from_float(tree_of_floats(wide + i, n, count, 0, width));
 }
 
-static const Version pieces_versions[] = {
+static const Version pieces_versions[PAGE_VERSIONS] = {
     {"1 in fp32, recursive", "The pieces converted to fp32, then version 1 of tree_sum, then rounded.",
      pieces_recursive},
-    {"in use: threads", "As tree_sum in use, with the conversions on the way.", pieces_in_use},
-    END_OF_VERSIONS};
+    {"in use: threads", "As tree_sum in use, with the conversions on the way.", pieces_in_use}};
 
 PAGE({&op, op_versions}, {&pieces, pieces_versions})

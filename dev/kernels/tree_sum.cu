@@ -67,7 +67,7 @@ static void sum_vectors(Case *c) { // a piece of odd length begins where no vect
     else sum_width<1, FLAT>(c);
 }
 
-static const Version op_versions[] = {
+static const Version op_versions[PAGE_VERSIONS] = {
     {"1 level by level",
      "A kernel for each pair of pieces: every sum of a level goes to memory and comes back for the next, and the "
      "pieces must be copied first.",
@@ -77,9 +77,8 @@ static const Version op_versions[] = {
      "is read once.",
      sum_width<1, 1>},
     {"3 vectors", "Loads of 16 bytes, with the loads of all pieces in flight together.", sum_vectors},
-    {"in use", "The op of lib/ops/cuda.", sum_in_use},
-    END_OF_VERSIONS};
-static const Version pieces_versions[] = {
-    {"in use", "The op of lib/ops/cuda: tree_sum with floatX pieces and output.", pieces_in_use}, END_OF_VERSIONS};
+    {"in use", "The op of lib/ops/cuda.", sum_in_use}};
+static const Version pieces_versions[PAGE_VERSIONS] = {
+    {"in use", "The op of lib/ops/cuda: tree_sum with floatX pieces and output.", pieces_in_use}};
 
 PAGE({&op, op_versions}, {&pieces, pieces_versions})

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # pages_alone.sh [all]: each page of dev/kernels compiles by the line at its top in a folder with only the files that it
-# names there, and its versions agree with its definition. With what it includes it has at most 1,500 lines, so that it
-# can be read without the program. With `all`, nvcc compiles the pages for GPUs.
+# names there, its versions agree with its definition, and a wrong version does not pass. With what it includes it has
+# at most 1,500 lines, so that it can be read without the program. With `all`, nvcc compiles the pages for GPUs.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
@@ -14,10 +14,10 @@ check() { # OK NAME WHAT
 
 # The lines that a page and what it includes may have; those named here have more, which only gets less.
 most=1500
-declare -A more=([adamw.c]=1540 [attention.c]=2600 [cross_entropy.c]=1645 [embedding.c]=1547 [linear.c]=2600
-    [muon.c]=1557 [rmsnorm.c]=1561 [tree_sum.c]=1553 [adamw.cu]=1561 [attention.cu]=4329
-    [cross_entropy.cu]=1628 [embedding.cu]=1570 [linear.cu]=1789 [muon.cu]=1746 [rmsnorm.cu]=1593
-    [squared_norm.cu]=1522 [swiglu.cu]=1563 [tree_sum.cu]=1579)
+declare -A more=([adamw.c]=1540 [attention.c]=2600 [cross_entropy.c]=1644 [embedding.c]=1546 [linear.c]=2600
+    [muon.c]=1557 [rmsnorm.c]=1560 [tree_sum.c]=1552 [adamw.cu]=1561 [attention.cu]=4328
+    [cross_entropy.cu]=1627 [embedding.cu]=1569 [linear.cu]=1785 [muon.cu]=1743 [rmsnorm.cu]=1592
+    [squared_norm.cu]=1522 [swiglu.cu]=1557 [tree_sum.cu]=1579)
 
 # line PAGE: the compiler's line. files PAGE: the files it needs, from the root.
 line() { sed -n 's/^ \*   \(\(cc\|nvcc\) .*\)/\1/p' "$1" | head -n 1; }
@@ -53,6 +53,15 @@ for page in dev/kernels/*.c; do
     check $? "$page alone agrees with its definition" "$(tail -n 1 "$work/said")"
     short "$page"
 done
+# caught WHAT SED: a version of SwiGLU that is wrong in this way does not pass.
+caught() {
+    (cd "$work/dev/kernels/swiglu.c.alone/dev/kernels" && sed "$2" swiglu.c >wrong.c && ! cmp -s swiglu.c wrong.c &&
+        ${CC:-cc} -O1 -w -march=native -fopenmp wrong.c -o wrong -lm && ! ./wrong --check) >"$work/said" 2>&1
+    grep -q "FAIL swiglu_forward, fp32, 2 libm, float" "$work/said"
+    check $? "a page notices $1" "$(grep -m1 -E 'FAIL|error' "$work/said")"
+}
+caught "an element stored past a tensor's end" 's|h.n \* F + f. = from_float(g /.*|& h[N * F] = from_float(up);|'
+caught "an exponential wrong beyond 50" 's|expf(-g)) \* up)|expf(fabsf(g) > 50 ? 0 : -g)) * up)|'
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 for page in $(grep -l '^ \*   nvcc ' dev/kernels/*.cu); do
     short "$page"

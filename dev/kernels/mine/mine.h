@@ -24,8 +24,8 @@
 #else
 #define MY_KERNEL(op, run)                                                                                             \
     int main(int argc, char **argv) {                                                                                  \
-        const Version versions[] = {                                                                                   \
-            {"mine", "Your kernel.", run}, {"in use", "That of lib/ops.", (op).in_use}, END_OF_VERSIONS};              \
+        const Version versions[PAGE_VERSIONS] = {{"mine", "Your kernel.", run},                                        \
+                                                 {"in use", "That of lib/ops.", (op).in_use}};                         \
         const PageOp page = {&(op), versions};                                                                         \
         return page_main(argc, argv, NULL, &page, 1);                                                                  \
     }
