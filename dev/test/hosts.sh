@@ -10,6 +10,7 @@ top=$PWD
 . dev/test/supervised.sh
 . dev/test/chaos.sh
 export LC_ALL=C
+export CUDA_ON_CPU_REGISTERS=dev/results/cuda-kernels.txt # relative, because hosts have this folder at another place
 
 if [ "$(id -u)" != 0 ] || [ -n "$(cluster_missing)" ]; then
     echo "left out: several hosts, which need root and these missing programs (make test-hosts): $(cluster_missing)"

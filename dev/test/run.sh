@@ -201,7 +201,7 @@ run_test() {
 # ---------------------------------------------------------------- make test-all
 run_all() {
     local precision ranks absent test=build/cpu-fp32/test_llama3
-    for precision in fp32 bf16; do suite "unit tests, $precision" "build/cpu-$precision/test_llama3"; done
+    for precision in fp32 bf16; do beside "unit tests, $precision" "build/cpu-$precision/test_llama3"; done
     for precision in fp32 bf16; do
         beside "unit tests of the other programs, $precision" "dev/test/programs.sh cpu-$precision"
         beside "CUDA on a CPU, unit tests of the other programs, $precision" \
@@ -253,8 +253,8 @@ run_all() {
     beside "exercises" "dev/test/exercises.sh all"
     beside "the ops as a shared library" "dev/test/ops_library.sh all"
     beside "a kernel of one's own" "make --no-print-directory -s mine"
+    beside "the book's commands" dev/test/book.sh
     settle
-    suite "the book's commands" dev/test/book.sh
     if absent=$(dev/test/planner_page.sh --possible); then suite "the planner in a browser" dev/test/planner_page.sh
     else echo "not installed: $absent; the planner is not built for a browser"; fi
     suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
