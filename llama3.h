@@ -229,6 +229,7 @@ typedef struct {
     int index;                      // among the whole model's tensors; a tied copy has the embedding's
     int is_tied_copy;               // the head's copy of the embedding: neither saved nor counted
     int is_frozen;                  // has a gradient, but is not updated in this period of a recipe
+    int64_t frozen_steps;           // steps of earlier periods of the recipe in which it was frozen
     int64_t rows, cols;             // this rank's part of it
     int64_t first_row, first_col;   // where the part begins in the whole tensor
     int64_t whole_rows, whole_cols; // of the whole tensor

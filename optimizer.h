@@ -135,11 +135,10 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
 // ---------------------------------------------------------------------------
 // the updates of AdamW and Muon
 
-/* One step's update. */
-typedef struct {
+typedef struct {                               // of one step's update
     float lr, beta1, beta2, eps, weight_decay; // Muon uses lr and weight_decay, too
     float grad_scale;                          // turns the summed gradient into the clipped mean
-    int step;                                  // counts updates from 1
+    int updates, step; // both count from 1: updates, this one included; the run's steps, skipped ones included
 } AdamW;
 
 /* How each kind of state is offloaded, and whether an update writes it. */
@@ -243,13 +242,14 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
 typedef enum { PASS_MOMENTUM, PASS_UPDATE } UpdatePass;
 
 /* Extends a piece that AdamW updates by the unit's next tensors, as long as each begins where the one before it ends
- * and has the same weight decay: one call of AdamW then updates all of them. Tensors with padding between them are not
- * joined. On return *i is the next tensor, as for next_state_piece. */
+ * and has the same weight decay and number of updates: one call of AdamW then updates all of them. Tensors with padding
+ * between them are not joined. On return *i is the next tensor, as for next_state_piece. */
 static void join_neighbors(const Fsdp *fsdp, int *i, ShardPiece *piece) {
     ShardPiece next;
     for (int after = *i; next_state_piece(fsdp, &after, &next) && next.unit == piece->unit; *i = after) {
         if (next.tensor->is_frozen || next.tensor->is_muon || next.at != piece->at + piece->count) return;
         if (next.tensor->row->weight_decay != piece->tensor->row->weight_decay) return;
+        if (next.tensor->frozen_steps != piece->tensor->frozen_steps) return;
         piece->count += next.count;
     }
 }
@@ -279,7 +279,7 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
             float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
             join_neighbors(o->fsdp, &i, &p);
             adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
-                  weight_decay, a->grad_scale, a->step);
+                  weight_decay, a->grad_scale, (int)min_i64(a->updates, a->step - p.tensor->frozen_steps));
         }
     }
 }

@@ -5,8 +5,7 @@
  * It takes the launcher and the options of train_llama3, whose source it includes, and --cluster FILE, which it
  * compares with what it measures. All ranks measure, rank 0 prints. What would make the run fail or slow is a line that
  * begins with "problem:"; if there is one, the exit code is 1. With --out it also writes cluster.json, from which
- * plan_llama3 --cluster estimates step times on these hosts.
- */
+ * plan_llama3 --cluster estimates step times on these hosts. */
 #include "hosts/host_problems.h" // defines: HostCheck, gather_facts, check_starts, …
 #include "../lib/io/json.h"      // defines: json_real, json_add_integer
 
@@ -208,8 +207,7 @@ static void write_cluster(const HostCheck *h) {
 // ---------------------------------------------------------------------------
 // all of it
 
-/* Shortens --timeout, unless it was given, so that a dead network is reported within seconds. Returns how long ranks
- * may take to connect. */
+/* Shortens --timeout, unless given, so that a dead network is reported soon. Returns how long connecting may take. */
 static double check_hosts_limits(Job *j) {
     double processes = processes_of_launcher();
     if (option_given(j->options, "timeout")) return seconds_to_connect(&j->run);

@@ -5,8 +5,7 @@
  *   convert_llama3 --model DIR --adapters LORA --merge --export OTHER_DIR     with LoRA adapters merged into it
  *
  * Weights go from file to file, in pieces of a few megabytes; several ranks share the work. Only to merge adapters, the
- * model is loaded, sharded over the ranks.
- */
+ * model is loaded, sharded over the ranks. */
 #include "convert/convert_dtypes.h" // defines: convert_tensor
 #include "convert/merge.h"          // defines: gather_merged
 #include "convert/export.h"         // defines: model_export, export_check, export_files, export_gguf, Conversion
@@ -96,7 +95,8 @@ static void convert_prepare(Job *j) {
     if (writes_gguf) model_tokenizer_need(m, "--export FILE.gguf", NULL, j, 0);
     if (j->run.tokenizer) model_tokenizer_open(m);
     model_tokenizer_try(m);
-    tokenizer_files_open(&c->files, m->path, m->text, m->length, m->tokenizer, model, j->config.max_positions);
+    tokenizer_files_open(&c->files, m->path, m->text, m->length, m->tokenizer, model, j->run.adapters,
+                         j->config.max_positions);
     if (writes_gguf) gguf_tokenizer_open(&c->gguf_tokenizer, m->tokenizer, j->config.V, &c->files);
     convert_note_tokenizer(c);
     if (process_end.process == 0) export_check(c->opt.path);

@@ -4,8 +4,7 @@
  *   eval_llama3 --model DIR --score FILE.jsonl      the log-probability of each request, a line of JSON each
  *   eval_llama3 --model DIR --choices FILE.jsonl    the accuracy on multiple-choice tasks, one line of JSON
  *
- * It takes every layout of train_llama3, which it includes for the forward pass.
- */
+ * It takes every layout of train_llama3, which it includes for the forward pass. */
 #include "eval/score.h" // defines: score_all, print_scores, print_accuracy, Evaluations, Scoring
 
 #define FIELD(f) offsetof(EvalOptions, f)
@@ -110,6 +109,7 @@ static void eval_prepare_file(Evaluations *e) {
     Job *j = &e->job;
     j->val = dataset_open(e->opt.eval, j->run.seq, j->config.V, 1);
     eval_check_tokenizer(e);
+    if (!j->run.tokenizer) note_other_tokenizer(j->run.adapters, j->run.model, &j->val.files[0]);
     if (j->run.doc_mask) eval_document_ends(e);
     job_check_data(j, &j->val);
     if (!j->val.target_bytes) eval_count_bytes(e);
@@ -120,6 +120,7 @@ static void eval_print(const Evaluations *e, const Evaluation *found) {
     cJSON *line = cJSON_CreateObject();
     json_add_name(line, "file", e->opt.eval);
     json_add_integer(line, "tokens", found->targets);
+    json_add_integer(line, "seq", e->job.run.seq);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", found->loss));
     double perplexity = exp(fmin(found->loss, 709)); // JSON has no infinity
     cJSON_AddItemToObject(line, "perplexity", json_real("%.9g", perplexity));

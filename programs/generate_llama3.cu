@@ -5,8 +5,7 @@
  *   generate_llama3 --model DIR --chat                          talks, with the model's chat template
  *
  * The model may be sharded over several ranks (mpirun, or --ranks N). It includes train_llama3, whose forward pass it
- * calls with a cache of keys and values.
- */
+ * calls with a cache of keys and values. */
 #include "generate/chat.h"     // defines: converse, CHAT_POSITIONS, CHAT_ORDER_TOKENS
 #include "generate/generate.h" // defines: generate, Generation
 #include "shared/text_input.h" // defines: utf8_valid_length
@@ -38,7 +37,7 @@ static const Program generate_program = {
  * end-of-message token is one too; NULL: no chat. */
 static void generate_stop_tokens(Generation *g, const ChatTemplate *form) {
     const char *model = g->job.run.model;
-    g->stop_tokens = model_ids_read(preset_find(model) ? NULL : model).eos;
+    g->stop_tokens = ids_with_adapters(preset_find(model) ? NULL : model, g->job.run.adapters).eos;
     if (form) stop_token_add(&g->stop_tokens, tokenizer_special(g->text.tokenizer, form->end));
 }
 

@@ -7,8 +7,7 @@
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --out DIR --trace FILE    plan.json, plan.html, a timeline
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --simulate stages         one rank of each stage: fast
  *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
- *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost
- */
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --mtbf 5000               what failures of hosts cost */
 #include "plan/plan_options.h" // defines: Planning, plan_program, plan_purpose, plan_launch
 #include "plan/plan_print.h"   // defines: plan_print, PeriodTime, print_period_times, period_json
 #include "plan/simulate.h"     // defines: Simulation

@@ -7,8 +7,7 @@
  *   tokens_llama3 --upgrade FILE.tok...               token files of version 1 to version 2
  *   tokens_llama3 --encode FILE --tokenizer F         the token ids of a text
  *   tokens_llama3 --decode FILE --tokenizer F         the text of token ids
- *   tokens_llama3 --audit --out DIR                   did a run consume every sample once per epoch?
- */
+ *   tokens_llama3 --audit --out DIR                   did a run consume every sample once per epoch? */
 #include "../run/setup/version.h"   // defines: print_version
 #include "tokens/audit.h"           // defines: audit
 #include "tokens/conversations.h"   // defines: tokenize_conversations

@@ -3,10 +3,10 @@
     pip install torch
     python dev/data/from_meta.py DIR OUTDIR [--rope-factor F] [--positions N]
 
-Writes config.json, model.safetensors (in the dtype of the release) and tokenizer.model, which ./train_llama3 --model
-and transformers read. It handles Llama 3, 3.1, 3.2 (1B, 3B) and 3.3, base and instruct, in one or several
-model-parallel parts, but neither the vision models nor quantized ones. The parts are memory-mapped, so only one tensor
-at a time is in memory.
+Writes config.json, model.safetensors (in the dtype of the release), tokenizer.model and tokenizer_config.json, which
+./train_llama3 --model and transformers read. It handles Llama 3, 3.1, 3.2 (1B, 3B) and 3.3, base and instruct, in one
+or several model-parallel parts, but neither the vision models nor quantized ones. The parts are memory-mapped, so only
+one tensor at a time is in memory.
 
 params.json says whether RoPE is scaled, but not by how much. The factor is 8, or 32 if embedding and head are tied, as
 in Meta's 3.1 and 3.2 models on Hugging Face. It does not say either for how many positions the model was trained:
@@ -48,6 +48,12 @@ BLOCK = [
 ]
 SPECIAL_TOKENS = 256  # after the base vocabulary; <|begin_of_text|> is the first of them
 END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN = 1, 8, 9
+TOKENIZER_CONFIG = {  # Meta's models have seen <|begin_of_text|> in front of each text
+    "add_bos_token": True,
+    "bos_token": "<|begin_of_text|>",
+    "eos_token": "<|end_of_text|>",
+    "tokenizer_class": "PreTrainedTokenizerFast",
+}
 
 
 def die(text):
@@ -296,6 +302,12 @@ def main():
         die(f"{args.out} exists already; choose another name, or remove it first")
     tokenizer = find_tokenizer(args.folder)
     release = Release(args.folder)
+    words = tokenizer.read_bytes().split()
+    if len(words) != 2 * (release.vocabulary - SPECIAL_TOKENS) or words[1] != b"0":
+        die(
+            f"{tokenizer} is not the tokenizer of Llama 3 for a vocabulary of {release.vocabulary}; expected "
+            f"{release.vocabulary - SPECIAL_TOKENS} lines with a token and its number, as released with the weights"
+        )
     if args.rope_factor is not None and not release.rope["scaled"]:
         die(
             f"--rope-factor {args.rope_factor:g} was given, but RoPE is not scaled: {args.folder / 'params.json'} has "
@@ -313,6 +325,7 @@ def main():
         (partial / "config.json").write_text(
             json.dumps(config(release, factor, positions), indent=2) + "\n", encoding="ascii"
         )
+        (partial / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n", encoding="ascii")
         shutil.copyfile(tokenizer, partial / "tokenizer.model")
         partial.chmod(0o777 & ~current_umask())
         partial.rename(args.out)

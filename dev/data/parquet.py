@@ -41,6 +41,8 @@ def files_of(paths):
 # Columns that change what a conversation means, as keys beside "messages" do.
 BESIDE_MESSAGES = ["tools", "functions", "documents", "system", "system_prompt", "images", "videos",
                    "chat_template_kwargs"]  # fmt: skip
+# Columns that say which messages have a loss: tokens_llama3 refuses them beside "messages", whatever their value.
+LOSS = ["weight", "loss_weight", "loss_mask", "loss", "train", "trainable", "training", "masked", "ignore"]
 
 
 def line_of(value, where):
@@ -70,7 +72,7 @@ def write_lines(paths, field, out):
                     die(f"{path} is a Git LFS pointer: run git lfs pull in its repository")
             file = pyarrow.parquet.ParquetFile(path)
             names = file.schema_arrow.names
-            unread = [name for name in BESIDE_MESSAGES if name in names and name != field]
+            unread = [name for name in BESIDE_MESSAGES + LOSS if name in names and name != field]
             if field not in names:
                 die(f"{path} has no column '{field}', only {', '.join(names)}: choose one with --field")
             for batch in file.iter_batches(batch_size=ROWS, columns=[field, *unread]):
@@ -87,7 +89,10 @@ def write_lines(paths, field, out):
                     where = f"{path}, row {row} (the first is 0)"
                     line = line_of(value, where)
                     if "messages" in line:  # the reader of the lines refuses what it cannot render
-                        line |= {name: columns[name][number] for name in unread if columns[name][number]}
+                        for name in unread:
+                            item = columns[name][number]
+                            if item or (item is not None and name in LOSS):
+                                line[name] = item
                     try:
                         out.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
                     except TypeError as error:

@@ -275,6 +275,10 @@ def refusals(scratch):
             "layers.2.",
         ),
         "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer.model"),
+        "the tokenizer of another model": (
+            lambda f: (f / "tokenizer.model").write_bytes(b"SentencePiece"),
+            "is not the tokenizer of Llama 3",
+        ),
     }
     wrong = []
     for i, (name, (change, pattern)) in enumerate(cut.items()):

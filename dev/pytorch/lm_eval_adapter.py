@@ -119,7 +119,7 @@ class Llama3InC(TemplateLM):
                 file.write(json.dumps({"context_ids": context, "continuation_ids": continuation}) + "\n")
             file.flush()
             command = [*self.command("eval_llama3"), "--score", file.name, *self.sequence(requests)]
-            lines = run(command).splitlines()
+            lines = run(command).rstrip("\n").split("\n")  # splitlines() would also cut at U+2028 in an "id"
         answers = [json.loads(line) for line in lines]
         answers = [(answer["logprob"], answer["greedy"]) for answer in answers]
         for (texts, _, _), answer in zip(requests, answers, strict=True):
@@ -173,7 +173,7 @@ class Llama3InC(TemplateLM):
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             file.writelines(json.dumps(line) + "\n" for line, _ in lines)
             file.flush()
-            done = run([*self.command("generate_llama3"), "--prompts", file.name]).splitlines()
+            done = run([*self.command("generate_llama3"), "--prompts", file.name]).rstrip("\n").split("\n")
         for request, answer, (_, until) in zip(requests, done, lines, strict=True):
             text = self.tokenizer.decode(json.loads(answer)["ids"], skip_special_tokens=True)
             text = postprocess_generated_text(text, until, None)

@@ -661,6 +661,8 @@ open("lone/train.tok", "wb").write(b[:8] + struct.pack("<I", 1) + b[12:64] + b[1
     everywhere "a momentum for AdamW" "--optimizer adamw:0.9: expected one of adamw.muon.muon:X" "${train[@]}" \
         --optimizer adamw:0.9
     bad "a momentum that never forgets" "--optimizer muon:1: expected one of" "${train[@]}" --optimizer muon:1
+    bad "a decay that is longer than the run" "a decay of 200 steps do not fit into the 9 steps" "${train[@]}" \
+        --steps 9 --lr-schedule wsd:200
     bad "a decay of no steps" "--lr-schedule wsd:0: expected one of" "${train[@]}" --lr-schedule wsd:0
     bad "--save-every without --out" "--save-every has no effect without --out" "${train[@]}" --save-every 5
     bad "--keep without --out" "--keep has no effect without --out" "${train[@]}" --keep 2

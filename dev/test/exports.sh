@@ -97,6 +97,35 @@ TOKENIZER=a/latest/tokenizer.json works "text.sh takes a tokenizer.json" "$top/d
 same "text.sh with a tokenizer.json gives the same ids" <(tail -c +193 by-text/train.tok) <(tail -c +193 data/train.tok)
 same "text.sh keeps the tokenizer.json" by-text/tokenizer.json a/latest/tokenizer.json
 
+mkdir strange
+tokens different.model strange
+cp different.model strange/tokenizer.model
+works "weights are trained on data of another tokenizer" "${train[@]}" --model e --data strange/train.tok --steps 1
+if grep -q "^note: strange/train.tok was not made with e/tokenizer.json, the tokenizer of the weights" .err; then
+    pass "a note says that the weights have another tokenizer" "$(cat .err)"
+else fail "a note says that the weights have another tokenizer" "$(cat .err)"; fi
+
+# ---------------------------------------------------------------- what stands in front of texts
+mkdir meta front
+python3 -c "
+import base64
+for i in range(256): print(base64.b64encode(bytes([i])).decode(), i)" >meta/tokenizer.model
+cp meta/tokenizer.model front/
+echo '{"add_bos_token": true, "bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}' \
+    >front/tokenizer_config.json
+for folder in meta front; do
+    bin/tokens_llama3 --tokenizer $folder/tokenizer.model --out-train $folder/train.tok --out-val $folder/val.tok text \
+        >$folder/said 2>&1 || fail "tokenize with $folder/tokenizer.model" "$(cat $folder/said)"
+done
+if grep -q "^each document begins with <|begin_of_text|>" front/said && ! grep -q "begins with" meta/said; then
+    pass "\"add_bos_token\" puts a token in front of a tokenizer.model's texts" "$(grep begins front/said)"
+else fail "\"add_bos_token\" puts a token in front of a tokenizer.model's texts" "$(cat front/said meta/said)"; fi
+mkdir again
+cp front/tokenizer.json again/
+bin/tokens_llama3 --tokenizer again/tokenizer.json --out-train again/train.tok --out-val again/val.tok text >said 2>&1
+meant() { head -c 80 "$1" | tail -c 16; tail -c +193 "$1"; } # ids of ends and fronts, bytes of text; tokens
+same "the tokenizer.json that is written for it does the same" <(meant front/train.tok) <(meant again/train.tok)
+
 # ---------------------------------------------------------------- other kinds
 printf '{"model":{"type":"Unigram"},"added_tokens":[]}' >only/tokenizer.json
 named="needs the model 'Unigram', which this program does not implement"
@@ -139,6 +168,31 @@ works "a GGUF file of a model merged with adapters" "${gguf[@]}" l/m.gguf --mode
 works "the merged model" "${gguf[@]}" merged --model e --adapters adapters/latest --merge
 works "its GGUF file" "${gguf[@]}" o/m.gguf --model merged
 same "merged weights are those of the merged model" l/m.gguf o/m.gguf
+other=${convert/cpu-fp32/cpu-bf16}
+version() { "$1" --version | head -n 1; }
+if [ "$other" != "$convert" ] && [ -x "$other" ] && [ "$(version "$other")" = "$(version "$convert")" ]; then
+    works "a merge by a build in bf16" "$other" --threads 1 --model e --adapters adapters/latest --merge --export \
+        merged16
+    worst=$(python3 - merged merged16 <<'END'
+import array, json, sys
+def tensors(folder):
+    data = open(f"{folder}/model.safetensors", "rb").read()
+    size = int.from_bytes(data[:8], "little")
+    for name, t in json.loads(data[8 : 8 + size]).items():
+        if name != "__metadata__":
+            begin, end = (8 + size + at for at in t["data_offsets"])
+            yield array.array("f", data[begin:end])
+a, b = tensors(sys.argv[1]), tensors(sys.argv[2])
+print("%.3g" % max(abs(x - y) / max(map(abs, s)) for s, t in zip(a, b, strict=True) for x, y in zip(s, t, strict=True)))
+END
+)
+    if python3 -c "exit(not $worst < 1e-6)"; then
+        pass "weights that a build in bf16 merges are as exact as the files" "off by $worst of a tensor's largest"
+    else fail "weights that a build in bf16 merges are as exact as the files" "off by $worst"; fi
+else echo "left out: a merge in bf16, without that build"; fi
+cp -rL adapters/latest own && rm own/tokenizer.model && printf '{"model":{"type":"Unigram"}}' >own/tokenizer.json
+bad "--prompt reads the tokenizer next to the adapters" "own/tokenizer.json needs the model 'Unigram'" "$generate" \
+    --threads 1 --model e --adapters own --prompt "In the"
 bad "a GGUF file that exists" "g/m.gguf exists already and is another model" "${gguf[@]}" g/m.gguf --model merged
 bad "a GGUF file in int8" "use --dtype q8_0" "${gguf[@]}" x.gguf --model e --dtype int8
 bad "a directory in q8_0" "use --export FILE.gguf, or --dtype int8" "${gguf[@]}" x --model e --dtype q8_0

@@ -360,6 +360,9 @@ corpora() {
     cp a.jsonl a.ndjson && cp a.jsonl a.JSON && gzip -c a.jsonl >a.json.gz && cp a.jsonl B.JSONL
     for name in a.ndjson a.JSON a.json.gz B.JSONL; do equal "$name holds JSON lines" "$(made_of a.jsonl)" \
         "$(made_of $name)"; done
+    cp a.jsonl named.ndjson
+    says "a file that is named as JSON lines needs the field" 1 'named.ndjson, line 1: found no field "content"' \
+        made_of --field content named.ndjson
     python3 -c 'import json; print(json.dumps([{"text": "a"}] * 400))' >list.json
     says "a list of objects is refused, with the way out" 1 "list.json is one list of objects, .* jq -c" made_of \
         list.json

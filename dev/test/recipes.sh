@@ -313,6 +313,24 @@ code=$?
 grep -q 'theta \[500000.*, 2000000.*\] positions \[256, 512\]' said && \
     pass "config.json is that of its stage" "$(cat said)" ||
     fail "config.json is that of its stage" "$(cat said)"
+# AdamW's first update is the learning rate in each element, whenever it comes: its bias correction counts updates
+cat >late.json <<'END_RECIPE'
+{"stages": [
+    {"tokens": 2048, "batch": 8, "seq": 32, "lr": 1e-3, "lr_schedule": "constant", "frozen": ["model.norm.weight"]},
+    {"tokens": 256, "frozen": []}]}
+END_RECIPE
+run late --recipe late.json --data data/web.tok --warmup 0 --beta2 0.999
+python3 - late <<'END_PYTHON' >said 2>&1
+import array, json
+data = open("late/latest/model.safetensors", "rb").read()
+size = int.from_bytes(data[:8], "little")
+begin, end = json.loads(data[8 : 8 + size])["model.norm.weight"]["data_offsets"]
+moved = [abs(x - 1) for x in array.array("f", data[8 + size + begin : 8 + size + end])]
+print(f"{min(moved):.6f} to {max(moved):.6f}, expected 0.001")
+assert min(moved) > 0.00098 and max(moved) < 0.00102
+END_PYTHON
+[ $? = 0 ] && pass "a tensor that a later stage trains begins with its first update" "$(cat said)" ||
+    fail "a tensor that a later stage trains begins with its first update" "$(head -n 1 said)"
 run freeze2 --recipe freeze.json --data data/web.tok --ranks 2 --tp 2
 for ranks in 1 2; do
     run freeze_muon$ranks --recipe freeze.json --data data/web.tok --optimizer muon --ranks $ranks

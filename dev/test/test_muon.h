@@ -5,7 +5,7 @@
 // three updates against PyTorch's
 
 static AdamW muon_test_update(float grad_scale, int step) {
-    AdamW a = {0.02f, 0.9f, 0.95f, 1e-8f, 0.1f, grad_scale, step};
+    AdamW a = {0.02f, 0.9f, 0.95f, 1e-8f, 0.1f, grad_scale, step, step};
     return a;
 }
 

@@ -186,8 +186,9 @@ static void test_texts_of_requests(void) {
     check_texts("ab ", "b", "3 4", 1); // the space is the continuation's
     check_texts("", "ab", "5 3", 1);   // an empty context is the end of a document
     check_texts("  ", "b", "5 2 2 1", 3);
-    check_texts("a", "b", "0 1", 1); // one token for both: each is encoded by itself
-    check_texts("a", "", "0", 0);    // nothing to score, which is refused
+    check_texts("a", "b", "0 1", 1);  // one token for both: each is encoded by itself
+    check_texts("a", "bb", "0 1", 1); // one token across the boundary: the context keeps its own
+    check_texts("a", "", "0", 0);     // nothing to score, which is refused
     check_texts("b", "a a", "1 0 2 0", 3);
 }
 

@@ -308,7 +308,7 @@ static void test_json_files(const char *folder) {
     test_write(path, text, strlen(text));
     TokenizerFiles files = ZERO, again = ZERO;
     Tokenizer *t = tokenizer_open(path);
-    tokenizer_files_open(&files, path, text, strlen(text), t, NULL, 128);
+    tokenizer_files_open(&files, path, text, strlen(text), t, NULL, NULL, 128);
     const TokenizerFile *own = file_named(&files, "tokenizer.model"),
                         *made = file_named(&files, "tokenizer_config.json"),
                         *generation = file_named(&files, "generation_config.json");
@@ -328,7 +328,7 @@ static void test_json_files(const char *folder) {
     CHECK("tokenizer files: generation ends at the end of a document or of a turn", strstr(generation->text, want),
           "expected %s", want);
     test_write(config, "{\"eos_token\":\"x\"}", 17);
-    tokenizer_files_open(&again, path, text, strlen(text), t, NULL, 128);
+    tokenizer_files_open(&again, path, text, strlen(text), t, NULL, NULL, 128);
     made = file_named(&again, "tokenizer_config.json");
     CHECK("tokenizer files: a tokenizer_config.json next to the tokenizer is kept",
           again.copies.count == 5 && !strcmp(made->text, "{\"eos_token\":\"x\"}"), "%s", made->text);

@@ -183,6 +183,20 @@ bad "a bad line in a compressed file" "bad.jsonl.gz, line 3: found invalid JSON"
 bad "a tokenizer from JSON lines" "many.jsonl is JSON lines, but a tokenizer is trained on text files" \
     $train --out none.model many.jsonl
 
+python3 -c "
+import json
+for i in range(400): print(json.dumps({'text': 'a word ' * (500 if i % 8 == 3 else 1)}))" >lengths.jsonl
+tokens whole --val-fraction 0.25 lengths.jsonl
+long=$(tail -c +193 whole.val | python3 -c "
+import struct, sys
+ids = [str(id) for id, in struct.iter_unpack('<H', sys.stdin.buffer.read())]
+documents = ' '.join(ids).split(' ' + ids[-1])
+print(sum(len(d) > 1000 for d in documents), len(documents) - 1)")
+read -r many_long all <<<"$long"
+if [ "$all" = 100 ] && [ "$many_long" -ge 6 ] && [ "$many_long" -le 20 ]; then
+    pass "long documents are as often for validation as short ones" "$many_long of $all, expected about 12"
+else fail "long documents are as often for validation as short ones" "$many_long of $all, expected about 12 of 100"; fi
+
 # ---------------------------------------------------------------- Parquet
 python=${PYTHON:-python3}
 if "$python" -c 'import pyarrow' 2>/dev/null; then
@@ -217,6 +231,15 @@ END
     bad "a column that a Parquet file does not have" "1.parquet has no column 'content', only id, text" \
         "${parquet[@]}" --field content parquet
     bad "a column that is no text" "column 'id' is of type int64, expected text" "${parquet[@]}" --field id parquet
+    "$python" - <<'END'
+import pyarrow
+import pyarrow.parquet
+
+talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+pyarrow.parquet.write_table(pyarrow.table({"messages": [talk], "weight": [0]}), "weighted.parquet")
+END
+    bad "a column of losses beside the conversations" '"weight" beside the messages has no effect' "${parquet[@]}" \
+        --field messages weighted.parquet -- $tokens --conversations --tokenizer tokenizer.model --out-train bad.train -
     bad "a folder without Parquet files" "many holds no \*.parquet file" "${parquet[@]}" many
 else
     echo "left out: Parquet files, without pyarrow"

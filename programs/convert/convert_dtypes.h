@@ -1,8 +1,7 @@
 /* convert_dtypes.h: weights in other dtypes than fp32, and in the row order of GGUF files.
  *
  * A caller may rely on: values that a dtype cannot represent are refused with the tensor's name; the bytes of a tensor
- * are the same whichever part of it is asked for.
- */
+ * are the same whichever part of it is asked for. */
 #ifndef CONVERT_DTYPES_H
 #define CONVERT_DTYPES_H
 #include "../../run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, OutputTensor, read_elements
@@ -93,13 +92,26 @@ static int64_t put_piece_bytes(const OutputTensor *t) {
     return elements * st_dtype_sizes[t->dtype] / (t->scales ? INT8_BLOCK : 1);
 }
 
+/* A build in bf16 rounds the model's weights when it loads them. Adds what the rounding took away, so that merged
+ * weights are as exact as the files. */
+static void add_rest_of_files(const Job *j, const Tensor *t, float *out, int64_t first, int64_t count) {
+    float *exact = new_array(float, count);
+    fill_from_files((void *)(uintptr_t)&j->weights, STATE_MASTER, exact, t, first, count);
+    for (int64_t i = 0; i < count; i++) out[i] += exact[i] - to_float(from_float(exact[i]));
+    free(exact);
+}
+
 /* Reads elements [first, first + count) of the whole tensor from the model's files, or as they were gathered. */
 static void read_weights(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, float *out,
                          int64_t first, int64_t count) {
     const Job *j = &((const Conversion *)w->conversion)->job;
     if (job_streams_weights(j))
         fill_from_files((void *)(uintptr_t)&j->weights, STATE_MASTER, out, t->tensor, first, count);
-    else read_elements(w, g, out, first, count);
+    else {
+        read_elements(w, g, out, first, count);
+        if (FLOATX != DTYPE_F32 && !is_quantized(j->config.base, t->tensor->row))
+            add_rest_of_files(j, t->tensor, out, first, count);
+    }
 }
 
 /* The same in the order of the file. */

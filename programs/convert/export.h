@@ -1,15 +1,13 @@
 /* export.h: writes the model, or its adapters, as a Hugging Face directory, or the model as a GGUF file.
  *
  * A caller may rely on: export_check refuses an unusable path before the weights are read; nothing that exists is
- * overwritten; the directory or file appears under its name, by one rename, when all of it is on disk.
- */
+ * overwritten; the directory or file appears under its name, by one rename, when all of it is on disk. */
 #ifndef EXPORT_H
 #define EXPORT_H
 #include "../../run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, write_start, write_finish
 #include "conversion.h" // defines: Conversion, ConvertOptions, is_gguf, gguf_layout, modelfile_text
 
-/* Which weights --dtype stores in int8. export_dtype returns the dtype of all others; with --dtype int8 that is this
- * build's precision. */
+/* Which weights --dtype stores in int8. export_dtype: of all others; with --dtype int8 it is this build's precision. */
 static BaseKind export_base(const ConvertOptions *o) {
     if (o->dtype == EXPORT_INT8) return BASE_INT8;
     return o->dtype == EXPORT_INT8_ALL ? BASE_INT8_ALL : BASE_TRAINED;
@@ -43,8 +41,7 @@ static void export_gguf(OutputFiles *files, const TensorTable *whole, const Conv
     gguf_layout(files, whole, table_first_adapter(whole), &c->job.config, &c->gguf_tokenizer, name);
 }
 
-/* The directory that receives DIR of --export: DIR itself if it exists (links are followed), else its path without
- * slashes at its end. */
+/* Where --export DIR writes: DIR if it exists (links are followed), else its path without slashes at its end. */
 static void export_path(char *path, size_t size, const char *dir) {
     char real[PATH_MAX];
     snprintf(path, size, "%s", realpath(dir, real) ? real : dir);

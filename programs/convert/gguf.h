@@ -3,8 +3,7 @@
  * A GGUF file is: "GGUF", version 3, the numbers of tensors and of metadata, the metadata (key, type, value), the list
  * of tensors (name, sizes, type, offset), and their data, each at a multiple of GGUF_ALIGN bytes. All numbers are
  * little-endian. It holds the model, its tokenizer and its chat template. A caller may rely on: the bytes depend on the
- * weights, the configuration, the tokenizer and the name alone, not on the layout of the run.
- */
+ * weights, the configuration, the tokenizer and the name alone, not on the layout of the run. */
 #ifndef GGUF_H
 #define GGUF_H
 #include "../../run/checkpoint/safetensors.h" // defines: OutputFiles, OutputTensor, chunks_of
@@ -13,8 +12,7 @@
 /* GGUF's numbers of the types of metadata, of those that this file writes. */
 typedef enum { GGUF_U32 = 4, GGUF_I32 = 5, GGUF_F32 = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9 } GgufValue;
 
-/* Indexed by StDtype: ggml's type of a tensor, and llama.cpp's type of a file (general.file_type). GGUF files hold
- * neither int32 nor int8 tensors. */
+/* By StDtype: ggml's type of a tensor, llama.cpp's of a file (general.file_type). GGUF has neither int32 nor int8. */
 static const uint32_t gguf_types[ST_DTYPES + 1] = {0, 30, 1, 0, 0, 8};
 static const uint32_t gguf_file_types[ST_DTYPES + 1] = {0, 32, 1, 0, 0, 7};
 
@@ -144,8 +142,7 @@ static int32_t gguf_eos(const Tokenizer *t, const StopTokens *listed) {
     return listed->count ? listed->ids[0] : t->eos;
 }
 
-/* Makes the metadata of the tokenizer, once for all ranks of a process; the caller frees m->text. V: rows of the
- * embedding. */
+/* Makes the tokenizer's metadata, once for all ranks of a process; the caller frees m->text. V: embedding rows. */
 static void gguf_tokenizer_open(GgufMetadata *m, const Tokenizer *t, int V, const TokenizerFiles *files) {
     int32_t turn_end = files->form ? tokenizer_special(t, files->form->end) : NO_TOKEN;
     uint16_t characters[256];
@@ -229,8 +226,7 @@ static void gguf_align(FILE *f) {
     while (ftell(f) % GGUF_ALIGN) fputc(0, f);
 }
 
-/* Lays out the model's tensors [0, end) of the table as one file, whose dtype is o->dtype. Everything but the weights
- * is in the file's header. */
+/* Lays out tensors [0, end) of the table as one file of dtype o->dtype; all but the weights is in the file's header. */
 static void gguf_layout(OutputFiles *o, const TensorTable *table, int end, const Llama3Config *c,
                         const GgufMetadata *tokenizer, const char *name) {
     int is_scaled = c->rope_factor != 1;

@@ -1,5 +1,4 @@
-/* evaluation.h: the options and requests of eval_llama3, which all ranks of a process share, and each rank's buffers
- * for scores. */
+/* evaluation.h: eval_llama3's options and requests, which the ranks of a process share, and a rank's score buffers. */
 #ifndef EVALUATION_H
 #define EVALUATION_H
 #include "../shared/model_tokenizer.h" // defines: ModelTokenizer, Program, Job, Trainer

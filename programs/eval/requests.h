@@ -2,11 +2,10 @@
  *
  * A request has a context and a continuation; its score is the log-probability of the continuation's tokens. A task of
  * --choices has one request for each of its endings. A text is split into tokens as by lm-evaluation-harness: spaces at
- * the end of the context are part of the continuation, context and continuation are encoded together, and the
- * continuation has the tokens that come after those of the context alone. In front of a context is what the tokenizer
- * puts in front of a text; an empty one is that token alone or, if there is none, the end of a document, as for
- * generate_llama3. Names of special tokens are plain text.
- */
+ * the end of the context belong to the continuation, and both are encoded together. If the context alone has n tokens,
+ * the continuation is what follows the first n of them; the context keeps its own n. In front of a context is what the
+ * tokenizer puts in front of a text; an empty one is that token alone or, if there is none, the end of a document, as
+ * for generate_llama3. Names of special tokens are plain text. */
 #ifndef REQUESTS_H
 #define REQUESTS_H
 #include "../../lib/io/input.h"      // defines: refuse_endless
@@ -78,7 +77,7 @@ static int request_add_ids(Requests *r, const cJSON *json, const char *where, co
 
 /* Appends the tokens of a context and its continuation. Returns how many tokens the continuation has. */
 static int request_add_texts(Requests *r, const char *where, const char *context, const char *continuation) {
-    size_t before = r->num_ids, context_tokens = 1, length = length_without_space(context, strlen(context));
+    size_t length = length_without_space(context, strlen(context));
     if (!r->tokenizer)
         user_error("%s: texts need a tokenizer, and %s: give one with --tokenizer FILE, or give \"context_ids\" and "
                    "\"continuation_ids\"",
@@ -86,23 +85,22 @@ static int request_add_texts(Requests *r, const char *where, const char *context
     int32_t front = r->tokenizer->front;
     if (!length || front != NO_TOKEN) request_add_id(r, front != NO_TOKEN ? front : r->tokenizer->eos);
     size_t text = r->num_ids;
-    if (length) {
-        request_add_text(r, context, length);
-        context_tokens = r->num_ids - before;
-        r->num_ids = text;
-    }
+    request_add_text(r, context, length);
+    size_t begin = r->num_ids, of_context = begin - text;
     size_t rest = strlen(context + length), added = strlen(continuation);
     char *whole = (char *)checked_malloc(length + rest + added + 1);
     memcpy(whole, context, length + rest);
     memcpy(whole + length + rest, continuation, added + 1);
     request_add_text(r, whole, length + rest + added);
-    if (r->num_ids <= before + context_tokens) { // a token spans the boundary: each text is encoded by itself
-        r->num_ids = text;
-        if (length) request_add_text(r, context, length);
+    if (r->num_ids > begin + of_context) {
+        r->num_ids -= of_context;
+        memmove(r->ids + begin, r->ids + begin + of_context, (r->num_ids - begin) * sizeof *r->ids);
+    } else { // a token spans the boundary, and none comes after it: each text is encoded by itself
+        r->num_ids = begin;
         request_add_text(r, whole + length, rest + added);
     }
     free(whole);
-    return (int)(r->num_ids - before - context_tokens);
+    return (int)(r->num_ids - begin);
 }
 
 static ScoreRequest *request_add(Requests *r, int line) {

@@ -1,8 +1,7 @@
 /* score.h: log-probabilities of the requests of --score and --choices (requests.h).
  *
  * The ranks divide the batches among them: each data-parallel rank computes one in turn, and after each turn all ranks
- * know its scores. A caller may rely on: with --deterministic a score has the same bits on any number of FSDP ranks.
- */
+ * know its scores. A caller may rely on: with --deterministic a score has the same bits on any number of FSDP ranks. */
 #ifndef SCORE_H
 #define SCORE_H
 #include "../../lib/io/json.h"   // defines: json_add_integer, json_real, json_write_line
@@ -123,8 +122,7 @@ static void merge_scores(Scoring *s, int64_t first) {
     }
 }
 
-/* The scores of all requests, in s->scores, on every rank. A dry run computes the first batch of each length, which has
- * the most rows. */
+/* The scores of all requests, in s->scores, on every rank. A dry run computes the first, largest batch of a length. */
 static void score_requests(Scoring *s) {
     Trainer *trainer = s->trainer;
     const Requests *r = s->requests;
@@ -181,8 +179,7 @@ typedef struct {
     double plain, normalized;
 } Accuracy;
 
-/* The part of the tasks whose right ending has the highest score; `normalized`: the highest score per byte. Of equal
- * ones the first counts. */
+/* The part of the tasks whose right ending scores highest; `normalized`: per byte. Of equal scores the first counts. */
 static Accuracy accuracy_of_scores(const Requests *r, const RequestScore *scores) {
     int64_t right = 0, right_per_byte = 0;
     for (int64_t i = 0; i < r->num_tasks; i++) {

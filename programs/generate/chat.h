@@ -3,8 +3,7 @@
  * Rank 0 reads the user's messages and prints the answers. The other ranks receive what it decides in ChatOrders:
  * tokens to compute, or that it still waits for the user, or that the conversation is over. Keys and values of the
  * whole conversation stay in the cache, so a message costs its own tokens alone. Ctrl-C stops an answer; a second one
- * before the next message, or the end of the input, leaves.
- */
+ * before the next message, or the end of the input, leaves. */
 #ifndef CHAT_H
 #define CHAT_H
 #include "../../lib/io/json.h"       // defines: json_write_line, valid_utf8
@@ -141,8 +140,7 @@ static void chat_reset(Conversation *chat) {
     if (system) chat_remember(chat, "system", checked_strdup(system));
 }
 
-/* Writes the conversation in the format that tokens_llama3 reads. Only a file that this conversation was saved to is
- * replaced. */
+/* Writes the conversation as tokens_llama3 reads it. Only a file that this conversation was saved to is replaced. */
 static void chat_save(Conversation *chat, const char *path) {
     cJSON *root = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(root, "messages");
     for (int i = 0; i < chat->count; i++) {

@@ -1,7 +1,6 @@
 /* generate.h: generating text: the choice of the next token, and the loop over prompts.
  *
- * All ranks compute every token; rank 0 chooses and prints.
- */
+ * All ranks compute every token; rank 0 chooses and prints. */
 #ifndef GENERATE_H
 #define GENERATE_H
 #include "../../lib/ops/cpu/attention_query.h" // computes attention of single queries
@@ -24,8 +23,7 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // the logits of the next token
 
-/* Returns the logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the
- * cache. */
+/* The logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the cache. */
 static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count, int past) {
     Llama3 *m = &trainer->model;
     int C = m->config.C, V = m->config.V;

@@ -3,15 +3,14 @@
  * A prompt is the text of --prompt, a line of --prompts FILE, or the "prompt" or "prompt_ids" of a JSON object in a
  * line of --prompts FILE.jsonl. The object may override the options with "max_tokens", "temperature", "top_p", "top_k"
  * and "seed". A text follows the token that the tokenizer puts in front of texts, such as <|begin_of_text|>. An empty
- * prompt is that token or, if there is none, the one that ends documents. Names of special tokens are plain text.
- */
+ * prompt is that token or, if there is none, the one that ends documents. Names of special tokens are plain text. */
 #ifndef PROMPTS_H
 #define PROMPTS_H
-#include "../../lib/io/input.h"        // defines: input_open
+#include "../../lib/io/input.h"          // defines: input_open
 #include "../../run/setup/config_json.h" // defines: StopTokens
-#include "../../tokenizer.h"           // defines: Tokenizer, tokenizer_encode
-#include "../shared/request_lines.h"   // defines: json_ids, request_text, request_name
-#include "../shared/text_input.h"      // defines: UTF8_BYTE_ORDER_MARK, utf8_valid_length, json_has_zero_byte
+#include "../../tokenizer.h"             // defines: Tokenizer, tokenizer_encode
+#include "../shared/request_lines.h"     // defines: json_ids, request_text, request_name
+#include "../shared/text_input.h"        // defines: UTF8_BYTE_ORDER_MARK, utf8_valid_length, json_has_zero_byte
 
 typedef struct {
     double temperature; // 0: always take the most probable token

@@ -2,8 +2,7 @@
  * fail or slow it down.
  *
  * All ranks gather the facts and measure together; rank 0 judges. Each problem is a line that names the host, what was
- * found, what was expected and what to do.
- */
+ * found, what was expected and what to do. */
 #ifndef HOST_PROBLEMS_H
 #define HOST_PROBLEMS_H
 #include "../../run/setup/agreement.h" // defines: RankStart, gather_starts, say_other_start, gather_views_of_out

@@ -1,8 +1,7 @@
 /* host_rates.h: measures how fast hosts compute and communicate, in a few seconds, for check_hosts.
  *
  * Few hosts are measured one after the other, so that hosts that share a machine or a switch do not disturb each other;
- * ranks that are not measured sleep. All ranks call these functions together.
- */
+ * ranks that are not measured sleep. All ranks call these functions together. */
 #ifndef HOST_RATES_H
 #define HOST_RATES_H
 #include "../../lib/comm/comm_open.h" // defines: Comm, all_gather_start, comm_progress
@@ -185,8 +184,7 @@ static int hosts_that_look_slow(const RankRates *all, int world, char *due) {
     return some;
 }
 
-/* The rates of all ranks, (world). A host that looks slow is measured again, up to three times: perhaps another program
- * ran there for a moment. */
+/* The rates of all ranks, (world). A host that looks slow, perhaps just now, is measured again, up to three times. */
 static RankRates *measure_hosts(Comm *comm, const Llama3Config *c) {
     int world = comm->mesh.world, again = 3;
     RankRates *all = new_array(RankRates, world);
@@ -207,8 +205,7 @@ typedef struct {
 } LinkRate;
 
 #ifdef HAVE_MPI
-/* Sends `bytes` bytes of `buffer` to another rank and back; the other rank calls this too. `first`: this rank sends
- * first. Returns the seconds. */
+/* Seconds for `bytes` bytes of `buffer` to another rank, which calls this too, and back. `first`: this one begins. */
 static double mpi_round_trip(Comm *comm, int peer, char *buffer, int bytes, int first) {
     enum { TAG_ROUND_TRIP = TAG_ANSWER + 1 };
     double start = seconds_now();

@@ -1,8 +1,7 @@
 /* network_test.h: tests which networks connect the hosts of a run.
  *
  * Open MPI tries every network that two hosts seem to share. One that does not connect them, or on which both have the
- * same address, makes a run hang at its start or in a later collective.
- */
+ * same address, makes a run hang at its start or in a later collective. */
 #ifndef NETWORK_TEST_H
 #define NETWORK_TEST_H
 #include "../../lib/comm/culprit.h" // defines: Interface, MAX_INTERFACES
@@ -21,8 +20,7 @@
 // ---------------------------------------------------------------------------
 // which networks Open MPI uses for its messages
 
-/* Does a list like "eth0,10.77.0.0/16" hold this interface? A network holds every interface whose address begins with
- * its bits, as Open MPI reads it. */
+/* Does a list like "eth0,10.77.0.0/16" hold this interface? A network holds all whose address begins with its bits. */
 static int names_interface(const char *list, const Interface *i) {
     for (const char *at = list; *at; at += strspn(at, ",")) {
         char word[64];

@@ -2,8 +2,7 @@
  * where the rank waits for it.
  *
  * A dry run records the list of every rank of a plan, and the simulation runs all lists against each other. A test
- * records the same list from a real run and compares the two, event by event.
- */
+ * records the same list from a real run and compares the two, event by event. */
 #ifndef COMM_EVENTS_H
 #define COMM_EVENTS_H
 #include "../../lib/comm/comm.h"  // defines: Comm, CommRecorder, Request, hash_bytes

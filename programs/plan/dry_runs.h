@@ -1,6 +1,5 @@
 /* dry_runs.h: the dry runs of a plan, on all cores, and the communication events of every rank, from which a step of
- * all ranks is simulated. A caller may rely on: the result does not depend on the number of cores.
- */
+ * all ranks is simulated. A caller may rely on: the result does not depend on the number of cores. */
 #ifndef DRY_RUNS_H
 #define DRY_RUNS_H
 #include "comm_events.h"       // defines: CommEvents, NameTable, comm_events_clear
@@ -107,8 +106,7 @@ static void plan_keep(Plan *p, EventLists *lists, int rank, Trainer *dry_run, Co
     }
 }
 
-/* Dry-runs the representatives of all ranks in parallel. Results are added in the order of ranks, so that they do not
- * depend on the number of threads. */
+/* Dry-runs the representatives of all ranks in parallel, and adds results in the order of ranks. */
 static void plan_dry_run(Plan *p, const Job *j, DryRunKind kind, EventLists *lists) {
     plan_begin(p, j);
     memset(lists, 0, sizeof *lists);

@@ -1,8 +1,7 @@
 /* estimate.h: the dry runs of all ranks, their simulation, and the time of a step on a cluster.
  *
  * A caller may rely on: nothing that the run would allocate is allocated; every rank is dry-run by the program's own
- * code.
- */
+ * code. */
 #ifndef ESTIMATE_H
 #define ESTIMATE_H
 #include "dry_runs.h"   // defines: EventLists, DryRunKind, Plan, Job

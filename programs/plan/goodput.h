@@ -4,8 +4,7 @@
  * stops it: the failure is detected, a spare or repaired host is waited for, the run is relaunched, and the steps since
  * the newest complete checkpoint are repeated. A failure during the relaunch starts all of this again. Runs are
  * simulated from failure to failure; in between, steps and saves alternate regularly. Times are in seconds.
- * A caller may rely on: the same input and seed give the same result, and all save intervals see the same failures.
- */
+ * A caller may rely on: the same input and seed give the same result, and all save intervals see the same failures. */
 #ifndef GOODPUT_H
 #define GOODPUT_H
 #include "../../lib/device/base.h" // defines: mix64, checked_malloc

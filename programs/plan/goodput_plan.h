@@ -1,6 +1,5 @@
 /* goodput_plan.h: the goodput of a plan: step and save times from options or a cluster, the simulated table on standard
- * output, and "goodput" in plan.json.
- */
+ * output, and "goodput" in plan.json. */
 #ifndef GOODPUT_PLAN_H
 #define GOODPUT_PLAN_H
 #include "../shared/cluster.h" // defines: Cluster, collective_seconds

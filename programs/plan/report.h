@@ -1,6 +1,5 @@
 /* report.h: the files of a plan: plan.html, the page of run.html with the numbers of the plan in it (memory of every
- * kind of rank, the pipeline's timeline, traffic by axis), and the estimated timeline for --trace.
- */
+ * kind of rank, the pipeline's timeline, traffic by axis), and the estimated timeline for --trace. */
 #ifndef REPORT_H
 #define REPORT_H
 #include "estimate.h" // defines: Plan, Simulation, Estimate, Cluster, axis_bytes
@@ -172,8 +171,7 @@ static void report_write_file(const char *out, const Job *j, const Plan *p, cons
     if (fclose(f)) user_error("cannot write plan.html in --out %s: %s", out, strerror(errno));
 }
 
-/* Writes --trace: the estimated timeline of the first rank of each pipeline stage. The simulation has recorded their
- * times. */
+/* Writes --trace: the timeline of the first rank of each pipeline stage, whose times the simulation has recorded. */
 static void write_simulated_trace(const Job *j, const Simulation *s) {
     FILE *f = fopen(j->run.trace, "w");
     if (!f) user_error("cannot write --trace %s: %s", j->run.trace, strerror(errno));

@@ -5,8 +5,7 @@
  * order in which it started them, over whatever axis, as NCCL requires, and its messages with another rank in order per
  * direction. A deadlock is reported as a cycle of ranks that wait for each other. With a cluster's rates, the
  * simulation also yields the time of the step. A caller may rely on: the result does not depend on the order in which
- * ranks are processed; nothing is allocated per event.
- */
+ * ranks are processed; nothing is allocated per event. */
 #ifndef SIMULATE_H
 #define SIMULATE_H
 #include "../../lib/comm/comm.h" // defines: Mesh, Sentence, say
@@ -226,8 +225,7 @@ static int queue_of(SimRank *r, const CommEvent *e) {
     return q;
 }
 
-/* The queue in which `rank` has the other end of the messages that `member` of its group sends or receives; 0: it has
- * started none. */
+/* Where `rank` has the other end of messages that `member` of its group sends or receives; 0: it has started none. */
 static int queue_of_other_end(const SimRank *r, int member, int member_sends) {
     int q = 1, peer = member_sends ? ~member : member;
     while (q <= r->num_channels && r->channel_peer[q] != peer) q++;

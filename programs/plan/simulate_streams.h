@@ -7,8 +7,7 @@
  * occupies its stream until it ends. A collective ends for all members at once, after the last of them has begun.
  * Collectives over world carry host memory and occupy no stream. The host is ahead of its GPU, and multiprocessors that
  * NCCL occupies slow nothing down. One rank of each part of the model is simulated: others with the same part do the
- * same at the same time.
- */
+ * same at the same time. */
 #ifndef SIMULATE_STREAMS_H
 #define SIMULATE_STREAMS_H
 #include "../../lib/comm/transport_nccl.h" // defines: nccl_communicator_of

@@ -2,8 +2,7 @@
  *
  * transformers' chat templates are programs in Jinja. This program knows some of them by their text and renders them in
  * C; any other is refused by its first words. A caller may rely on: ids equal those of apply_chat_template, except that
- * names of special tokens inside a message are plain text here.
- */
+ * names of special tokens inside a message are plain text here. */
 #ifndef CHAT_TEMPLATE_H
 #define CHAT_TEMPLATE_H
 #include "tokenizer_json.h" // defines: Tokenizer, tokenizer_encode, path_beside

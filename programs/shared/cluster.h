@@ -1,8 +1,7 @@
 /* cluster.h: how fast the machines of a cluster compute and communicate, read from a JSON file (--cluster).
  *
  * dev/kernels/collectives.cu documents the format and measures such files; dev/clusters has files written by hand, with
- * the source of every constant. A caller may rely on: whatever a file lacks or has wrong is an error that names it.
- */
+ * the source of every constant. A caller may rely on: whatever a file lacks or has wrong is an error that names it. */
 #ifndef CLUSTER_H
 #define CLUSTER_H
 #include "../../lib/comm/comm.h" // defines: Mesh, Collective, collective_names
@@ -132,8 +131,7 @@ static const OpKind rated_ops[RATED_OPS] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWAR
                                             OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
 static const char *const rate_lists[2] = {"matmuls", "attention"}; // of the file
 
-/* Sets FLOPs of a matmul (M, N) = (M, K)·(K, N), or its backward; returns its bytes read and written. Weight gradients
- * are fp32. */
+/* Sets a matmul's FLOPs, (M, N) = (M, K)·(K, N), or its backward's; returns its bytes. Weight gradients are fp32. */
 static double matmul_row(OpRate *o, const cJSON *row, const char *where, int element_size) {
     double M = cluster_number(row, where, "M", 1, 1e9), N = cluster_number(row, where, "N", 1, 1e9);
     double K = cluster_number(row, where, "K", 1, 1e9);
@@ -270,8 +268,7 @@ static void rate_of_row(CollectiveRate *rate, const cJSON *row, const char *wher
     }
 }
 
-/* Sets how long a collective of `ranks` ranks on `hosts` hosts takes: by the row of exactly these numbers, else by the
- * links, else by the nearest row. */
+/* How long a collective of `ranks` ranks on `hosts` hosts takes: by the row of these, by links, or a near row. */
 static void cluster_collective(CollectiveRate *rate, const cJSON *root, const char *path, const char *transport,
                                Collective collective, int all_to_all, int ranks, int hosts) {
     const cJSON *links = json_object(root, path, "links"), *row = NULL;

@@ -1,8 +1,7 @@
 /* model_tokenizer.h: the tokenizer that belongs to a model, for programs that read or write text.
  *
- * It is the one of --tokenizer, or one next to the data, or the one next to the model. A caller may rely on: its file
- * is read once; after model_tokenizer_need it is there and fits the model's vocabulary.
- */
+ * It is the one of --tokenizer, or one next to the data, the adapters or the model. A caller may rely on: its file
+ * is read once; after model_tokenizer_need it is there and fits the model's vocabulary. */
 #ifndef MODEL_TOKENIZER_H
 #define MODEL_TOKENIZER_H
 #include "program.h"         // defines: Job, user_error, pattern_expand
@@ -17,13 +16,16 @@ typedef struct {
 
 /* Finds the tokenizer and reads its file. `data`: the pattern of token files; NULL: there are none. */
 static void model_tokenizer_find(ModelTokenizer *m, const RunSettings *run, const char *data) {
-    char in_model[4096];
-    char **paths = NULL;
+    const char *const folders[] = {run->adapters, run->model};
+    char **paths = NULL, in_folder[4096];
     int count = data && !run->tokenizer ? pattern_expand(data, &paths) : 0;
-    snprintf(in_model, sizeof in_model, "%s/", run->model);
     if (run->tokenizer) snprintf(m->path, sizeof m->path, "%s", run->tokenizer);
-    else if (!count || !tokenizer_find_beside(m->path, sizeof m->path, paths[0]))
-        tokenizer_find_beside(m->path, sizeof m->path, in_model);
+    else if (count) tokenizer_find_beside(m->path, sizeof m->path, paths[0]);
+    for (int i = 0; i < 2 && !m->path[0]; i++) {
+        if (!folders[i]) continue;
+        snprintf(in_folder, sizeof in_folder, "%s/", folders[i]);
+        tokenizer_find_beside(m->path, sizeof m->path, in_folder);
+    }
     for (int i = 0; i < count; i++) free(paths[i]);
     free(paths);
     if (!m->path[0]) return;

@@ -1,6 +1,4 @@
-/* program.h: the command line of a program that computes with the trainer's model: some or all options of train_llama3,
- * and its own.
- */
+/* program.h: the command line of a program that computes with the trainer's model: options of both. */
 #ifndef PROGRAM_H
 #define PROGRAM_H
 #include "trainer.h" // defines: the training program: Job, Options, rank_open, launch

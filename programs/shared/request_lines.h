@@ -1,6 +1,4 @@
-/* request_lines.h: what requests in lines of JSON have in common: texts, lists of token ids, and the "id" that the
- * answer repeats.
- */
+/* request_lines.h: what requests in lines of JSON have in common: texts, lists of ids, the "id" that answers repeat. */
 #ifndef REQUEST_LINES_H
 #define REQUEST_LINES_H
 #include "../../lib/io/json.h" // defines: json_parse_object, json_member_text

@@ -3,8 +3,7 @@
  * A token may end within a character. A caller may rely on: only whole UTF-8 characters are written, each as soon as it
  * is complete, and invalid bytes as soon as they are known to be invalid. In a terminal, control characters of
  * the text have no effect: U+241B stands for an escape, U+FFFD for other bytes that are no text. A file receives the
- * bytes unchanged.
- */
+ * bytes unchanged. */
 #ifndef TEXT_OUTPUT_H
 #define TEXT_OUTPUT_H
 #include "../../tokenizer.h" // defines: Tokenizer, tokenizer_decode; includes base.h: utf8_character_length

@@ -3,8 +3,7 @@
  *
  * They are the tokenizer's own file, tokenizer.json, tokenizer_config.json and generation_config.json. A caller may
  * rely on: AutoTokenizer gives these programs' ids for every text, and apply_chat_template those of tokens_llama3; the
- * files depend on the tokenizer alone.
- */
+ * files depend on the tokenizer alone. */
 #ifndef TOKENIZER_FILES_H
 #define TOKENIZER_FILES_H
 #include "../../run/setup/tokenizer_copies.h" // defines: TokenizerCopies, ModelIds, json_of_stop_tokens
@@ -109,6 +108,32 @@ static void write_added_tokens(FILE *f, const Tokenizer *t) {
     fprintf(f, "\n  ],\n  \"normalizer\": null,\n");
 }
 
+/* Writes what puts the token that begins a document in front of a text, and of both texts of a pair; or nothing. */
+static void write_post_processor(FILE *f, const Tokenizer *t) {
+    char *front; // in JSON
+    size_t length;
+    if (t->front == NO_TOKEN) {
+        fprintf(f,
+                "  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, "
+                "\"use_regex\": true},\n");
+        return;
+    }
+    FILE *quoted = text_stream_open(&front, &length);
+    json_write_string(quoted, t->bytes + t->start[t->front], token_length(t, t->front));
+    text_stream_close(quoted);
+    fprintf(f,
+            "  \"post_processor\": {\"type\": \"TemplateProcessing\",\n"
+            "   \"single\": [{\"SpecialToken\": {\"id\": %1$s, \"type_id\": 0}},\n"
+            "              {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}],\n"
+            "   \"pair\": [{\"SpecialToken\": {\"id\": %1$s, \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", "
+            "\"type_id\": 0}},\n"
+            "            {\"SpecialToken\": {\"id\": %1$s, \"type_id\": 1}}, {\"Sequence\": {\"id\": \"B\", "
+            "\"type_id\": 1}}],\n"
+            "   \"special_tokens\": {%1$s: {\"id\": %1$s, \"ids\": [%2$d], \"tokens\": [%1$s]}}},\n",
+            front, t->front);
+    free(front);
+}
+
 static void write_splitting(FILE *f, const Tokenizer *t) {
     int uses_regex = t->expression != llama3_split;
     fprintf(f, "  \"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [\n    ");
@@ -122,8 +147,7 @@ static void write_splitting(FILE *f, const Tokenizer *t) {
             "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": %s}\n"
             "  ]},\n",
             uses_regex ? "true" : "false");
-    fprintf(f, "  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, "
-               "\"use_regex\": true},\n");
+    write_post_processor(f, t);
     fprintf(f, "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, "
                "\"use_regex\": true},\n");
 }
@@ -265,6 +289,7 @@ static int tokenizer_fingerprints(const Tokenizer *t, uint8_t out[MOST_FINGERPRI
         char *model = tokenizer_model_text(t, &length);
         if (!model) return count;
         same = tokenizer_from_model("tokenizer.model", model, length);
+        same->front = t->front;
     }
     if (same ? merges_follow_ids(t, same) : tokenizer_fits_json(t)) {
         if (same) memcpy(out[count++], same->fingerprint, 32);
@@ -358,6 +383,13 @@ static char *new_generation_config_text(const ModelIds *ids, size_t *length) {
 // ---------------------------------------------------------------------------
 // all files of a checkpoint
 
+/* The ids of a model, and the stop tokens of its adapters; NULL: there is none. */
+static ModelIds ids_with_adapters(const char *model, const char *adapters) {
+    ModelIds ids = model_ids_read(model), more = model_ids_read(adapters);
+    for (int i = 0; i < more.eos.count; i++) stop_token_add(&ids.eos, more.eos.ids[i]);
+    return ids;
+}
+
 /* Fills in missing ids from the tokenizer `t` (NULL: there is none): BOS, and as stop tokens the ends of a document and
  * of a turn. The chat template's end of a turn is always added (`form` NULL: there is no template). */
 static void model_ids_complete(ModelIds *ids, const Tokenizer *t, const ChatTemplate *form) {
@@ -418,6 +450,7 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
     }
     int has_config = tokenizer_copies_take(copies, path, "tokenizer_config.json", 1);
     tokenizer_copies_take(copies, path, "special_tokens_map.json", 1);
+    tokenizer_copies_take(copies, path, "added_tokens.json", 1);
     int has_template = tokenizer_copies_take_template(copies, path);
     all->adds_front = t && t->front != NO_TOKEN;
     if (!t) return;
@@ -429,14 +462,15 @@ static void tokenizer_files_add_tokenizer(TokenizerFiles *all, const char *path,
 
 /* Reads or makes the files. `path` and `text` (length): the tokenizer's file; NULL: there is none. `t`: what was read
  * from it, or NULL if this program cannot read it, so that it is only copied. `model`: the directory of the model,
- * whose settings for generation are kept; NULL: there is none. `max_positions`: of the model; 0: not known. */
+ * whose settings for generation are kept; `adapters`: of those whose stop tokens are added; NULL: there is none.
+ * `max_positions`: of the model; 0: not known. */
 static void tokenizer_files_open(TokenizerFiles *all, const char *path, const char *text, size_t length,
-                                 const Tokenizer *t, const char *model, int max_positions) {
+                                 const Tokenizer *t, const char *model, const char *adapters, int max_positions) {
     TokenizerCopies *copies = &all->copies;
     char in_model[4096 + 2];
     size_t size;
     snprintf(in_model, sizeof in_model, "%s/", model ? model : "");
-    copies->ids = model_ids_read(model);
+    copies->ids = ids_with_adapters(model, adapters);
     if (text) tokenizer_files_add_tokenizer(all, path, text, length, t, max_positions);
     else if (model) tokenizer_copies_take_vocabulary(copies, in_model);
     model_ids_complete(&copies->ids, t, all->form);

@@ -3,8 +3,7 @@
  * A tokenizer.json describes how text is normalized, split, merged and decoded. This program implements byte-level BPE
  * with the pre-tokenizers of Llama 3, SmolLM2 and GPT-2. A caller may rely on this: ids equal those of AutoTokenizer
  * with add_special_tokens=False and split_special_tokens=True; merges follow the file's own list, in its order; a file
- * that needs anything else is refused by the name of that thing.
- */
+ * that needs anything else is refused by the name of that thing. */
 #ifndef TOKENIZER_JSON_H
 #define TOKENIZER_JSON_H
 #include "../../lib/io/json.h" // defines: json_parse_object, json_refuse_duplicates, json_read_object
@@ -34,8 +33,7 @@ static void bytes_of_characters(int16_t bytes[BYTE_CHARACTERS]) {
     for (int byte = 0; byte < 256; byte++) bytes[characters[byte]] = (int16_t)byte;
 }
 
-/* Decodes n bytes of UTF-8, characters that stand for bytes, to `out`. Returns the number of bytes; 0 if a character
- * stands for none. */
+/* Decodes n bytes of UTF-8, characters that stand for bytes, to `out`; returns how many; 0: one stands for none. */
 static size_t token_text_decode(const int16_t bytes[BYTE_CHARACTERS], const char *text, size_t n, char *out) {
     const uint8_t *p = (const uint8_t *)text;
     size_t size = 0;
@@ -147,8 +145,7 @@ static int pre_tokenizer_is_known(const cJSON *pre_tokenizer, char what[UNSUPPOR
     return unsupported(what, "this combination of the pre-tokenizers Split, Digits and ByteLevel");
 }
 
-/* Is this a post-processor that puts at most one token in front of a text, whose name *front receives, and no other
- * token around it? */
+/* Does the post-processor put at most one token in front of a text, whose name *front receives, and none after it? */
 static int post_processor_is_known(const cJSON *post_processor, const char **front, int32_t *id,
                                    char what[UNSUPPORTED_BYTES]) {
     const cJSON *parts[MOST_PARTS], *piece;
@@ -587,9 +584,17 @@ static Tokenizer *tokenizer_from_json(const char *path, char *text, size_t len) 
 
 static int text_is_json(const char *text) { return text[strspn(text, " \t\r\n")] == '{'; }
 
-/* `text` (len, and a NUL): the contents of the tokenizer file `path` of any format; frees it. */
+/* `text` (len, and a NUL): the contents of the tokenizer file `path` of any format; frees it. "add_bos_token" in
+ * tokenizer_config.json says whether a tokenizer.model puts BOS in front of a text, as for transformers. */
 static Tokenizer *tokenizer_from_text(const char *path, char *text, size_t len) {
-    return text_is_json(text) ? tokenizer_from_json(path, text, len) : tokenizer_from_model(path, text, len);
+    char source[4096];
+    if (text_is_json(text)) return tokenizer_from_json(path, text, len);
+    Tokenizer *t = tokenizer_from_model(path, text, len);
+    path_beside(source, sizeof source, path, "tokenizer_config.json");
+    cJSON *config = json_read_object(source, "a Hugging Face tokenizer_config.json");
+    if (cJSON_IsTrue(json_get(config, "add_bos_token"))) t->front = t->bos;
+    cJSON_Delete(config);
+    return t;
 }
 
 /* Is this a tokenizer file that this program reads? If not, `what` says why, after "the tokenizer PATH ". */

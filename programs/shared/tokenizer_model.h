@@ -2,8 +2,7 @@
  *
  * Llama 3's format has one line per token: base64 of its bytes, a space, its rank. The other one has a header, which is
  * described above tokenizer_header_words. Neither lists merges: any two adjacent tokens merge whose bytes form a token,
- * and the token with the lowest id is formed first. A malformed line is refused with its number.
- */
+ * and the token with the lowest id is formed first. A malformed line is refused with its number. */
 #ifndef TOKENIZER_MODEL_H
 #define TOKENIZER_MODEL_H
 #include "../../tokenizer.h" // defines: Tokenizer, token_slot, split_open
@@ -105,8 +104,7 @@ static inline void tokenizer_refuse_damaged(const char *path, const char *text, 
     if (!len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_EXPECTED, path);
 }
 
-/* Decodes n characters of base64 (RFC 4648, with padding) to `out`. Returns the number of bytes, or 0 if it is not
- * base64. */
+/* Decodes n characters of base64 (RFC 4648, padded) to `out`. Returns the number of bytes; 0: it is not base64. */
 static size_t base64_decode(const char *p, size_t n, char *out) {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     if (n == 0 || n % 4) return 0;
@@ -296,7 +294,7 @@ static Tokenizer *tokenizer_from_model(const char *path, char *text, size_t len)
     header[HEADER_EOS] = "<|end_of_text|>";
     header[HEADER_EOT] = "<|eot_id|>";
     header[HEADER_SPLIT] = llama3_split;
-    t->front = NO_TOKEN; // models that were trained with such a file have seen texts without one
+    t->front = NO_TOKEN; // tokenizer_from_text sets it where a file beside this one says so
     sha256(text, len, t->fingerprint);
     size_t text_len = len;
     while (text_len > 1 && text[text_len - 1] == '\n') text_len--; // the last line may lack its newline

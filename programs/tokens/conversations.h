@@ -5,8 +5,7 @@
  * tokens belong to, and followed by the end-of-text token. Only what the assistant says, and the token that ends its
  * turn, are targets. Conversations follow one another, and samples are windows over all of them. With --pack, samples
  * consist of whole conversations (pack.h). Names of special tokens inside a message are plain text. One line is in
- * memory at a time, and what --pack collects. Existing files are not overwritten.
- */
+ * memory at a time, and what --pack collects. Existing files are not overwritten. */
 #ifndef CONVERSATIONS_H
 #define CONVERSATIONS_H
 #include "../shared/chat_template.h" // defines: Chat, chat_template_find, chat_begin, chat_message
@@ -167,8 +166,7 @@ static void print_packing(const Packer *p) {
                path, p->cut, p->T);
 }
 
-/* Writes the conversations that still wait to be packed. Refuses an output without a target; `conversations`: how many
- * the inputs have. */
+/* Writes what still waits to be packed. Refuses an output without a target; `conversations`: how many there were. */
 static void chat_output_finish(ChatOutput *out, uint64_t conversations) {
     if (!out->writer.path) return;
     if (out->packer.T) packer_finish(&out->packer);
@@ -197,7 +195,7 @@ static uint64_t chat_file(Chat *c, const char *path, ChatOutput *train, ChatOutp
         snprintf(at, sizeof at, "%s, line %" PRIu64, input_name(&lines.stream), lines.line);
         if (strspn(line, " \t\r") == length) continue;
         chat_line(c, at, line, length);
-        chat_output_write(is_validation(split, length + 1) ? val : train, c, length + 1);
+        chat_output_write(is_validation_document(split) ? val : train, c, length + 1);
         conversations++;
     }
     lines_close(&lines);

@@ -2,12 +2,11 @@
  * files.
  *
  * A text file is a document; a file of JSON lines holds one on each line (json_lines.h). JSON lines are files named
- * *.jsonl, and those named *.json, *.ndjson, *.jsonlines or *.jl whose first line is an object with the text. Both
+ * *.jsonl, *.ndjson or *.jsonlines, and those named *.json or *.jl whose first line is an object with the text. Both
  * kinds may be compressed. A file that the user names must be one of these. In folders, hidden files, token files,
  * tokenizers, links to folders and everything that is not UTF-8 text are skipped; a file with several names there is
  * read once. Text files may be larger than memory: corpus_check reads each one through a small buffer and records its
- * length, and the tasks then read it piece by piece.
- */
+ * length, and the tasks then read it piece by piece. */
 #ifndef CORPUS_H
 #define CORPUS_H
 #include "../../lib/io/input.h"        // defines: input_open
@@ -46,7 +45,8 @@ static inline void corpus_add(Corpus *c, const char *path, int named) {
     memset(f, 0, sizeof *f);
     f->path = checked_strdup(path);
     f->named = named;
-    f->is_json_lines = named_with(path, ".jsonl") || !strcmp(path, "-");
+    f->is_json_lines = named_with(path, ".jsonl") || named_with(path, ".ndjson") || named_with(path, ".jsonlines") ||
+                       !strcmp(path, "-");
 }
 
 /* What text.sh and model directories have next to texts. */
@@ -157,10 +157,8 @@ static inline uint64_t text_length(InputFile *file, char *buffer, size_t room) {
 /* Whether a file whose name leaves it open holds JSON lines: its first line that is not blank is an object with
  * `field`. Refuses a list of objects. */
 static inline int holds_json_lines(const char *path, const char *field) {
-    static const char *const names[] = {".json", ".ndjson", ".jsonlines", ".jl"};
-    int may_hold = 0, holds = 0, is_list = 0;
-    for (int i = 0; i < 4; i++) may_hold |= named_with(path, names[i]);
-    if (!may_hold) return 0;
+    int holds = 0, is_list = 0;
+    if (!named_with(path, ".json") && !named_with(path, ".jl")) return 0;
     JsonLines lines;
     size_t length;
     lines_open(&lines, path, field);
@@ -195,8 +193,7 @@ static inline int by_file(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Removes files that were found in a folder and are listed under another name already. The name that the user gave is
- * kept. */
+/* Removes files found in a folder that are listed under another name already. The name that the user gave is kept. */
 static inline void corpus_remove_repeated(Corpus *c) {
     const InputFile **order = new_array(const InputFile *, c->count);
     uint8_t *repeated = new_array(uint8_t, c->count);
@@ -267,8 +264,7 @@ static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, co
     return rc > 0 ? from + pcre2_get_ovector_pointer(match)[1] : 0;
 }
 
-/* Output is written to PATH.partial, which is renamed to PATH when it is complete. If an error ends the program, the
- * incomplete files are removed. */
+/* Output is written to PATH.partial, which is renamed to PATH when it is complete, or removed if there is an error. */
 static char *unfinished_outputs[4]; // their PATH.partial; NULL: an empty entry
 static int outputs_are_resumable;   // 1: they stay after an error, because the next run continues them
 static inline void outputs_discard(int code) {
@@ -542,7 +538,7 @@ static inline void tokenizer_files_write(const char *out, const char *path, cons
     size_t length;
     TokenizerFiles files = ZERO;
     char *text = tokenizer_read_file(path, &length);
-    tokenizer_files_open(&files, path, text, length, t, NULL, 0);
+    tokenizer_files_open(&files, path, text, length, t, NULL, NULL, 0);
     const TokenizerCopies *all = &files.copies;
     int is_taken = 0;
     for (int i = 0; i < all->count && !is_taken; i++) {
@@ -565,15 +561,24 @@ static inline void tokenizer_files_write(const char *out, const char *path, cons
     free(text);
 }
 
-/* Decides which text is for validation. */
+/* Decides which text is for validation: documents, or paragraphs where there are few documents. */
 typedef struct {
     double fraction;       // of the text that is for validation
-    uint64_t seen, chosen; // bytes so far; those of them that are for validation
+    uint64_t seen, chosen; // documents, or bytes of paragraphs, so far; those of them that are for validation
 } ValidationSplit;
 
-/* Whether the next `len` bytes are for validation. Spreads it evenly: they are taken if that brings the number of
- * chosen bytes closer to their share. */
-static inline int is_validation(ValidationSplit *c, size_t len) {
+/* Whether the next document is for validation. On average one of 1 / fraction is; a hash decides which, so that neither
+ * length nor an order that repeats does. */
+static inline int is_validation_document(ValidationSplit *c) {
+    double place = (double)c->chosen + (double)(mix64(c->chosen + 1) >> 11) * 0x1p-53;
+    int val = c->fraction * (double)++c->seen > place;
+    c->chosen += (uint64_t)val;
+    return val;
+}
+
+/* Whether the next paragraph, of `len` bytes, is for validation. Spreads them evenly: it is taken if that brings the
+ * number of chosen bytes closer to their share. */
+static inline int is_validation_paragraph(ValidationSplit *c, size_t len) {
     double share = c->fraction * (double)(c->seen + len / 2);
     int val = c->fraction > 0 && (double)c->chosen + (double)len / 2 <= share;
     c->seen += len;

@@ -25,8 +25,7 @@ static void decode_ids(const Tokenizer *t, const char *path, const char *text, s
     }
 }
 
-/* Prints the ids of the text in the file `encode` or, if it is NULL, the text of the ids in the file `decode`. `file`:
- * the tokenizer's. */
+/* Prints the ids of the text in `encode` or, if it is NULL, the text of the ids in `decode`. `file`: the tokenizer. */
 static void encode_or_decode(const char *file, const char *encode, const char *decode) {
     const char *path = encode ? encode : decode;
     Tokenizer *t = tokenizer_open(file);

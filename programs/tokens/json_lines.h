@@ -1,8 +1,7 @@
 /* json_lines.h: the documents of a file of JSON lines: a text in one field of the object on each line.
  *
  * A caller may rely on this: a document is valid UTF-8 without zero bytes. A line that has no such text ends the
- * program with an error that names the file and the line. Empty lines are skipped.
- */
+ * program with an error that names the file and the line. Empty lines are skipped. */
 #ifndef JSON_LINES_H
 #define JSON_LINES_H
 #include "../../lib/io/json.h"    // defines: cJSON_ParseWithOpts
@@ -48,8 +47,7 @@ static inline void lines_skip(JsonLines *l, uint64_t line, uint64_t offset, uint
     free(buffer);
 }
 
-/* Returns the next line (*length bytes, then a zero byte), which stays valid until the next call. Returns NULL after
- * the last line. */
+/* Returns the next line (*length bytes, then a zero byte), valid until the next call; NULL after the last line. */
 static inline char *lines_next(JsonLines *l, size_t *length) {
     size_t searched = 0;
     for (;;) {

@@ -4,8 +4,7 @@
  * Modeling"): the longest conversation comes first, and each goes to the window with the least room for it. A
  * conversation longer than a window begins one and continues in the next ones. The room that is left is filled with
  * end-of-text tokens, which are no targets; --doc-mask makes each a document of its own. About a million tokens are in
- * memory and placed at a time. The file depends on the conversations and their order alone.
- */
+ * memory and placed at a time. The file depends on the conversations and their order alone. */
 #ifndef PACK_H
 #define PACK_H
 #include "corpus.h"               // defines: TokenWriter

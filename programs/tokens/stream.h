@@ -1,8 +1,7 @@
 /* stream.h: the bytes of a file or of standard input, decompressed if the file's name ends with .gz or .zst.
  *
  * A caller may rely on this: concatenated gzip members and zstd frames are read one after the other, and a file that is
- * truncated or damaged ends the program with an error that names it.
- */
+ * truncated or damaged ends the program with an error that names it. */
 #ifndef STREAM_H
 #define STREAM_H
 #include "../../lib/io/input.h" // defines: input_open

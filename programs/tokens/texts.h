@@ -8,8 +8,7 @@
  * which also ends with <|end_of_text|>. Threads encode slices of sections and write them in order, so the output is the
  * same for any number of threads and any slice size. Text files may be larger than memory, one line of JSON may not.
  * With a tokenizer that is not of Llama 3's format, text cannot be sliced, and each thread holds a whole section. Bytes
- * without a token are skipped and counted. An interrupted run is continued by the same command.
- */
+ * without a token are skipped and counted. An interrupted run is continued by the same command. */
 #ifndef TEXTS_H
 #define TEXTS_H
 #include "corpus.h"
@@ -116,7 +115,7 @@ static void reader_paragraph(Reader *r) {
     size_t size = r->paragraph ? r->paragraph : (size_t)PARAGRAPH_MAX;
     reader_fill(r, r->section + size + size / 2 + 1);
     size_t len = paragraph_end(r->text, r->have + r->left, r->section, size) - r->section;
-    int val = r->paragraph ? is_validation(&r->split, len) : r->val;
+    int val = r->paragraph ? is_validation_paragraph(&r->split, len) : r->val;
     if (r->section && val != r->val) {
         r->ahead = len;
         return;
@@ -158,7 +157,7 @@ static int reader_next_document(Reader *r) {
         r->left = r->corpus.files[r->next_file - 1].len;
         break;
     }
-    if (!r->paragraph) r->val = is_validation(&r->split, r->have + r->left);
+    if (!r->paragraph) r->val = is_validation_document(&r->split);
     r->documents++;
     return 1;
 }
@@ -243,7 +242,7 @@ static uint64_t hash_text(uint64_t h, const char *text) { return hash_bytes(h, t
 
 /* Everything that the outputs depend on. */
 static uint64_t state_identity(const TokensOptions *o, const Tokenizer *t, const Reader *r) {
-    uint64_t h = hash_bytes(HASH_START, t->fingerprint, sizeof t->fingerprint);
+    uint64_t h = hash_bytes(hash_bytes(HASH_START, t->fingerprint, sizeof t->fingerprint), &t->front, sizeof t->front);
     h = hash_text(hash_text(hash_text(h, r->field), o->out_train), o->out_val);
     h = hash_bytes(h, &r->split.fraction, sizeof r->split.fraction);
     for (size_t i = 0; i < r->corpus.count; i++) {
@@ -262,7 +261,7 @@ typedef struct {
     Saved saved;
     uint64_t hash; // of everything before it
 } StateFile;
-#define STATE_MAGIC "LLM3STA3"
+#define STATE_MAGIC "LLM3STA4"
 
 /* Reads PATH.state. Returns 0 if it is missing or damaged. */
 static int state_read(const char *path, StateFile *state) {

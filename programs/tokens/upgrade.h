@@ -2,8 +2,7 @@
  *
  * Version 2 also says which token ends documents, which one begins them, and how many bytes of text the targets have.
  * A caller may rely on: tokens, targets and the first 64 bytes of the header but for the version stay, so that runs on
- * the file go on; the file is replaced by a rename when all of the new one is on disk.
- */
+ * the file go on; the file is replaced by a rename when all of the new one is on disk. */
 #ifndef UPGRADE_H
 #define UPGRADE_H
 #include "../shared/chat_template.h" // defines: ChatTemplate, chat_template_beside, chat_template_of_jinja

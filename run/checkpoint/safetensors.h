@@ -1,8 +1,7 @@
 /* safetensors.h: reads Hugging Face's safetensors files, and lays out those that are written.
  *
  * A caller may rely on: a file's whole header is checked before a tensor of it is read; a damaged file is an error that
- * names the file and the tensor; the layout of written files depends on the tensor table and the dtypes alone.
- */
+ * names the file and the tensor; the layout of written files depends on the tensor table and the dtypes alone. */
 #ifndef SAFETENSORS_H
 #define SAFETENSORS_H
 #include "../../optimizer.h" // defines: Tensor, TensorTable, StateKind
@@ -379,12 +378,13 @@ static int has_ending(const char *name, const char *ending) {
 
 /* Is this the name of a file of weights, in this or another format, which may be incomplete? */
 static int is_weights_name(const char *name) {
-    static const char *const endings[] = {".safetensors", ".bin",     ".pt",   ".pth",  ".ckpt",
-                                          ".h5",          ".msgpack", ".gguf", ".part", ".index.json"};
+    static const char *const endings[] = {".safetensors", ".bin",     ".pt",    ".pth",  ".ckpt",
+                                          ".h5",          ".msgpack", ".gguf",  ".part", ".nemo",
+                                          ".index.json",  ".npz",     ".distcp"};
     static const char *const others[] = {"training_args", "optimizer", "scheduler", "scaler", "rng_state", "tokenizer"};
     for (int i = 0; i < 6; i++)
         if (!strncmp(name, others[i], strlen(others[i]))) return 0;
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < (int)(sizeof endings / sizeof *endings); i++)
         if (has_ending(name, endings[i])) return 1;
     return 0;
 }

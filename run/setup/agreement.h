@@ -1,16 +1,14 @@
 /* agreement.h: checks, before the weights are loaded, that all ranks were started alike.
  *
  * Options, checkpoint, data and --out must be the same for all ranks, or the run ends with an error. Programs and
- * processors may differ from host to host; rank 0 prints which do.
- */
+ * processors may differ from host to host; rank 0 prints which do. */
 #ifndef AGREEMENT_H
 #define AGREEMENT_H
 #include "../../lib/comm/comm.h" // defines: Comm, all_gather_now, comm_barrier, run_hosts, rank_name
 #include "../../lib/io/output.h" // defines: out_file_create
 #include "job.h"                 // defines: Job, Dataset, options_write
 
-/* A hash of pieces of the data, at even distances over all files: it finds other data of the same length without
- * reading all of it. */
+/* A hash of pieces of the data, at even distances over all files: finds other data of the same length quickly. */
 static uint64_t data_contents(const Dataset *d) {
     enum { PIECES = 64, TOKENS = 1024 };
     char raw[5 * TOKENS];
@@ -154,8 +152,7 @@ static void say_unshared_out(Sentence *t, const char *out, const RunHost *host) 
         out, host->name, host_of_rank(0)->name);
 }
 
-/* Ends the run unless all hosts see the same directory at --out; otherwise the parts of the first checkpoint would end
- * up in different ones. */
+/* Ends the run unless all hosts see the same directory at --out: each would get only some parts of a checkpoint. */
 static void check_shared_out(Comm *comm, const char *out) {
     char text[8192];
     Sentence t = {text, sizeof text, 0};

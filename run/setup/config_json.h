@@ -1,8 +1,7 @@
 /* config_json.h: reads and writes config.json, Hugging Face's description of a model.
  *
  * A caller may rely on: config_load accepts only models that this program computes exactly as transformers does; any
- * other architecture, bias, activation or RoPE scaling is refused by name.
- */
+ * other architecture, bias, activation or RoPE scaling is refused by name. */
 #ifndef CONFIG_JSON_H
 #define CONFIG_JSON_H
 #include "../../lib/io/json.h"
@@ -107,8 +106,7 @@ static void model_ids_write(const ModelIds *ids, FILE *f) {
     }
 }
 
-/* The model's generation_config.json, `text` (length), with "eos_token_id" replaced unless it lists exactly ids->eos.
- * Frees `text`; the caller frees the result. */
+/* `text` (length; freed), a generation_config.json, to be freed: "eos_token_id" replaced unless it lists ids->eos. */
 static char *generation_config_text(const ModelIds *ids, char *text, size_t *length) {
     cJSON *json = cJSON_Parse(text);
     StopTokens given = {{0}, 0};

@@ -3,8 +3,7 @@
  * The ranks of a process share one Job and only read it: options, configuration, mesh, data, and the weights to start
  * from. A caller may rely on: after job_open, options fit each other, the model, the mesh, the files and the host. Each
  * error names what was given, what was expected and what to do. Ranks check the rest: whether the outputs can be
- * written (job_check_outputs), memory suffices (run/checks/plan.h), and all ranks were started alike (agreement.h).
- */
+ * written (job_check_outputs), memory suffices (run/checks/plan.h), and all ranks were started alike (agreement.h). */
 #ifndef JOB_H
 #define JOB_H
 #include "options.h"
@@ -180,21 +179,16 @@ static void job_check_data(const Job *j, const Dataset *d) {
 static void job_find_tokenizer(Job *j) {
     const RunSettings *run = &j->run;
     FoundTokenizer *f = &j->tokenizer;
-    char in_model[4096];
     if (run->tokenizer) {
         found_tokenizer_add(f, run->tokenizer);
         if (!f->count) user_error("cannot read the tokenizer %s: %s", run->tokenizer, strerror(ENOENT));
-        char sibling[4096];
-        path_beside(sibling, sizeof sibling, run->tokenizer,
-                    strcmp(f->names[0], "tokenizer.json") ? "tokenizer.json" : "tokenizer.model");
         f->is_wanted[0] = 1;
-        if (strcmp(sibling, run->tokenizer)) found_tokenizer_add(f, sibling);
+        found_tokenizer_look(f, run->tokenizer); // for the other format
         return;
     }
     if (j->data.num_files) found_tokenizer_look(f, j->data.files[0].path);
-    if (f->count) return;
-    snprintf(in_model, sizeof in_model, "%s/", run->model);
-    found_tokenizer_look(f, in_model);
+    if (!f->count) found_tokenizer_look_beside_weights(f, run->adapters, run->model);
+    else if (j->has_weights) note_other_tokenizer(run->adapters, run->model, &j->data.files[0]);
 }
 
 /* The tokenizer's files that checkpoints get. */
@@ -358,8 +352,7 @@ static void job_optimizer(Job *j) {
 // ---------------------------------------------------------------------------
 // the layout: does the model divide over the mesh?
 
-/* Token counts and byte counts of a step are 64-bit integers. A rank receives at most two all-gathers and one
- * reduce-scatter of every unit per micro-batch. */
+/* A step's counts have 64 bits. A micro-batch receives at most two all-gathers and a reduce-scatter of each unit. */
 static void check_counters(const Job *j, int world) {
     const RunSettings *run = &j->run;
     double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * run->batch * run->seq * run->accum;
@@ -396,8 +389,7 @@ static void divisors_of(char *text, size_t size, int a, int b) {
 }
 
 /* Defaults of a pipeline. Its weights stay unsharded for the whole step and its gradients are accumulated locally, as
- * for Llama 3 (paper, section 3.3.2): otherwise each of its many micro-batches would all-gather and reduce everything.
- */
+ * for Llama 3 (paper, section 3.3.2): otherwise each of its many micro-batches would gather and reduce everything. */
 static void job_pipeline_options(Job *j) {
     static const char *const needs_pp[] = {"pp-schedule", "pp-chunks", "pp-light-ends"};
     RunSettings *run = &j->run;
@@ -414,8 +406,7 @@ static void job_pipeline_options(Job *j) {
     if (pp > 1 && !option_given(j->options, "accumulate")) run->accumulate = ACCUMULATE_LOCALLY;
 }
 
-/* Weights that share an int8 scale must lie on one tensor-parallel rank. Returns the first tensor that --tp would split
- * between two of them; NULL: there is none. */
+/* The first tensor in which --tp would put weights that share an int8 scale on two ranks; NULL: there is none. */
 static const TensorRow *find_split_int8_block(const Llama3Config *c, int tp) {
     for (int k = 0; k < W_KINDS; k++) {
         const TensorRow *row = &llama3_tensors[k];
@@ -658,8 +649,7 @@ static void job_training_data(Job *j) {
     job_check_tail(j);
 }
 
-/* Opens the checkpoint. One that was written at the end of a period has the configuration of that period, although the
- * run starts with the next one. */
+/* Opens the checkpoint. One from the end of a period has that period's configuration; the run starts with the next. */
 static void job_checkpoint(Job *j) {
     const RecipePeriod *wrote = &j->recipe.periods[recipe_period_after(&j->recipe, j->resume_from.progress.step - 1)];
     checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &wrote->config,

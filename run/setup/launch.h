@@ -1,5 +1,4 @@
-/* launch.h: begins a program that runs ranks, and runs those of this process: a single one under mpirun, or all of them
- * as threads. */
+/* launch.h: begins a program that runs ranks, and runs those of this process: one under mpirun, or all as threads. */
 #ifndef LAUNCH_H
 #define LAUNCH_H
 #include "../../lib/io/output.h" // defines: output_prepare
@@ -37,8 +36,7 @@ static void limit_spinning(char **argv) {
 
 extern const ElfW(Ehdr) __ehdr_start; // the linker's name for the header of this program in memory
 
-/* Is this the file that the program was loaded from? When the user starts the dynamic loader with this program
- * as its argument, /proc/self/exe is the loader. */
+/* Is it this program's file? If the user starts the dynamic loader with the program, /proc/self/exe is the loader. */
 static int is_file_of_this_program(const char *path) {
     ElfW(Ehdr) header;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -91,8 +89,7 @@ static int help_or_version(const RunSettings *run, const char *program, const Op
     return run->help != NULL || run->version;
 }
 
-/* How long ranks on several hosts may take to connect, before they read anything: as long as other parts of the
- * start-up, but at most two minutes. */
+/* How long ranks on several hosts may take to connect: as long as other parts of the start, at most two minutes. */
 static double seconds_to_connect(const RunSettings *run) { return fmin(120, 4 * run->timeout); }
 
 /* After the command line is read: connects the processes. `saves`: signals ask for a checkpoint. */

@@ -1,10 +1,8 @@
-/* option_table.h: a command line. A program describes its options in one table, which parses them, checks them and
- * prints --help.
+/* option_table.h: a command line. A program has one table of its options, which parses, checks and explains them.
  *
  * A row holds an option's name, values, bounds, default and help, and which field of the program's struct stores it. A
  * caller may rely on: after options_set_defaults and option_read, every value is within its row's bounds, or 0 or NULL
- * if its option has no default and was not given.
- */
+ * if its option has no default and was not given. */
 #ifndef OPTION_TABLE_H
 #define OPTION_TABLE_H
 #include "../../lib/device/base.h" // defines: user_error

@@ -3,8 +3,7 @@
  * To add an option, add a row and a field of RunSettings. A caller may rely on: after options_parse every value is
  * within its row's bounds, or 0 or NULL if its option has no default and was not given. Options never change. What a
  * run uses are the RunSettings of its Job, a copy that job_open (job.h) completes where an option says 0 or auto, and
- * where the model, the checkpoint, the adapters, the mesh or a recipe decide.
- */
+ * where the model, the checkpoint, the adapters, the mesh or a recipe decide. */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 #include "../../dataloader.h"   // defines: LOADER_MAX_WORKERS
@@ -98,8 +97,7 @@ static int takes_option(const char *takes, const char *word) {
     return option_listed(takes, name);
 }
 
-/* Writes the command that replaces one with the option `retired`: the program, with those of the options that it
- * takes. */
+/* Writes the command that replaces one with the option `retired`: the program, with the options that it takes. */
 static void write_new_command(FILE *f, const RetiredOption *retired, int argc, char **argv) {
     const char *slash = strrchr(argv[0], '/');
     int has_cuda_form = CUDA_BUILD && strcmp(retired->program, "tokens_llama3");
@@ -123,8 +121,7 @@ static void write_new_command(FILE *f, const RetiredOption *retired, int argc, c
     }
 }
 
-/* Passes over a retired option at argv[*at] that has its old default, and refuses it with any other value. Returns 0 if
- * no retired option is there. */
+/* Passes over a retired option at argv[*at] with its old default; refuses other values. Returns 0 if there is none. */
 static int skip_retired(int argc, char **argv, int *at) {
     const RetiredOption *retired = retired_find(argv[*at]);
     const char *equals = strchr(argv[*at], '='), *value = equals ? equals + 1 : NULL;
@@ -376,8 +373,7 @@ static int option_changed(const Options *o, const char *name) {
 
 static int uses_muon(const RunSettings *run) { return run->optimizer == OPTIMIZER_MUON; }
 
-/* Checks the learning rate's curve, and resolves --min-lr -1. `place`: of the settings in a recipe, for errors; "": the
- * command line. */
+/* Checks the learning rate's curve, and resolves --min-lr -1. `place`: of a recipe, for errors; "": options. */
 static void settings_check_rate(RunSettings *run, const char *place) {
     int decays = run->lr_schedule == RATE_WSD, is_constant = run->lr_schedule == RATE_CONSTANT;
     int is_field = place[0] != 0;
@@ -425,8 +421,7 @@ static const Options *options_parse(int argc, char **argv) {
     return o;
 }
 
-/* Prints what --help asks for. A program that does not train has `own` options (count), which --help alone explains,
- * and `takes` some of train_llama3's. */
+/* Prints what --help asks for. `own` (count): options of a program that does not train; `takes`: the trainer's. */
 static void options_print_help(const OptionRow *own, int count, const char *takes, const char *group) {
     int explained = options_explain(own, count, NULL, group[0] ? group : "all");
     if (!group[0]) {
@@ -437,8 +432,7 @@ static void options_print_help(const OptionRow *own, int count, const char *take
         user_error("--help %s: expected all, or a group of options that --help alone lists", group);
 }
 
-/* config.txt: all options in force, one per line, as they would be typed; with a recipe, which changes options from
- * period to period, those that were given. */
+/* config.txt: all options in force, one per line, as they would be typed; with a recipe, those that were given. */
 static void options_write(const Options *o, const RunSettings *run, FILE *f) {
     char value[4096];
     for (int i = 0; i < OPTION_ROWS; i++) {

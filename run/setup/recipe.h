@@ -4,8 +4,7 @@
  * FILE is a JSON object {"stages": [...]} with // comments. Its "stages" are called periods here, because a stage is a
  * part of a pipeline. A period lasts for a number of tokens; a field that it does not give keeps its value. A run
  * without --recipe is one period, which the options describe. A caller may rely on: after recipe_schedule every period
- * has a whole number of steps, its batch divides over the ranks, and it does not end within a sequence of the next one.
- */
+ * has a whole number of steps, its batch divides over the ranks, and it ends where a sequence of the next one ends. */
 #ifndef RECIPE_H
 #define RECIPE_H
 #include "../../lib/io/json.h"        // defines: json_parse_object, json_number
@@ -45,8 +44,7 @@ typedef struct {
     uint64_t fingerprint; // hash of the file
 } Recipe;
 
-/* Names a period in errors: "recipe.json, stage 2 (long context)"; without --recipe "the options". Valid until the
- * thread's next call. */
+/* A period's name in errors: "recipe.json, stage 2 (long context)" or "the options". Valid until the next call. */
 static const char *period_place(const Recipe *r, const RecipePeriod *p) {
     static __thread char place[4300];
     if (!r->path) return "the options";
@@ -391,9 +389,9 @@ static void period_rates(Recipe *r, RecipePeriod *p) {
     rate.first_step = p->first_step;
     rate.steps = end[-1].first_step + end[-1].steps - p->first_step;
     rate.decay = run->lr_decay ? run->lr_decay : max_i64(1, rate.steps / 10);
-    if (rate.shape == RATE_WSD && rate.warmup + rate.decay > rate.steps && r->path)
+    if (rate.shape == RATE_WSD && rate.warmup + rate.decay > rate.steps && (r->path || run->lr_decay))
         user_error("%s: a warm-up of %" PRId64 " steps and a decay of %" PRId64 " steps do not fit into the %" PRId64
-                   " steps of the learning-rate curve: shorten one of them, or give the stage more tokens",
+                   " steps of the learning-rate curve: shorten one of them, or train for more steps",
                    period_place(r, p), rate.warmup, rate.decay, rate.steps);
     for (RecipePeriod *t = p; t < end; t++) t->rate = rate;
 }
@@ -414,21 +412,33 @@ static void recipe_schedule(Recipe *r, const Options *given, const Mesh *mesh) {
         if (r->periods[i].begins_rate) period_rates(r, &r->periods[i]);
 }
 
-/* Marks the tensors that the period does not train. */
-static void table_freeze(TensorTable *table, const Recipe *r, const RecipePeriod *p) {
-    int trained = 0;
-    for (int i = 0; i < p->num_frozen; i++) {
+/* Marks the tensors that period q does not train. */
+static void table_freeze_in(TensorTable *table, const Recipe *r, const RecipePeriod *q) {
+    for (int i = 0; i < q->num_frozen; i++) {
         int matched = 0;
         for (int t = 0; t < table->num_tensors; t++) {
-            if (fnmatch(p->frozen[i], table->tensors[t].name, 0)) continue;
+            if (fnmatch(q->frozen[i], table->tensors[t].name, 0)) continue;
             table->tensors[t].is_frozen = 1;
             matched = 1;
         }
         if (!matched && table->part.tp * table->part.pp == 1) // a part of the model may lack them
             user_error("%s: \"frozen\": no tensor is called '%s': expected patterns such as "
                        "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
-                       period_place(r, p), p->frozen[i]);
+                       period_place(r, q), q->frozen[i]);
     }
+}
+
+/* Marks the tensors that the period does not train, and counts the steps before it that did not train them. */
+static void table_freeze(TensorTable *table, const Recipe *r, const RecipePeriod *p) {
+    int trained = 0;
+    for (const RecipePeriod *q = r->periods; q < p; q++) {
+        table_freeze_in(table, r, q);
+        for (int t = 0; t < table->num_tensors; t++) {
+            table->tensors[t].frozen_steps += table->tensors[t].is_frozen ? q->steps : 0;
+            table->tensors[t].is_frozen = 0;
+        }
+    }
+    table_freeze_in(table, r, p);
     for (int t = 0; t < table->num_tensors; t++) trained += !table->tensors[t].is_frozen;
     if (!trained && table->part.tp * table->part.pp == 1)
         user_error("%s: \"frozen\" names every tensor, so that nothing is trained: remove some of the patterns",
@@ -467,8 +477,7 @@ static const RecipePeriod *end_of_data(const Recipe *r, const RecipePeriod *firs
     return end;
 }
 
-/* Numbers the sources of `d` in the order in which the periods name them, so that a source has the same order of
- * windows in every period. */
+/* Numbers the sources of `d` as the periods name them: a source has the same order of windows in every period. */
 static void recipe_number_sources(const Recipe *r, Dataset *d) {
     char *seen[MOST_RECIPE_PERIODS * 4];
     int count = 0;

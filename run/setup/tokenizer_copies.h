@@ -3,8 +3,7 @@
  * Training reads token ids and needs no tokenizer. It finds these files by their names, compares the SHA-256 of the
  * tokenizer with the fingerprints in the token files, and copies bytes. tokens_llama3 writes all of them next to the
  * token files. A caller may rely on: they are read before training starts; the only file that may differ from its
- * source is generation_config.json, whose "eos_token_id" also lists where the data's conversations end.
- */
+ * source is generation_config.json, whose "eos_token_id" also lists where the data's conversations end. */
 #ifndef TOKENIZER_COPIES_H
 #define TOKENIZER_COPIES_H
 #include "../../lib/io/sha256.h" // defines: sha256
@@ -65,7 +64,7 @@ static void found_tokenizer_add(FoundTokenizer *f, const char *path) {
         user_error("%s %s, expected tokenizer.model or tokenizer.json: give the tokenizer's file with --tokenizer",
                    path, length ? "is a token file" : "is empty");
     const char *name = text[strspn(text, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
-    if (f->count && !strcmp(f->names[0], name)) {
+    if (f->count == 2 || (f->count && !strcmp(f->names[0], name))) {
         free(text);
         return;
     }
@@ -86,6 +85,14 @@ static void found_tokenizer_look(FoundTokenizer *f, const char *path) {
     }
 }
 
+/* Looks for them next to the adapters (NULL: there are none) and, failing that, next to the model. */
+static void found_tokenizer_look_beside_weights(FoundTokenizer *f, const char *adapters, const char *model) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/", adapters ? adapters : model);
+    found_tokenizer_look(f, path);
+    if (!f->count && adapters) found_tokenizer_look_beside_weights(f, NULL, model);
+}
+
 /* Was the token file made with this format of the tokenizer, or with one of the same vocabulary? */
 static int token_file_knows(const TokenFileHeader *h, const uint8_t sha256[32]) {
     int knows = !memcmp(h->tokenizer, sha256, 32);
@@ -93,8 +100,7 @@ static int token_file_knows(const TokenFileHeader *h, const uint8_t sha256[32]) 
     return knows;
 }
 
-/* Refuses token files that were made with another tokenizer. Files that do not say it are accepted. `is_named`: the
- * user named the tokenizer's file. */
+/* Refuses token files of another tokenizer. Files that do not say theirs are accepted. `is_named`: by the user. */
 static void found_tokenizer_check(FoundTokenizer *f, const Dataset *d, int is_named) {
     for (int i = 0; i < d->num_files && f->count; i++) {
         const TokenFileHeader *h = &d->files[i].header;
@@ -113,6 +119,19 @@ static void found_tokenizer_check(FoundTokenizer *f, const Dataset *d, int is_na
 
 static void found_tokenizer_close(FoundTokenizer *f) {
     for (int i = 0; i < f->count; i++) free(f->texts[i]);
+}
+
+/* Notes that a token file was made with another tokenizer than the one next to the weights. */
+static void note_other_tokenizer(const char *adapters, const char *model, const TokenFile *file) {
+    FoundTokenizer own = ZERO;
+    int knows = token_file_lacks_tokenizer(file);
+    found_tokenizer_look_beside_weights(&own, adapters, model);
+    for (int k = 0; k < own.count; k++) knows |= token_file_knows(&file->header, own.sha256[k]);
+    if (own.count && !knows && process_end.process == 0)
+        fprintf(stderr,
+                "note: %s was not made with %s, the tokenizer of the weights: check that both have the same ids\n",
+                file->path, own.path);
+    found_tokenizer_close(&own);
 }
 
 // ---------------------------------------------------------------------------
@@ -144,6 +163,7 @@ static void tokenizer_copies_take_found(TokenizerCopies *all, FoundTokenizer *f)
     }
     tokenizer_copies_take(all, f->path, "tokenizer_config.json", 1);
     tokenizer_copies_take(all, f->path, "special_tokens_map.json", 1);
+    tokenizer_copies_take(all, f->path, "added_tokens.json", 1);
     tokenizer_copies_take_template(all, f->path);
 }
 
@@ -158,19 +178,17 @@ static int tokenizer_copies_take_generation_config(TokenizerCopies *all, const c
 /* Collects the ids of special tokens from the model's directory (`model`; NULL: a preset) and the tokenizer's
  * directory. Adds generation_config.json with these ids, from the first of the two directories that has one. */
 static void tokenizer_copies_find_ids(TokenizerCopies *all, const char *model, const FoundTokenizer *f) {
-    char directory[4096] = ".", path[4096 + 2];
-    const char *slash = strrchr(f->path, '/');
+    char directory[4096], path[4096 + 2];
     all->ids = model_ids_read(model);
-    if (slash) snprintf(directory, sizeof directory, "%.*s", slash == f->path ? 1 : (int)(slash - f->path), f->path);
     if (f->count) {
+        path_beside(directory, sizeof directory, f->path, ".");
         ModelIds more = model_ids_read(directory);
         if (all->ids.bos == NO_ID) all->ids.bos = more.bos;
         for (int i = 0; i < more.eos.count; i++) stop_token_add(&all->ids.eos, more.eos.ids[i]);
     }
     snprintf(path, sizeof path, "%s/", model ? model : "");
     if (model && tokenizer_copies_take_generation_config(all, path)) return;
-    snprintf(path, sizeof path, "%s/", directory);
-    if (f->count) tokenizer_copies_take_generation_config(all, path);
+    if (f->count) tokenizer_copies_take_generation_config(all, f->path);
 }
 
 static void tokenizer_copies_close(TokenizerCopies *all) {

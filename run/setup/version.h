@@ -1,6 +1,5 @@
 /* version.h: --version prints what a bug report needs: version and commit, how the program was built, the features of
- * this processor, and the versions of the libraries that are in use now, which may differ from those of the build.
- */
+ * this processor, and the versions of the libraries that are in use now, which may differ from those of the build. */
 #ifndef VERSION_H
 #define VERSION_H
 #include "../../lib/device/base.h" // defines: PRECISION_NAME, CUDA_BUILD
