@@ -7,7 +7,7 @@
 #include "../../run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, write_start, write_finish
 #include "conversion.h" // defines: Conversion, ConvertOptions, is_gguf, gguf_layout, modelfile_text
 
-/* Which weights --dtype stores in int8. export_dtype: of all others; with --dtype int8 it is this build's precision. */
+/* The weights that --dtype stores in int8. The others have export_dtype, with --dtype int8 this build's precision. */
 static BaseKind export_base(const ConvertOptions *o) {
     if (o->dtype == EXPORT_INT8) return BASE_INT8;
     return o->dtype == EXPORT_INT8_ALL ? BASE_INT8_ALL : BASE_TRAINED;

@@ -268,7 +268,7 @@ static void rate_of_row(CollectiveRate *rate, const cJSON *row, const char *wher
     }
 }
 
-/* How long a collective of `ranks` ranks on `hosts` hosts takes: by the row of these, by links, or a near row. */
+/* How long a collective of `ranks` ranks on `hosts` hosts takes: by their row, by links, or by the nearest row. */
 static void cluster_collective(CollectiveRate *rate, const cJSON *root, const char *path, const char *transport,
                                Collective collective, int all_to_all, int ranks, int hosts) {
     const cJSON *links = json_object(root, path, "links"), *row = NULL;

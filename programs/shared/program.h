@@ -1,4 +1,4 @@
-/* program.h: the command line of a program that computes with the trainer's model: options of both. */
+/* program.h: the command line of a program that computes with the trainer's model: its own and the trainer's. */
 #ifndef PROGRAM_H
 #define PROGRAM_H
 #include "trainer.h" // defines: the training program: Job, Options, rank_open, launch

@@ -166,7 +166,7 @@ static void print_packing(const Packer *p) {
                path, p->cut, p->T);
 }
 
-/* Writes what still waits to be packed. Refuses an output without a target; `conversations`: how many there were. */
+/* Writes conversations that wait to be packed; refuses an output without a target. `conversations`: of all inputs. */
 static void chat_output_finish(ChatOutput *out, uint64_t conversations) {
     if (!out->writer.path) return;
     if (out->packer.T) packer_finish(&out->packer);

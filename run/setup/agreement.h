@@ -8,7 +8,7 @@
 #include "../../lib/io/output.h" // defines: out_file_create
 #include "job.h"                 // defines: Job, Dataset, options_write
 
-/* A hash of pieces of the data, at even distances over all files: finds other data of the same length quickly. */
+/* A hash of pieces of the data, evenly spread over all files: it finds other data without reading all of them. */
 static uint64_t data_contents(const Dataset *d) {
     enum { PIECES = 64, TOKENS = 1024 };
     char raw[5 * TOKENS];

@@ -106,7 +106,7 @@ static void model_ids_write(const ModelIds *ids, FILE *f) {
     }
 }
 
-/* `text` (length; freed), a generation_config.json, to be freed: "eos_token_id" replaced unless it lists ids->eos. */
+/* Replaces "eos_token_id" in `text` (length), a generation_config.json, unless it lists ids->eos. Frees `text`. */
 static char *generation_config_text(const ModelIds *ids, char *text, size_t *length) {
     cJSON *json = cJSON_Parse(text);
     StopTokens given = {{0}, 0};

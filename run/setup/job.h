@@ -352,7 +352,7 @@ static void job_optimizer(Job *j) {
 // ---------------------------------------------------------------------------
 // the layout: does the model divide over the mesh?
 
-/* A step's counts have 64 bits. A micro-batch receives at most two all-gathers and a reduce-scatter of each unit. */
+/* A step's counts have 64 bits. In a micro-batch a rank gathers each unit at most twice, and reduces it once. */
 static void check_counters(const Job *j, int world) {
     const RunSettings *run = &j->run;
     double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * run->batch * run->seq * run->accum;

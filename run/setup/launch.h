@@ -36,7 +36,7 @@ static void limit_spinning(char **argv) {
 
 extern const ElfW(Ehdr) __ehdr_start; // the linker's name for the header of this program in memory
 
-/* Is it this program's file? If the user starts the dynamic loader with the program, /proc/self/exe is the loader. */
+/* Is this the program's own file? If the dynamic loader was started with it, /proc/self/exe is the loader. */
 static int is_file_of_this_program(const char *path) {
     ElfW(Ehdr) header;
     int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -373,7 +373,7 @@ static int option_changed(const Options *o, const char *name) {
 
 static int uses_muon(const RunSettings *run) { return run->optimizer == OPTIMIZER_MUON; }
 
-/* Checks the learning rate's curve, and resolves --min-lr -1. `place`: of a recipe, for errors; "": options. */
+/* Checks the learning rate's curve, and resolves --min-lr -1. `place`: within a recipe, for errors; or "". */
 static void settings_check_rate(RunSettings *run, const char *place) {
     int decays = run->lr_schedule == RATE_WSD, is_constant = run->lr_schedule == RATE_CONSTANT;
     int is_field = place[0] != 0;

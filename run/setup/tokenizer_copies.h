@@ -100,7 +100,7 @@ static int token_file_knows(const TokenFileHeader *h, const uint8_t sha256[32]) 
     return knows;
 }
 
-/* Refuses token files of another tokenizer. Files that do not say theirs are accepted. `is_named`: by the user. */
+/* Refuses token files of another tokenizer; accepts those that name none. `is_named`: the user named its file. */
 static void found_tokenizer_check(FoundTokenizer *f, const Dataset *d, int is_named) {
     for (int i = 0; i < d->num_files && f->count; i++) {
         const TokenFileHeader *h = &d->files[i].header;
