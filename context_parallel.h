@@ -21,7 +21,7 @@ typedef struct {
     Comm *comm;
     Device *dev;
     int size, rank; // of the cp group
-    int B, T;       // sequences of a micro-batch; this rank's tokens of each
+    int B, T;       // sequences of a micro-batch; this rank's tokens of each: at most as many as given to cp_open
     int64_t Q, KV;  // elements of a token's queries, NH·HD, and of its keys or its values, NKV·HD
     // Buffers; NULL if size = 1. "Later" is in cp_reduce_scatter_kv, which reuses the first three for gradients.
     floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens; later the sum of their gradients
@@ -49,15 +49,6 @@ static void cp_open(ContextParallel *cp, Comm *comm, int B, int T, int64_t Q, in
     if (training)
         cp->d_sequence = arena_array(floatX, cp->dev, MEM_ACTIVATIONS, "d keys and values of the sequence", all);
 }
-
-/* From now on micro-batches have B sequences, of which this rank has T tokens each: at most as many tokens as given to
- * cp_open. */
-static void cp_set_tokens(ContextParallel *cp, int B, int T) {
-    cp->B = B;
-    cp->T = T;
-}
-
-static void cp_close(ContextParallel *cp) { request_close(&cp->request); }
 
 /* Position in the sequence of token t of this rank's T tokens. Their first half is part `rank` of the 2·size parts,
  * their second half is part 2·size - 1 - rank. */

@@ -270,20 +270,6 @@ static void step_batch_open(StepBatch *batch, Device *dev, int64_t samples, int 
         batch->own_docs = arena_array(int32_t, dev, MEM_HOST, "documents of this rank's tokens", own);
 }
 
-/* Memory for workers is reserved for LOADER_WORKERS of them even if the machine has fewer cores, so that a plan does
- * not depend on the machine that makes it. */
-static void loader_allocate(Loader *l, Device *dev) {
-    const LoaderOptions *o = &l->options;
-    for (int i = 0; i < LOADER_DEPTH; i++) {
-        step_batch_open(&l->ring[i], dev, l->samples, o->T, o->cp, o->document_ids);
-        l->ring[i].samples = arena_array(int64_t, dev, MEM_HOST, "sample numbers", l->samples);
-    }
-    for (int i = 0; i < (o->workers ? o->workers : LOADER_WORKERS); i++) {
-        l->workers[i].loader = l;
-        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", sample_bytes(o->T, o->cp));
-    }
-}
-
 /* Starts the workers. In a dry run the buffers are counted and nothing is read. */
 static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, const LoaderOptions *o) {
     memset(l, 0, sizeof *l);
@@ -294,7 +280,15 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     l->steps = o->end_step - o->first_step;
     l->num_workers = o->workers ? o->workers : (int)max_i64(1, min_i64(LOADER_WORKERS, o->cores));
     l->opened_at = seconds_now();
-    loader_allocate(l, dev);
+    for (int i = 0; i < LOADER_DEPTH; i++) {
+        step_batch_open(&l->ring[i], dev, l->samples, o->T, o->cp, o->document_ids);
+        l->ring[i].samples = arena_array(int64_t, dev, MEM_HOST, "sample numbers", l->samples);
+    }
+    // LOADER_WORKERS even if the machine has fewer cores, so that a plan does not depend on the machine that makes it
+    for (int i = 0; i < (o->workers ? o->workers : LOADER_WORKERS); i++) {
+        l->workers[i].loader = l;
+        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", sample_bytes(o->T, o->cp));
+    }
     if (dev->dry_run) return;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->room, NULL);

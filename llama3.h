@@ -484,11 +484,6 @@ static int table_block_adapters(const TensorTable *t, int block) {
     return t->first_adapters + table_block_unit(t, block) - t->stages[0].first_unit;
 }
 
-/* How many blocks of its unit come before this one. */
-static int table_block_in_unit(const TensorTable *t, int block) {
-    return (block - table_stage(t, block)->first_block) % t->blocks_per_unit;
-}
-
 /* Are embedding and head one unit? */
 static int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embed == t->head; }
 

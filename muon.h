@@ -43,8 +43,6 @@ static void muon_open(Muon *muon, Fsdp *fsdp, float momentum) {
     }
 }
 
-static void muon_close(Muon *muon) { request_close(&muon->request); }
-
 /* The first unit after those that are updated together with unit `first`: units that AdamW alone updates, or a group of
  * as many units of blocks as there are owners. */
 static int muon_group_end(const Muon *muon, int first) {
@@ -161,14 +159,6 @@ static void muon_orthogonalize(Muon *muon, int first, int end) {
     muon_all_to_all(muon, "momentum of matrices", muon->shards, muon->unit);
     if (own < end) muon_orthogonalize_unit(muon, &muon->fsdp->units[own]);
     muon_all_to_all(muon, "orthogonal matrices", muon->unit, muon->shards);
-}
-
-/* Applies the orthogonal update, scaled by 0.2 sqrt(max(rows, cols)), which gives it the root mean square of AdamW's
- * updates (Liu et al. 2025, section 2.2). Called after muon_orthogonalize. */
-static void muon_update_piece(Muon *muon, const Tensor *t, const floatX *update, int64_t count, float *master,
-                              floatX *copy, float lr, float weight_decay) {
-    float adjust = 0.2f * sqrtf((float)max_i64(t->whole_rows, t->whole_cols));
-    muon_update(muon->fsdp->dev, master, copy, update, count, lr, adjust, weight_decay);
 }
 
 #endif

@@ -164,7 +164,7 @@ typedef struct {
 typedef struct {
     Fsdp *fsdp;
     Muon muon;
-    UnitState states[2]; // one unit is updated while the other one's state is copied
+    UnitState states[2]; // of even and odd units: one unit is updated while its neighbor's state is copied
     int offloaded;       // some state is copied to the device and back
 } Optimizer;
 
@@ -191,14 +191,13 @@ static void optimizer_open(Optimizer *o, Fsdp *fsdp, float momentum) {
 }
 
 static void optimizer_close(Optimizer *o) {
-    muon_close(&o->muon);
+    request_close(&o->muon.request);
     for (int i = 0; i < 2; i++) {
         device_destroy_event(o->states[i].fetched);
         device_destroy_event(o->states[i].stored);
     }
 }
 
-/* Neighbouring units have different buffers. */
 static UnitState *unit_state(Optimizer *o, const FsdpUnit *u) { return &o->states[(u - o->fsdp->units) % 2]; }
 
 /* Starts to copy a unit's offloaded state to the device, once the state that was there before has been stored. Without
@@ -274,7 +273,9 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
             if (p.tensor->is_muon) // exp_avg is the momentum; the shard receives Nesterov's update
                 muon_momentum(o->fsdp->dev, shard + p.at, exp_avg, grad, p.count, o->muon.momentum, a->grad_scale);
         } else if (p.tensor->is_muon) {
-            muon_update_piece(&o->muon, p.tensor, shard + p.at, p.count, master, copy, a->lr, weight_decay);
+            // so scaled, the orthogonal update has the root mean square of AdamW's (Liu et al. 2025, section 2.2)
+            float scale = 0.2f * sqrtf((float)max_i64(p.tensor->whole_rows, p.tensor->whole_cols));
+            muon_update(o->fsdp->dev, master, copy, shard + p.at, p.count, a->lr, scale, weight_decay);
         } else {
             float *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.adamw_at;
             join_neighbors(o->fsdp, &i, &p);
@@ -305,8 +306,7 @@ static void update_units(Optimizer *o, int first, int end, UpdatePass pass, cons
 /* Updates everything this rank keeps. */
 static void optimizer_step(Optimizer *o, const AdamW *a) {
     Fsdp *fsdp = o->fsdp;
-    Device *dev = fsdp->dev;
-    if (o->offloaded) device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE); // it has written the gradients
+    if (o->offloaded) device_wait_stream(fsdp->dev, STREAM_FETCH, STREAM_COMPUTE); // it has written the gradients
     for (int first = 0, end; first < fsdp->table->num_units; first = end) {
         end = muon_group_end(&o->muon, first);
         if (muon_has(&o->muon, first)) {
@@ -317,9 +317,9 @@ static void optimizer_step(Optimizer *o, const AdamW *a) {
         update_units(o, first, end, PASS_UPDATE, a);
         if (muon_has(&o->muon, first)) muon_end(&o->muon);
     }
-    /* The next step's all-gathers read what was written here. */
-    device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);
-    if (o->offloaded) device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE); // later ops read what was stored
+    // The next step's all-gathers read what was written here.
+    device_wait_stream(fsdp->dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);
+    if (o->offloaded) device_wait_stream(fsdp->dev, STREAM_COMPUTE, STREAM_STORE); // later ops read what was stored
 }
 
 #endif

@@ -196,10 +196,9 @@ static void linear_bind(Linear *layer, const UnitTensors *block, const UnitTenso
 
 /* The weights of block l, with gradients for `micro_batch` unless it is NO_GRADIENTS. */
 static BlockWeights block_weights(Llama3 *m, int l, int micro_batch) {
-    const TensorTable *table = &m->table;
-    int in_unit = table_block_in_unit(table, l);
-    UnitTensors block = unit_tensors(m, table_block_unit(table, l), in_unit, micro_batch), adapters = ZERO;
-    if (m->lora.r) adapters = unit_tensors(m, table_block_adapters(table, l), in_unit, micro_batch);
+    int unit = table_block_unit(&m->table, l), in_unit = l - m->table.units[unit].first_block;
+    UnitTensors block = unit_tensors(m, unit, in_unit, micro_batch), adapters = ZERO;
+    if (m->lora.r) adapters = unit_tensors(m, table_block_adapters(&m->table, l), in_unit, micro_batch);
     BlockWeights w = m->shapes;
     w.attn_norm = weight_of(&block, W_ATTN_NORM);
     linear_bind(&w.qkv, &block, &adapters);
@@ -245,18 +244,14 @@ static int stage_has_loss(const Llama3 *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
 
-/* Is the gradient of block l's input needed? Not for block 0 if this rank has the embedding and it is frozen. */
-static int input_gradient_is_read(const Llama3 *m, int l) {
-    return l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
-}
-
 /* From now on micro-batches have B sequences, of which this rank computes T tokens each, after `past` cached ones. */
 static void model_set_tokens(Llama3 *m, int B, int T, int past) {
     m->B = B;
     m->T = T;
     m->past = past;
     tp_set_tokens(m->tp, B * T);
-    cp_set_tokens(m->cp, B, T);
+    m->cp->B = B;
+    m->cp->T = T;
 }
 
 // ---------------------------------------------------------------------------
@@ -360,12 +355,6 @@ static void norm_backward(Llama3 *m, float *d_w, const floatX *x, const float *r
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
 
-/* Starts to gather m->d_x for what reads it after block l in backward: block l - 1, or the embedding. */
-static void prefetch_d_x(Llama3 *m, int l) {
-    if (l > m->stage->first_block) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
-    else if (stage_embeds(m)) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
-}
-
 /* Block l: the lines of block_forward from the last to the first. m->d_x is the gradient of the residual stream after
  * the block and becomes the one before it, if that is needed. It is also the gradient of each sublayer's output, since
  * the output is added to the stream; m->d_norm is that of the sublayer's normalized input. Only weight gradients
@@ -406,14 +395,17 @@ static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
     attention_backward(m->dev, m->d_qkv, dk, dv, m->d_attn, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
     rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
-    int is_read = input_gradient_is_read(m, l); // with a frozen embedding nothing reads that of block 0
+    // Nothing reads the gradient of the first block's input if this rank has the embedding and it is frozen.
+    int is_read = l > 0 || m->table.embed < 0 || !m->table.units[m->table.embed].frozen;
     lora_linear_backward_input(&m->lora, is_read ? partial : NULL, m->d_qkv, &w->qkv, N);
     if (is_read) tp_reduce_scatter_start(m->tp, partial, "d attention input");
     lora_linear_backward_weight(&m->lora, d_out, a->attn, &w->o, N);
     if (is_read) {
         tp_reduce_scatter_wait(m->tp, m->d_norm);
         norm_backward(m, w->d_attn_norm, a->x, a->attn_rstd, w->attn_norm);
-        prefetch_d_x(m, l);
+        // for what reads it next: the block before this one, or the embedding
+        if (l > m->stage->first_block) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
+        else if (stage_embeds(m)) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
     }
     x = tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, a->attn_norm, "attention input");
     lora_linear_backward_weight(&m->lora, m->d_qkv, x, &w->qkv, N);
@@ -432,17 +424,6 @@ const floatX *final_norm_forward(Llama3 *m, const HeadWeights *w) {
         add_and_norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].h, w->norm);
     else norm_forward(m, m->final_norm, m->final_rstd, x, w->norm);
     return tp_all_gather_tokens(m->tp, TP_ATTENTION_INPUT, m->final_norm, "head input"); // in attention's buffer
-}
-
-/* Backward of the head's matmul for tokens [first, first + count). m->logits has the gradients of their logits, which
- * have replaced the logits; x is the output of the final norm, and d_final_norm receives its gradient. */
-static void head_chunk_backward(Llama3 *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) */,
-                                const floatX *x /* (N,C) */, int first, int count) {
-    int C = m->config.C, V = m->config.V, accumulates = w->accumulates || first > 0;
-    int64_t at = (int64_t)first * C, stride = logits_stride(V);
-    const floatX *d_logits = (const floatX *)m->logits;
-    linear_backward_input(m->dev, d_final_norm + at, d_logits, stride, w->head, count, C, V);
-    if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, accumulates);
 }
 
 /* Adds up the losses of this rank's n tokens: each tp rank has computed those of all N. */
@@ -464,11 +445,16 @@ void head_loss(Llama3 *m, int micro_batch) {
     const ZLoss z = goes_backward ? m->z_loss : no_z_loss();
     const Logits logits = model_logits(m, goes_backward);
     for (int first = 0; first < N; first += rows) {
-        int count = (int)min_i64(rows, N - first);
-        linear_forward_logits(m->dev, logits, x + (int64_t)first * C, w.head, count, C, V);
+        int count = (int)min_i64(rows, N - first), accumulates = w.accumulates || first > 0;
+        const floatX *x_chunk = x + (int64_t)first * C; // (count, C)
+        linear_forward_logits(m->dev, logits, x_chunk, w.head, count, C, V);
         tp_cross_entropy(m->tp, m->losses + first, logits, m->targets + first, z_loss_from(z, first), count, V,
                          goes_backward);
-        if (goes_backward) head_chunk_backward(m, &w, d_final_norm, x, first, count);
+        if (!goes_backward) continue;
+        const floatX *d_logits = (const floatX *)m->logits; // tp_cross_entropy has replaced the logits
+        int64_t stride = logits_stride(V);
+        linear_backward_input(m->dev, d_final_norm + (int64_t)first * C, d_logits, stride, w.head, count, C, V);
+        if (w.d_head) linear_backward_weight(m->dev, w.d_head, d_logits, stride, x_chunk, count, C, V, accumulates);
     }
     if (goes_backward) {
         tp_reduce_scatter_tokens(m->tp, m->d_norm, d_final_norm, "d head input");
@@ -829,27 +815,12 @@ typedef struct {
     double bits_per_byte; // of their text; NAN: the files do not say how many bytes it has
 } Evaluation;
 
-/* Reads a micro-batch of samples, from `first` on; those past the end of the data have no targets. Returns the number
- * of targets. */
-static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t first) {
-    const ContextParallel *cp = &trainer->parallel.cp;
-    const Llama3 *m = &trainer->model;
-    StepBatch *batch = &trainer->eval_batch;
-    int64_t num_targets = 0;
-    device_synchronize_event(batch->fed);
-    for (int b = 0; b < m->B; b++) {
-        int n = read_sample(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
-        if (n < 0) user_error("%s", batch->error);
-        num_targets += n;
-    }
-    return num_targets;
-}
-
 /* The loss on the first `max_batches` micro-batches of every rank; 0: on all samples. Every target counts once,
  * whatever the number of ranks. With max_batches, bits per byte use the whole files' average of bytes per target. */
 static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches) {
     Parallel *p = &trainer->parallel;
     Llama3 *m = &trainer->model;
+    StepBatch *batch = &trainer->eval_batch;
     int B = m->B, counts = mesh_counts_samples(&p->mesh, p->rank);
     int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = blocks_of(dataset_samples(data), round);
     StepReport mine = ZERO; // only its loss and targets are used
@@ -860,10 +831,14 @@ static Evaluation evaluate(Trainer *trainer, const Dataset *data, int64_t max_ba
     step_reports_begin(&trainer->reports);
     for (int64_t i = 0; i < batches; i++) {
         int64_t first = i * round + (int64_t)mesh_data_rank(&p->mesh, p->rank) * B;
-        int64_t n = p->dev.dry_run ? 0 : read_eval_batch(trainer, data, first);
-        if (counts) mine.targets += n;
-        model_forward(m, &p->pipeline, &trainer->eval_batch);
-        device_record_event(&p->dev, &trainer->eval_batch.fed);
+        device_synchronize_event(batch->fed);
+        for (int b = 0; b < B && !p->dev.dry_run; b++) { // samples past the end of the data have no targets
+            int n = read_sample(data, p->cp.size, p->cp.rank, batch, b, first + b, trainer->eval_raw, batch->error);
+            if (n < 0) user_error("%s", batch->error);
+            if (counts) mine.targets += n;
+        }
+        model_forward(m, &p->pipeline, batch);
+        device_record_event(&p->dev, &batch->fed);
         if (m->table.head < 0) continue;
         head_loss(m, NO_GRADIENTS);
         fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
@@ -952,29 +927,24 @@ static void blocks_open(Llama3 *m, const Schedule *schedule) {
 
 /* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
  * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
-static void logits_open(Llama3 *m) {
-    int V = (m->fsdp->config->V + m->tp->size - 1) / m->tp->size;
-    int64_t rows = m->run->logit_rows;
-    if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15));
-    m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
-    int64_t bytes = 0;
-    if (m->training) {
-        m->fp32_rows = (int)max_i64(1, m->logit_rows * (int64_t)sizeof(floatX) / (int64_t)sizeof(float));
-        bytes = m->logit_rows * logits_stride(m->config.V) * (int64_t)sizeof(floatX);
-    }
-    bytes = max_i64(bytes, m->fp32_rows * (int64_t)m->config.V * (int64_t)sizeof(float));
-    m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
-}
-
 static void head_open(Llama3 *m) {
     const Llama3Config *c = &m->config;
     int64_t n = m->tp->tokens, all = n * m->tp->size;
+    int64_t largest_V = (m->fsdp->config->V + m->tp->size - 1) / m->tp->size; // of any tp rank
+    int64_t rows = m->run->logit_rows, bytes = 0;
+    if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / largest_V) & ~15));
+    m->logit_rows = m->fp32_rows = (int)min_i64(m->B * m->T, rows);
+    if (m->training) {
+        m->fp32_rows = (int)max_i64(1, m->logit_rows * (int64_t)sizeof(floatX) / (int64_t)sizeof(float));
+        bytes = m->logit_rows * logits_stride(c->V) * (int64_t)sizeof(floatX);
+    }
+    bytes = max_i64(bytes, m->fp32_rows * (int64_t)c->V * (int64_t)sizeof(float));
     m->final_x = activation(m, "residual stream", n * c->C);
     m->final_norm = activation(m, "final norm", n * c->C);
     m->final_rstd = activation_fp32(m, "1/rms", n);
     m->losses = activation_fp32(m, "losses", all);
     m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
-    logits_open(m);
+    m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
     if (m->training && m->run->z_loss > 0) {
         m->z_loss.weight = (float)m->run->z_loss;
@@ -1037,36 +1007,8 @@ static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int ca
     m->next_logits = arena_array(float, m->dev, MEM_HOST, "next token's logits", c->V);
 }
 
-static void model_close(Llama3 *m) {
-    free(m->in_flight);
-    table_close(&m->table);
-}
-
 // ---------------------------------------------------------------------------
 // opening and closing a rank
-
-static void timeline_open(Device *dev, const Job *j) {
-    if (!dev->rec.max_events) return;
-    if (j->purpose.plans) { // not part of the planned memory
-        dev->rec.events = new_array(Event, dev->rec.max_events);
-        return;
-    }
-    Event *events = arena_array(Event, dev, MEM_HOST, "timeline", dev->rec.max_events);
-    if (!dev->dry_run) dev->rec.events = events;
-}
-
-static void checkpoints_open(Trainer *trainer) {
-    const Job *j = trainer->job;
-    CheckpointWriter *w = &trainer->writer;
-    checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->run);
-    w->recipe = &j->recipe;
-    w->tokenizer = &j->tokenizer_files;
-    w->base_model = j->base_model;
-    w->base_fingerprint = j->base_fingerprint;
-    if (job_trains(j) && j->run.out) checkpoint_prepare(w, &j->table, &j->resume_from);
-    if (j->purpose.files) j->purpose.files(w, j);
-    checkpoint_writer_allocate(w);
-}
 
 /* The data loader begins where the period begins, or where the checkpoint ended. */
 static void data_open(Trainer *trainer) {
@@ -1095,7 +1037,12 @@ static void trainer_allocate(Trainer *trainer) {
     Llama3 *m = &trainer->model;
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
-    timeline_open(dev, j);
+    if (dev->rec.max_events && j->purpose.plans) // the plan's timeline is not part of the planned memory
+        dev->rec.events = new_array(Event, dev->rec.max_events);
+    else if (dev->rec.max_events) {
+        Event *events = arena_array(Event, dev, MEM_HOST, "timeline", dev->rec.max_events);
+        if (!dev->dry_run) dev->rec.events = events;
+    }
     step_reports_open(&trainer->reports, &p->comm, run->z_loss > 0);
     Sharding sharding = sharding_of(run);
     sharding.writes_files |= j->purpose.files != NULL;
@@ -1116,7 +1063,15 @@ static void trainer_allocate(Trainer *trainer) {
     int cp = j->mesh.size[AXIS_CP];
     step_batch_open(&trainer->eval_batch, dev, run->batch, run->seq, cp, run->doc_mask);
     trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", sample_bytes(run->seq, cp));
-    checkpoints_open(trainer);
+    CheckpointWriter *w = &trainer->writer;
+    checkpoint_writer_open(w, &p->fsdp, run);
+    w->recipe = &j->recipe;
+    w->tokenizer = &j->tokenizer_files;
+    w->base_model = j->base_model;
+    w->base_fingerprint = j->base_fingerprint;
+    if (m->training && run->out) checkpoint_prepare(w, &j->table, &j->resume_from);
+    if (j->purpose.files) j->purpose.files(w, j);
+    checkpoint_writer_allocate(w);
     if (!m->training) return;
     if (run->out || run->outlier_window) step_reports_name_samples(&trainer->reports, (int64_t)run->accum * run->batch);
     data_open(trainer);
@@ -1134,8 +1089,9 @@ static void trainer_close(Trainer *trainer) {
     free(p->layout);
     pipeline_close(&p->pipeline);
     tp_close(&p->tp);
-    cp_close(&p->cp);
-    model_close(&trainer->model);
+    request_close(&p->cp.request);
+    free(trainer->model.in_flight);
+    table_close(&trainer->model.table);
     shared_gradients_close(&trainer->shared_gradients);
     optimizer_close(&trainer->optimizer);
     fsdp_close(&p->fsdp);
@@ -1172,18 +1128,6 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->cp = &p->cp;
 }
 
-/* Takes over what the period before has left. */
-static void trainer_continue(Trainer *trainer, const PeriodResult *before) {
-    fsdp_refresh_copies(&trainer->parallel.fsdp);
-    trainer->progress.updates = before->progress.updates;
-    trainer->progress.skips = before->progress.skips;
-    trainer->progress.samples = before->progress.samples;
-    trainer->progress.tokens = before->progress.tokens;
-    trainer->progress.outliers = before->progress.outliers;
-    trainer->reports.save_signals_seen = before->save_signals_seen;
-    trainer->saved_by_previous_period = before->saved;
-}
-
 /* Ends a period, but for what the next one continues with. */
 static PeriodResult trainer_end_period(Trainer *trainer) {
     PeriodResult result = ZERO;
@@ -1217,8 +1161,16 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     trainer_allocate(trainer);
     p->fsdp.seed = (uint64_t)run->seed;
     double start = seconds_now();
-    if (before) trainer_continue(trainer, before);
-    else if (!job_streams_weights(j))
+    if (before) {
+        fsdp_refresh_copies(&p->fsdp);
+        trainer->progress.updates = before->progress.updates;
+        trainer->progress.skips = before->progress.skips;
+        trainer->progress.samples = before->progress.samples;
+        trainer->progress.tokens = before->progress.tokens;
+        trainer->progress.outliers = before->progress.outliers;
+        trainer->reports.save_signals_seen = before->save_signals_seen;
+        trainer->saved_by_previous_period = before->saved;
+    } else if (!job_streams_weights(j))
         weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, run->adapters ? &j->adapters : NULL,
                      &j->resume_from);
     comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
@@ -1324,15 +1276,6 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }
 
-static void check_replicas_when_due(Trainer *trainer, int64_t step) {
-    Parallel *p = &trainer->parallel;
-    int64_t events = p->dev.rec.num_events;
-    double start = seconds_now();
-    if (!p->fsdp.fingerprints || step % REPLICA_CHECK_STEPS) return;
-    fsdp_check_replicas(&p->fsdp, step);
-    trace_as_one_event(&p->dev, events, "replica check", start);
-}
-
 /* After every --val-every steps, unless that is 0, and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
     const RunSettings *run = &trainer->job->run;
@@ -1353,18 +1296,24 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
  * `rate`: FLOP/s of its matmuls, measured after the first step. */
 static void after_step(Trainer *trainer, StepStats *s, int has_updated, double flops, double *rate) {
     int64_t step = trainer->progress.step;
+    Parallel *p = &trainer->parallel;
     s->matmul_share = *rate > 0 ? flops / s->seconds / *rate : 0;
     s->mfu = job_mfu(trainer->job, s->seconds);
-    if (step == trainer->job->start.step + 1) *rate = matmul_rate(&trainer->parallel.dev); // of the run, or of a period
+    if (step == trainer->job->start.step + 1) *rate = matmul_rate(&p->dev); // of the run, or of a period
     if (!trainer->is_checked && has_updated) check_first_step(trainer);
-    if (trainer->parallel.rank == 0) {
+    if (p->rank == 0) {
         logger_step(&trainer->logger, step, s, trainer->reports.figures);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->reports.samples,
                        trainer->reports.samples_of_rank);
         note_lost_progress();
     }
-    if (trainer->job->run.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
-    check_replicas_when_due(trainer, step);
+    if (trainer->job->run.trace) device_synchronize_all(&p->dev); // what follows is not part of the step
+    if (p->fsdp.fingerprints && step % REPLICA_CHECK_STEPS == 0) {
+        int64_t events = p->dev.rec.num_events;
+        double start = seconds_now();
+        fsdp_check_replicas(&p->fsdp, step);
+        trace_as_one_event(&p->dev, events, "replica check", start);
+    }
     validate_when_due(trainer, step);
 }
 
@@ -1393,19 +1342,6 @@ static void plan_take(Plan *p, int rank, Trainer *dry_run) {
     }
 }
 
-/* Dry-runs one rank of each kind; the other ranks share its figures. */
-static void plan_open(Plan *p, const Job *j) {
-    plan_begin(p, j);
-    for (int rank = 0; rank < j->mesh.world; rank++) {
-        int representative = plan_representative(p, rank);
-        p->class_of[rank] = p->class_of[representative];
-        if (representative < rank) continue;
-        Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-        dry_run_once(dry_run, j, rank, 0, NULL);
-        plan_take(p, rank, dry_run);
-    }
-}
-
 static void plan_close(Plan *p) {
     for (int c = 0; c < p->count; c++) {
         trainer_close(p->classes[c].trainer);
@@ -1415,16 +1351,25 @@ static void plan_close(Plan *p) {
     free(p->class_of);
 }
 
+/* config.txt, layout.json and plan.json under --out. */
 static void write_run_files(const Trainer *trainer) {
     const Job *j = trainer->job;
-    Plan plan;
     FILE *f = out_file_create(j->run.out, "config.txt");
     options_write(j->options, &j->run, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->run.out, strerror(errno));
     f = out_file_create(j->run.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->run.out, strerror(errno));
-    plan_open(&plan, j);
+    Plan plan;
+    plan_begin(&plan, j);
+    for (int rank = 0; rank < j->mesh.world; rank++) { // one dry run for each class of ranks
+        int representative = plan_representative(&plan, rank);
+        plan.class_of[rank] = plan.class_of[representative];
+        if (representative < rank) continue;
+        Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
+        dry_run_once(dry_run, j, rank, 0, NULL);
+        plan_take(&plan, rank, dry_run);
+    }
     plan_write_file(j->run.out, plan_json(&plan, samples_per_step(&j->run, &j->mesh) * j->run.seq, NULL));
     plan_close(&plan);
 }

@@ -3,6 +3,6 @@
 #define TRAINER_SOURCE_H
 #ifndef TESTING
 #define TESTING
-#include "../../train_llama3.cu" // defines: plan_open, dry_run_open, Job, Trainer
+#include "../../train_llama3.cu" // defines: Trainer, dry_run_open, trainer_open; includes run/setup/job.h
 #endif
 #endif
