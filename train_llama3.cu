@@ -746,7 +746,8 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     if (!s->targets && !trainer->parallel.dev.dry_run) return; // nothing to learn; a dry run has no targets
     AdamW a = {(float)s->lr, (float)run->beta1, (float)run->beta2, (float)run->eps, (float)run->weight_decay, 0, 0, 0};
     a.grad_scale = (float)(clip_coefficient(run->clip, s->grad_norm) / (double)max_i64(1, s->targets));
-    a.updates = (int)++trainer->progress.updates;
+    trainer->progress.updates++;
+    a.updates = (int)trainer->progress.updates;
     a.step = (int)step;
     optimizer_step(&trainer->optimizer, &a);
 }
