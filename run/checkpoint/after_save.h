@@ -26,9 +26,6 @@ typedef struct AfterSave {
 /* The step of the checkpoint that a command is using; -1: none runs. */
 static int64_t after_save_step(const AfterSave *a) { return a->process ? a->steps[a->started - 1] : -1; }
 
-// ---------------------------------------------------------------------------
-// starting a command
-
 /* The environment without the variables of launchers: a command may start this program, which would otherwise try to
  * join this run, and dev/launch/supervise ends all processes that carry LLAMA3_RUN. Open MPI's settings (OMPI_MCA_) go,
  * too, because mpirun passes a rank's own among them. The array is allocated, its strings are not. */
@@ -47,15 +44,6 @@ static char **environment_without_launcher(void) {
     return variables;
 }
 
-/* MPI's files, among others, must not stay open in a command. */
-static void close_files_on_exec(void) {
-    int64_t most = sysconf(_SC_OPEN_MAX), end = most < 0 ? 1 << 16 : min_i64(most, 1 << 16); // -1: no limit
-    for (int fd = STDERR_FILENO + 1; fd < end; fd++) {
-        int flags = fcntl(fd, F_GETFD);
-        if (flags >= 0) fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
-    }
-}
-
 /* Starts sh with the command, "$1" = path, and OUT/after-save.log as its output. Returns 0 or errno. A fork would copy
  * the page tables of the whole model, and is unsafe while other threads compute; posix_spawn has neither problem. */
 static int after_save_spawn(AfterSave *a, char *path) {
@@ -68,7 +56,12 @@ static int after_save_spawn(AfterSave *a, char *path) {
     int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) return errno;
     dprintf(fd, "%s:\n", path);
-    close_files_on_exec();
+    // MPI's files, among others, must not stay open in the command
+    int64_t most = sysconf(_SC_OPEN_MAX), end = most < 0 ? 1 << 16 : min_i64(most, 1 << 16); // -1: no limit
+    for (int other = STDERR_FILENO + 1; other < end; other++) {
+        int flags = fcntl(other, F_GETFD);
+        if (flags >= 0) fcntl(other, F_SETFD, flags | FD_CLOEXEC);
+    }
     sigemptyset(&none);
     sigfillset(&all);
     sigdelset(&all, SIGKILL);
@@ -92,10 +85,22 @@ static int after_save_spawn(AfterSave *a, char *path) {
     return failed;
 }
 
-/* Starts the command for the oldest checkpoint for which it has not run. Checkpoints that --keep has already removed
- * are skipped with a note. */
-static void after_save_start_next(AfterSave *a) {
-    char path[4096], absolute[PATH_MAX];
+/* If the running command has ended, reports a failure and starts the command for the oldest checkpoint for which it has
+ * not run. Checkpoints that --keep has already removed are skipped with a note. Never waits. */
+static void after_save_check(AfterSave *a) {
+    char path[4096], absolute[PATH_MAX], how[64];
+    int status = 0;
+    pid_t ended = a->process ? waitpid(a->process, &status, WNOHANG) : 0;
+    if (ended > 0 && status) {
+        if (WIFEXITED(status)) snprintf(how, sizeof how, "with exit code %d", WEXITSTATUS(status));
+        else snprintf(how, sizeof how, "by signal %d", WTERMSIG(status));
+        checkpoint_path(path, sizeof path, a->run->out, a->steps[a->started - 1]);
+        fprintf(
+            stderr,
+            "note: --after-save failed for %s: the command ended %s; its output is at the end of %s/after-save.log\n",
+            path, how, a->run->out);
+    }
+    if (ended) a->process = 0; // -1: its exit code is lost, because this process was started with SIGCHLD ignored
     while (!a->process && a->started < a->saved) {
         checkpoint_path(path, sizeof path, a->run->out, a->steps[a->started++]);
         if (access(path, F_OK)) {
@@ -110,44 +115,12 @@ static void after_save_start_next(AfterSave *a) {
     }
 }
 
-// ---------------------------------------------------------------------------
-// what rank 0 calls
-
-/* Reports the exit of a command that failed. */
-static void after_save_report(const AfterSave *a, int status) {
-    char path[4096], how[64];
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
-    if (WIFEXITED(status)) snprintf(how, sizeof how, "with exit code %d", WEXITSTATUS(status));
-    else snprintf(how, sizeof how, "by signal %d", WTERMSIG(status));
-    checkpoint_path(path, sizeof path, a->run->out, a->steps[a->started - 1]);
-    fprintf(stderr,
-            "note: --after-save failed for %s: the command ended %s; its output is at the end of %s/after-save.log\n",
-            path, how, a->run->out);
-}
-
-/* If the running command has ended, reports a failure and starts the next one. Never waits. */
-static void after_save_check(AfterSave *a) {
-    int status = 0;
-    pid_t ended = a->process ? waitpid(a->process, &status, WNOHANG) : 0;
-    if (ended > 0) after_save_report(a, status);
-    if (ended) a->process = 0; // -1: its exit code is lost, because this process was started with SIGCHLD ignored
-    after_save_start_next(a);
-}
-
 /* A checkpoint is complete and visible: its command starts now, or when the commands before it have ended. */
 static void after_save_add(AfterSave *a, int64_t step) {
     if (!a->run->after_save) return;
     a->steps = (int64_t *)checked_realloc(a->steps, sizeof *a->steps * (size_t)(a->saved + 1));
     a->steps[a->saved++] = step;
     after_save_check(a);
-}
-
-/* After the last command: --keep also applies to the checkpoint that it used. */
-static void after_save_close(AfterSave *a) {
-    if (a->saved && !a->process) remove_old_checkpoints(a->run->out, a->run->keep, -1);
-    free(a->steps);
-    a->steps = NULL;
-    a->saved = 0;
 }
 
 #endif

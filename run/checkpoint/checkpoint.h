@@ -283,31 +283,18 @@ static LearningRate rate_recorded(const cJSON *then, const cJSON *now, int perio
     return was;
 }
 
-/* Does the learning rate of a finished step of this period differ? Only finished steps are compared: a period may be
- * given more or fewer tokens while their rates do not depend on that. */
-static int rate_has_changed(const cJSON *then, const cJSON *now, const Recipe *r, int period, int64_t step) {
+/* Is this a setting of a learning-rate curve whose finished steps, up to `step`, have unchanged rates? Only finished
+ * steps are compared: a period may be given more or fewer tokens while their rates do not depend on that. */
+static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
+    int period, is_same = 0;
+    const char *text = setting_without_period(name, &period);
+    for (int i = 0; i < RATE_SETTINGS; i++) is_same |= !strcmp(text, rate_settings[i]);
+    if (!is_same) return 0;
     const RecipePeriod *p = &r->periods[period];
     LearningRate was = rate_recorded(then, now, period, &p->rate);
-    int changed = 0;
-    for (int64_t t = p->first_step + 1; t <= min_i64(step, p->first_step + p->steps) && !changed; t++)
-        changed = learning_rate_at(&was, t) != learning_rate_at(&p->rate, t);
-    return changed;
-}
-
-/* Is this a setting of a learning-rate curve whose finished steps, up to `step`, have unchanged rates? */
-static int is_same_rate(const cJSON *then, const cJSON *now, const Recipe *r, const char *name, int64_t step) {
-    int period, of_rate = 0;
-    const char *text = setting_without_period(name, &period);
-    for (int i = 0; i < RATE_SETTINGS; i++) of_rate |= !strcmp(text, rate_settings[i]);
-    return of_rate && !rate_has_changed(then, now, r, period, step);
-}
-
-/* --allow-changes does not help here: AdamW's moments are not Muon's momentum. */
-__attribute__((noreturn)) static void refuse_other_optimizer(const char *dir, const char *is, const char *was) {
-    user_error("--resume %s: options that affect the training result have changed (--optimizer %s, was %s), and the "
-               "state of one optimizer cannot continue another's: give --optimizer %s, or start a new run from these "
-               "weights with --model %s",
-               dir, is, was, was, dir);
+    for (int64_t t = p->first_step + 1; t <= min_i64(step, p->first_step + p->steps) && is_same; t++)
+        is_same = learning_rate_at(&was, t) == learning_rate_at(&p->rate, t);
+    return is_same;
 }
 
 /* May a recorded setting be missing in this run? `begins_data`: the data of the checkpoint is not open. */
@@ -332,7 +319,11 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const RunSettings
     cJSON_ArrayForEach(setting, now) {
         const char *name = setting->string, *is = setting->valuestring, *was = setting_recorded(then, name);
         if (!strcmp(was, is) || is_same_rate(then, now, r, name, step)) continue;
-        if (!strcmp(name, "--optimizer")) refuse_other_optimizer(c->dir, is, was);
+        if (!strcmp(name, "--optimizer")) // --allow-changes does not help: AdamW's moments are not Muon's momentum
+            user_error("--resume %s: options that affect the training result have changed (--optimizer %s, was %s), "
+                       "and the state of one optimizer cannot continue another's: give --optimizer %s, or start a new "
+                       "run from these weights with --model %s",
+                       c->dir, is, was, was, c->dir);
         int period;
         const char *option = setting_without_period(name, &period);
         if (!strcmp(option, "data") || !strcmp(option, "--seq") || !strcmp(option, "longest --seq"))
@@ -427,7 +418,7 @@ static Progress trainer_progress(const cJSON *json, const char *path) {
     p.epoch = trainer_integer(json, path, "epoch");
     p.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
     outliers_read(&p.outliers, json, path);
-    // checkpoints without it are of runs of one period
+    // A checkpoint without "tokens" is of a run of one period, all of whose steps had the same --seq.
     const cJSON *seq = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "settings"), "--seq");
     if (cJSON_GetObjectItemCaseSensitive(json, "tokens")) p.tokens = trainer_integer(json, path, "tokens");
     else if (cJSON_IsString(seq)) p.tokens = product_or_most(p.samples, max_i64(0, atoi(seq->valuestring)));
@@ -449,22 +440,6 @@ static Progress checkpoint_progress(const char *dir) {
     return p;
 }
 
-/* Opens the files of weights and moments, and compares their tensors with the table. */
-static void checkpoint_open_tensors(Checkpoint *c, const RunSettings *run, const Llama3Config *config,
-                                    const TensorTable *table) {
-    int first = config->lora_rank ? table_first_adapter(table) : 0;
-    if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
-    else {
-        config_compare(c->dir, config, run->model);
-        if (!model_weights_open(&c->weights, c->dir, table, BASE_TRAINED))
-            user_error("%s has no model.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
-    }
-    if (!st_open(&c->moments, c->dir, "optimizer"))
-        user_error("%s has no optimizer.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
-    for (int kind = STATE_EXP_AVG; kind <= STATE_EXP_AVG_SQ; kind++)
-        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, (StateKind)kind);
-}
-
 /* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
  * the model, the data and the fingerprint of the base model. */
 static void checkpoint_open(Checkpoint *c, const RunSettings *run, const Recipe *r, const Mesh *mesh,
@@ -476,7 +451,17 @@ static void checkpoint_open(Checkpoint *c, const RunSettings *run, const Recipe 
     c->progress = trainer_progress(json, path);
     companions_check(c->dir, files, path);
     settings_compare(c, json_object(json, path, "settings"), run, r, mesh, data, base);
-    checkpoint_open_tensors(c, run, config, table);
+    if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
+    else {
+        config_compare(c->dir, config, run->model);
+        if (!model_weights_open(&c->weights, c->dir, table, BASE_TRAINED))
+            user_error("%s has no model.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
+    }
+    if (!st_open(&c->moments, c->dir, "optimizer"))
+        user_error("%s has no optimizer.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
+    int first = config->lora_rank ? table_first_adapter(table) : 0;
+    for (int kind = STATE_EXP_AVG; kind <= STATE_EXP_AVG_SQ; kind++)
+        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, (StateKind)kind);
     StFiles *opened[] = {&c->weights, &c->moments};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < opened[k]->num_files; i++) {
@@ -510,20 +495,6 @@ typedef struct {
     char *bytes;           // (FILE_CHUNK_BYTES) the current chunk
 } ChunkReader;
 
-/* Reads a chunk of a file and compares it with its checksum. */
-static void chunk_read(ChunkReader *r, const StFile *file, int64_t chunk) {
-    if (r->file == file && r->chunk == chunk) return;
-    int64_t at = chunk * FILE_CHUNK_BYTES, got = read_bytes_at(file->fd, r->bytes, FILE_CHUNK_BYTES, at);
-    if (got <= 0)
-        user_error("cannot read %s from byte %" PRId64 " on: %s", file->path, at,
-                   got ? strerror(errno) : "the file ends there");
-    r->file = file;
-    r->chunk = chunk;
-    r->length = got;
-    file_advance(file->fd, at, FILE_CHUNK_BYTES); // the state needs the memory
-    chunk_check(file->path, chunk, r->bytes, got, file->sums[chunk]);
-}
-
 static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const Tensor *tensor, int64_t first,
                                  int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
@@ -532,26 +503,27 @@ static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const
     char name[128], *to = (char *)out;
     snprintf(name, sizeof name, "%s%s", tensor->name, suffix ? suffix : "");
     const StTensor *t = st_find(kind == STATE_MASTER ? &c->weights : &c->moments, name);
+    const StFile *file = t->file;
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
     while (at < end) {
-        chunk_read(r, t->file, at / FILE_CHUNK_BYTES);
-        int64_t skip = at % FILE_CHUNK_BYTES, n = min_i64(end - at, r->length - skip);
+        int64_t chunk = at / FILE_CHUNK_BYTES, begin = chunk * FILE_CHUNK_BYTES;
+        if (r->file != file || r->chunk != chunk) {
+            r->file = file;
+            r->chunk = chunk;
+            r->length = read_bytes_at(file->fd, r->bytes, FILE_CHUNK_BYTES, begin);
+            if (r->length <= 0)
+                user_error("cannot read %s from byte %" PRId64 " on: %s", file->path, begin,
+                           r->length ? strerror(errno) : "the file ends there");
+            file_advance(file->fd, begin, FILE_CHUNK_BYTES); // the state needs the memory
+            chunk_check(file->path, chunk, r->bytes, r->length, file->sums[chunk]);
+        }
+        int64_t n = min_i64(end, begin + r->length) - at;
         if (n <= 0)
-            user_error("%s ends within tensor %s: it is truncated; resume from another checkpoint", t->file->path,
-                       name);
-        memcpy(to, r->bytes + skip, (size_t)n);
+            user_error("%s ends within tensor %s: it is truncated; resume from another checkpoint", file->path, name);
+        memcpy(to, r->bytes + (at - begin), (size_t)n);
         at += n;
         to += n;
     }
-}
-
-/* Reads this rank's weights and moments. */
-static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
-    ChunkReader r = {c, NULL, 0, 0, (char *)checked_malloc(FILE_CHUNK_BYTES)};
-    fsdp_set_state(f, STATE_MASTER, fill_from_checkpoint, &r);
-    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
-    fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);
-    free(r.bytes);
 }
 
 // ---------------------------------------------------------------------------
@@ -578,8 +550,13 @@ static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Check
     StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters; // NULL: none
     if (model) fsdp_set_base(f, fill_from_files, blocks_from_files, model);
     else fsdp_set_base(f, random_weights, NULL, f);
-    if (from->dir[0]) checkpoint_load(f, from);
-    else if (trained) fsdp_set_state(f, STATE_MASTER, fill_from_files, trained);
+    if (from->dir[0]) {
+        ChunkReader r = {from, NULL, 0, 0, (char *)checked_malloc(FILE_CHUNK_BYTES)};
+        fsdp_set_state(f, STATE_MASTER, fill_from_checkpoint, &r);
+        fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
+        fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);
+        free(r.bytes);
+    } else if (trained) fsdp_set_state(f, STATE_MASTER, fill_from_files, trained);
     else fsdp_set_state(f, STATE_MASTER, random_weights, f);
 }
 

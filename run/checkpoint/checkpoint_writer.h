@@ -158,16 +158,6 @@ static void write_failed(const CheckpointWriter *w, const char *what, const char
                w->resume_from ? "; the previous checkpoint is intact" : "");
 }
 
-/* Writes a chunk past the page cache, since a model would displace everything else from it. What is no multiple of a
- * page, or lies on a file system without O_DIRECT, goes through the cache. Returns 0 or errno. */
-static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
-    if (bytes % PAGE_BYTES) fcntl(fd, F_SETFL, 0); // clears O_DIRECT
-    int failed = write_bytes(fd, chunk, (size_t)bytes, at);
-    if (failed != EINVAL) return failed;
-    fcntl(fd, F_SETFL, 0);
-    return write_bytes(fd, chunk, (size_t)bytes, at);
-}
-
 /* Does each chunk of this rank have a buffer of its own, so that the rank need not wait while they are written? Then
  * the thread computes the checksums; otherwise the rank itself does, since it would be idle until a buffer is free. */
 static int writes_in_background(const CheckpointWriter *w) { return w->num_buffers >= w->own; }
@@ -191,28 +181,31 @@ static int64_t first_own_chunk(const CheckpointWriter *w, const OutputFile *file
     return ahead < 0 ? ahead + comm->mesh.world : ahead;
 }
 
-static int open_output(const CheckpointWriter *w, const char *path) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC | O_DIRECT);
-    if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0) write_failed(w, "open", path, errno); // for example on a host that does not share the directory
-    return fd;
-}
-
-/* Writes this rank's chunks of one file, as they are filled. */
+/* Writes this rank's chunks of one file, as they are filled. O_DIRECT writes them past the page cache, since a model
+ * would displace everything else from it. What is no multiple of a page, or lies on a file system without O_DIRECT, goes
+ * through the cache. */
 static void write_file(CheckpointWriter *w, int number) {
     const OutputFile *file = &w->files.files[number];
     int64_t chunk = first_own_chunk(w, file);
     char path[4096 + 256];
     if (chunk >= file->chunks) return;
     output_path(w, path, sizeof path, number);
-    int fd = open_output(w, path);
+    int fd = open(path, O_WRONLY | O_CLOEXEC | O_DIRECT);
+    if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) write_failed(w, "open", path, errno); // for example on a host that does not share the directory
     for (; chunk < file->chunks; chunk += w->fsdp->comm->mesh.world) {
-        int64_t i = w->written, bytes = chunk_length(chunk, file->bytes);
+        int64_t i = w->written, bytes = chunk_length(chunk, file->bytes), at = chunk * FILE_CHUNK_BYTES;
+        const char *buffer = chunk_buffer(w, i);
         pthread_mutex_lock(&w->lock);
         while (w->filled <= i) pthread_cond_wait(&w->changed, &w->lock);
         pthread_mutex_unlock(&w->lock);
-        if (writes_in_background(w)) w->sums[i] = crc32_of(chunk_buffer(w, i), bytes);
-        int failed = chunk_write(fd, chunk_buffer(w, i), bytes, chunk * FILE_CHUNK_BYTES);
+        if (writes_in_background(w)) w->sums[i] = crc32_of(buffer, bytes);
+        if (bytes % PAGE_BYTES) fcntl(fd, F_SETFL, 0); // clears O_DIRECT
+        int failed = write_bytes(fd, buffer, (size_t)bytes, at);
+        if (failed == EINVAL) {
+            fcntl(fd, F_SETFL, 0);
+            failed = write_bytes(fd, buffer, (size_t)bytes, at);
+        }
         if (failed) write_failed(w, "write", path, failed);
         count_chunk(w, &w->written);
     }
@@ -221,8 +214,7 @@ static void write_file(CheckpointWriter *w, int number) {
 
 static void *writer_thread(void *arg) {
     CheckpointWriter *w = (CheckpointWriter *)arg;
-    if (writes_in_background(w)) // training has the higher priority
-        lower_priority_of_thread();
+    if (writes_in_background(w)) lower_priority_of_thread(); // training has the higher priority
     for (int i = 0; i < w->files.num_files; i++) write_file(w, i);
     __atomic_store_n(&w->done, 1, __ATOMIC_RELEASE);
     return NULL;
@@ -369,10 +361,17 @@ static void put_files(CheckpointWriter *w) {
 // ---------------------------------------------------------------------------
 // one write of all files: write_start, then write_finish
 
-/* Rank 0 creates the files in their final size, so that a full disk is noticed at once. */
-static void create_files(CheckpointWriter *w) {
+/* Starts to write the files into the directory w->dir, which is empty. Rank 0 creates them in their final size, so that a
+ * full disk is noticed at once. Returns when all chunks of this rank have been filled. If there are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
+static void write_start(CheckpointWriter *w) {
+    Comm *comm = w->fsdp->comm;
     char path[4096 + 256];
-    for (int i = 0; i < w->files.num_files; i++) {
+    w->is_open = 1;
+    w->own = w->files.chunks / comm->mesh.world + (comm->rank < w->files.chunks % comm->mesh.world);
+    w->filled = 0;
+    w->written = 0;
+    w->done = 0;
+    for (int i = 0; comm->rank == 0 && i < w->files.num_files; i++) {
         output_path(w, path, sizeof path, i);
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd < 0) write_failed(w, "create", path, errno);
@@ -381,18 +380,6 @@ static void create_files(CheckpointWriter *w) {
         if (ftruncate(fd, w->files.files[i].bytes)) write_failed(w, "create", path, errno);
         close(fd);
     }
-}
-
-/* Starts to write the files into the directory w->dir, which is empty. Returns when all chunks of this rank have been
- * filled. If there are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
-static void write_start(CheckpointWriter *w) {
-    Comm *comm = w->fsdp->comm;
-    w->is_open = 1;
-    w->own = w->files.chunks / comm->mesh.world + (comm->rank < w->files.chunks % comm->mesh.world);
-    w->filled = 0;
-    w->written = 0;
-    w->done = 0;
-    if (comm->rank == 0) create_files(w);
     comm_barrier(comm, "saving: files created");
     if (thread_start(&w->thread, writer_thread, w)) run_failure("cannot start the thread that writes files");
     put_files(w);
@@ -445,43 +432,25 @@ static void companions_free(Companions *c) {
 // ---------------------------------------------------------------------------
 // checkpoints
 
-/* (chunks) the checksums of all chunks, from all ranks. */
-static uint32_t *gather_sums(CheckpointWriter *w) {
-    Comm *comm = w->fsdp->comm;
-    int world = comm->mesh.world;
-    int64_t share = writer_share(w);
-    uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world));
-    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(w->files.chunks + 1));
-    all_gather_now(comm, AXIS_WORLD, "saving: checksums", w->sums, all, sizeof *all * (size_t)share);
-    for (int64_t chunk = 0; chunk < w->files.chunks; chunk++) sums[chunk] = all[chunk % world * share + chunk / world];
-    free(all);
-    return sums;
-}
-
-/* Writes trainer.json. A checkpoint of the step that the run resumed from keeps the settings of the run that computed
- * it. */
-static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const Companions *companions) {
-    const Checkpoint *from = w->resume_from;
-    int same_step = from->dir[0] && from->progress.step == w->progress.step;
-    cJSON *settings = same_step ? cJSON_Duplicate(from->settings, 1)
-                                : settings_in_force(w->recipe, w->progress.step, &w->fsdp->comm->mesh, w->progress.data,
-                                                    w->base_fingerprint);
-    size_t length;
-    char *text = trainer_text(&w->progress, settings, &w->files, sums, companions, &length);
-    write_new_file(w->dir, "trainer.json", text, length);
-    free(text);
-}
-
 /* Rank 0 makes the checkpoint visible. Everything in it is on disk before it gets its name, and its name is on disk
  * before older checkpoints are removed. */
 static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
     const char *out = w->run->out;
+    const Checkpoint *from = w->resume_from;
     char path[4096];
     Companions companions;
+    size_t length;
     double start = seconds_now(), bytes = 0;
     for (int i = 0; i < w->files.num_files; i++) bytes += (double)w->files.files[i].bytes;
     write_companions(w, &companions);
-    write_trainer_json(w, sums, &companions);
+    // A checkpoint of the step that the run resumed from keeps the settings of the run that computed it.
+    int same_step = from->dir[0] && from->progress.step == w->progress.step;
+    cJSON *settings = same_step ? cJSON_Duplicate(from->settings, 1)
+                                : settings_in_force(w->recipe, w->progress.step, &w->fsdp->comm->mesh, w->progress.data,
+                                                    w->base_fingerprint);
+    char *text = trainer_text(&w->progress, settings, &w->files, sums, &companions, &length);
+    write_new_file(w->dir, "trainer.json", text, length);
+    free(text);
     sync_directory(w->dir);
     checkpoint_path(path, sizeof path, out, w->progress.step);
     if (rename(w->dir, path))
@@ -507,7 +476,12 @@ static void checkpoint_commit(CheckpointWriter *w) {
     Phase before = comm_phase(comm, PHASE_SAVING);
     double start = seconds_now();
     write_finish(w);
-    uint32_t *sums = gather_sums(w);
+    int64_t share = writer_share(w), world = comm->mesh.world;
+    uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world));
+    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(w->files.chunks + 1));
+    all_gather_now(comm, AXIS_WORLD, "saving: checksums", w->sums, all, sizeof *sums * (size_t)share);
+    for (int64_t chunk = 0; chunk < w->files.chunks; chunk++) sums[chunk] = all[chunk % world * share + chunk / world];
+    free(all);
     w->paused += seconds_now() - start;
     if (comm->rank == 0) publish_checkpoint(w, sums);
     free(sums);
@@ -560,7 +534,9 @@ static void wait_for_commands(CheckpointWriter *w) {
                 "note: a signal ended the wait for the command of --after-save; it continues as process %d, and the "
                 "command was not started for %" PRId64 " more checkpoints\n",
                 (int)a->process, a->saved - a->started);
-    after_save_close(a);
+    // --keep also applies to the checkpoint that the last command used
+    if (a->saved && !a->process) remove_old_checkpoints(w->run->out, w->run->keep, -1);
+    free(a->steps);
     free(waits);
     comm_phase(comm, before);
 }

@@ -54,14 +54,6 @@ typedef struct {       // the tensors of a model's files
     int ignores_index; // next to the only file there is an index that names others, which are not read
 } StFiles;
 
-static StDtype st_dtype_of(const char *path, const cJSON *item) {
-    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "dtype"));
-    for (int d = 0; d < ST_DTYPES && name; d++)
-        if (!strcmp(name, st_dtype_names[d])) return (StDtype)d;
-    user_error("%s: tensor %s has dtype %s, expected F32, BF16, F16, I32 or I8: convert the model to one of these",
-               path, item->string, name ? name : "?");
-}
-
 /* Reads a tensor's shape as a matrix. */
 static void st_read_shape(StTensor *t, const char *path, const cJSON *item) {
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *dim;
@@ -93,11 +85,8 @@ static const StTensor *st_find(const StFiles *s, const char *name) {
     return slot ? &s->tensors[slot - 1] : NULL;
 }
 
-/* Makes room for one more tensor. */
-static void st_reserve(StFiles *s) {
-    if (s->count < s->capacity) return;
-    s->capacity = s->capacity ? 2 * s->capacity : 64;
-    s->tensors = (StTensor *)checked_realloc(s->tensors, sizeof(StTensor) * (size_t)s->capacity);
+/* Enters the names of all tensors into a new hash table. */
+static void st_rehash(StFiles *s) {
     free(s->slots);
     s->slots = new_array(int, 2 * s->capacity);
     for (int i = 0; i < s->count; i++) *st_slot(s, s->tensors[i].name) = i + 1;
@@ -113,7 +102,13 @@ static void st_add_tensor(StFiles *s, const StFile *file, const cJSON *item, int
     if (other)
         user_error("%s and %s both hold tensor %s: remove the file that does not belong to this model",
                    other->file->path, path, item->string);
-    t.dtype = st_dtype_of(path, item);
+    const char *dtype = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "dtype"));
+    int known = 0;
+    while (dtype && known < ST_DTYPES && strcmp(dtype, st_dtype_names[known])) known++;
+    if (!dtype || known == ST_DTYPES)
+        user_error("%s: tensor %s has dtype %s, expected F32, BF16, F16, I32 or I8: convert the model to one of these",
+                   path, item->string, dtype ? dtype : "?");
+    t.dtype = (StDtype)known;
     st_read_shape(&t, path, item);
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     if (cJSON_GetArraySize(offsets) != 2)
@@ -127,7 +122,11 @@ static void st_add_tensor(StFiles *s, const StFile *file, const cJSON *item, int
     t.begin = data + (int64_t)begin;
     t.name = checked_strdup(item->string);
     t.file = file;
-    st_reserve(s);
+    if (s->count == s->capacity) {
+        s->capacity = s->capacity ? 2 * s->capacity : 64;
+        s->tensors = (StTensor *)checked_realloc(s->tensors, sizeof(StTensor) * (size_t)s->capacity);
+        st_rehash(s);
+    }
     *st_slot(s, t.name) = s->count + 1;
     s->tensors[s->count++] = t;
 }
@@ -341,16 +340,6 @@ static void st_refuse_parts(const char *dir, const char *stem) {
                    dir, part, stem, stem);
 }
 
-/* Does the index at `path` name another file than `name`? */
-static int st_index_names_others(const char *path, const char *name) {
-    const cJSON *map, *item;
-    cJSON *json = st_read_index(path, &map);
-    int others = 0;
-    cJSON_ArrayForEach(item, map) others |= !cJSON_IsString(item) || strcmp(item->valuestring, name);
-    cJSON_Delete(json);
-    return others;
-}
-
 /* Opens `stem`.safetensors in a directory or, if there is none, the files that its index lists: transformers looks for
  * them in this order. Returns 0 if there are none. */
 static int st_open(StFiles *s, const char *dir, const char *stem) {
@@ -360,7 +349,11 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
     snprintf(index, sizeof index, "%s/%s.safetensors.index.json", dir, stem);
     if (entry_exists(path)) {
         st_add_file(s, path);
-        s->ignores_index = entry_exists(index) && st_index_names_others(index, strrchr(path, '/') + 1);
+        const cJSON *map = NULL, *item;
+        cJSON *json = entry_exists(index) ? st_read_index(index, &map) : NULL;
+        cJSON_ArrayForEach(item, map) s->ignores_index |=
+            !cJSON_IsString(item) || strcmp(item->valuestring, strrchr(path, '/') + 1);
+        cJSON_Delete(json);
     } else if (entry_exists(index)) {
         st_open_index(s, dir, index);
     } else {
@@ -371,11 +364,6 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
     return 1;
 }
 
-static int has_ending(const char *name, const char *ending) {
-    size_t n = strlen(name), m = strlen(ending);
-    return n >= m && !strcasecmp(name + n - m, ending);
-}
-
 /* Is this the name of a file of weights, in this or another format, which may be incomplete? */
 static int is_weights_name(const char *name) {
     static const char *const endings[] = {".safetensors", ".bin",     ".pt",    ".pth",  ".ckpt",
@@ -384,8 +372,10 @@ static int is_weights_name(const char *name) {
     static const char *const others[] = {"training_args", "optimizer", "scheduler", "scaler", "rng_state", "tokenizer"};
     for (int i = 0; i < 6; i++)
         if (!strncmp(name, others[i], strlen(others[i]))) return 0;
-    for (int i = 0; i < (int)(sizeof endings / sizeof *endings); i++)
-        if (has_ending(name, endings[i])) return 1;
+    for (int i = 0; i < (int)(sizeof endings / sizeof *endings); i++) {
+        size_t n = strlen(name), m = strlen(endings[i]);
+        if (n >= m && !strcasecmp(name + n - m, endings[i])) return 1;
+    }
     return 0;
 }
 
@@ -412,17 +402,6 @@ static int find_other_weights(const char *dir, int below, char *found, size_t si
     }
     if (n >= 0) free(entries);
     return is_found;
-}
-
-/* Refuses a directory whose weights are in files that this program does not read: the run would start from random
- * numbers instead. */
-static void refuse_other_weights(const char *dir) {
-    char found[4096];
-    if (find_other_weights(dir, 0, found, sizeof found))
-        user_error("%s has no model.safetensors, but %s, which this program does not read as the model's weights: save "
-                   "the model as safetensors (save_pretrained of transformers does it), or, to train from random "
-                   "weights, give a directory with config.json alone",
-                   dir, found);
 }
 
 /* What follows a tensor's name in files: "" for weights, otherwise PyTorch's name of the optimizer's state. NULL: the
@@ -473,23 +452,8 @@ static void model_weights_rename(StFiles *s, const char *dir, const TensorTable 
         if (st_find(s, name)) user_error("%s holds both %s and %s: remove one of them", dir, name, t->name);
         free(t->name);
         t->name = checked_strdup(name);
-        memset(s->slots, 0, sizeof *s->slots * 2 * (size_t)s->capacity);
-        for (int k = 0; k < s->count; k++) *st_slot(s, s->tensors[k].name) = k + 1;
+        st_rehash(s);
     }
-}
-
-/* A tied model's files may hold the head, too. Its values are compared while the embedding is read (st_check_copy). */
-static void model_weights_find_copy(StFiles *s, const TensorTable *table) {
-    const StTensor *head = st_find(s, "lm_head.weight");
-    StTensor *embedding = (StTensor *)st_find(s, "model.embed_tokens.weight");
-    if (!table_is_tied(table) || !head) return;
-    if (head->rows != embedding->rows || head->cols != embedding->cols)
-        user_error("%s: tensor lm_head.weight is %" PRId64 " x %" PRId64 " and model.embed_tokens.weight %" PRId64
-                   " x %" PRId64
-                   ", but config.json has \"tie_word_embeddings\": true: use weights and a config.json of "
-                   "the same model",
-                   head->file->path, head->rows, head->cols, embedding->rows, embedding->cols);
-    embedding->copy = head;
 }
 
 /* Refuses another tensor in a place where elements [first, first + count) of `t`, which are `values`, must be equal. */
@@ -511,7 +475,12 @@ static void st_check_copy(const StTensor *t, const float *values, int64_t first,
  * according to config.json. Returns 0 if there are none. */
 static int model_weights_open(StFiles *s, const char *dir, const TensorTable *table, BaseKind stored) {
     if (!st_open(s, dir, "model")) {
-        refuse_other_weights(dir);
+        char found[4096];
+        if (find_other_weights(dir, 0, found, sizeof found)) // the run would start from random numbers instead
+            user_error("%s has no model.safetensors, but %s, which this program does not read as the model's weights: "
+                       "save the model as safetensors (save_pretrained of transformers does it), or, to train from "
+                       "random weights, give a directory with config.json alone",
+                       dir, found);
         return 0;
     }
     model_weights_rename(s, dir, table);
@@ -531,7 +500,17 @@ static int model_weights_open(StFiles *s, const char *dir, const TensorTable *ta
                        "config.json of the same model",
                        dir, name);
     }
-    model_weights_find_copy(s, table);
+    const StTensor *head = table_is_tied(table) ? st_find(s, "lm_head.weight") : NULL;
+    if (!head) return 1;
+    // A tied model's files may hold the head, too. Its values are compared while the embedding is read (st_check_copy).
+    StTensor *embedding = (StTensor *)st_find(s, "model.embed_tokens.weight");
+    if (head->rows != embedding->rows || head->cols != embedding->cols)
+        user_error("%s: tensor lm_head.weight is %" PRId64 " x %" PRId64 " and model.embed_tokens.weight %" PRId64
+                   " x %" PRId64
+                   ", but config.json has \"tie_word_embeddings\": true: use weights and a config.json of "
+                   "the same model",
+                   head->file->path, head->rows, head->cols, embedding->rows, embedding->cols);
+    embedding->copy = head;
     return 1;
 }
 

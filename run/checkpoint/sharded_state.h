@@ -175,16 +175,6 @@ static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, vo
 
 static void fsdp_release_state(Fsdp *f, const float *whole) { pool_release(f->dev, &f->pools[POOL_GRADIENTS], whole); }
 
-/* Muon's matrices have no second moments, so a rank keeps those of the unit's other tensors without gaps. Copies them
- * to their places in the whole unit (padded). */
-static void spread_second_moments(Fsdp *fsdp, FsdpUnit *u, float *whole) {
-    ShardPiece p;
-    for (int i = u->table_unit->first_tensor; next_state_piece(fsdp, &i, &p) && p.unit == u;) {
-        const float *state = piece_state(&p, STATE_EXP_AVG_SQ);
-        if (state) device_copy(fsdp->dev, whole + u->state_begin + p.at, state, sizeof(float) * (size_t)p.count);
-    }
-}
-
 /* What gathers all of a unit's state of one kind, as gather_trained does. */
 typedef const float *(*GatherState)(Fsdp *fsdp, FsdpUnit *u, StateKind kind);
 
@@ -197,7 +187,13 @@ static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
     if (u->state_count == u->padded && !is_spread) return mine;
     float *whole = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
     if (is_spread) {
-        spread_second_moments(fsdp, u, whole);
+        // Muon's matrices have no second moments, so a rank keeps those of the unit's other tensors without gaps. They
+        // are copied to their places in the whole unit.
+        ShardPiece p;
+        for (int i = u->table_unit->first_tensor; next_state_piece(fsdp, &i, &p) && p.unit == u;) {
+            const float *state = piece_state(&p, STATE_EXP_AVG_SQ);
+            if (state) device_copy(fsdp->dev, whole + u->state_begin + p.at, state, sizeof(float) * (size_t)p.count);
+        }
         mine = whole + u->state_begin;
     } else if (fsdp->dev->arenas[category].offloaded && !OFFLOAD_IN_PLACE) {
         device_copy(fsdp->dev, whole + u->state_begin, mine, sizeof(float) * (size_t)u->state_count);

@@ -2,7 +2,7 @@ area="resuming a run"
 layout="--ranks 4 --batch 4"
 resumes=1
 title="the optimizer's moments are not restored"
-change='@@ run/checkpoint/checkpoint.h checkpoint_load
+change='@@ run/checkpoint/checkpoint.h weights_load
 - fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
 - fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);'
 check="test checkpoints"
