@@ -499,9 +499,8 @@ static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const
                                  int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
     const Checkpoint *c = r->checkpoint;
-    const char *suffix = state_suffix(tensor, kind);
     char name[128], *to = (char *)out;
-    snprintf(name, sizeof name, "%s%s", tensor->name, suffix ? suffix : "");
+    state_name(name, tensor, kind);
     const StTensor *t = st_find(kind == STATE_MASTER ? &c->weights : &c->moments, name);
     const StFile *file = t->file;
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
@@ -514,7 +513,7 @@ static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const
             if (r->length <= 0)
                 user_error("cannot read %s from byte %" PRId64 " on: %s", file->path, begin,
                            r->length ? strerror(errno) : "the file ends there");
-            file_advance(file->fd, begin, FILE_CHUNK_BYTES); // the state needs the memory
+            file_advance(file->fd, begin, FILE_CHUNK_BYTES); // drops what was read: the state needs the memory
             chunk_check(file->path, chunk, r->bytes, r->length, file->sums[chunk]);
         }
         int64_t n = min_i64(end, begin + r->length) - at;
@@ -536,7 +535,8 @@ static void fill_from_files(void *files, StateKind kind, float *out, const Tenso
     st_read(t, out, first, count);
     st_check_copy(t, out, first, count);
 }
-/* int8 blocks as the files hold them; 0 if the tensor is not int8 there. */
+
+/* Reads int8 blocks as the files hold them. Returns 0 if the tensor is not int8 there. */
 static int blocks_from_files(void *files, int8_t *out, float *scales, const Tensor *tensor, int64_t first,
                              int64_t count) {
     const StTensor *t = st_find((const StFiles *)files, tensor->name);

@@ -17,12 +17,19 @@
 #include <pthread.h>
 #include <sys/stat.h>
 
-struct GatheredTensor;
+/* A tensor in a gathered unit. */
+typedef struct {
+    const TensorTable *tables; // (tp) of the ranks whose parts were gathered
+    int number;                // of the tensor in these tables
+    const float *unit;         // (tp, padded)
+    int64_t padded;
+} GatheredTensor;
+
 struct CheckpointWriter;
 
 /* Produces bytes [begin, end) of a tensor at `out` in another dtype or row order than a checkpoint has. */
-typedef void (*PutTensor)(const struct CheckpointWriter *, const OutputTensor *, const struct GatheredTensor *,
-                          char *out, int64_t begin, int64_t end);
+typedef void (*PutTensor)(const struct CheckpointWriter *, const OutputTensor *, const GatheredTensor *, char *out,
+                          int64_t begin, int64_t end);
 
 typedef struct CheckpointWriter {
     Fsdp *fsdp;
@@ -62,32 +69,9 @@ enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 // ---------------------------------------------------------------------------
 // opening and closing
 
-/* The largest number of chunks that a rank has. */
-static int64_t writer_share(const CheckpointWriter *w) { return blocks_of(w->files.chunks, w->fsdp->comm->mesh.world); }
-
 /* A unit's size with padding, also of a unit that only another stage has. */
 static int64_t unit_padded(const Fsdp *f, const Unit *u) {
     return round_up(u->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas);
-}
-
-/* The tables of all parts of the model and, if there are several, the buffer for a unit's parts. */
-static void writer_open_parts(CheckpointWriter *w) {
-    const Fsdp *f = w->fsdp;
-    ModelPart part = f->table->part;
-    int64_t largest = 0;
-    w->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.pp * part.tp));
-    for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++)
-        for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
-            table_open(&w->parts[part.pp_rank * part.tp + part.tp_rank], w->fsdp->config, f->table->wrap, &part);
-    if (!w->gather || (part.tp == 1 && part.pp == 1 && !part.tied_head_copy)) return;
-    for (int stage = 0; stage < part.pp; stage++) {
-        const TensorTable *table = &w->parts[stage * part.tp];
-        for (int u = 0; u < table->num_units; u++)
-            if (!table->units[u].frozen || f->sharding.merges_adapters)
-                largest = max_i64(largest, unit_padded(f, &table->units[u]));
-    }
-    w->gathered = (float *)arena_alloc(f->dev, MEM_COMM, "a unit of all ranks that have parts of it",
-                                       sizeof(float) * (size_t)(largest * part.tp));
 }
 
 /* Binds the writer; then checkpoint_prepare or export_files, and checkpoint_writer_allocate. */
@@ -116,19 +100,32 @@ static void checkpoint_prepare(CheckpointWriter *w, const TensorTable *whole, co
     output_files_add(&w->files, whole, first, end, "optimizer", STATE_EXP_AVG, STATE_EXP_AVG_SQ);
 }
 
-/* Allocates buffers for a few chunks or, with --save-mode async, for all chunks of this rank. */
+/* Opens the tables of all parts of the model. Allocates a buffer for a unit of several parts, and buffers for a few
+ * chunks or, with --save-mode async, for all chunks of this rank. */
 static void checkpoint_writer_allocate(CheckpointWriter *w) {
-    Device *dev = w->fsdp->dev;
+    const Fsdp *f = w->fsdp;
+    ModelPart part = f->table->part;
     int async = w->run->save_mode == SAVE_ASYNC;
-    int64_t share = writer_share(w);
+    int64_t largest = 0, share = blocks_of(w->files.chunks, f->comm->mesh.world); // the most chunks that a rank has
     if (!share) return;
+    w->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.pp * part.tp));
+    for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++) {
+        TensorTable *tables = &w->parts[part.pp_rank * part.tp];
+        for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
+            table_open(&tables[part.tp_rank], f->config, f->table->wrap, &part);
+        for (int u = 0; u < tables->num_units; u++)
+            if (!tables->units[u].frozen || f->sharding.merges_adapters)
+                largest = max_i64(largest, unit_padded(f, &tables->units[u]));
+    }
+    if (w->gather && (part.tp > 1 || part.pp > 1 || part.tied_head_copy))
+        w->gathered = (float *)arena_alloc(f->dev, MEM_COMM, "a unit of all ranks that have parts of it",
+                                           sizeof(float) * (size_t)(largest * part.tp));
     w->num_buffers = (int)(async ? share : min_i64(CHUNKS_IN_FLIGHT, share));
-    writer_open_parts(w);
     size_t bytes = (size_t)w->num_buffers * FILE_CHUNK_BYTES;
-    uintptr_t buffers = (uintptr_t)arena_alloc(dev, MEM_HOST, "chunks to be written", bytes + PAGE_BYTES);
+    uintptr_t buffers = (uintptr_t)arena_alloc(f->dev, MEM_HOST, "chunks to be written", bytes + PAGE_BYTES);
     w->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
-    if (async && !dev->dry_run) memset(w->buffers, 0, bytes); // so that the first save does not wait for page faults
-    w->sums = (uint32_t *)arena_alloc(dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
+    if (async && !f->dev->dry_run) memset(w->buffers, 0, bytes); // so that the first save does not wait for page faults
+    w->sums = (uint32_t *)arena_alloc(f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
 }
 
 static void checkpoint_writer_close(CheckpointWriter *w) {
@@ -142,16 +139,12 @@ static void checkpoint_writer_close(CheckpointWriter *w) {
 // ---------------------------------------------------------------------------
 // the thread that writes this rank's chunks. It makes no call of the transport
 
-static void output_path(const CheckpointWriter *w, char *path, size_t size, int file) {
-    snprintf(path, size, "%s/%s", w->dir, w->files.files[file].name);
-}
-
 /* Ends the run with an error. The files are truncated first, so that they free the disk; their names stay until the
  * next run, because other ranks may be about to open them. */
 static void write_failed(const CheckpointWriter *w, const char *what, const char *path, int reason) {
     char name[4096 + 256];
     for (int i = 0; i < w->files.num_files; i++) {
-        output_path(w, name, sizeof name, i);
+        snprintf(name, sizeof name, "%s/%s", w->dir, w->files.files[i].name);
         if (truncate(name, 0)) continue; // it was not created yet
     }
     user_error("cannot %s %s: %s%s", what, path, strerror(reason),
@@ -161,10 +154,6 @@ static void write_failed(const CheckpointWriter *w, const char *what, const char
 /* Does each chunk of this rank have a buffer of its own, so that the rank need not wait while they are written? Then
  * the thread computes the checksums; otherwise the rank itself does, since it would be idle until a buffer is free. */
 static int writes_in_background(const CheckpointWriter *w) { return w->num_buffers >= w->own; }
-
-static char *chunk_buffer(const CheckpointWriter *w, int64_t i) {
-    return w->buffers + i % w->num_buffers * FILE_CHUNK_BYTES;
-}
 
 /* Counts another chunk as filled or written, and wakes the thread that waits for it. */
 static void count_chunk(CheckpointWriter *w, int64_t *counter) {
@@ -182,20 +171,20 @@ static int64_t first_own_chunk(const CheckpointWriter *w, const OutputFile *file
 }
 
 /* Writes this rank's chunks of one file, as they are filled. O_DIRECT writes them past the page cache, since a model
- * would displace everything else from it. What is no multiple of a page, or lies on a file system without O_DIRECT, goes
- * through the cache. */
+ * would displace everything else from it. A chunk that is no multiple of a page, or goes to a file system without
+ * O_DIRECT, is written through the cache. */
 static void write_file(CheckpointWriter *w, int number) {
     const OutputFile *file = &w->files.files[number];
     int64_t chunk = first_own_chunk(w, file);
     char path[4096 + 256];
     if (chunk >= file->chunks) return;
-    output_path(w, path, sizeof path, number);
+    snprintf(path, sizeof path, "%s/%s", w->dir, file->name);
     int fd = open(path, O_WRONLY | O_CLOEXEC | O_DIRECT);
     if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) write_failed(w, "open", path, errno); // for example on a host that does not share the directory
     for (; chunk < file->chunks; chunk += w->fsdp->comm->mesh.world) {
         int64_t i = w->written, bytes = chunk_length(chunk, file->bytes), at = chunk * FILE_CHUNK_BYTES;
-        const char *buffer = chunk_buffer(w, i);
+        const char *buffer = w->buffers + i % w->num_buffers * FILE_CHUNK_BYTES;
         pthread_mutex_lock(&w->lock);
         while (w->filled <= i) pthread_cond_wait(&w->changed, &w->lock);
         pthread_mutex_unlock(&w->lock);
@@ -262,14 +251,6 @@ static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, 
     return w->gathered;
 }
 
-/* A tensor in a gathered unit. */
-typedef struct GatheredTensor {
-    const TensorTable *tables; // (tp) of the ranks whose parts were gathered
-    int number;                // of the tensor in these tables
-    const float *unit;         // (tp, padded)
-    int64_t padded;
-} GatheredTensor;
-
 /* Copies elements [first, first + count) of the whole tensor to host memory, `out` (count). In a tensor that is
  * split by columns, every row consists of one piece from each part. Otherwise the parts simply follow each other, and
  * the whole tensor is treated as one row. */
@@ -304,7 +285,8 @@ static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from,
         if (end <= begin) continue;
         // A new chunk takes over the buffer of chunk `filled - num_buffers`: wait until that one is written.
         if (first >= from) wait_for_thread(w, w->filled - w->num_buffers + 1);
-        char *buffer = chunk_buffer(w, w->filled), *out = buffer + (from + begin - first);
+        char *buffer = w->buffers + w->filled % w->num_buffers * FILE_CHUNK_BYTES;
+        char *out = buffer + (from + begin - first);
         if (!t) memcpy(out, given + begin, (size_t)(end - begin));
         else if (w->put_tensor) w->put_tensor(w, t, g, out, begin, end);
         else read_elements(w, g, (float *)(void *)out, begin / size, (end - begin) / size); // no element is divided
@@ -325,10 +307,9 @@ static int find_stage(const CheckpointWriter *w, int index, int *number) {
     return -1;
 }
 
-static const char no_bytes[GGUF_ALIGN] = {0};
-
 /* Produces the bytes of all files. A unit is gathered when its first tensor comes, and released after its last one. */
 static void put_files(CheckpointWriter *w) {
+    static const char zeros[GGUF_ALIGN] = {0};
     Fsdp *f = w->fsdp;
     const Unit *unit = NULL;
     const float *state = NULL; // of `unit`, gathered
@@ -350,7 +331,7 @@ static void put_files(CheckpointWriter *w) {
             }
             const GatheredTensor gathered = {tables, number, state, unit_padded(f, u)};
             put_bytes(w, file, at, t->bytes, NULL, t, &gathered);
-            put_bytes(w, file, at + t->bytes, t->padding, no_bytes, NULL, NULL);
+            put_bytes(w, file, at + t->bytes, t->padding, zeros, NULL, NULL);
             at += t->bytes + t->padding;
             comm_alive(f->comm);
         }
@@ -361,8 +342,9 @@ static void put_files(CheckpointWriter *w) {
 // ---------------------------------------------------------------------------
 // one write of all files: write_start, then write_finish
 
-/* Starts to write the files into the directory w->dir, which is empty. Rank 0 creates them in their final size, so that a
- * full disk is noticed at once. Returns when all chunks of this rank have been filled. If there are fewer buffers than chunks, at most `num_buffers` chunks are then still to be written. */
+/* Starts to write the files into the directory w->dir, which is empty. Rank 0 creates them in their final size, so that
+ * a full disk is noticed at once. Returns when all chunks of this rank have been filled. If there are fewer buffers than
+ * chunks, at most `num_buffers` chunks are then still to be written. */
 static void write_start(CheckpointWriter *w) {
     Comm *comm = w->fsdp->comm;
     char path[4096 + 256];
@@ -372,12 +354,13 @@ static void write_start(CheckpointWriter *w) {
     w->written = 0;
     w->done = 0;
     for (int i = 0; comm->rank == 0 && i < w->files.num_files; i++) {
-        output_path(w, path, sizeof path, i);
+        const OutputFile *file = &w->files.files[i];
+        snprintf(path, sizeof path, "%s/%s", w->dir, file->name);
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd < 0) write_failed(w, "create", path, errno);
-        int full = reserve_blocks(fd, w->files.files[i].bytes);
+        int full = reserve_blocks(fd, file->bytes);
         if (full && !is_unsupported(full)) write_failed(w, "create", path, full);
-        if (ftruncate(fd, w->files.files[i].bytes)) write_failed(w, "create", path, errno);
+        if (ftruncate(fd, file->bytes)) write_failed(w, "create", path, errno);
         close(fd);
     }
     comm_barrier(comm, "saving: files created");
@@ -476,7 +459,7 @@ static void checkpoint_commit(CheckpointWriter *w) {
     Phase before = comm_phase(comm, PHASE_SAVING);
     double start = seconds_now();
     write_finish(w);
-    int64_t share = writer_share(w), world = comm->mesh.world;
+    int64_t world = comm->mesh.world, share = blocks_of(w->files.chunks, world); // the most chunks that a rank has
     uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world));
     uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(w->files.chunks + 1));
     all_gather_now(comm, AXIS_WORLD, "saving: checksums", w->sums, all, sizeof *sums * (size_t)share);

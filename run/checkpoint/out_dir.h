@@ -124,6 +124,7 @@ static int64_t step_from_name(const char *name) {
     if (digits < STEP_DIGITS || digits > 15 || is_longer || strspn(name + 5, "0123456789") != digits) return -1;
     return strtoll(name + 5, NULL, 10);
 }
+
 static void checkpoint_path(char *path, size_t size, const char *out, int64_t step) {
     snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step);
 }

@@ -33,19 +33,9 @@ static void model_refuse_adapters(const char *model) {
                    path, model);
 }
 
-/* Refuses adapters that were made together with another base model: PEFT changes the base when it loads them. */
-static void adapters_refuse_changed_base(const cJSON *json, const char *path) {
-    static const char *const kinds[] = {"pissa", "olora", "corda", "loftq"};
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, "init_lora_weights");
-    for (int i = 0; i < 4 && cJSON_IsString(item); i++)
-        if (!strncasecmp(item->valuestring, kinds[i], strlen(kinds[i])))
-            user_error("%s: \"init_lora_weights\" is \"%s\", with which PEFT changes the base model itself: save plain "
-                       "LoRA adapters with save_pretrained(…, path_initial_model_for_weight_conversion=…)",
-                       path, item->valuestring);
-}
-
 /* Sets the configuration's LoRA rank, alpha and target matrices from DIR/adapter_config.json. */
 static void adapters_config_read(Llama3Config *c, const char *dir) {
+    static const char *const changes_base[] = {"pissa", "olora", "corda", "loftq"};
     static const char *const unsupported[] = {"use_rslora",
                                               "use_dora",
                                               "use_qalora",
@@ -73,7 +63,12 @@ static void adapters_config_read(Llama3Config *c, const char *dir) {
     adapters_refuse_unless(json, path, "bias", "none");
     for (int i = 0; i < (int)(sizeof unsupported / sizeof *unsupported); i++)
         adapters_refuse_unless(json, path, unsupported[i], NULL);
-    adapters_refuse_changed_base(json, path);
+    const cJSON *init = cJSON_GetObjectItemCaseSensitive(json, "init_lora_weights");
+    for (int i = 0; i < 4 && cJSON_IsString(init); i++)
+        if (!strncasecmp(init->valuestring, changes_base[i], strlen(changes_base[i])))
+            user_error("%s: \"init_lora_weights\" is \"%s\", with which PEFT changes the base model itself: save plain "
+                       "LoRA adapters with save_pretrained(…, path_initial_model_for_weight_conversion=…)",
+                       path, init->valuestring);
     c->lora_rank = json_integer(json, path, "r", NAN, 1, c->C);
     c->lora_alpha = json_number(json, path, "lora_alpha", NAN, 1e-6, 1e6);
     const cJSON *modules = cJSON_GetObjectItemCaseSensitive(json, "target_modules"), *target;

@@ -54,25 +54,6 @@ typedef struct {       // the tensors of a model's files
     int ignores_index; // next to the only file there is an index that names others, which are not read
 } StFiles;
 
-/* Reads a tensor's shape as a matrix. */
-static void st_read_shape(StTensor *t, const char *path, const cJSON *item) {
-    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *dim;
-    if (!cJSON_IsArray(shape))
-        user_error("%s: tensor %s has no shape: the file is damaged; copy it again", path, item->string);
-    t->rows = 1;
-    t->cols = 1;
-    cJSON_ArrayForEach(dim, shape) {
-        double d = dim->valuedouble;
-        if (!cJSON_IsNumber(dim) || !(d >= 0 && d <= 1e15) || d != floor(d) ||
-            (double)t->rows * (double)t->cols * d > 1e15)
-            user_error("%s: the shape of tensor %s is not a list of sizes: the file is damaged; copy it again", path,
-                       item->string);
-        t->rows *= t->cols;
-        t->cols = (int64_t)d;
-    }
-    t->elements = t->rows * t->cols;
-}
-
 /* The slot of the hash table that holds tensor `name`, or the empty one where it belongs. */
 static int *st_slot(const StFiles *s, const char *name) {
     uint64_t slots = 2 * (uint64_t)s->capacity, slot = mix64(hash_bytes(HASH_START, name, strlen(name))) % slots;
@@ -109,7 +90,21 @@ static void st_add_tensor(StFiles *s, const StFile *file, const cJSON *item, int
         user_error("%s: tensor %s has dtype %s, expected F32, BF16, F16, I32 or I8: convert the model to one of these",
                    path, item->string, dtype ? dtype : "?");
     t.dtype = (StDtype)known;
-    st_read_shape(&t, path, item);
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *dim;
+    if (!cJSON_IsArray(shape))
+        user_error("%s: tensor %s has no shape: the file is damaged; copy it again", path, item->string);
+    t.rows = 1;
+    t.cols = 1;
+    cJSON_ArrayForEach(dim, shape) {
+        double d = dim->valuedouble;
+        if (!cJSON_IsNumber(dim) || !(d >= 0 && d <= 1e15) || d != floor(d) ||
+            (double)t.rows * (double)t.cols * d > 1e15)
+            user_error("%s: the shape of tensor %s is not a list of sizes: the file is damaged; copy it again", path,
+                       item->string);
+        t.rows *= t.cols;
+        t.cols = (int64_t)d;
+    }
+    t.elements = t.rows * t.cols;
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     if (cJSON_GetArraySize(offsets) != 2)
         user_error("%s: tensor %s has no data_offsets: the file is damaged; copy it again", path, item->string);
@@ -351,8 +346,8 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
         st_add_file(s, path);
         const cJSON *map = NULL, *item;
         cJSON *json = entry_exists(index) ? st_read_index(index, &map) : NULL;
-        cJSON_ArrayForEach(item, map) s->ignores_index |=
-            !cJSON_IsString(item) || strcmp(item->valuestring, strrchr(path, '/') + 1);
+        const char *own = strrchr(path, '/') + 1;
+        cJSON_ArrayForEach(item, map) s->ignores_index |= !cJSON_IsString(item) || strcmp(item->valuestring, own);
         cJSON_Delete(json);
     } else if (entry_exists(index)) {
         st_open_index(s, dir, index);
@@ -404,12 +399,13 @@ static int find_other_weights(const char *dir, int below, char *found, size_t si
     return is_found;
 }
 
-/* What follows a tensor's name in files: "" for weights, otherwise PyTorch's name of the optimizer's state. NULL: the
- * tensor has no such state. */
-static const char *state_suffix(const Tensor *t, StateKind kind) {
+/* Stores the name that one kind of a tensor's state has in files: the tensor's name, which PyTorch's name of the
+ * optimizer's state follows. Returns 0 if the tensor has no such state. */
+static int state_name(char name[128], const Tensor *t, StateKind kind) {
     static const char *const suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
-    if (t->is_muon && kind == STATE_EXP_AVG) return ".momentum_buffer";
-    return t->is_muon && kind == STATE_EXP_AVG_SQ ? NULL : suffixes[kind];
+    int is_momentum = t->is_muon && kind == STATE_EXP_AVG;
+    snprintf(name, 128, "%s%s", t->name, is_momentum ? ".momentum_buffer" : suffixes[kind]);
+    return !t->is_muon || kind != STATE_EXP_AVG_SQ;
 }
 
 /* Refuses the files if one kind of state of tensors [first, end) of the table is missing or has another shape. */
@@ -417,10 +413,8 @@ static void st_require_tensors(const StFiles *s, const char *dir, const TensorTa
                                StateKind kind) {
     for (int i = first; i < end; i++) {
         const Tensor *want = &table->tensors[i];
-        const char *suffix = state_suffix(want, kind);
         char name[128];
-        if (!suffix) continue;
-        snprintf(name, sizeof name, "%s%s", want->name, suffix);
+        if (!state_name(name, want, kind)) continue;
         const StTensor *have = st_find(s, name);
         if (!have)
             user_error("%s: tensor %s is missing (%" PRId64 " x %" PRId64
@@ -611,21 +605,6 @@ static void output_file_header(OutputFiles *o, OutputFile *file) {
     o->chunks += file->chunks;
 }
 
-/* Appends one kind of a tensor's state, if it has that, and its scales if it is written as int8. */
-static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind kind) {
-    int quantized = is_quantized(o->base, tensor->row);
-    const char *suffix = state_suffix(tensor, kind);
-    if (!suffix) return;
-    for (int scales = 0; scales <= quantized; scales++) {
-        OutputTensor t = {"", tensor, kind, o->dtype, scales, 0, tensor->rows * tensor->cols, 0, 0};
-        snprintf(t.name, sizeof t.name, "%s%s", tensor->name, scales ? scale_suffix : suffix);
-        if (quantized) t.dtype = scales ? ST_F32 : ST_I8;
-        if (scales) t.elements = int8_blocks(t.elements);
-        t.bytes = t.elements * st_dtype_sizes[t.dtype];
-        o->tensors[o->num_tensors++] = t;
-    }
-}
-
 /* Adds files for tensors [begin, end) of the table: first the state `kind` of all of them, then the next kind of state
  * of all of them, up to `last`. A single file is named stem.safetensors, several stem-00001-of-00003.safetensors and so
  * on. */
@@ -636,7 +615,22 @@ static void output_files_add(OutputFiles *o, const TensorTable *table, int begin
     o->tensors = (OutputTensor *)checked_realloc(o->tensors, sizeof(OutputTensor) * (size_t)(first + most_tensors));
     o->files = (OutputFile *)checked_realloc(o->files, sizeof(OutputFile) * (size_t)(first_file + most_tensors));
     for (int k = 0; k < num_kinds; k++)
-        for (int i = begin; i < end; i++) output_add_tensor(o, &table->tensors[i], (StateKind)(kind + k));
+        for (int i = begin; i < end; i++) {
+            const Tensor *tensor = &table->tensors[i];
+            int quantized = is_quantized(o->base, tensor->row);
+            OutputTensor t = {"", tensor, (StateKind)(kind + k), o->dtype, 0, 0, tensor->rows * tensor->cols, 0, 0};
+            if (!state_name(t.name, tensor, t.kind)) continue;
+            if (quantized) t.dtype = ST_I8;
+            t.bytes = t.elements * st_dtype_sizes[t.dtype];
+            o->tensors[o->num_tensors++] = t;
+            if (!quantized) continue;
+            snprintf(t.name, sizeof t.name, "%s%s", tensor->name, scale_suffix);
+            t.scales = 1;
+            t.dtype = ST_F32;
+            t.elements = int8_blocks(t.elements);
+            t.bytes = t.elements * st_dtype_sizes[t.dtype];
+            o->tensors[o->num_tensors++] = t;
+        }
     int64_t most = max_i64(MAX_FILE_BYTES, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MAX_FILES);
     int64_t held = 0; // bytes in the current file
     for (int i = first; i < o->num_tensors; i++) {

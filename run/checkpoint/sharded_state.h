@@ -42,8 +42,8 @@ static void read_part(const StateReader *from, StateKind kind, const Tensor *t, 
     }
 }
 
-/* Reads them as int8, and returns 0 if they are not stored so. Tensor parallelism cuts between int8 blocks, so every
- * run is of whole blocks. */
+/* Reads the same elements as int8. Returns 0 if they are not stored so. Tensor parallelism cuts between int8 blocks, so
+ * every run is of whole blocks. */
 static int read_part_int8(const StateReader *from, const Tensor *t, int64_t first, int64_t count) {
     int8_t *bytes = (int8_t *)from->rounded;
     for (int64_t at = 0, run, whole; at < count; at += run) {
