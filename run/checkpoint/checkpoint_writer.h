@@ -343,8 +343,8 @@ static void put_files(CheckpointWriter *w) {
 // one write of all files: write_start, then write_finish
 
 /* Starts to write the files into the directory w->dir, which is empty. Rank 0 creates them in their final size, so that
- * a full disk is noticed at once. Returns when all chunks of this rank have been filled. If there are fewer buffers than
- * chunks, at most `num_buffers` chunks are then still to be written. */
+ * a full disk is noticed at once. Returns when all chunks of this rank have been filled. If there are fewer buffers
+ * than chunks, at most `num_buffers` chunks are then still to be written. */
 static void write_start(CheckpointWriter *w) {
     Comm *comm = w->fsdp->comm;
     char path[4096 + 256];
