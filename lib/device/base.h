@@ -83,14 +83,9 @@ static struct {
 
 /* All ranks often find the same error at once. Each process waits for its turn to report it; the first one's exit ends
  * the others while they wait. If only one process finds it, for example a file missing on one host, its turn comes. */
-static inline void await_turn_to_report(int code) {
-    int turn = process_end.process < 10 ? process_end.process : 10;
-    if (!turn || !(code == 1 || process_end.quiet)) return;
-    usleep((useconds_t)(process_end.quiet ? 2000000 : 0) + 300000 * (useconds_t)turn);
-}
-
 static inline void end_process(int code, const char *prefix, const char *format, va_list args) {
-    await_turn_to_report(code);
+    useconds_t turn = (useconds_t)min_i64(10, process_end.process);
+    if (turn && (code == 1 || process_end.quiet)) usleep((process_end.quiet ? 2000000 : 0) + 300000 * turn);
     if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST))
         for (;;) pause(); // another thread is ending this process
     int none = 0;

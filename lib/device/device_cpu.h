@@ -49,11 +49,23 @@ static inline double pinned_memory(void) { return INFINITY; }
 static inline void device_attach(Device *dev) { (void)dev; }
 static inline void device_detach(Device *dev) { (void)dev; }
 
-/* Maps a new file DIR/offload-RANK-CATEGORY of `bytes` bytes. The file is unlinked at once, so that nothing is left
- * behind however the run ends. */
-static inline void *map_file(const char *dir, int rank, const char *category, size_t bytes) {
+/* Memory for an arena, set to zero. Pages become resident when first used. An offloaded arena is a new file
+ * OUT/offload-RANK-CATEGORY that is mapped into memory. It is unlinked at once, so that nothing is left behind however
+ * the run ends. */
+static inline void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t rank_needs, const char *out,
+                                int rank) {
+    (void)rank_needs;
+    if (!dev->arenas[category].offloaded) {
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED)
+            user_error("cannot reserve %zu bytes of memory for %s (%s): use more ranks, a smaller --batch or --seq, or "
+                       "a smaller model",
+                       bytes, mem_category_names[category], strerror(errno));
+        if (bytes >= (8u << 20)) use_huge_pages(p, bytes);
+        return p;
+    }
     char path[4096];
-    snprintf(path, sizeof path, "%s/offload-%d-%s", dir, rank, category);
+    snprintf(path, sizeof path, "%s/offload-%d-%s", out, rank, mem_category_names[category]);
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
         user_error("cannot create %s for --offload (%s): give an --out that is writable", path, strerror(errno));
@@ -66,20 +78,6 @@ static inline void *map_file(const char *dir, int rank, const char *category, si
     close(fd);
     if (p == MAP_FAILED)
         user_error("cannot map %zu bytes of %s (%s): use more ranks or a smaller model", bytes, path, strerror(errno));
-    return p;
-}
-
-/* Memory for an arena, set to zero. Offloaded arenas are files under `out`. Pages become resident when first used. */
-static inline void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t rank_needs, const char *out,
-                                int rank) {
-    (void)rank_needs;
-    if (dev->arenas[category].offloaded) return map_file(out, rank, mem_category_names[category], bytes);
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        user_error("cannot reserve %zu bytes of memory for %s (%s): use more ranks, a smaller --batch or --seq, or a "
-                   "smaller model",
-                   bytes, mem_category_names[category], strerror(errno));
-    if (bytes >= (8u << 20)) use_huge_pages(p, bytes);
     return p;
 }
 

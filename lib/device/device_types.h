@@ -49,69 +49,25 @@ static const char *const pool_names[POOLS] = {"gathered weights in use", "dequan
 // ---------------------------------------------------------------------------
 // ops
 
+// clang-format off
 typedef enum {
-    OP_EMBEDDING_FORWARD,
-    OP_EMBEDDING_BACKWARD,
-    OP_RMSNORM_FORWARD,
-    OP_RMSNORM_BACKWARD,
-    OP_RESIDUAL_ADD,
-    OP_LINEAR_FORWARD,
-    OP_LINEAR_BACKWARD_INPUT,
-    OP_LINEAR_BACKWARD_WEIGHT,
-    OP_ROPE_FORWARD,
-    OP_ROPE_BACKWARD,
-    OP_ATTENTION_FORWARD,
-    OP_ATTENTION_BACKWARD,
-    OP_SWIGLU_FORWARD,
-    OP_SWIGLU_BACKWARD,
-    OP_CROSS_ENTROPY,
-    OP_EXACT_TOTAL,
-    OP_TREE_SUM,
-    OP_SUM_PIECES,
-    OP_SQUARED_NORM,
-    OP_ADAMW,
-    OP_CAST,
-    OP_FINGERPRINT,
-    OP_SCALE,
-    OP_DEQUANTIZE,
-    OP_ADAPTER_MERGE,
-    OP_MUON_MOMENTUM,
-    OP_NORMALIZE_MATRIX,
-    OP_MUON_MATMUL,
-    OP_WEIGHTED_SUM,
-    OP_MUON_UPDATE,
+    OP_EMBEDDING_FORWARD, OP_EMBEDDING_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD, OP_RESIDUAL_ADD,
+    OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT, OP_ROPE_FORWARD, OP_ROPE_BACKWARD,
+    OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD, OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY,
+    OP_EXACT_TOTAL, OP_TREE_SUM, OP_SUM_PIECES, OP_SQUARED_NORM, OP_ADAMW,
+    OP_CAST, OP_FINGERPRINT, OP_SCALE, OP_DEQUANTIZE, OP_ADAPTER_MERGE,
+    OP_MUON_MOMENTUM, OP_NORMALIZE_MATRIX, OP_MUON_MATMUL, OP_WEIGHTED_SUM, OP_MUON_UPDATE,
     OP_COUNT
 } OpKind;
-static const char *const op_names[OP_COUNT] = {"embedding_forward",
-                                               "embedding_backward",
-                                               "rmsnorm_forward",
-                                               "rmsnorm_backward",
-                                               "residual_add",
-                                               "linear_forward",
-                                               "linear_backward_input",
-                                               "linear_backward_weight",
-                                               "rope_forward",
-                                               "rope_backward",
-                                               "attention_forward",
-                                               "attention_backward",
-                                               "swiglu_forward",
-                                               "swiglu_backward",
-                                               "cross_entropy",
-                                               "exact_total",
-                                               "tree_sum",
-                                               "sum_pieces",
-                                               "squared_norm",
-                                               "adamw",
-                                               "cast",
-                                               "fingerprint",
-                                               "scale",
-                                               "dequantize",
-                                               "adapter_merge",
-                                               "muon_momentum",
-                                               "normalize_matrix",
-                                               "muon_matmul",
-                                               "weighted_sum",
-                                               "muon_update"};
+static const char *const op_names[OP_COUNT] = {
+    "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward", "residual_add",
+    "linear_forward", "linear_backward_input", "linear_backward_weight", "rope_forward", "rope_backward",
+    "attention_forward", "attention_backward", "swiglu_forward", "swiglu_backward", "cross_entropy",
+    "exact_total", "tree_sum", "sum_pieces", "squared_norm", "adamw",
+    "cast", "fingerprint", "scale", "dequantize", "adapter_merge",
+    "muon_momentum", "normalize_matrix", "muon_matmul", "weighted_sum", "muon_update",
+};
+// clang-format on
 
 /* The ledger's entry for one kind of op. */
 typedef struct {
@@ -158,20 +114,13 @@ typedef enum {
     STREAM_RECEIVE_PREVIOUS_2,
     STREAMS
 } StreamKind;
-static const char *const stream_names[STREAMS] = {"compute",
-                                                  "gather",
-                                                  "reduce",
-                                                  "tensor parallel",
-                                                  "fetch",
-                                                  "store",
-                                                  "send to next",
-                                                  "receive from next",
-                                                  "send to previous",
-                                                  "receive from previous",
-                                                  "send to next 2",
-                                                  "receive from next 2",
-                                                  "send to previous 2",
-                                                  "receive from previous 2"};
+// clang-format off
+static const char *const stream_names[STREAMS] = {
+    "compute", "gather", "reduce", "tensor parallel", "fetch", "store",
+    "send to next", "receive from next", "send to previous", "receive from previous",
+    "send to next 2", "receive from next 2", "send to previous 2", "receive from previous 2",
+};
+// clang-format on
 
 typedef struct CUevent_st *DeviceEvent; // CUDA's event; on a CPU NULL, or in a dry run a number
 

@@ -7,24 +7,17 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-static inline int is_open_stream(const char *path) {
-    return !strcmp(path, "/dev/stdin") || !strncmp(path, "/dev/fd/", 8) || !strncmp(path, "/proc/self/fd/", 14);
-}
-
-/* The kind of file, if reading it may never end; otherwise NULL. */
-static inline const char *endless_kind(const char *path, const struct stat *info) {
-    struct stat null;
-    if (S_ISCHR(info->st_mode) && !stat("/dev/null", &null) && null.st_rdev == info->st_rdev) return NULL;
-    int is_terminal = !strcmp(path, "/dev/stdin") && isatty(STDIN_FILENO);
-    int is_endless = S_ISSOCK(info->st_mode) || S_ISBLK(info->st_mode) || (S_ISCHR(info->st_mode) && !is_terminal) ||
-                     (S_ISFIFO(info->st_mode) && !is_open_stream(path));
-    return is_endless ? file_kind(info->st_mode) : NULL;
-}
-
-/* Refuses such a path. `expected` says what it should be. */
+/* Refuses a path if reading it may never end. `expected` says what it should be. */
 static inline void refuse_endless(const char *path, const struct stat *info, const char *expected) {
-    const char *kind = endless_kind(path, info);
-    if (kind) user_error("%s is %s, expected %s: write the contents to a file first", path, kind, expected);
+    struct stat null;
+    int is_stdin = !strcmp(path, "/dev/stdin"), is_terminal = is_stdin && isatty(STDIN_FILENO);
+    int is_open_stream = is_stdin || !strncmp(path, "/dev/fd/", 8) || !strncmp(path, "/proc/self/fd/", 14);
+    mode_t mode = info->st_mode;
+    int is_null = S_ISCHR(mode) && !stat("/dev/null", &null) && null.st_rdev == info->st_rdev;
+    int is_endless = S_ISSOCK(mode) || S_ISBLK(mode) || (S_ISCHR(mode) && !is_null && !is_terminal) ||
+                     (S_ISFIFO(mode) && !is_open_stream);
+    if (is_endless)
+        user_error("%s is %s, expected %s: write the contents to a file first", path, file_kind(mode), expected);
 }
 
 /* Opens a file, or a stream that is open already, to be read. NULL: errno says why it cannot be opened. */

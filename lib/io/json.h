@@ -5,12 +5,10 @@
 #include "../device/base.h"
 #include <cjson/cJSON.h> // defines: cJSON_Parse, cJSON_GetObjectItemCaseSensitive, …
 
-static void *json_allocate(size_t bytes) { return checked_malloc(bytes); }
-
 /* cJSON reports a failed allocation as if the text were not JSON; so its allocations must not fail. This runs before
  * main, since the tests and the tools have a main of their own. */
 __attribute__((constructor)) static void json_set_allocator(void) {
-    cJSON_Hooks hooks = {json_allocate, free};
+    cJSON_Hooks hooks = {checked_malloc, free};
     cJSON_InitHooks(&hooks);
 }
 

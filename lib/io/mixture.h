@@ -37,37 +37,22 @@ static int pattern_matches(const char *pattern) {
     return 1;
 }
 
-/* Parses a weight. `entry`: the entry that contains it, for errors. */
-static double weight_parse(const char *text, const char *entry) {
-    char *end;
-    double weight = strtod(text, &end);
-    int has_other_letters = text[strspn(text, "+-.0123456789eE")] != 0; // strtod also reads inf, nan and 0x10
-    if (has_other_letters || end == text || *end || !(weight > 0 && weight <= LARGEST_WEIGHT))
-        user_error("%s: the weight after the last colon is '%s', expected a number above 0 and at most %g: give one "
-                   "such as 0.7, or leave the entry out",
-                   entry, text, LARGEST_WEIGHT);
-    return weight;
-}
-
 /* Splits an entry PATTERN:WEIGHT. The text after the last colon is the weight, unless the entry as a whole matches
  * files or that text contains a slash: then the colon belongs to the pattern. */
 static DataEntry entry_parse(const char *text) {
     DataEntry entry = {checked_strdup(text), 0};
-    char *colon = strrchr(entry.pattern, ':');
+    char *colon = strrchr(entry.pattern, ':'), *end;
     if (!colon || strchr(colon, '/') || pattern_matches(text)) return entry;
-    entry.weight = weight_parse(colon + 1, text);
+    const char *weight = colon + 1;
+    int has_other_letters = weight[strspn(weight, "+-.0123456789eE")] != 0; // strtod also reads inf, nan and 0x10
+    entry.weight = strtod(weight, &end);
+    if (has_other_letters || end == weight || *end || !(entry.weight > 0 && entry.weight <= LARGEST_WEIGHT))
+        user_error("%s: the weight after the last colon is '%s', expected a number above 0 and at most %g: give one "
+                   "such as 0.7, or leave the entry out",
+                   text, weight, LARGEST_WEIGHT);
     *colon = 0;
     if (!entry.pattern[0]) user_error("%s: a weight without files: expected FILE:WEIGHT or 'GLOB:WEIGHT'", text);
     return entry;
-}
-
-static void data_list_add(DataList *list, const char *text, const char *whole) {
-    if (!text[0])
-        user_error("%s: found an empty entry, expected FILE or 'GLOB', or FILE:WEIGHT, separated by single commas",
-                   whole);
-    if (list->count == MOST_SOURCES)
-        user_error("%s: found more than %d entries: let a glob match several files", whole, MOST_SOURCES);
-    list->entries[list->count++] = entry_parse(text);
 }
 
 /* Splits PATTERN[:WEIGHT][,PATTERN[:WEIGHT]]…. A value that matches files as a whole is one pattern, even if it has
@@ -79,10 +64,18 @@ static void data_list_parse(DataList *list, const char *text) {
         return;
     }
     char *copy = checked_strdup(text), *rest = copy;
-    while (rest) data_list_add(list, strsep(&rest, ","), text);
-    free(copy);
     int weighted = 0;
-    for (int i = 0; i < list->count; i++) weighted += list->entries[i].weight > 0;
+    while (rest) {
+        const char *entry = strsep(&rest, ",");
+        if (!entry[0])
+            user_error("%s: found an empty entry, expected FILE or 'GLOB', or FILE:WEIGHT, separated by single commas",
+                       text);
+        if (list->count == MOST_SOURCES)
+            user_error("%s: found more than %d entries: let a glob match several files", text, MOST_SOURCES);
+        list->entries[list->count] = entry_parse(entry);
+        weighted += list->entries[list->count++].weight > 0;
+    }
+    free(copy);
     if (weighted && weighted < list->count)
         user_error("%s: %d of %d entries have a weight: give all of them one, or none to use every file in full", text,
                    weighted, list->count);

@@ -13,10 +13,8 @@
  * would end up in that file. Writing to them still fails. */
 static inline void output_prepare(void) {
     signal(SIGXFSZ, SIG_IGN);
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        int is_open = fcntl(fd, F_GETFD) >= 0;
-        if (!is_open) (void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY); // takes the lowest number
-    }
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) // open takes the lowest number that is free
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 /* `error`: errno of the write that failed; 0: an earlier one failed, and errno has changed since. */
@@ -49,8 +47,7 @@ static inline void finish_results(void) {
 /* Says once that progress lines could not be written. Only one thread calls it. */
 static inline void note_lost_progress(void) {
     static int noted;
-    int failed = fflush(stdout);
-    if (!failed && !ferror(stdout)) return;
+    if (!fflush(stdout) && !ferror(stdout)) return;
     if (!noted)
         fprintf(stderr, "note: standard output is full or closed: progress lines are lost, and training continues\n");
     noted = 1;

@@ -145,12 +145,9 @@ static int64_t token_bytes_offset(const TokenFileHeader *h) {
     return token_header_bytes(h) + (int64_t)h->count * (int64_t)h->width;
 }
 
-/* The meaning of a token's byte. In version 1 any value but 0 marks a target; version 2 has the bits of TokenByte. */
+/* Does a token's byte mark a target? In version 1 any value but 0 does; version 2 has the bits of TokenByte. */
 static int token_is_target(const TokenFileHeader *h, char byte) {
     return h->version == 1 ? byte != 0 : byte & TOKEN_IS_TARGET;
-}
-static int token_ends_document(const TokenFileHeader *h, char byte) {
-    return h->version > 1 && (byte & TOKEN_ENDS_DOCUMENT) != 0;
 }
 
 /* How many targets the file has, but no more than `enough` need be counted. Its first token is none. */
@@ -169,13 +166,6 @@ static int64_t token_file_targets(const TokenFile *f, int64_t enough) {
     }
     free(block);
     return targets;
-}
-
-/* A hash of the header's first 64 bytes as those of version 1: a file upgraded to version 2 is the same data. */
-static uint64_t token_header_hash(uint64_t h, const TokenFileHeader *header) {
-    TokenFileHeader first = *header;
-    first.version = 1;
-    return hash_bytes(h, &first, TOKEN_FILE_FIRST_BYTES);
 }
 
 /* The files that a path or pattern stands for, in alphabetical order, to be freed one by one: a path that exists is
@@ -212,7 +202,9 @@ static void source_open(Dataset *d, DataSource *source, int partial) {
         f->first_window = d->windows;
         d->windows += f->windows;
         source->tokens += (int64_t)f->header.count;
-        d->fingerprint = token_header_hash(d->fingerprint, &f->header);
+        TokenFileHeader hashed = f->header;
+        hashed.version = 1; // a file that was upgraded to version 2 is the same data
+        d->fingerprint = hash_bytes(d->fingerprint, &hashed, TOKEN_FILE_FIRST_BYTES);
     }
     source->windows = d->windows - source->first_window;
     d->tokens += source->tokens;
@@ -368,8 +360,9 @@ static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int3
     int64_t first = ((window - f->first_window) * d->pieces + piece) * d->T;
     int64_t n = min_i64(d->T + 1, (int64_t)f->header.count - first);
     int width = (int)f->header.width, masked = f->header.flags & TOKEN_FILE_MASKED;
+    int has_bits = masked && f->header.version > 1; // those of TokenByte
     int32_t document_end = f->header.version == 1 ? d->document_end : f->header.document_end, ended = 0;
-    const char *bytes = raw + n * width; // of TokenByte
+    const char *bytes = raw + n * width; // (n) one for each token, if masked
     if (!token_file_read(f, first, n, raw)) {
         snprintf(error, error_size,
                  "%s: tokens %" PRId64 " to %" PRId64
@@ -391,8 +384,7 @@ static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int3
         }
         if (t < d->T) inputs[t] = (int32_t)token;
         if (docs && t < d->T) docs[t] = ended;
-        ended += masked && f->header.version > 1 ? token_ends_document(&f->header, bytes[t])
-                                                 : (int32_t)token == document_end;
+        ended += has_bits ? (bytes[t] & TOKEN_ENDS_DOCUMENT) != 0 : (int32_t)token == document_end;
         if (t == 0 || (masked && !token_is_target(&f->header, bytes[t]))) continue;
         targets[t - 1] = (int32_t)token;
         num_targets++;
