@@ -7,6 +7,7 @@
 #include "transport_mpi.h"
 #include "transport_nccl.h"
 #include "transport_threads.h"
+#include <sys/wait.h>
 #ifdef USE_CUDA
 #include "comm_watch_cuda.h" // defines: comm_watch, comm_finished
 #endif
@@ -93,20 +94,6 @@ static inline void find_hosts(const LaunchInfo *l, MPI_Comm host) {
     if (run_hosts.of_rank[l->rank]) process_end.host = host_of_rank(l->rank)->name;
 }
 
-/* Finds the other processes of this host, and which of them may run on the same cores. */
-static inline void find_local_processes(LaunchInfo *l) {
-    MPI_Comm host;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l->rank, MPI_INFO_NULL, &host);
-    MPI_Comm_rank(host, &l->local);
-    MPI_Comm_size(host, &l->on_host);
-    CoreSet mine = core_set_of_process(), *all = new_array(CoreSet, l->on_host);
-    MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, host);
-    l->on_cores = 0;
-    for (int i = 0; i < l->on_host; i++) l->on_cores += !memcmp(&mine, &all[i], sizeof mine);
-    free(all);
-    find_hosts(l, host);
-    MPI_Comm_free(&host);
-}
 #endif
 
 /* Initializes MPI if a launcher started this process. */
@@ -132,7 +119,17 @@ static inline LaunchInfo comm_start_process(int *argc, char ***argv, double time
     MPI_Comm_size(MPI_COMM_WORLD, &l.world);
     check_launch(l.world);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    find_local_processes(&l);
+    MPI_Comm host; // the processes of this host
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l.rank, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &l.local);
+    MPI_Comm_size(host, &l.on_host);
+    CoreSet mine = core_set_of_process(), *all = new_array(CoreSet, l.on_host);
+    MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, host);
+    l.on_cores = 0;
+    for (int i = 0; i < l.on_host; i++) l.on_cores += !memcmp(&mine, &all[i], sizeof mine);
+    free(all);
+    find_hosts(&l, host);
+    MPI_Comm_free(&host);
     unlink(own_heartbeat.table->name); // all ranks of this host have opened it, and nothing must stay behind
     own_heartbeat.record->lines.rank = l.rank;
     rank_state(own_heartbeat.record, RANK_STARTING, seconds_now());
@@ -158,7 +155,13 @@ static inline void comm_end_process(void) {
     rank_state(own_heartbeat.record, RANK_ENDING, seconds_now());
     own_heartbeat.record->phase = PHASE_END;
     MPI_Finalize();
-    heartbeats_leave();
+    rank_state(own_heartbeat.record, RANK_ENDED, seconds_now());
+    // The monitor ends when all ranks of its host have. The process that started it waits for that, so that no zombie
+    // stays where process 1 does not reap orphans, as in some containers.
+    for (int i = 0; i < 100 && own_heartbeat.monitor; i++) {
+        if (waitpid(own_heartbeat.monitor, NULL, WNOHANG)) break;
+        usleep(10000);
+    }
 #endif
 }
 

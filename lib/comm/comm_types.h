@@ -162,11 +162,6 @@ static inline int64_t request_traffic(const Request *r, int size) {
     return (int64_t)r->bytes * (r->channel ? 1 : size - 1);
 }
 
-/* Does a member send different bytes to each member? In an all-gather all members get the same bytes from it. */
-static inline int sends_parts(const Request *r) {
-    return r->collective == REDUCE_SCATTER || r->collective == ALL_TO_ALL;
-}
-
 /* Counts a request whose group has `size` members. */
 static inline void traffic_count(Traffic traffic[AXES][COLLECTIVES], const Request *r, int size) {
     Traffic *t = &traffic[r->group->axis][r->collective];

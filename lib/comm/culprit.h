@@ -105,23 +105,21 @@ static inline Suspicion suspicion_of(const WorldNews *news, int other, int rank,
 // ---------------------------------------------------------------------------
 // the sentence
 
-/* "host n3 with ranks 4, 5 does not answer: …" */
-static inline void say_silent_host(Sentence *t, const WorldNews *news, const RunHost *host) {
-    enum { SHOWN = 16 };
-    int listed = 0;
-    say(t, "host %s with rank%s", host->name, host->ranks == 1 ? "" : "s");
-    for (int i = host->first_rank; i < news->mesh->world && listed < SHOWN; i++)
-        if (host_of_rank(i) == host) say(t, "%s%d", listed++ ? ", " : " ", i);
-    say(t, "%s does not answer: it is down, or all its processes have stopped, or the network to it is cut",
-        host->ranks > SHOWN ? ", …" : "");
-}
-
+/* "rank 2 on host n2 (process 77) has been running adamw for 61.2 s; its last collective was …", "host n3 with ranks 4, 5
+ * does not answer: …" */
 static inline void say_suspect(Sentence *t, const WorldNews *news, int other, int rank, int line, int64_t number) {
     const RankNews *r = &news->ranks[other];
     const RankLines *mine = &news->ranks[rank].lines;
     int there = line_of_other(&r->lines, mine, line);
     if (!r->known) {
-        say_silent_host(t, news, host_of_rank(other));
+        enum { SHOWN = 16 };
+        const RunHost *host = host_of_rank(other);
+        int listed = 0;
+        say(t, "host %s with rank%s", host->name, host->ranks == 1 ? "" : "s");
+        for (int i = host->first_rank; i < news->mesh->world && listed < SHOWN; i++)
+            if (host_of_rank(i) == host) say(t, "%s%d", listed++ ? ", " : " ", i);
+        say(t, "%s does not answer: it is down, or all its processes have stopped, or the network to it is cut",
+            host->ranks > SHOWN ? ", …" : "");
         return;
     }
     say(t, "%s", r->doing);
@@ -229,17 +227,6 @@ static inline void say_network(Sentence *t, uint32_t address, uint32_t mask) {
     char text[INET_ADDRSTRLEN];
     inet_ntop(AF_INET, &address, text, sizeof text);
     say(t, "%s/%d", text, __builtin_popcount(mask));
-}
-
-/* "eth0 10.77.0.2/24, docker0 172.17.0.1/16" */
-static inline void say_interfaces(Sentence *t) {
-    Interface list[MAX_INTERFACES];
-    int count = list_interfaces(list);
-    for (int i = 0; i < count; i++) {
-        say(t, "%s%s ", i ? ", " : "", list[i].name);
-        say_network(t, list[i].address, list[i].mask);
-    }
-    if (!count) say(t, "none but the loopback");
 }
 
 /* Names up to four TCP connections of this host that the other side has not answered: "10.77.0.2 to 10.88.0.3 port

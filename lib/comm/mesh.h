@@ -94,17 +94,8 @@ typedef struct {
     double distance; // from the sizes that were asked for
 } MeshCandidate;
 
-/* Adds a candidate to the list of the `count` nearest, which is sorted by distance, if it belongs there. */
-static inline void mesh_candidate_add(MeshCandidate *nearest, int count, const MeshCandidate *candidate) {
-    int place = count;
-    while (place > 0 && candidate->distance < nearest[place - 1].distance) place--;
-    if (place == count) return;
-    memmove(nearest + place + 1, nearest + place, sizeof *nearest * (size_t)(count - 1 - place));
-    nearest[place] = *candidate;
-}
-
-/* Tries all divisions of `left` ranks among `axis` and the axes after it, and keeps the `count` nearest to `asked`. The
- * axes before dp_shard weigh more, because changing them changes how the model is split. */
+/* Tries all divisions of `left` ranks among `axis` and the axes after it, and keeps the `count` nearest to `asked`,
+ * sorted by distance. The axes before dp_shard weigh more, because changing them changes how the model is split. */
 static inline void mesh_candidates(MeshCandidate *nearest, int count, MeshCandidate *candidate, int axis, int left,
                                    const int *asked) {
     int is_last = axis == AXIS_DP_REPLICATE, weight = axis < AXIS_DP_SHARD ? 8 : 1;
@@ -113,9 +104,15 @@ static inline void mesh_candidates(MeshCandidate *nearest, int count, MeshCandid
         if (left % n) continue;
         candidate->size[axis] = n;
         candidate->distance = distance + weight * fabs(log((double)n / asked[axis]));
-        if (is_last) mesh_candidate_add(nearest, count, candidate);
-        else if (candidate->distance < nearest[count - 1].distance)
+        if (candidate->distance >= nearest[count - 1].distance) continue;
+        if (!is_last) {
             mesh_candidates(nearest, count, candidate, axis + 1, left / n, asked);
+            continue;
+        }
+        int place = count - 1; // the last of the list is dropped
+        while (place > 0 && candidate->distance < nearest[place - 1].distance) place--;
+        memmove(nearest + place + 1, nearest + place, sizeof *nearest * (size_t)(count - 1 - place));
+        nearest[place] = *candidate;
     }
     candidate->distance = distance;
 }

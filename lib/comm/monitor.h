@@ -6,23 +6,13 @@
  */
 #ifndef MONITOR_H
 #define MONITOR_H
-#include "culprit.h" // defines: say_interfaces, say_unanswered_connections
+#include "culprit.h" // defines: list_interfaces, say_network, say_unanswered_connections
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 #ifdef HAVE_MPI
 // ---------------------------------------------------------------------------
 // the monitor
-
-/* Reports a failure. Returns 0 if a rank of this host has already reported one. */
-static inline int monitor_says(HeartbeatTable *table, const char *text) {
-    char line[4096];
-    int none = 0, n = snprintf(line, sizeof line, "failure: %s\n", text);
-    if (!__atomic_compare_exchange_n(&table->said, &none, 2, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
-    if (write(STDERR_FILENO, line, (size_t)min_i64(n, sizeof line - 1)) < 0) return 1; // the ranks are ended anyway
-    return 1;
-}
 
 /* Sends a signal to each rank of this host that is alive. */
 static inline void monitor_signals(HeartbeatTable *table, int signal_number) {
@@ -70,23 +60,22 @@ static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorV
     if (k->started[AXIS_FSDP]) say_last_collective(t, k, AXIS_FSDP);
 }
 
-/* Notes the connections that nobody has answered so far: an attempt to connect ends after some seconds. */
-static inline void monitor_look_at_network(HeartbeatTable *table) {
-    char text[sizeof table->unanswered];
-    Sentence t = {text, sizeof text, 0};
-    if (say_unanswered_connections(&t)) memcpy(table->unanswered, text, sizeof text);
-}
-
 /* The ranks of this host are still connecting after the time that they may take: prints what this host's network looks
  * like. Each host does so before the first of them ends the run. */
 static inline void monitor_note_network(const HeartbeatTable *table) {
     char text[2048];
     Sentence t = {text, sizeof text - 1, 0};
+    Interface list[MAX_INTERFACES];
+    int count = list_interfaces(list);
     say(&t, "note: host %s has the network interfaces ", table->host);
-    say_interfaces(&t);
+    for (int i = 0; i < count; i++) {
+        say(&t, "%s%s ", i ? ", " : "", list[i].name);
+        say_network(&t, list[i].address, list[i].mask);
+    }
+    if (!count) say(&t, "none but the loopback");
     if (table->unanswered[0]) say(&t, "; nobody answered its connections from %s", table->unanswered);
     text[t.used++] = '\n';
-    if (write(STDERR_FILENO, text, t.used) < 0) return; // the failure follows in any case
+    (void)!write(STDERR_FILENO, text, t.used); // the failure follows in any case
 }
 
 /* The ranks of this host did not find the others. */
@@ -130,12 +119,16 @@ static inline void monitor_say_late(HeartbeatTable *table, const MonitorView *vi
 
 /* Looks at all ranks of this host, and ends them if one has died or is late. Returns how many have not ended. */
 static inline int monitor_look(HeartbeatTable *table) {
-    char text[3072];
-    Sentence t = {text, sizeof text, 0};
+    char text[4096] = "failure: ";
+    Sentence t = {text, sizeof text - 1, strlen(text)}; // room for a line break
     MonitorView view = ZERO;
-    int n = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE);
-    for (int i = 0; i < n; i++) monitor_look_at(table, heartbeat_at(table, i), &view, &t);
-    if (view.connecting > 0.5) monitor_look_at_network(table);
+    int ranks = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE), none = 0;
+    for (int i = 0; i < ranks; i++) monitor_look_at(table, heartbeat_at(table, i), &view, &t);
+    if (view.connecting > 0.5) { // notes who does not answer now, since an attempt to connect ends after some seconds
+        char unanswered[sizeof table->unanswered];
+        Sentence connections = {unanswered, sizeof unanswered, 0};
+        if (say_unanswered_connections(&connections)) memcpy(table->unanswered, unanswered, sizeof unanswered);
+    }
     if (view.connecting > table->start_timeout && !table->network_noted) {
         table->network_noted = 1;
         monitor_note_network(table);
@@ -144,11 +137,13 @@ static inline int monitor_look(HeartbeatTable *table) {
     if (view.died > 4) say(&t, ", and %d more", view.died - 4);
     if (view.died) say(&t, ".");
     if (!view.died) monitor_say_late(table, &view, &t);
-    if (monitor_says(table, text)) {
-        heartbeats_write_flights(table);
-        monitor_signals(table, SIGTERM); // they exit with 2, and their launcher ends the other hosts
-        monitor_signals(table, SIGCONT); // so that also stopped ones receive it
-    }
+    if (!__atomic_compare_exchange_n(&table->said, &none, 2, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return view.alive; // a rank of this host has reported a failure meanwhile
+    text[t.used++] = '\n';
+    (void)!write(STDERR_FILENO, text, t.used); // the ranks are ended in any case
+    heartbeats_write_flights(table);
+    monitor_signals(table, SIGTERM); // they exit with 2, and their launcher ends the other hosts
+    monitor_signals(table, SIGCONT); // so that also stopped ones receive it
     return view.alive;
 }
 
@@ -285,16 +280,6 @@ static inline void heartbeats_join(double timeout, double start_timeout, int ran
         if (now.sa_handler == SIG_DFL) signal(signals[k], end_on_signal); // training handles SIGTERM itself
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
-}
-
-/* This rank has ended. The monitor ends when all ranks of its host have; the process that started it waits for that, so
- * that no zombie stays where process 1 does not reap orphans, as in some containers. */
-static inline void heartbeats_leave(void) {
-    rank_state(own_heartbeat.record, RANK_ENDED, seconds_now());
-    for (int i = 0; i < 100 && own_heartbeat.monitor; i++) {
-        if (waitpid(own_heartbeat.monitor, NULL, WNOHANG)) return;
-        usleep(10000);
-    }
 }
 #endif
 

@@ -32,22 +32,17 @@ static float *sum_target(const OrderedSum *s, int m, int *replace) {
     return s->partial[s->as_tree ? sums_before(m) : 0];
 }
 
-/* After micro-batch m: adds the last two partial sums while both have equally many micro-batches (`size`); after the
- * step's last micro-batch it adds all partial sums, from the right. */
-static void sum_merge(Device *dev, const OrderedSum *s, int m) {
-    int top = s->as_tree ? sums_before(m) : 0, is_last = m == s->micro_batches - 1;
+/* Adds micro-batch m: the sum of pieces (n, count). If `pieces` is the target, backward has put it there already. Then
+ * it adds the last two partial sums while both have equally many micro-batches (`size`); after the step's last
+ * micro-batch it adds all partial sums, from the right. */
+static void sum_add(Device *dev, const OrderedSum *s, int m, const void *pieces, Dtype dtype, int n) {
+    int replace, top = s->as_tree ? sums_before(m) : 0, is_last = m == s->micro_batches - 1;
+    float *target = sum_target(s, m, &replace);
+    if (pieces != target) tree_sum(dev, target, pieces, dtype, n, s->count, !replace);
     for (int size = 2; top > 0 && (is_last || (m + 1) % (2 * size) == 0); size *= 2) {
         tree_sum(dev, s->partial[top - 1], s->partial[top], DTYPE_F32, 1, s->count, 1);
         top--;
     }
-}
-
-/* Adds micro-batch m: the sum of pieces (n, count). If `pieces` is the target, backward has put it there already. */
-static void sum_add(Device *dev, const OrderedSum *s, int m, const void *pieces, Dtype dtype, int n) {
-    int replace;
-    float *target = sum_target(s, m, &replace);
-    if (pieces != target) tree_sum(dev, target, pieces, dtype, n, s->count, !replace);
-    sum_merge(dev, s, m);
 }
 
 static float *sum_total(const OrderedSum *s) { return s->partial[0]; }

@@ -134,18 +134,6 @@ static inline void mpi_answer_hosts(Comm *comm) {
     }
 }
 
-static inline void mpi_send_questions(Comm *comm) {
-    int *question = new_array(int, 1); // not freed, like the answers
-    *question = __atomic_add_fetch(&comm->heartbeats->times_asked, 1, __ATOMIC_SEQ_CST);
-    comm->question = *question;
-    for (int i = 0; i < comm->mesh.world; i++) {
-        MPI_Request sent;
-        if (host_of_rank(i) == host_of_rank(comm->rank)) continue;
-        if (MPI_Isend(question, 1, MPI_INT, i, TAG_QUESTION, MPI_COMM_WORLD, &sent) == MPI_SUCCESS)
-            MPI_Request_free(&sent);
-    }
-}
-
 /* Called repeatedly by a rank whose wait has timed out. On the first ASKING_HOSTS hosts, the first such rank asks all
  * ranks of the other hosts, and adds their answers to comm->news. Returns the number of hosts whose state is known, or
  * 0 if this rank does not ask. */
@@ -154,8 +142,16 @@ static inline int mpi_ask_hosts(Comm *comm) {
     int nobody = 0, own = comm->rank + 1, arrived = 0, heard = 0, bytes;
     MPI_Status from;
     if (host_of_rank(comm->rank) - run_hosts.hosts >= ASKING_HOSTS) return 0;
-    if (__atomic_compare_exchange_n(&table->asker, &nobody, own, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        mpi_send_questions(comm);
+    if (__atomic_compare_exchange_n(&table->asker, &nobody, own, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        int *question = new_array(int, 1); // not freed, like the answers
+        *question = comm->question = __atomic_add_fetch(&table->times_asked, 1, __ATOMIC_SEQ_CST);
+        for (int i = 0; i < comm->mesh.world; i++) {
+            MPI_Request sent;
+            if (host_of_rank(i) == host_of_rank(comm->rank)) continue;
+            if (MPI_Isend(question, 1, MPI_INT, i, TAG_QUESTION, MPI_COMM_WORLD, &sent) == MPI_SUCCESS)
+                MPI_Request_free(&sent);
+        }
+    }
     if (table->asker != own) return 0;
     while (MPI_Iprobe(MPI_ANY_SOURCE, TAG_ANSWER, MPI_COMM_WORLD, &arrived, &from) == MPI_SUCCESS && arrived) {
         MPI_Get_count(&from, MPI_BYTE, &bytes);

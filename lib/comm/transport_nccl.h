@@ -47,14 +47,6 @@ static inline int nccl_multiprocessors(const Mesh *mesh, int communicator) {
     return NCCL_UNLIMITED;
 }
 
-/* How many members of an axis' group are on one host, if each host has eight GPUs and consecutive ranks. */
-static inline int nccl_members_on_host(const Mesh *mesh, Axis axis) {
-    enum { GPUS_OF_HOST = 8 };
-    int count = 0, size = mesh_group_size(mesh, axis);
-    while (count < size && mesh_group_member(mesh, 0, axis, count) < GPUS_OF_HOST) count++;
-    return count;
-}
-
 /* Bytes that one communicator allocates, with `local` of its `size` members on a rank's own host. NCCL has one NCCL
  * channel for each multiprocessor that the communicator may occupy, and 24 for NCCL_UNLIMITED. A communicator takes 6
  * MiB, and an NCCL channel 8 MiB when the communicator opens, and for its ring 12 MiB, or 20 MiB between hosts. In
@@ -73,16 +65,19 @@ static inline double nccl_communicator_memory(int multiprocessors, int size, int
 
 /* Bytes that NCCL allocates on a rank's GPU for a step with this traffic. `sums`: NCCL sums in the reduce-scatters over
  * fsdp and dp_replicate. Every other reduce-scatter is an all-to-all, which connects every pair of members. Every
- * communicator has a ring, because nccl_check_members all-gathers over it. `traffic` NULL: assume no all-to-alls. */
+ * communicator has a ring, because nccl_check_members all-gathers over it. Each host is assumed to have eight GPUs and
+ * consecutive ranks. `traffic` NULL: assume no all-to-alls. */
 static inline double nccl_memory(const Mesh *mesh, const Traffic traffic[AXES][COLLECTIVES], int reductions_apart,
                                  int sums) {
+    enum { GPUS_OF_HOST = 8 };
     int of_link = nccl_multiprocessors(mesh, NCCL_LINKS), of_reductions = nccl_multiprocessors(mesh, NCCL_REDUCTIONS);
     double bytes = nccl_link_communicators(mesh) * nccl_communicator_memory(of_link, 2, 2, 0, 1);
     for (int i = 0; i < NCCL_AXES; i++) {
         Axis axis = nccl_axes[i];
-        int size = mesh_group_size(mesh, axis), local = nccl_members_on_host(mesh, axis);
+        int size = mesh_group_size(mesh, axis), local = 0; // members of the group that are on one host
         int is_apart = axis == AXIS_FSDP && reductions_apart;
         if (size == 1) continue;
+        while (local < size && mesh_group_member(mesh, 0, axis, local) < GPUS_OF_HOST) local++;
         int sums_by_nccl = sums && (axis == AXIS_FSDP || axis == AXIS_DP_REPLICATE);
         int scatters = traffic && traffic[axis][REDUCE_SCATTER].calls && !sums_by_nccl;
         int pairs = (traffic && traffic[axis][ALL_TO_ALL].calls) || (scatters && !is_apart);
@@ -137,11 +132,13 @@ static inline Axis nccl_axis(int i) {
 
 /* Says what will make communication slow or impossible on this host, although the run can start. */
 static inline void nccl_note_host(int local_ranks) {
-    int driver = driver_without_overlap();
+    int driver = 0;
     double shared = shared_memory_free();
     char where[96] = "";
     if (run_hosts.count > 1) snprintf(where, sizeof where, " of host %s", host_of_rank(process_end.process)->name);
-    if (driver)
+    cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version"); // 12020 for CUDA 12.2
+    // NCCL_LAUNCH_ORDER_IMPLICIT lets collectives overlap only from 12.3 on (getImplicitOrder in NCCL's src/enqueue.cc)
+    if (driver < 12030)
         fprintf(
             stderr,
             "note: the NVIDIA driver%s supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "
@@ -512,18 +509,14 @@ static inline ncclResult_t nccl_all_to_all(Request *r, ncclComm_t c, int size, c
     return ncclGroupEnd();
 }
 
-/* NCCL adds, in its own order. */
-static inline ncclResult_t nccl_reduce_scatter(Request *r, ncclComm_t c, cudaStream_t stream) {
-    ncclDataType_t type = r->dtype == DTYPE_BF16 ? ncclBfloat16 : ncclFloat32;
-    return ncclReduceScatter(r->send, r->recv, r->bytes / dtype_size(r->dtype), type, ncclSum, c, stream);
-}
-
 static inline void nccl_start(Comm *comm, Request *r) {
     static const char *const starts[COLLECTIVES] = {"start the all_gather of", "start the reduce_scatter of",
                                                     "start the all_to_all of", "start the send of",
                                                     "start the receive of"};
     Group *g = r->group;
     cudaStream_t stream = comm->dev->on.stream;
+    ncclDataType_t type = r->dtype == DTYPE_BF16 ? ncclBfloat16 : ncclFloat32; // of what NCCL sums
+    size_t count = r->bytes / dtype_size(r->dtype);
     int which = nccl_communicator_of(g->axis, r->stream, comm->dev->reductions_apart);
     ncclComm_t c = r->channel ? r->channel->nccl[r->number % NCCL_TURNS] : comm->nccl[which];
     int size = 0;
@@ -533,7 +526,8 @@ static inline void nccl_start(Comm *comm, Request *r) {
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, c, stream);
     else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream);
     else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, 0, c, stream);
-    else if (r->collective == REDUCE_SCATTER && r->summed) result = nccl_reduce_scatter(r, c, stream);
+    else if (r->collective == REDUCE_SCATTER && r->summed)
+        result = ncclReduceScatter(r->send, r->recv, count, type, ncclSum, c, stream);
     else result = nccl_all_to_all(r, c, size, stream);
     nccl_check(comm, c, result, r->line, r->number, starts[r->collective], r->what);
     traffic_count(comm->traffic_measured, r, size);

@@ -73,8 +73,8 @@ static inline int threads_group_member(Comm *comm, Group *g, int i) {
 }
 
 /* The first thread makes the heartbeat table of all. Under a launcher this process also has a record in its host's
- * shared table, which its threads do not update: it signs off there, or the monitor would end the run for its silence.
- * */
+ * shared table, which its threads do not update: it signs off there, or the monitor would end the run for its
+ * silence. */
 static inline Heartbeat *threads_heartbeat_open(Comm *comm) {
     ThreadWorld *w = comm->thread_world;
     rank_state(own_heartbeat.record, RANK_ENDED, seconds_now());
@@ -139,26 +139,22 @@ static inline void threads_start(Comm *comm, Request *r) {
     __atomic_store_n(&mine->posted, r->number, __ATOMIC_RELEASE);
 }
 
-/* Copies what member p, or the sender of a message, has posted for this rank. */
-static inline void threads_copy_part(Comm *comm, Request *r, const ThreadSlot *slot, int p) {
-    int me = r->group->rank;
-    const char *from = slot->send + (sends_parts(r) ? (size_t)me * r->bytes : 0);
-    char *to = r->recv + (size_t)p * r->bytes;
-    if (r->on_device) device_wait_event(comm->dev, slot->ready);
-    request_copy(comm, r, to, from);
-    if (r->channel || p != me) comm->traffic_measured[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
-}
-
-/* On a GPU a request begins when it enqueues something. */
+/* Copies what the other members, or the sender of a message, have posted for this rank so far. On a GPU a request
+ * begins when it enqueues something. */
 static inline int threads_test(Comm *comm, Request *r) {
     int size, me;
     ThreadSlot *slots = thread_slots(comm, r, &size, &me);
     int parts = r->collective == SEND ? 0 : size;
+    // in an all-gather, all members get the same bytes from a member
+    int sends_parts = r->collective == REDUCE_SCATTER || r->collective == ALL_TO_ALL;
     while (r->parts_copied < parts) {
         int p = (me + r->parts_copied) % size; // ranks begin with different parts: not all read the same memory
         if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->number) return 0;
         if (r->span.event < 0) note_moving(comm, r);
-        threads_copy_part(comm, r, &slots[p], p);
+        if (r->on_device) device_wait_event(comm->dev, slots[p].ready);
+        const char *from = slots[p].send + (sends_parts ? (size_t)me * r->bytes : 0);
+        request_copy(comm, r, r->recv + (size_t)p * r->bytes, from);
+        if (r->channel || p != me) comm->traffic_measured[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
         if (++r->parts_copied < parts) continue;
         if (r->on_device) device_record_event(comm->dev, &slots[me].copied);
         __atomic_store_n(&slots[me].done, r->number, __ATOMIC_RELEASE);

@@ -422,26 +422,6 @@ static inline int say_who_started(Sentence *t, HeartbeatTable *table, int i, Hea
     return count;
 }
 
-/* Ranks of a group have started different collectives: ends the run, and says what each rank started, and which rank
- * differs from all others. */
-__attribute__((noreturn)) static inline void collective_failed(HeartbeatTable *table, Heartbeat *me, int axis,
-                                                               int64_t number) {
-    char text[2048];
-    Sentence t = {text, sizeof text, 0};
-    int odd = -1, num_odd = 0, most = 0;
-    for (int i = 0; i < table->attached; i++) {
-        int count = say_who_started(&t, table, i, me, axis, number);
-        if (count > most) most = count;
-        if (count != 1) continue;
-        odd = heartbeat_at(table, i)->lines.rank;
-        num_odd++;
-    }
-    if (most > 1 && num_odd == 1) say(&t, "; only rank %d differs", odd);
-    run_failure("collective #%" PRId64 " on %s: %s. All ranks of a group must start the same collectives in the same "
-                "order",
-                number, axis_names[axis], text);
-}
-
 /* Both ends of a channel have different messages with this number: ends the run, and says which. */
 __attribute__((noreturn)) static inline void message_failed(Heartbeat *me, Heartbeat *peer, int line, int64_t number) {
     const ChannelEnd *end = &me->lines.channels[line - AXES];
@@ -455,13 +435,26 @@ __attribute__((noreturn)) static inline void message_failed(Heartbeat *me, Heart
 }
 
 /* Another rank has started something else than `me` as number `number` of a line, or before it: ends the run, and names
- * the first difference. */
+ * the first difference. Of a group it says what each rank started, and which rank differs from all others. */
 __attribute__((noreturn)) static inline void order_failed(HeartbeatTable *table, Heartbeat *me, int line,
                                                           int64_t number) {
+    char text[2048];
+    Sentence t = {text, sizeof text, 0};
+    int odd = -1, num_odd = 0, most = 0;
     if (!is_channel(line)) await_other_members(table, me, line, number);
     while (rank_that_differs(table, me, line, number - 1)) number--;
     if (is_channel(line)) message_failed(me, rank_that_differs(table, me, line, number), line, number);
-    collective_failed(table, me, line, number);
+    for (int i = 0; i < table->attached; i++) {
+        int count = say_who_started(&t, table, i, me, line, number);
+        if (count > most) most = count;
+        if (count != 1) continue;
+        odd = heartbeat_at(table, i)->lines.rank;
+        num_odd++;
+    }
+    if (most > 1 && num_odd == 1) say(&t, "; only rank %d differs", odd);
+    run_failure("collective #%" PRId64 " on %s: %s. All ranks of a group must start the same collectives in the same "
+                "order",
+                number, axis_names[line], text);
 }
 
 /* Adds what `me` starts next on a line to its flight records, and compares it with what the other ranks of this host

@@ -136,15 +136,6 @@ static inline int device_count_or_none(void) {
     return 0;
 }
 
-/* The version of CUDA that the driver supports, 12020 for 12.2, if NCCL runs one collective after the other with it;
- * else 0. NCCL_LAUNCH_ORDER_IMPLICIT lets them overlap only from 12.3 on (getImplicitOrder in NCCL's src/enqueue.cc).
- */
-static inline int driver_without_overlap(void) {
-    int driver = 0;
-    cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version");
-    return driver < 12030 ? driver : 0;
-}
-
 /* The GPU of the `local`-th rank of this host. */
 static inline int device_of(int local) { return local % device_count(); }
 
