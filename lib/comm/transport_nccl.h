@@ -138,7 +138,7 @@ static inline void nccl_note_host(int local_ranks) {
     if (run_hosts.count > 1) snprintf(where, sizeof where, " of host %s", host_of_rank(process_end.process)->name);
     cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version"); // 12020 for CUDA 12.2
     // NCCL_LAUNCH_ORDER_IMPLICIT lets collectives overlap only from 12.3 on (getImplicitOrder in NCCL's src/enqueue.cc)
-    if (driver < 12030)
+    if (driver && driver < 12030)
         fprintf(
             stderr,
             "note: the NVIDIA driver%s supports CUDA %d.%d, and before 12.3 NCCL runs one collective after the other, "

@@ -422,20 +422,9 @@ static inline int say_who_started(Sentence *t, HeartbeatTable *table, int i, Hea
     return count;
 }
 
-/* Both ends of a channel have different messages with this number: ends the run, and says which. */
-__attribute__((noreturn)) static inline void message_failed(Heartbeat *me, Heartbeat *peer, int line, int64_t number) {
-    const ChannelEnd *end = &me->lines.channels[line - AXES];
-    const FlightRecord *mine = flight_of(me, line, number), *theirs = flight_of_other(peer, me, line, number);
-    const FlightRecord *sent = end->receives ? theirs : mine, *expected = end->receives ? mine : theirs;
-    int own = me->lines.rank;
-    run_failure("message #%" PRId64 " from %s to %s on %s: '%s' (%" PRId64 " bytes) is sent, but '%s' "
-                "(%" PRId64 " bytes) is expected. Both ranks must send and receive the same messages in the same order",
-                number, rank_name(end->receives ? end->peer : own), rank_name(end->receives ? own : end->peer),
-                axis_names[end->axis], sent->what, sent->bytes, expected->what, expected->bytes);
-}
-
 /* Another rank has started something else than `me` as number `number` of a line, or before it: ends the run, and names
- * the first difference. Of a group it says what each rank started, and which rank differs from all others. */
+ * the first difference: of a channel, what is sent and what is expected; of a group, what each rank started, and which
+ * rank differs from all others. */
 __attribute__((noreturn)) static inline void order_failed(HeartbeatTable *table, Heartbeat *me, int line,
                                                           int64_t number) {
     char text[2048];
@@ -443,7 +432,18 @@ __attribute__((noreturn)) static inline void order_failed(HeartbeatTable *table,
     int odd = -1, num_odd = 0, most = 0;
     if (!is_channel(line)) await_other_members(table, me, line, number);
     while (rank_that_differs(table, me, line, number - 1)) number--;
-    if (is_channel(line)) message_failed(me, rank_that_differs(table, me, line, number), line, number);
+    if (is_channel(line)) {
+        const ChannelEnd *end = &me->lines.channels[line - AXES];
+        Heartbeat *peer = rank_that_differs(table, me, line, number);
+        const FlightRecord *mine = flight_of(me, line, number), *theirs = flight_of_other(peer, me, line, number);
+        const FlightRecord *sent = end->receives ? theirs : mine, *expected = end->receives ? mine : theirs;
+        int own = me->lines.rank;
+        run_failure("message #%" PRId64 " from %s to %s on %s: '%s' (%" PRId64 " bytes) is sent, but '%s' "
+                    "(%" PRId64 " bytes) is expected. Both ranks must send and receive the same messages in the same "
+                    "order",
+                    number, rank_name(end->receives ? end->peer : own), rank_name(end->receives ? own : end->peer),
+                    axis_names[end->axis], sent->what, sent->bytes, expected->what, expected->bytes);
+    }
     for (int i = 0; i < table->attached; i++) {
         int count = say_who_started(&t, table, i, me, line, number);
         if (count > most) most = count;

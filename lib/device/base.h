@@ -111,7 +111,7 @@ static inline void end_process(int code, const char *prefix, const char *format,
     _exit(code);
 }
 
-/* For what the user can fix. The message says what was given, what was expected and what to do. Exit code 1. */
+/* Ends the run for a reason that the user can fix. The message says what was given, what was expected and what to do. Exit code 1. */
 static inline void user_error(const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -120,7 +120,7 @@ static inline void user_error(const char *format, ...) {
     _exit(1);
 }
 
-/* For a failure of the run itself: a timeout, a lost rank, a device error, an unequal ledger. Exit code 2. */
+/* Ends the run because it failed: a timeout, a lost rank, a device error, an unequal ledger. Exit code 2. */
 static inline void run_failure(const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -241,7 +241,7 @@ static inline char *read_to_end(int fd, size_t *length) {
     return NULL;
 }
 
-/* read_to_end of a file or pipe by name. */
+/* Opens a file or pipe and reads it like read_to_end. */
 static inline char *read_file(const char *path, size_t *length) {
     *length = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -250,7 +250,8 @@ static inline char *read_file(const char *path, size_t *length) {
     return read_to_end(fd, length);
 }
 
-/* read_to_end of a regular file of at most 1 GiB, which is far more than any text that this program reads whole. */
+/* Opens a regular file and reads it like read_to_end. It may have 1 GiB, which is far more than any text that this
+ * program reads whole. */
 static inline char *read_regular_file(const char *path, size_t *length) {
     struct stat info;
     *length = 0;

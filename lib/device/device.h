@@ -23,12 +23,12 @@ static inline void device_read(Device *dev, void *to, const void *from, size_t b
     copy_bytes(dev, to, from, bytes, 1);
 }
 
-/* From the host to the device; the host may reuse its memory at once. */
+/* Copies from the host to the device; the host may reuse its memory at once. */
 static inline void device_write(Device *dev, void *to, const void *from, size_t bytes) {
     copy_bytes(dev, to, from, bytes, 1);
 }
 
-/* From MEM_HOST to the device; the source must not change until the next device_read or device_synchronize. */
+/* Copies from MEM_HOST to the device; the source must not change until the next device_read or device_synchronize. */
 static inline void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
     copy_bytes(dev, to, from, bytes, 0);
 }
@@ -60,6 +60,12 @@ static inline size_t pinned_need(const Device *dry_run) {
     return CUDA_BUILD ? device_arenas(dry_run, 1) + dry_run->arenas[MEM_HOST].peak : 0;
 }
 
+/* Bytes of the device's memory that are free. */
+static inline double device_memory(int gpu) {
+    double total;
+    return device_memory_with_total(gpu, &total);
+}
+
 /* A dry-run device hands out addresses that are never mapped. Bit c of `offloaded`: category c is to be offloaded. */
 static inline void device_open_dry_run(Device *dev, int threads, unsigned offloaded) {
     memset(dev, 0, sizeof *dev);
@@ -77,7 +83,7 @@ typedef struct {
     Arena params, optimizer;
 } StateArenas;
 
-/* Takes them from a device that is about to be closed. */
+/* Takes these arenas from a device that is about to be closed. */
 static inline StateArenas device_take_state(Device *dev) {
     StateArenas taken = {dev->arenas[MEM_PARAMS], dev->arenas[MEM_OPTIMIZER]};
     dev->arenas[MEM_PARAMS].base = dev->arenas[MEM_OPTIMIZER].base = NULL;
@@ -215,7 +221,7 @@ static inline PoolBuffer *pool_find(BufferPool *pool, int kind) {
     return NULL;
 }
 
-/* Does nothing if `memory` is not the pool's, such as NULL. */
+/* Gives a buffer back to its pool. Does nothing if `memory` is not the pool's, such as NULL. */
 static inline void pool_release(Device *dev, BufferPool *pool, const void *memory) {
     for (int i = 0; i < pool->count; i++) {
         if (pool->buffers[i].memory != memory) continue;

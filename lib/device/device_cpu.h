@@ -32,15 +32,11 @@ static inline void device_model(int gpu, char *name, size_t size) {
     snprintf(name, size, "%s", "");
 }
 
-/* Bytes of memory, at most what the container allows. */
-static inline double device_memory(int gpu) {
-    (void)gpu;
-    return fmin((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), container_limits().memory);
-}
-
-/* Other processes do not count: what they hold may be cache, which the system gives up. */
+/* Bytes of memory, at most what the container allows. Other processes do not count: what they hold may be cache, which
+ * the system gives up. So all of it is free. */
 static inline double device_memory_with_total(int gpu, double *total) {
-    *total = device_memory(gpu);
+    (void)gpu;
+    *total = fmin((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), container_limits().memory);
     return *total;
 }
 

@@ -155,12 +155,6 @@ static inline double device_memory_with_total(int gpu, double *total) {
     return (double)have;
 }
 
-/* Bytes of the GPU's memory that are free. */
-static inline double device_memory(int gpu) {
-    double total;
-    return device_memory_with_total(gpu, &total);
-}
-
 /* Bytes of the host's memory that can be pinned. The system would grant more than it has, and then kill processes. */
 static inline double pinned_memory(void) {
     long long kilobytes = 0;

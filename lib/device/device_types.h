@@ -97,26 +97,18 @@ typedef struct {
 /* Streams of a GPU run side by side. Ops and copies go to the current stream (device_set_stream) and keep their order
  * there; across streams order comes only from device_wait_stream and device_wait_event. A CPU runs one thing after the
  * other, and its streams are only names. */
+// clang-format off
 typedef enum {
-    STREAM_COMPUTE,
-    STREAM_GATHER,
-    STREAM_REDUCE,
-    STREAM_TP, // tensor parallelism's collectives
-    STREAM_FETCH,
-    STREAM_STORE,
-    STREAM_SEND_NEXT, // this and the following: between stages of a pipeline
-    STREAM_RECEIVE_NEXT,
-    STREAM_SEND_PREVIOUS,
-    STREAM_RECEIVE_PREVIOUS,
-    STREAM_SEND_NEXT_2, // messages use these four and those before in turn
-    STREAM_RECEIVE_NEXT_2,
-    STREAM_SEND_PREVIOUS_2,
-    STREAM_RECEIVE_PREVIOUS_2,
+    STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_TP /* tensor parallelism's collectives */,
+    STREAM_FETCH, STREAM_STORE, // of offloaded state
+    // between stages of a pipeline: messages use four streams and the next four in turn
+    STREAM_SEND_NEXT, STREAM_RECEIVE_NEXT, STREAM_SEND_PREVIOUS, STREAM_RECEIVE_PREVIOUS,
+    STREAM_SEND_NEXT_2, STREAM_RECEIVE_NEXT_2, STREAM_SEND_PREVIOUS_2, STREAM_RECEIVE_PREVIOUS_2,
     STREAMS
 } StreamKind;
-// clang-format off
 static const char *const stream_names[STREAMS] = {
-    "compute", "gather", "reduce", "tensor parallel", "fetch", "store",
+    "compute", "gather", "reduce", "tensor parallel",
+    "fetch", "store",
     "send to next", "receive from next", "send to previous", "receive from previous",
     "send to next 2", "receive from next 2", "send to previous 2", "receive from previous 2",
 };
