@@ -32,7 +32,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     r->active = 1;
     note_started(comm, r);
     if (comm->dev->dry_run) return;
-    transport_of(comm, r)->start(comm, r);
+    const Transport *transport = r->on_device ? comm->transport : comm->hosts;
+    transport->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
     // NCCL has enqueued the collective: this records r->arrived in the stream before anything later is enqueued there

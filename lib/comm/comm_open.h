@@ -93,7 +93,6 @@ static inline void find_hosts(const LaunchInfo *l, MPI_Comm host) {
     }
     if (run_hosts.of_rank[l->rank]) process_end.host = host_of_rank(l->rank)->name;
 }
-
 #endif
 
 /* Initializes MPI if a launcher started this process. */

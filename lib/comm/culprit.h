@@ -105,8 +105,8 @@ static inline Suspicion suspicion_of(const WorldNews *news, int other, int rank,
 // ---------------------------------------------------------------------------
 // the sentence
 
-/* "rank 2 on host n2 (process 77) has been running adamw for 61.2 s; its last collective was …", "host n3 with ranks 4, 5
- * does not answer: …" */
+/* "rank 2 on host n2 (process 77) has been running adamw for 61.2 s; its last collective was …" or "host n3 with
+ * ranks 4, 5 does not answer: …" */
 static inline void say_suspect(Sentence *t, const WorldNews *news, int other, int rank, int line, int64_t number) {
     const RankNews *r = &news->ranks[other];
     const RankLines *mine = &news->ranks[rank].lines;

@@ -12,10 +12,6 @@
 
 static inline void comm_poll(void *arg);
 
-static inline const Transport *transport_of(const Comm *comm, const Request *r) {
-    return r->on_device ? comm->transport : comm->hosts;
-}
-
 /* Tests everything in flight. On each stream of a GPU, collectives keep the order in which they were started. */
 static inline void comm_progress(Comm *comm) {
     int kept = 0, is_busy[STREAMS] = ZERO;
@@ -23,7 +19,7 @@ static inline void comm_progress(Comm *comm) {
         Request *r = comm->in_flight[i];
         if (!r->active || (CUDA_BUILD && r->on_device && is_busy[r->stream])) continue;
         StreamKind before = device_set_stream(comm->dev, r->stream);
-        const Transport *t = transport_of(comm, r);
+        const Transport *t = r->on_device ? comm->transport : comm->hosts;
         r->active = t->test && !t->test(comm, r);
         is_busy[r->stream] |= r->active;
         if (!r->active) note_arrived(comm, r);

@@ -111,7 +111,8 @@ static inline void end_process(int code, const char *prefix, const char *format,
     _exit(code);
 }
 
-/* Ends the run for a reason that the user can fix. The message says what was given, what was expected and what to do. Exit code 1. */
+/* Ends the run for a reason that the user can fix. The message says what was given, what was expected and what to do.
+ * Exit code 1. */
 static inline void user_error(const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -225,12 +225,10 @@ static inline void apply_groups(ContainerLimits *limits, const char *mount, cons
 
 /* Is `controller` one of "cpu,cpuacct"? */
 static inline int names_controller(const char *list, const char *controller) {
-    size_t n = strlen(controller);
-    for (const char *at = list; *at; at += strspn(at, ",")) {
-        size_t length = strcspn(at, ",\n");
-        if (length == n && !strncmp(at, controller, n)) return 1;
-        at += length;
-        if (*at == '\n') return 0;
+    while (*list && *list != '\n') {
+        size_t length = strcspn(list, ",\n");
+        if (length == strlen(controller) && !strncmp(list, controller, length)) return 1;
+        list += length + (list[length] == ',');
     }
     return 0;
 }

@@ -37,7 +37,8 @@ static inline void flush_results(void) {
     if (error || ferror(stdout)) results_lost(error);
 }
 
-/* Writes out what has been printed, before exit code 0. Some file systems, such as NFS, report a full disk only when a file is closed. */
+/* Writes out what has been printed, before exit code 0. Some file systems, such as NFS, report a full disk only when a
+ * file is closed. */
 static inline void finish_results(void) {
     flush_results();
     int copy = dup(STDOUT_FILENO);
