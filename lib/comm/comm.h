@@ -193,7 +193,7 @@ static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *wh
     note_waited(comm, wait, cause);
 }
 
-/* All waits since comm_clear_ledger. */
+/* The seconds of all waits since comm_clear_ledger. */
 static inline double comm_wait_seconds(const Comm *comm) {
     double sum = 0;
     for (int cause = 0; cause < WAIT_CAUSES; cause++) sum += comm->wait_seconds[cause];

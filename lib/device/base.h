@@ -20,7 +20,8 @@ static inline uint64_t hash_bytes(uint64_t h, const void *data, size_t n) {
     return h;
 }
 
-/* The same of n words of 64 bits, faster. Each step is invertible, so that a single difference is never lost. */
+/* A fingerprint of n words of 64 bits, faster than hash_bytes. Each step is invertible, so that a single difference is
+ * never lost. */
 static inline uint64_t hash_words(uint64_t h, const uint64_t *words, size_t n) {
     for (size_t i = 0; i < n; i++) h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull;
     return h;
@@ -133,14 +134,14 @@ static inline void run_failure(const char *format, ...) {
 // ---------------------------------------------------------------------------
 // memory and files of the host
 
-/* realloc, or the run ends. */
+/* Calls realloc, and ends the run if there is no memory. */
 static inline void *checked_realloc(void *p, size_t bytes) {
     p = realloc(p, bytes);
     if (!p) run_failure("out of memory: could not allocate %zu bytes on the host", bytes);
     return p;
 }
 
-/* A copy of `text`, or the run ends. */
+/* Returns a copy of `text`, and ends the run if there is no memory. */
 static inline char *checked_strdup(const char *text) {
     size_t bytes = strlen(text) + 1;
     return (char *)memcpy(checked_malloc(bytes), text, bytes);
@@ -251,8 +252,8 @@ static inline char *read_file(const char *path, size_t *length) {
     return read_to_end(fd, length);
 }
 
-/* Opens a regular file and reads it like read_to_end. It may have 1 GiB, which is far more than any text that this
- * program reads whole. */
+/* Opens a regular file and reads it like read_to_end. It may have at most 1 GiB, which is far more than any text that
+ * this program reads whole. */
 static inline char *read_regular_file(const char *path, size_t *length) {
     struct stat info;
     *length = 0;

@@ -19,14 +19,10 @@ static int by_key(const void *a, const void *b) {
 /* Refuses objects that hold a key twice, at any depth: readers disagree on which of the two values is valid. */
 static void json_refuse_duplicates(const cJSON *json, const char *path) {
     const cJSON *item;
-    int count = 0;
-    cJSON_ArrayForEach(item, json) {
-        json_refuse_duplicates(item, path);
-        count++;
-    }
-    if (!cJSON_IsObject(json) || count < 2) return;
-    const cJSON **items = new_array(const cJSON *, count);
-    count = 0;
+    cJSON_ArrayForEach(item, json) json_refuse_duplicates(item, path);
+    int count = 0, size = cJSON_GetArraySize(json); // of an object, its members
+    if (!cJSON_IsObject(json) || size < 2) return;
+    const cJSON **items = new_array(const cJSON *, size);
     cJSON_ArrayForEach(item, json) items[count++] = item;
     qsort(items, (size_t)count, sizeof *items, by_key);
     for (int i = 1; i < count; i++)
@@ -86,7 +82,7 @@ static int json_integer(const cJSON *json, const char *path, const char *key, do
     return (int)json_whole_number(json, path, key, fallback, low, high);
 }
 
-/* NULL: the key is absent or null. */
+/* Returns the object that is the value of a key; NULL: the key is absent or null. */
 static const cJSON *json_object(const cJSON *json, const char *path, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
     if (!item || cJSON_IsNull(item)) return NULL;

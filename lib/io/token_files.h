@@ -284,7 +284,7 @@ static Dataset dataset_open_windows(const char *text, int T, int pieces, int voc
     return d;
 }
 
-/* The same with windows of one sample. */
+/* Opens the files like dataset_open_windows, with windows of one sample. */
 static Dataset dataset_open(const char *text, int T, int vocab_size, int partial) {
     return dataset_open_windows(text, T, 1, vocab_size, partial, 0);
 }
