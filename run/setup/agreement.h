@@ -33,71 +33,40 @@ static uint64_t data_contents(const Dataset *d) {
 
 /* What each rank tells all others at start-up. */
 typedef struct {
-    uint64_t options;  // hash of the options, the recipe, the checkpoint and the headers of the data
-    uint64_t contents; // data_contents of --data and --val
-    uint64_t input;    // hash of a file that the program reads
-    uint64_t program;  // hash_of_program
-    char processor[64];
+    uint64_t options;   // hash of the options, the recipe, the checkpoint and the headers of the data
+    uint64_t contents;  // data_contents of --data and --val
+    uint64_t input;     // hash of a file that the program reads
+    uint64_t program;   // hash of the program whose results should be the same on all hosts; 0: it cannot be read
+    char processor[64]; // its name as the kernel gives it; "": it gives none
 } RankStart;
-
-static uint64_t hash_of_options(const Job *j) {
-    char *text;
-    size_t length;
-    FILE *f = text_stream_open(&text, &length);
-    options_write(j->options, &j->run, f);
-    text_stream_close(f);
-    uint64_t h = hash_bytes(HASH_START, text, length);
-    free(text);
-    h = hash_bytes(h, &j->data.fingerprint, sizeof j->data.fingerprint);
-    return hash_bytes(h, &j->recipe.fingerprint, sizeof j->recipe.fingerprint) ^ j->resume_from.fingerprint;
-}
-
-/* The hash of the program whose results should be the same on all hosts; 0: it cannot be read. */
-static uint64_t hash_of_program(const Purpose *purpose) {
-    size_t length;
-    char *program = read_file(purpose->program_file ? purpose->program_file : "/proc/self/exe", &length);
-    uint64_t h = program ? hash_bytes(HASH_START, program, length) : 0;
-    free(program);
-    return h;
-}
-
-/* The processor's name as the kernel gives it; "" if it gives none. */
-static void read_processor(char *name, size_t size) {
-    char line[256];
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    while (f && !name[0] && fgets(line, sizeof line, f))
-        if (!strncmp(line, "model name", 10) && strchr(line, ':'))
-            snprintf(name, size, "%.*s", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);
-    if (f) fclose(f);
-}
-
-/* Prints which hosts have another program or processor than host 0; not to standard output, which belongs to --eval. */
-static void print_differences(const RankStart *all) {
-    const RankStart *first = &all[0];
-    for (int i = 1; i < run_hosts.count; i++) {
-        const RunHost *host = &run_hosts.hosts[i];
-        const RankStart *other = &all[host->first_rank];
-        if (other->program != first->program)
-            fprintf(stderr,
-                    "note: host %s runs another build of the program than host %s: its results may differ in the last "
-                    "bits; copy one build to all hosts\n",
-                    host->name, run_hosts.hosts[0].name);
-        if (strcmp(other->processor, first->processor))
-            fprintf(stderr,
-                    "note: host %s has another processor (%s) than host %s (%s): its results may differ in the last "
-                    "bits\n",
-                    host->name, other->processor, run_hosts.hosts[0].name, first->processor);
-    }
-}
 
 /* What all ranks were started with, (world); the caller frees it. */
 static RankStart *gather_starts(Comm *comm, const Job *j) {
     RankStart mine = ZERO, *all = new_array(RankStart, comm->mesh.world);
-    mine.options = hash_of_options(j);
+    char *text, line[256];
+    size_t length;
+    FILE *f = text_stream_open(&text, &length);
+    options_write(j->options, &j->run, f);
+    text_stream_close(f);
+    mine.options = hash_bytes(HASH_START, text, length);
+    mine.options = hash_bytes(mine.options, &j->data.fingerprint, sizeof j->data.fingerprint);
+    mine.options = hash_bytes(mine.options, &j->recipe.fingerprint, sizeof j->recipe.fingerprint);
+    mine.options ^= j->resume_from.fingerprint;
+    free(text);
     mine.contents = mix64(data_contents(&j->data)) ^ data_contents(&j->val);
     mine.input = j->purpose.input_hash;
-    if (run_hosts.count > 1) mine.program = hash_of_program(&j->purpose);
-    read_processor(mine.processor, sizeof mine.processor);
+    if (run_hosts.count > 1) {
+        char *program = read_file(j->purpose.program_file ? j->purpose.program_file : "/proc/self/exe", &length);
+        mine.program = program ? hash_bytes(HASH_START, program, length) : 0;
+        free(program);
+    }
+    FILE *processors = fopen("/proc/cpuinfo", "r");
+    while (processors && !mine.processor[0] && fgets(line, sizeof line, processors)) {
+        const char *colon = strchr(line, ':');
+        if (colon && !strncmp(line, "model name", 10))
+            snprintf(mine.processor, sizeof mine.processor, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+    }
+    if (processors) fclose(processors);
     all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
     return all;
 }
@@ -120,14 +89,28 @@ static int say_other_start(Sentence *t, const Job *j, const RankStart *all, int 
     return t->used > 0;
 }
 
-/* Ends the run unless all ranks were started with the same options, data and checkpoint. */
+/* Ends the run unless all ranks were started with the same options, data and checkpoint. Rank 0 prints which hosts have
+ * another program or processor than host 0; not to standard output, which belongs to --eval. */
 static void check_agreement(Comm *comm, const Job *j) {
     char text[1024];
     Sentence t = {text, sizeof text, 0};
     RankStart *all = gather_starts(comm, j);
     for (int i = 1; i < comm->mesh.world; i++)
         if (say_other_start(&t, j, all, i)) user_error("%s", text);
-    if (comm->rank == 0) print_differences(all);
+    for (int i = 1; i < run_hosts.count && comm->rank == 0; i++) {
+        const RunHost *host = &run_hosts.hosts[i];
+        const RankStart *other = &all[host->first_rank];
+        if (other->program != all[0].program)
+            fprintf(stderr,
+                    "note: host %s runs another build of the program than host %s: its results may differ in the last "
+                    "bits; copy one build to all hosts\n",
+                    host->name, run_hosts.hosts[0].name);
+        if (strcmp(other->processor, all[0].processor))
+            fprintf(stderr,
+                    "note: host %s has another processor (%s) than host %s (%s): its results may differ in the last "
+                    "bits\n",
+                    host->name, other->processor, run_hosts.hosts[0].name, all[0].processor);
+    }
     free(all);
 }
 

@@ -95,17 +95,6 @@ static cJSON *json_of_stop_tokens(const StopTokens *stop) {
     return cJSON_CreateIntArray(stop->ids, stop->count);
 }
 
-/* Writes the three keys of config.json, each followed by a comma. */
-static void model_ids_write(const ModelIds *ids, FILE *f) {
-    const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
-    cJSON *values[] = {json_of_id(ids->bos), json_of_stop_tokens(&ids->eos), json_of_id(ids->pad)};
-    for (int i = 0; i < 3; i++) {
-        char *text = json_text(values[i], 0);
-        fprintf(f, "  \"%s\": %s,\n", keys[i], text);
-        free(text);
-    }
-}
-
 /* Replaces "eos_token_id" in `text` (length), a generation_config.json, unless it lists ids->eos. Frees `text`. */
 static char *generation_config_text(const ModelIds *ids, char *text, size_t *length) {
     cJSON *json = cJSON_Parse(text);
@@ -271,7 +260,13 @@ static void config_write_json(const Llama3Config *c, const char *dtype, BaseKind
                 "  \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": %.17g, \"low_freq_factor\": %.17g, "
                 "\"high_freq_factor\": %.17g, \"original_max_position_embeddings\": %d},\n",
                 c->rope_factor, c->rope_low, c->rope_high, c->rope_original);
-    model_ids_write(ids, f);
+    const char *const id_keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    cJSON *id_values[] = {json_of_id(ids->bos), json_of_stop_tokens(&ids->eos), json_of_id(ids->pad)};
+    for (int i = 0; i < 3; i++) {
+        char *id = json_text(id_values[i], 0);
+        fprintf(f, "  \"%s\": %s,\n", id_keys[i], id);
+        free(id);
+    }
     if (base > BASE_FROZEN)
         fprintf(f, "  \"quantization_config\": {\"method\": \"%s\", \"all_tensors\": %s},\n", quantization_method,
                 base == BASE_INT8_ALL ? "true" : "false");

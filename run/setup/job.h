@@ -191,16 +191,6 @@ static void job_find_tokenizer(Job *j) {
     else if (j->has_weights) note_other_tokenizer(run->adapters, run->model, &j->data.files[0]);
 }
 
-/* The tokenizer's files that checkpoints get. */
-static void job_tokenizer_files(Job *j) {
-    const char *model = preset_find(j->run.model) ? NULL : j->run.model;
-    char in_model[4096];
-    snprintf(in_model, sizeof in_model, "%s/", j->run.model);
-    if (j->tokenizer.count) tokenizer_copies_take_found(&j->tokenizer_files, &j->tokenizer);
-    else if (model) tokenizer_copies_take_vocabulary(&j->tokenizer_files, in_model);
-    tokenizer_copies_find_ids(&j->tokenizer_files, model, &j->tokenizer);
-}
-
 // ---------------------------------------------------------------------------
 // adapters, and the base model beneath them
 
@@ -268,28 +258,25 @@ static void job_resume_adapters(const Job *j) {
                    run->adapters, run->resume);
 }
 
-/* A model whose files are int8 stays int8, except when it is exported in full precision. */
-static void job_stored_base(Job *j) {
-    RunSettings *run = &j->run;
-    j->stored_base = j->config.base;
-    if (j->stored_base <= BASE_FROZEN) return;
-    int stored = j->stored_base == BASE_INT8 ? BASE_OF_INT8 : BASE_OF_INT8_ALL;
-    if (j->purpose.converts && !run->adapters && run->base == BASE_AUTO) return; // its files get full precision
-    if (run->base != BASE_AUTO && run->base != stored)
-        user_error("--base %s: the weights of --model %s are stored as --base %s: remove --base, or give the model "
-                   "that they were quantized from",
-                   option_choice(run, "base"), run->model, stored == BASE_OF_INT8 ? "int8" : "int8:all");
-    if (job_trains(j) && !run->lora_rank && !run->adapters)
-        user_error("--model %s has int8 weights, and " INT8_IS_FROZEN
-                   ": add --lora-rank 16 to train adapters, or give the model that they were quantized from",
-                   run->model);
-    run->base = stored;
-}
-
-/* --base is how the frozen model is kept; without adapters there is no frozen model. */
+/* How the frozen model is kept: as --base says. A model whose files are int8 stays int8, except when it is exported in
+ * full precision. Without adapters there is no frozen model. */
 static void job_base(Job *j) {
     RunSettings *run = &j->run;
-    job_stored_base(j);
+    int trains_all = job_trains(j) && !run->lora_rank && !run->adapters;
+    int is_dequantized = j->purpose.converts && !run->adapters && run->base == BASE_AUTO;
+    j->stored_base = j->config.base;
+    if (j->stored_base > BASE_FROZEN && !is_dequantized) {
+        int stored = j->stored_base == BASE_INT8 ? BASE_OF_INT8 : BASE_OF_INT8_ALL;
+        if (run->base != BASE_AUTO && run->base != stored)
+            user_error("--base %s: the weights of --model %s are stored as --base %s: remove --base, or give the model "
+                       "that they were quantized from",
+                       option_choice(run, "base"), run->model, stored == BASE_OF_INT8 ? "int8" : "int8:all");
+        if (trains_all)
+            user_error("--model %s has int8 weights, and " INT8_IS_FROZEN
+                       ": add --lora-rank 16 to train adapters, or give the model that they were quantized from",
+                       run->model);
+        run->base = stored;
+    }
     if (run->base == BASE_AUTO) run->base = BASE_OF_BUILD;
     const char *base = option_choice(run, "base");
     j->config.base = base_kind(run->base);
@@ -297,27 +284,11 @@ static void job_base(Job *j) {
         user_error("--base %s: this build computes in " PRECISION_NAME " and keeps a frozen model in " PRECISION_NAME
                    " or int8: use --base " PRECISION_NAME ", or build with make PRECISION=%s",
                    base, base);
-    if (job_trains(j) && !run->lora_rank && !run->adapters && j->config.base != BASE_FROZEN)
+    if (trains_all && j->config.base != BASE_FROZEN)
         user_error("--base %s needs adapters: " INT8_IS_FROZEN "; add --lora-rank 16, or use --base " PRECISION_NAME,
                    base);
     if (run->adapters) job_read_adapters(j);
     if (!run->lora_rank && j->config.base == BASE_FROZEN) j->config.base = BASE_TRAINED;
-}
-
-/* The bit set of linear layers that --lora-targets names. */
-static unsigned parse_lora_targets(const char *names) {
-    unsigned targets = 0;
-    for (const char *at = names; *at;) {
-        int n = (int)strcspn(at, ","), i = 0;
-        while (i < LORA_TARGETS && ((int)strlen(lora_targets[i].name) != n || strncmp(at, lora_targets[i].name, n)))
-            i++;
-        if (i == LORA_TARGETS)
-            user_error("--lora-targets %s: a block has no linear layer \"%.*s\": expected some of q,k,v,o,gate,up,down",
-                       names, n, at);
-        targets |= 1u << i;
-        at += n + (at[n] == ',');
-    }
-    return targets;
 }
 
 /* Which part of the model is trained, and how the rest is stored. */
@@ -337,41 +308,21 @@ static void job_adapters(Job *j) {
     if (run->lora_alpha == 0) run->lora_alpha = 2.0 * run->lora_rank;
     c->lora_rank = run->lora_rank;
     c->lora_alpha = run->lora_alpha;
-    c->lora_targets = parse_lora_targets(run->lora_targets);
-}
-
-static void job_optimizer(Job *j) {
-    const RunSettings *run = &j->run;
-    if (uses_muon(run) && run->lora_rank)
-        user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
-                   "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
-                   run->lora_rank);
-    j->config.muon = uses_muon(run);
+    c->lora_targets = 0; // a bit for each linear layer that --lora-targets names
+    for (const char *at = run->lora_targets; *at;) {
+        int n = (int)strcspn(at, ","), i = 0;
+        while (i < LORA_TARGETS && ((int)strlen(lora_targets[i].name) != n || strncmp(at, lora_targets[i].name, n)))
+            i++;
+        if (i == LORA_TARGETS)
+            user_error("--lora-targets %s: a block has no linear layer \"%.*s\": expected some of q,k,v,o,gate,up,down",
+                       run->lora_targets, n, at);
+        c->lora_targets |= 1u << i;
+        at += n + (at[n] == ',');
+    }
 }
 
 // ---------------------------------------------------------------------------
 // the layout: does the model divide over the mesh?
-
-/* A step's counts have 64 bits. In a micro-batch a rank gathers each unit at most twice, and reduces it once. */
-static void check_counters(const Job *j, int world) {
-    const RunSettings *run = &j->run;
-    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * run->batch * run->seq * run->accum;
-    for (int u = 0; u < j->table.num_units; u++)
-        elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * world;
-    double bytes = 3.0 * sizeof(float) * elements * run->accum;
-    if (tokens > 0x1p62 || bytes > 0x1p62)
-        user_error("one step has %.3g tokens, and a rank receives up to %.3g bytes: that exceeds the 64-bit counters; "
-                   "use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model",
-                   tokens, bytes);
-}
-
-/* The bf16 FLOP/s of all GPUs of the run, if they are those of rank 0 and this build computes in bf16; else 0. */
-static double job_datasheet_rate(const Job *j, int world) {
-    char name[256];
-    int gpus = uses_nccl(j) ? world : 1;
-    device_model(job_gpu_of_rank(j, 0), name, sizeof name);
-    return FLOATX == DTYPE_BF16 ? gpus * datasheet_rate(name) : 0;
-}
 
 /* The model FLOPs utilization of a step that took `seconds`; 0: not known. */
 static double job_mfu(const Job *j, double seconds) {
@@ -421,11 +372,12 @@ static const TensorRow *find_split_int8_block(const Llama3Config *c, int tp) {
 
 #define REFUSE(...) return snprintf(problem, size, __VA_ARGS__), 0
 
-static int tensor_parallel_fits(const Job *j, char *problem, size_t size) {
+/* Does the model divide over the mesh? If not, returns 0 and `problem` (size) says why, and what would work. */
+static int job_layout_fits(const Job *j, char *problem, size_t size) {
     const RunSettings *run = &j->run;
     const Llama3Config *c = &j->config;
-    int tp = j->mesh.size[AXIS_TP], smallest = (int)min_i64(c->V, c->F);
-    char fits[256];
+    int tp = j->mesh.size[AXIS_TP], cp = j->mesh.size[AXIS_CP], pp = j->mesh.size[AXIS_PP];
+    char fits[256], shorter[32] = "";
     divisors_of(fits, sizeof fits, c->NH, c->NKV);
     if (c->NH % tp || c->NKV % tp)
         REFUSE("--tp %d does not divide %s's %d query heads and %d key/value heads, which are split over the ranks: "
@@ -440,47 +392,32 @@ static int tensor_parallel_fits(const Job *j, char *problem, size_t size) {
                j->stored_base > BASE_FROZEN ? "dequantize the model with convert_llama3 --export DIR"
                                             : "--base " PRECISION_NAME);
     }
+    int smallest = (int)min_i64(c->V, c->F);
     if (tp > smallest)
         REFUSE("--tp %d is too large for %s, whose vocabulary or MLP has only %d rows to split: use a smaller --tp", tp,
                run->model, smallest);
-    return 1;
-}
-
-static int context_parallel_fits(const Job *j, char *problem, size_t size) {
-    const RunSettings *run = &j->run;
-    int cp = j->mesh.size[AXIS_CP], halves = 2 * cp;
-    char fits[256], shorter[32] = "";
-    if (cp == 1 || run->seq % halves == 0) return 1;
-    divisors_of(fits, sizeof fits, run->seq / 2, run->seq / 2);
-    if (run->seq > halves) snprintf(shorter, sizeof shorter, "--seq %d or ", run->seq / halves * halves);
-    REFUSE("--cp %d splits each sequence into %d equal parts, and --seq %d is not a multiple of %d: use %s--seq %d, or "
-           "--cp %s",
-           cp, halves, run->seq, halves, shorter, (run->seq / halves + 1) * halves, fits);
-}
-
-static int pipeline_parallel_fits(const Job *j, char *problem, size_t size) {
-    const RunSettings *run = &j->run;
-    int pp = j->mesh.size[AXIS_PP], stages = pp * run->pp_chunks, most = j->config.L + (run->pp_light_ends ? 2 : 0);
+    int halves = 2 * cp;
+    if (cp > 1 && run->seq % halves) {
+        divisors_of(fits, sizeof fits, run->seq / 2, run->seq / 2);
+        if (run->seq > halves) snprintf(shorter, sizeof shorter, "--seq %d or ", run->seq / halves * halves);
+        REFUSE("--cp %d splits each sequence into %d equal parts, and --seq %d is not a multiple of %d: use %s--seq "
+               "%d, or --cp %s",
+               cp, halves, run->seq, halves, shorter, (run->seq / halves + 1) * halves, fits);
+    }
+    if (j->purpose.computes_tokens && tp * cp * pp > 1)
+        REFUSE("%s computes one token at a time, without --tp, --cp and --pp: remove them; FSDP shards the model over "
+               "all ranks",
+               j->purpose.program);
+    int stages = pp * run->pp_chunks, most = c->L + (run->pp_light_ends ? 2 : 0);
     if (stages > most)
         REFUSE("--pp %d x --pp-chunks %d = %d virtual stages%s, but %s has %d blocks: use at most %d virtual stages",
                pp, run->pp_chunks, stages, run->pp_light_ends ? ", the first and the last with one block fewer" : "",
-               run->model, j->config.L, most);
+               run->model, c->L, most);
     if (run->pp_chunks > 1 && pp > 1 && run->accum % pp)
         REFUSE("--pp-schedule interleaved needs --accum to be a multiple of --pp %d, and --accum is %d: use --accum %d "
                "or %d",
                pp, run->accum, (int)max_i64(1, run->accum / pp) * pp, (run->accum / pp + 1) * pp);
     return 1;
-}
-
-/* Does the model divide over the mesh? If not, returns 0 and `problem` (size) says why, and what would work. */
-static int job_layout_fits(const Job *j, char *problem, size_t size) {
-    int ranks_of_model = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_CP] * j->mesh.size[AXIS_PP];
-    if (!tensor_parallel_fits(j, problem, size) || !context_parallel_fits(j, problem, size)) return 0;
-    if (j->purpose.computes_tokens && ranks_of_model > 1)
-        REFUSE("%s computes one token at a time, without --tp, --cp and --pp: remove them; FSDP shards the model over "
-               "all ranks",
-               j->purpose.program);
-    return pipeline_parallel_fits(j, problem, size);
 }
 #undef REFUSE
 
@@ -510,18 +447,6 @@ static Sampler job_sampler(const Job *j, int rank) {
     return s;
 }
 
-/* Finds the checkpoint of --resume. Unless --model is given, the checkpoint's own config.json describes the model. */
-static void job_find_checkpoint(Job *j) {
-    RunSettings *run = &j->run;
-    if (!run->resume) return;
-    if (!strcmp(run->resume, "auto") && !run->out)
-        user_error("--resume auto looks for checkpoints in --out: add --out DIR, or give the checkpoint's directory");
-    checkpoint_find(j->resume_from.dir, run);
-    if (!j->resume_from.dir[0]) return;
-    job_resume_adapters(j);
-    if (!option_given(j->options, "model")) run->model = j->resume_from.dir;
-}
-
 /* The configuration of the model. */
 static void job_model(Job *j) {
     RunSettings *run = &j->run;
@@ -532,7 +457,11 @@ static void job_model(Job *j) {
     }
     if (run->vocab_size) j->config.V = run->vocab_size;
     job_adapters(j);
-    job_optimizer(j);
+    j->config.muon = uses_muon(run);
+    if (j->config.muon && run->lora_rank)
+        user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
+                   "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
+                   run->lora_rank);
 }
 
 /* The shape of a micro-batch. */
@@ -552,14 +481,6 @@ static void check_micro_batch(const Job *j) {
                    run->batch, run->seq, (int64_t)run->batch * run->seq, (int)MOST_TOKENS);
 }
 
-/* Cores per rank: those of this process, at most as many as its container may keep busy, divided by the ranks that
- * share them. A launcher that binds processes to cores has divided them already. */
-static int job_cores(int ranks_sharing, int local_ranks) {
-    CoreSet allowed = core_set_of_process();
-    int cores = core_set_count(&allowed) / ranks_sharing;
-    return (int)fmax(1, fmin(cores, round(container_limits().cpus / local_ranks)));
-}
-
 /* OMP_NUM_THREADS, which may be a list for nested loops; 0: it is not set, or no number of threads. */
 static int threads_of_environment(void) {
     const char *text = getenv("OMP_NUM_THREADS");
@@ -568,15 +489,15 @@ static int threads_of_environment(void) {
     return text && end > text && (!*end || *end == ',') && threads >= 1 && threads <= 4096 ? (int)threads : 0;
 }
 
-static void job_mesh(Job *j, int world, int local_ranks, int ranks_sharing) {
-    RunSettings *run = &j->run;
-    const int asked[MESH_AXES] = {run->tp, run->cp, run->pp, run->dp_shard, run->dp_replicate};
-    j->mesh = mesh_open(world, asked, j->purpose.plans);
-    job_pipeline_options(j);
+/* Threads of a rank. Its cores are those of this process, at most as many as its container may keep busy, divided by
+ * the ranks that share them. A launcher that binds processes to cores has divided them already. */
+static void job_threads(Job *j, int local_ranks, int ranks_sharing) {
+    CoreSet allowed = core_set_of_process();
+    int cores = core_set_count(&allowed) / ranks_sharing;
     j->local_ranks = local_ranks;
-    j->cores_per_rank = job_cores(ranks_sharing, local_ranks);
-    j->threads_of_environment = run->threads ? 0 : threads_of_environment();
-    j->threads_per_rank = run->threads ? run->threads : j->cores_per_rank;
+    j->cores_per_rank = (int)fmax(1, fmin(cores, round(container_limits().cpus / local_ranks)));
+    j->threads_of_environment = j->run.threads ? 0 : threads_of_environment();
+    j->threads_per_rank = j->run.threads ? j->run.threads : j->cores_per_rank;
     if (j->threads_of_environment) j->threads_per_rank = j->threads_of_environment;
 }
 
@@ -600,7 +521,16 @@ static void job_enter_period(Job *j, int i) {
     }
     table_open(&j->table, &j->config, j->run.wrap_size, &WHOLE_MODEL);
     table_freeze(&j->table, &j->recipe, j->period);
-    check_counters(j, j->mesh.world);
+    // A step's counts of tokens and bytes have 64 bits. In a micro-batch, a rank all-gathers each unit at most twice,
+    // and reduces its gradients once.
+    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * j->run.batch * j->run.seq * j->run.accum;
+    for (int u = 0; u < j->table.num_units; u++)
+        elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * j->mesh.world;
+    double bytes = 3.0 * sizeof(float) * elements * j->run.accum;
+    if (tokens > 0x1p62 || bytes > 0x1p62)
+        user_error("one step has %.3g tokens, and a rank receives up to %.3g bytes: that exceeds the 64-bit counters; "
+                   "use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model",
+                   tokens, bytes);
 }
 
 /* The weights to start from: files of the model, adapters, or random numbers from the seed. */
@@ -623,43 +553,30 @@ static void job_weights(Job *j) {
                    run->model, j->purpose.program);
 }
 
-/* --tail against the data: a step must fit into an epoch; a mixture has no epoch that a step could end. */
-static void job_check_tail(const Job *j) {
-    const RunSettings *run = &j->run;
-    int64_t per_step = samples_per_step(run, &j->mesh), samples = dataset_samples(&j->data);
-    if (j->data.mixture && option_changed(j->options, "tail"))
-        user_error("--tail %s has no effect on a mixture, whose sources begin their next epochs within a step: remove "
-                   "--tail, or the weights of --data",
-                   run->tail == TAIL_PAD ? "pad" : "drop");
-    if (!j->data.mixture && run->tail == TAIL_DROP && samples < per_step)
-        user_error("%s holds %" PRId64
-                   " samples of --seq %d, but one step takes %d data ranks x batch %d x accum %d = %" PRId64
-                   ": reduce one of these, add data, or use --tail pad",
-                   run->data, samples, run->seq, mesh_data_ranks(&j->mesh), run->batch, run->accum, per_step);
-}
-
-/* The token files of this period, and how much of each source earlier periods have used. */
-static void job_training_data(Job *j) {
+/* The token files of this period, the checkpoint that the run resumes from, and the tokenizer. */
+static void job_data(Job *j) {
     const RunSettings *run = &j->run;
     const Recipe *r = &j->recipe;
     j->data = dataset_open_windows(run->data, run->seq, r->longest / run->seq, j->config.V, 0, r->path != NULL);
     recipe_number_sources(r, &j->data);
     recipe_count_used(r, j->period, &j->data);
     if (r->path) recipe_check_epochs(r, j->period, &j->data);
-    job_check_tail(j);
-}
-
-/* Opens the checkpoint. One from the end of a period has that period's configuration; the run starts with the next. */
-static void job_checkpoint(Job *j) {
-    const RecipePeriod *wrote = &j->recipe.periods[recipe_period_after(&j->recipe, j->resume_from.progress.step - 1)];
-    checkpoint_open(&j->resume_from, &j->run, &j->recipe, &j->mesh, &j->data, j->base_fingerprint, &wrote->config,
-                    &j->table);
-}
-
-static void job_data(Job *j) {
-    const RunSettings *run = &j->run;
-    job_training_data(j);
-    if (j->resume_from.dir[0]) job_checkpoint(j);
+    int64_t per_step = samples_per_step(run, &j->mesh), samples = dataset_samples(&j->data);
+    if (j->data.mixture && option_changed(j->options, "tail"))
+        user_error("--tail %s has no effect on a mixture, whose sources begin their next epochs within a step: remove "
+                   "--tail, or the weights of --data",
+                   run->tail == TAIL_PAD ? "pad" : "drop");
+    if (!j->data.mixture && run->tail == TAIL_DROP && samples < per_step) // a step must fit into an epoch
+        user_error("%s holds %" PRId64
+                   " samples of --seq %d, but one step takes %d data ranks x batch %d x accum %d = %" PRId64
+                   ": reduce one of these, add data, or use --tail pad",
+                   run->data, samples, run->seq, mesh_data_ranks(&j->mesh), run->batch, run->accum, per_step);
+    if (j->resume_from.dir[0]) {
+        // A checkpoint from the end of a period has that period's configuration; the run starts with the next one.
+        int wrote = recipe_period_after(r, j->resume_from.progress.step - 1);
+        checkpoint_open(&j->resume_from, run, r, &j->mesh, &j->data, j->base_fingerprint, &r->periods[wrote].config,
+                        &j->table);
+    }
     if (run->val) j->val = dataset_open(run->val, run->seq, j->config.V, 1);
     if (!j->previous_period) job_find_tokenizer(j); // read once: the files may change while the run trains
     found_tokenizer_check(&j->tokenizer, &j->data, run->tokenizer != NULL);
@@ -715,9 +632,19 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     check_offload(j);
     if (world > 1 && j->transport && j->transport->check_host)
         j->transport->check_host(job_gpu_of_rank(j, 0), j->local_rank, local_ranks, j->host_transport);
-    job_find_checkpoint(j);
+    if (run->resume && !strcmp(run->resume, "auto") && !run->out)
+        user_error("--resume auto looks for checkpoints in --out: add --out DIR, or give the checkpoint's directory");
+    if (run->resume) checkpoint_find(j->resume_from.dir, run);
+    if (j->resume_from.dir[0]) {
+        job_resume_adapters(j);
+        // Unless --model is given, the checkpoint's own config.json describes the model.
+        if (!option_given(j->options, "model")) run->model = j->resume_from.dir;
+    }
     job_model(j);
-    job_mesh(j, world, local_ranks, ranks_sharing);
+    const int asked[MESH_AXES] = {run->tp, run->cp, run->pp, run->dp_shard, run->dp_replicate};
+    j->mesh = mesh_open(world, asked, j->purpose.plans);
+    job_pipeline_options(j);
+    job_threads(j, local_ranks, ranks_sharing);
     j->recipe = recipe_open(run, j->options, &j->config);
     recipe_schedule(&j->recipe, j->options, &j->mesh);
     if (j->resume_from.dir[0]) j->resume_from.progress = j->start = checkpoint_progress(j->resume_from.dir);
@@ -726,12 +653,17 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
                    "options)%s",
                    j->recipe.path ? ", or give the recipe's first stage \"data\"" : "");
-    if (job_runs(j)) j->datasheet_rate = job_datasheet_rate(j, world);
+    if (job_runs(j) && FLOATX == DTYPE_BF16) {
+        char gpu[256]; // all GPUs of the run are taken to be like that of rank 0
+        device_model(job_gpu_of_rank(j, 0), gpu, sizeof gpu);
+        j->datasheet_rate = (uses_nccl(j) ? world : 1) * datasheet_rate(gpu);
+    }
     if (!j->purpose.plans && !j->purpose.measures_hosts) job_weights(j);
     if (job_runs(j) || (j->purpose.measures_hosts && run->data)) job_data(j);
     if (j->purpose.prepare) j->purpose.prepare(j);
     if (!job_trains(j)) return;
-    if (job_runs(j) && run->out) job_tokenizer_files(j);
+    if (job_runs(j) && run->out)
+        tokenizer_copies_collect(&j->tokenizer_files, &j->tokenizer, preset_find(run->model) ? NULL : run->model);
     if (job_runs(j)) job_place_in_data(j);
     for (Job *last = j; period_end_step(last) < recipe_steps(&j->recipe); last = last->next_period)
         last->next_period = job_of_next_period(last);
@@ -766,19 +698,6 @@ static void check_transport_option(const RunSettings *run, int under_mpi, int pr
                    "use ./train_llama3_cuda");
 }
 
-/* The transport of ranks that are threads of a CUDA build, unless --transport names one: NCCL if each rank can have a
- * GPU of its own, or threads if all of them share the only GPU. `gpus`: how many there are. */
-static int transport_of_gpus(int ranks, int gpus) {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (gpus == 1) return TRANSPORT_THREADS;
-    if (ranks > gpus)
-        user_error("--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank: use --ranks %d, "
-                   "or let all %d ranks share the first GPU with --transport threads",
-                   ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "", visible ? ")" : "",
-                   gpus, ranks);
-    return TRANSPORT_NCCL;
-}
-
 /* Chooses the transports. Returns the number of ranks. */
 static int choose_transport(Job *j, int processes) {
     RunSettings *run = &j->run;
@@ -787,8 +706,17 @@ static int choose_transport(Job *j, int processes) {
     if (j->purpose.plans) return processes; // nothing is sent; plan_launch chose what the planned run would use
     check_transport_option(run, under_mpi, processes);
     if (CUDA_BUILD && under_mpi && processes > 1 && is_auto) run->transport = TRANSPORT_NCCL;
-    if (CUDA_BUILD && !under_mpi && run->ranks > 1 && is_auto)
-        run->transport = transport_of_gpus(run->ranks, device_count());
+    if (CUDA_BUILD && !under_mpi && run->ranks > 1 && is_auto) {
+        // NCCL needs a GPU for each rank; on a host with one GPU the ranks are threads that share it.
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        int gpus = device_count();
+        if (gpus != 1 && run->ranks > gpus)
+            user_error("--ranks %d, but this host has %d GPUs%s%s%s, and NCCL needs one GPU per rank: use --ranks %d, "
+                       "or let all %d ranks share the first GPU with --transport threads",
+                       run->ranks, gpus, visible ? " (CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "",
+                       visible ? ")" : "", gpus, run->ranks);
+        run->transport = gpus == 1 ? TRANSPORT_THREADS : TRANSPORT_NCCL;
+    }
     j->host_transport = under_mpi ? transport_find("mpi") : &transport_threads;
     j->transport = run->transport ? transport_find(option_choice(run, "transport")) : j->host_transport;
     if (!j->transport)

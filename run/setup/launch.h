@@ -36,16 +36,6 @@ static void limit_spinning(char **argv) {
 
 extern const ElfW(Ehdr) __ehdr_start; // the linker's name for the header of this program in memory
 
-/* Is this the program's own file? If the dynamic loader was started with it, /proc/self/exe is the loader. */
-static int is_file_of_this_program(const char *path) {
-    ElfW(Ehdr) header;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    int same = read(fd, &header, sizeof header) == sizeof header && !memcmp(&header, &__ehdr_start, sizeof header);
-    close(fd);
-    return same;
-}
-
 /* GNU's library reads its settings while it is loaded, so the program sets them and then starts itself again with
  * execv, which keeps the process ID. Where that fails, threads spin for the library's time. */
 static void limit_spinning(char **argv) {
@@ -56,7 +46,13 @@ static void limit_spinning(char **argv) {
         ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
         if (length <= 0) return;
         program[length] = 0;
-        if (!is_file_of_this_program(program)) return;
+        // If the dynamic loader was started with this program, /proc/self/exe is the loader instead.
+        ElfW(Ehdr) header;
+        int fd = open(program, O_RDONLY | O_CLOEXEC);
+        int is_own = fd >= 0 && read(fd, &header, sizeof header) == sizeof header &&
+                     !memcmp(&header, &__ehdr_start, sizeof header);
+        if (fd >= 0) close(fd);
+        if (!is_own) return;
         setenv("GOMP_SPINCOUNT", GNU_SPINS, 1);
         setenv(started_again, "1", 1);
         execv(program, argv);

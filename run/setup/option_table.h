@@ -91,8 +91,21 @@ static int option_set_choice(void *options, const OptionRow *row, const char *va
     return index >= 0;
 }
 
-/* `called`: how errors name the option, "--lr" or its place in a recipe. */
-static void option_set_number(void *field, const OptionRow *row, const char *called, const char *value) {
+/* Sets a flag, or checks and sets a value; NULL: it is missing. `called`: how errors name the option, "--lr" or its
+ * place in a recipe. */
+static void option_set(void *options, const OptionRow *row, const char *called, const char *value) {
+    void *field = (char *)options + row->offset;
+    if (row->kind == OPT_FLAG) {
+        *(int *)field = 1;
+        return;
+    }
+    int may_be_empty = row->kind == OPT_TEXT && row->high == 1;
+    if (!value || (!may_be_empty && !value[0]))
+        user_error("%s needs a value: expected %s %s", called, called, row->values);
+    if (row->kind == OPT_TEXT) *(const char **)field = value;
+    if (row->kind == OPT_CHOICE && !option_set_choice(options, row, value))
+        user_error("%s %s: expected one of %s", called, value, row->values);
+    if (row->kind != OPT_INT && row->kind != OPT_REAL) return;
     int takes_auto = strstr(row->values, "auto") != NULL, is_auto = takes_auto && !strcmp(value, "auto");
     char *end = NULL;
     double x = is_auto ? 0 : strtod(value, &end);
@@ -104,25 +117,6 @@ static void option_set_number(void *field, const OptionRow *row, const char *cal
                    row->kind == OPT_INT ? "whole " : "", row->low, row->high, takes_auto ? ", or auto" : "");
     if (row->kind == OPT_INT) *(int *)field = (int)x;
     else *(double *)field = x;
-}
-
-/* Sets a flag, or checks and sets a value; NULL: it is missing. */
-static void option_set(void *options, const OptionRow *row, const char *called, const char *value) {
-    void *field = (char *)options + row->offset;
-    if (row->kind == OPT_FLAG) {
-        *(int *)field = 1;
-        return;
-    }
-    int may_be_empty = row->kind == OPT_TEXT && row->high == 1;
-    if (!value || (!may_be_empty && !value[0]))
-        user_error("%s needs a value: expected %s %s", called, called, row->values);
-    if (row->kind == OPT_INT || row->kind == OPT_REAL) {
-        option_set_number(field, row, called, value);
-        return;
-    }
-    if (row->kind == OPT_TEXT) *(const char **)field = value;
-    else if (!option_set_choice(options, row, value))
-        user_error("%s %s: expected one of %s", called, value, row->values);
 }
 
 static void options_set_defaults(void *options, const OptionRow *rows, int count) {

@@ -147,9 +147,9 @@ static void period_read_options(RecipePeriod *p, const Options *given, const cJS
         period_check_given(given, period_options[i].option, place, field);
         period_set_option(p, place, i, item);
     }
-    int gives_minimum = cJSON_GetObjectItemCaseSensitive(json, "min_lr") != NULL;
     if (!p->begins_rate) return;
-    if (!gives_minimum && !(is_first && option_given(given, "min-lr"))) p->run.min_lr = -1;
+    int gives_minimum = cJSON_GetObjectItemCaseSensitive(json, "min_lr") || (is_first && option_given(given, "min-lr"));
+    if (!gives_minimum) p->run.min_lr = -1;
     settings_check_rate(&p->run, place);
 }
 
@@ -180,26 +180,10 @@ static void period_read_data(RecipePeriod *p, const cJSON *data, const char *pla
     p->run.data = text;
 }
 
-static void period_read_frozen(RecipePeriod *p, const cJSON *list, const char *place) {
-    const cJSON *item;
-    p->num_frozen = 0;
-    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > MOST_FROZEN)
-        user_error("%s: \"frozen\" must be an array of at most %d patterns of tensor names, such as "
-                   "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
-                   place, MOST_FROZEN);
-    if (p->run.lora_rank)
-        user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
-                   place, p->run.lora_rank);
-    cJSON_ArrayForEach(item, list) {
-        if (!cJSON_IsString(item)) user_error("%s: \"frozen\" must hold patterns of tensor names only", place);
-        p->frozen[p->num_frozen++] = checked_strdup(item->valuestring);
-    }
-}
-
 /* RoPE, the longest sequence, and what is frozen. */
 static void period_read_model(RecipePeriod *p, const cJSON *json, const char *place) {
     const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
-    const cJSON *frozen = cJSON_GetObjectItemCaseSensitive(json, "frozen");
+    const cJSON *frozen = cJSON_GetObjectItemCaseSensitive(json, "frozen"), *pattern;
     Llama3Config *c = &p->config, rope = ZERO; // without positions: the original ones must be given
     if (cJSON_GetObjectItemCaseSensitive(json, "rope_theta"))
         c->rope_theta = json_number(json, place, "rope_theta", NAN, 1, 1e12);
@@ -215,7 +199,19 @@ static void period_read_model(RecipePeriod *p, const cJSON *json, const char *pl
         c->rope_high = rope.rope_high;
         c->rope_original = rope.rope_original;
     }
-    if (frozen) period_read_frozen(p, frozen, place);
+    if (!frozen) return;
+    p->num_frozen = 0;
+    if (!cJSON_IsArray(frozen) || cJSON_GetArraySize(frozen) > MOST_FROZEN)
+        user_error("%s: \"frozen\" must be an array of at most %d patterns of tensor names, such as "
+                   "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
+                   place, MOST_FROZEN);
+    if (p->run.lora_rank)
+        user_error("%s: \"frozen\" with --lora-rank %d: LoRA freezes the whole model already; remove one of them",
+                   place, p->run.lora_rank);
+    cJSON_ArrayForEach(pattern, frozen) {
+        if (!cJSON_IsString(pattern)) user_error("%s: \"frozen\" must hold patterns of tensor names only", place);
+        p->frozen[p->num_frozen++] = checked_strdup(pattern->valuestring);
+    }
 }
 
 /* Reads a period on top of the period before it; the first one on top of the options. */
@@ -301,14 +297,6 @@ static Recipe recipe_open(const RunSettings *run, const Options *given, const Ll
 // ---------------------------------------------------------------------------
 // the schedule: steps, micro-batches and learning-rate curves
 
-static void period_sequence(const Recipe *r, RecipePeriod *p) {
-    int least = p > r->periods ? p[-1].run.seq : 1;
-    if (!p->run.seq) p->run.seq = p->config.T;
-    if (p->run.seq < least)
-        user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
-                   period_place(r, p), p->run.seq, least, least);
-}
-
 /* Divides the batch over the ranks: "batch" = data ranks x --batch x --accum. Without --batch a micro-batch has at most
  * as many tokens as the model's default. */
 static void period_micro_batches(const Recipe *r, RecipePeriod *p, const Options *given, const Mesh *mesh) {
@@ -343,29 +331,13 @@ static int64_t period_batch(const RecipePeriod *p, const Mesh *mesh) {
     return p->batch ? p->batch : (int64_t)mesh_data_ranks(mesh) * p->run.batch * p->run.accum;
 }
 
-/* a · b, but at most MOST_TOKENS_OF_RUN. check_counters (job.h) refuses steps that are too large for counters. */
+/* a · b, but at most MOST_TOKENS_OF_RUN. job_enter_period (job.h) refuses steps that are too large for counters. */
 #define MOST_TOKENS_OF_RUN ((int64_t)1 << 61)
 static int64_t product_or_most(int64_t a, int64_t b) {
     return (double)a * (double)b < (double)MOST_TOKENS_OF_RUN ? a * b : MOST_TOKENS_OF_RUN;
 }
 
 static int64_t greatest_common_divisor(int64_t a, int64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
-
-/* Sets the number of steps. Every period but the last ends on a whole window of the recipe's longest sequence, so that
- * the next one can begin with a sequence of any length, or with other data. */
-static void period_steps(const Recipe *r, RecipePeriod *p, const Mesh *mesh) {
-    const RecipePeriod *next = p < &r->periods[r->count - 1] ? p + 1 : NULL;
-    int64_t per_step = product_or_most(period_batch(p, mesh), p->run.seq);
-    int64_t ends_at = next ? r->longest : 1; // the period's tokens are a multiple of this
-    p->steps = p->wanted_tokens ? blocks_of(p->wanted_tokens, per_step) : p->run.steps;
-    if (p->wanted_tokens) p->steps = round_up(p->steps, ends_at / greatest_common_divisor(ends_at, per_step));
-    if (p > r->periods) p->first_step = p[-1].first_step + p[-1].steps;
-    if (p->first_step + p->steps > 1 << 30)
-        user_error("%s: the run would have %" PRId64 " steps, but at most %d are supported: use fewer tokens or a "
-                   "larger batch",
-                   period_place(r, p), p->first_step + p->steps, 1 << 30);
-    p->tokens = product_or_most(p->steps, per_step);
-}
 
 /* The patterns of frozen tensors as one text, separated by blanks. */
 static const char *period_frozen(const RecipePeriod *p, char *text, size_t size) {
@@ -396,20 +368,39 @@ static void period_rates(Recipe *r, RecipePeriod *p) {
     for (RecipePeriod *t = p; t < end; t++) t->rate = rate;
 }
 
-/* Sets what depends on the ranks. `given`: the options of the command line. */
+/* Sets what depends on the ranks. `given`: the options of the command line. Every period but the last ends on a whole
+ * window of the recipe's longest sequence, so that the next one can begin with a sequence of any length, or with other
+ * data. */
 static void recipe_schedule(Recipe *r, const Options *given, const Mesh *mesh) {
-    for (int i = 0; i < r->count; i++) period_sequence(r, &r->periods[i]);
-    r->longest = r->periods[r->count - 1].run.seq;
-    for (int i = 0; i < r->count; i++) {
-        RecipePeriod *p = &r->periods[i];
+    RecipePeriod *last = &r->periods[r->count - 1];
+    for (RecipePeriod *p = r->periods; p <= last; p++) {
+        int least = p > r->periods ? p[-1].run.seq : 1;
+        if (!p->run.seq) p->run.seq = p->config.T;
+        if (p->run.seq < least)
+            user_error("%s: \"seq\" is %d, and the stage before has %d: sequences may only grow; use %d or more",
+                       period_place(r, p), p->run.seq, least, least);
+    }
+    r->longest = last->run.seq;
+    for (RecipePeriod *p = r->periods; p <= last; p++) {
         if (r->longest % p->run.seq)
             user_error("%s: \"seq\" %d does not divide %d, the longest sequence of the recipe: use a divisor of %d",
                        period_place(r, p), p->run.seq, r->longest, r->longest);
         period_micro_batches(r, p, given, mesh);
     }
-    for (int i = 0; i < r->count; i++) period_steps(r, &r->periods[i], mesh);
-    for (int i = 0; i < r->count; i++)
-        if (r->periods[i].begins_rate) period_rates(r, &r->periods[i]);
+    for (RecipePeriod *p = r->periods; p <= last; p++) {
+        int64_t per_step = product_or_most(period_batch(p, mesh), p->run.seq);
+        int64_t ends_at = p < last ? r->longest : 1; // the period's tokens are a multiple of this
+        p->steps = p->wanted_tokens ? blocks_of(p->wanted_tokens, per_step) : p->run.steps;
+        if (p->wanted_tokens) p->steps = round_up(p->steps, ends_at / greatest_common_divisor(ends_at, per_step));
+        if (p > r->periods) p->first_step = p[-1].first_step + p[-1].steps;
+        if (p->first_step + p->steps > 1 << 30)
+            user_error("%s: the run would have %" PRId64 " steps, but at most %d are supported: use fewer tokens or a "
+                       "larger batch",
+                       period_place(r, p), p->first_step + p->steps, 1 << 30);
+        p->tokens = product_or_most(p->steps, per_step);
+    }
+    for (RecipePeriod *p = r->periods; p <= last; p++)
+        if (p->begins_rate) period_rates(r, p);
 }
 
 /* Marks the tensors that period q does not train. */

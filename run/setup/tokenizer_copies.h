@@ -153,20 +153,6 @@ static int tokenizer_copies_take_template(TokenizerCopies *all, const char *path
     return 1;
 }
 
-/* Takes over the tokenizer's texts and copies the files next to them. */
-static void tokenizer_copies_take_found(TokenizerCopies *all, FoundTokenizer *f) {
-    int wanted = f->is_wanted[0] || f->is_wanted[1];
-    for (int i = f->count - 1; i >= 0; i--) { // tokenizer.model comes first, as in earlier checkpoints
-        if (wanted ? !f->is_wanted[i] : i > 0) continue;
-        tokenizer_copies_add(all, f->names[i], f->texts[i], f->lengths[i]);
-        f->texts[i] = NULL;
-    }
-    tokenizer_copies_take(all, f->path, "tokenizer_config.json", 1);
-    tokenizer_copies_take(all, f->path, "special_tokens_map.json", 1);
-    tokenizer_copies_take(all, f->path, "added_tokens.json", 1);
-    tokenizer_copies_take_template(all, f->path);
-}
-
 /* Copies generation_config.json with the ids in `all`. Returns whether there is one in the directory of `path`. */
 static int tokenizer_copies_take_generation_config(TokenizerCopies *all, const char *path) {
     if (!tokenizer_copies_take(all, path, "generation_config.json", 0)) return 0;
@@ -175,19 +161,33 @@ static int tokenizer_copies_take_generation_config(TokenizerCopies *all, const c
     return 1;
 }
 
-/* Collects the ids of special tokens from the model's directory (`model`; NULL: a preset) and the tokenizer's
- * directory. Adds generation_config.json with these ids, from the first of the two directories that has one. */
-static void tokenizer_copies_find_ids(TokenizerCopies *all, const char *model, const FoundTokenizer *f) {
-    char directory[4096], path[4096 + 2];
+/* Takes over the texts of the tokenizer `f` and copies the files next to it; if there is no tokenizer, copies the
+ * vocabulary next to the model (`model`: its directory; NULL: a preset). Collects the ids of special tokens from the
+ * model's and the tokenizer's directory, and adds generation_config.json with these ids, from the first of the two
+ * directories that has one. */
+static void tokenizer_copies_collect(TokenizerCopies *all, FoundTokenizer *f, const char *model) {
+    char directory[4096], in_model[4096 + 2];
+    int wanted = f->is_wanted[0] || f->is_wanted[1];
+    snprintf(in_model, sizeof in_model, "%s/", model ? model : "");
+    for (int i = f->count - 1; i >= 0; i--) { // tokenizer.model comes first, as in earlier checkpoints
+        if (wanted ? !f->is_wanted[i] : i > 0) continue;
+        tokenizer_copies_add(all, f->names[i], f->texts[i], f->lengths[i]);
+        f->texts[i] = NULL;
+    }
     all->ids = model_ids_read(model);
     if (f->count) {
+        tokenizer_copies_take(all, f->path, "tokenizer_config.json", 1);
+        tokenizer_copies_take(all, f->path, "special_tokens_map.json", 1);
+        tokenizer_copies_take(all, f->path, "added_tokens.json", 1);
+        tokenizer_copies_take_template(all, f->path);
         path_beside(directory, sizeof directory, f->path, ".");
         ModelIds more = model_ids_read(directory);
         if (all->ids.bos == NO_ID) all->ids.bos = more.bos;
         for (int i = 0; i < more.eos.count; i++) stop_token_add(&all->ids.eos, more.eos.ids[i]);
+    } else if (model) {
+        tokenizer_copies_take_vocabulary(all, in_model);
     }
-    snprintf(path, sizeof path, "%s/", model ? model : "");
-    if (model && tokenizer_copies_take_generation_config(all, path)) return;
+    if (model && tokenizer_copies_take_generation_config(all, in_model)) return;
     if (f->count) tokenizer_copies_take_generation_config(all, f->path);
 }
 

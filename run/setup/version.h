@@ -32,16 +32,6 @@ typedef struct {
 #define TEXT_OF(macro) #macro
 #define IN_BUILD(macro) (strcmp(#macro, TEXT_OF(macro)) != 0) // is it defined? Then TEXT_OF has its value
 
-#ifdef __aarch64__
-static int processor_has_bf16(void) {
-#ifdef LINUX
-    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
-#else // the system does not tell: the processor has what the build uses
-    return IN_BUILD(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC);
-#endif
-}
-#endif
-
 static void print_features(void) {
 #if defined(__x86_64__)
     const Feature features[] = {{"AVX2", IN_BUILD(__AVX2__), __builtin_cpu_supports("avx2") != 0},
@@ -49,8 +39,11 @@ static void print_features(void) {
                                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")},
                                 {"AVX512_BF16", IN_BUILD(__AVX512BF16__), __builtin_cpu_supports("avx512bf16") != 0}};
 #elif defined(__aarch64__)
-    const Feature features[] = {{"NEON", 1, 1},
-                                {"BF16", IN_BUILD(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC), processor_has_bf16()}};
+    int build_has_bf16 = IN_BUILD(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC), has_bf16 = build_has_bf16;
+#ifdef LINUX // other systems do not tell: the processor has what the build uses
+    has_bf16 = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#endif
+    const Feature features[] = {{"NEON", 1, 1}, {"BF16", build_has_bf16, has_bf16}};
 #else
     const Feature features[] = {{"of this kind of processor", 0, 0}};
 #endif
@@ -63,23 +56,6 @@ static void print_features(void) {
         }
         printf(shown ? "\n" : " no features beyond the minimum\n");
     }
-}
-
-static void print_cuda_versions(void) {
-#ifdef USE_CUDA
-    int runtime = 0, driver = 0; // a driver that is missing has version 0
-    (void)cudaRuntimeGetVersion(&runtime);
-    (void)cudaDriverGetVersion(&driver);
-    printf("CUDA runtime: %d.%d\nCUDA driver: %d.%d\n", runtime / 1000, runtime % 1000 / 10, driver / 1000,
-           driver % 1000 / 10);
-#ifdef HAVE_NCCL
-    int nccl = 0;
-    (void)ncclGetVersion(&nccl);
-    printf("NCCL: %d.%d.%d\n", nccl / 10000, nccl % 10000 / 100, nccl % 100);
-#else
-    printf("NCCL: not in this build\n");
-#endif
-#endif
 }
 
 static void print_libraries(void) {
@@ -97,7 +73,20 @@ static void print_libraries(void) {
 #else
     if (!CUDA_BUILD) printf("oneDNN: not in this build\n");
 #endif
-    print_cuda_versions();
+#ifdef USE_CUDA
+    int runtime = 0, driver = 0; // a driver that is missing has version 0
+    (void)cudaRuntimeGetVersion(&runtime);
+    (void)cudaDriverGetVersion(&driver);
+    printf("CUDA runtime: %d.%d\nCUDA driver: %d.%d\n", runtime / 1000, runtime % 1000 / 10, driver / 1000,
+           driver % 1000 / 10);
+#ifdef HAVE_NCCL
+    int nccl = 0;
+    (void)ncclGetVersion(&nccl);
+    printf("NCCL: %d.%d.%d\n", nccl / 10000, nccl % 10000 / 100, nccl % 100);
+#else
+    printf("NCCL: not in this build\n");
+#endif
+#endif
     printf("cJSON: %s\nzlib: %s\n", cJSON_Version(), zlibVersion());
 }
 
