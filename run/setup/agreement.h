@@ -37,7 +37,7 @@ typedef struct {
     uint64_t contents;  // data_contents of --data and --val
     uint64_t input;     // hash of a file that the program reads
     uint64_t program;   // hash of the program whose results should be the same on all hosts; 0: it cannot be read
-    char processor[64]; // its name as the kernel gives it; "": it gives none
+    char processor[64]; // the processor's name as the kernel gives it; "": it gives none
 } RankStart;
 
 /* What all ranks were started with, (world); the caller frees it. */
