@@ -169,21 +169,6 @@ static void config_read_rope(Llama3Config *c, const cJSON *json, const char *pat
  * without the latter transformers refuses the model, instead of taking int8 bytes for weights. */
 static const char quantization_method[] = "absmax_int8_block64";
 
-/* Which weights the files next to a config.json store in int8. */
-static BaseKind config_read_base(const cJSON *json, const char *path) {
-    const cJSON *quantization = json_object(json, path, "quantization_config");
-    const cJSON *ours = cJSON_GetObjectItemCaseSensitive(quantization, "method");
-    const cJSON *method = ours ? ours : cJSON_GetObjectItemCaseSensitive(quantization, "quant_method");
-    const cJSON *all = cJSON_GetObjectItemCaseSensitive(quantization, "all_tensors");
-    if (!quantization) return BASE_TRAINED;
-    if (!cJSON_IsString(ours) || strcmp(ours->valuestring, quantization_method))
-        user_error("%s: the weights are quantized by %s; the only supported method is %s, which convert_llama3 "
-                   "--dtype int8 writes: export the model without quantization first",
-                   path, cJSON_IsString(method) ? method->valuestring : "?", quantization_method);
-    if (!cJSON_IsBool(all)) user_error("%s: \"all_tensors\" of \"quantization_config\" must be true or false", path);
-    return cJSON_IsTrue(all) ? BASE_INT8_ALL : BASE_INT8;
-}
-
 /* The longest default of --seq. 4,096 tokens of a model of a billion parameters take 4e13 FLOPs, minutes on a CPU. */
 enum { DEFAULT_POSITIONS = CUDA_BUILD ? 4096 : 256 };
 
@@ -196,7 +181,8 @@ static Llama3Config config_from_json(const char *path) {
     json_refuse_unless(json, path, "hidden_act", "silu");
     json_refuse_unless(json, path, "attention_bias", "false");
     json_refuse_unless(json, path, "mlp_bias", "false");
-    const cJSON *weights = cJSON_GetObjectItemCaseSensitive(json, "transformers_weights"); // where it looks for them
+    const cJSON *weights =
+        cJSON_GetObjectItemCaseSensitive(json, "transformers_weights"); // where transformers looks for them
     int is_usual = cJSON_IsString(weights) && !strcmp(weights->valuestring, "model.safetensors");
     if (weights && !cJSON_IsNull(weights) && !is_usual)
         user_error("%s: \"transformers_weights\" is %s; this program reads weights from model.safetensors or the files "
@@ -215,7 +201,19 @@ static Llama3Config config_from_json(const char *path) {
     c.norm_eps = (float)json_number(json, path, "rms_norm_eps", 1e-6, 0, 1);
     c.tied = json_flag(json, path, "tie_word_embeddings");
     config_read_rope(&c, json, path);
-    c.base = config_read_base(json, path);
+    const cJSON *quantization = json_object(json, path, "quantization_config");
+    if (quantization) { // the files next to this one store weights in int8
+        const cJSON *ours = cJSON_GetObjectItemCaseSensitive(quantization, "method");
+        const cJSON *method = ours ? ours : cJSON_GetObjectItemCaseSensitive(quantization, "quant_method");
+        const cJSON *all = cJSON_GetObjectItemCaseSensitive(quantization, "all_tensors");
+        if (!cJSON_IsString(ours) || strcmp(ours->valuestring, quantization_method))
+            user_error("%s: the weights are quantized by %s; the only supported method is %s, which convert_llama3 "
+                       "--dtype int8 writes: export the model without quantization first",
+                       path, cJSON_IsString(method) ? method->valuestring : "?", quantization_method);
+        if (!cJSON_IsBool(all))
+            user_error("%s: \"all_tensors\" of \"quantization_config\" must be true or false", path);
+        c.base = cJSON_IsTrue(all) ? BASE_INT8_ALL : BASE_INT8;
+    }
     c.T = (int)min_i64(c.max_positions, DEFAULT_POSITIONS);
     c.B = 1;
     cJSON_Delete(json);

@@ -464,23 +464,6 @@ static void job_model(Job *j) {
                    run->lora_rank);
 }
 
-/* The shape of a micro-batch. */
-static void check_micro_batch(const Job *j) {
-    const RunSettings *run = &j->run;
-    enum { MOST_TOKENS = 1 << 30 };
-    if (run->seq > j->config.max_positions && j->recipe.path)
-        user_error("%s: \"seq\" is %d, and %s has %d positions: use a smaller \"seq\", or add "
-                   "\"max_position_embeddings\": %d",
-                   period_place(&j->recipe, j->period), run->seq, run->model, j->config.max_positions, run->seq);
-    if (run->seq > j->config.max_positions)
-        user_error("--seq %d exceeds the %d positions of %s: use a smaller --seq", run->seq, j->config.max_positions,
-                   run->model);
-    if ((int64_t)run->batch * run->seq > MOST_TOKENS)
-        user_error("--batch %d x --seq %d = %" PRId64
-                   " tokens per micro-batch, but at most %d are supported: use a smaller --batch and a larger --accum",
-                   run->batch, run->seq, (int64_t)run->batch * run->seq, (int)MOST_TOKENS);
-}
-
 /* OMP_NUM_THREADS, which may be a list for nested loops; 0: it is not set, or no number of threads. */
 static int threads_of_environment(void) {
     const char *text = getenv("OMP_NUM_THREADS");
@@ -503,12 +486,24 @@ static void job_threads(Job *j, int local_ranks, int ranks_sharing) {
 
 /* The options and the configuration of period i, and whether they fit the mesh. */
 static void job_enter_period(Job *j, int i) {
+    enum { MOST_TOKENS_OF_MICRO_BATCH = 1 << 30 };
+    const RunSettings *run = &j->run;
     char problem[1024];
     j->period = &j->recipe.periods[i];
     j->run = j->period->run;
     j->run.steps = (int)recipe_steps(&j->recipe);
     j->config = j->period->config;
-    check_micro_batch(j);
+    if (run->seq > j->config.max_positions && j->recipe.path)
+        user_error("%s: \"seq\" is %d, and %s has %d positions: use a smaller \"seq\", or add "
+                   "\"max_position_embeddings\": %d",
+                   period_place(&j->recipe, j->period), run->seq, run->model, j->config.max_positions, run->seq);
+    if (run->seq > j->config.max_positions)
+        user_error("--seq %d exceeds the %d positions of %s: use a smaller --seq", run->seq, j->config.max_positions,
+                   run->model);
+    if ((int64_t)run->batch * run->seq > MOST_TOKENS_OF_MICRO_BATCH)
+        user_error("--batch %d x --seq %d = %" PRId64
+                   " tokens per micro-batch, but at most %d are supported: use a smaller --batch and a larger --accum",
+                   run->batch, run->seq, (int64_t)run->batch * run->seq, (int)MOST_TOKENS_OF_MICRO_BATCH);
     snprintf(problem, sizeof problem, "%s", j->period->problem);
     j->problem = NULL;
     if (problem[0] || !job_layout_fits(j, problem, sizeof problem)) {
@@ -519,14 +514,14 @@ static void job_enter_period(Job *j, int i) {
         if (j->recipe.path) user_error("%s: %s", period_place(&j->recipe, j->period), problem);
         user_error("%s", problem);
     }
-    table_open(&j->table, &j->config, j->run.wrap_size, &WHOLE_MODEL);
+    table_open(&j->table, &j->config, run->wrap_size, &WHOLE_MODEL);
     table_freeze(&j->table, &j->recipe, j->period);
     // A step's counts of tokens and bytes have 64 bits. In a micro-batch, a rank all-gathers each unit at most twice,
     // and reduces its gradients once.
-    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * j->run.batch * j->run.seq * j->run.accum;
+    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * run->batch * run->seq * run->accum;
     for (int u = 0; u < j->table.num_units; u++)
         elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * j->mesh.world;
-    double bytes = 3.0 * sizeof(float) * elements * j->run.accum;
+    double bytes = 3.0 * sizeof(float) * elements * run->accum;
     if (tokens > 0x1p62 || bytes > 0x1p62)
         user_error("one step has %.3g tokens, and a rank receives up to %.3g bytes: that exceeds the 64-bit counters; "
                    "use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model",
@@ -680,7 +675,12 @@ static void job_check_outputs(Job *j) {
 // ---------------------------------------------------------------------------
 // the transport and the number of ranks, from how the program was started
 
-static void check_transport_option(const RunSettings *run, int under_mpi, int processes) {
+/* Chooses the transports. Returns the number of ranks. */
+static int choose_transport(Job *j, int processes) {
+    RunSettings *run = &j->run;
+    int is_auto = run->transport == TRANSPORT_AUTO;
+    int under_mpi = launched_by_mpi() && run->transport != TRANSPORT_THREADS;
+    if (j->purpose.plans) return processes; // nothing is sent; plan_launch chose what the planned run would use
     if (run->transport == TRANSPORT_MPI && !under_mpi)
         user_error("--transport mpi needs a launcher: start with mpirun -np N, or with srun");
     if (!under_mpi && processes > 1)
@@ -696,15 +696,6 @@ static void check_transport_option(const RunSettings *run, int under_mpi, int pr
     if (!CUDA_BUILD && asks_nccl(run))
         user_error("--transport nccl sends from GPU memory, but this build computes on CPUs: remove --transport, or "
                    "use ./train_llama3_cuda");
-}
-
-/* Chooses the transports. Returns the number of ranks. */
-static int choose_transport(Job *j, int processes) {
-    RunSettings *run = &j->run;
-    int is_auto = run->transport == TRANSPORT_AUTO;
-    int under_mpi = launched_by_mpi() && run->transport != TRANSPORT_THREADS;
-    if (j->purpose.plans) return processes; // nothing is sent; plan_launch chose what the planned run would use
-    check_transport_option(run, under_mpi, processes);
     if (CUDA_BUILD && under_mpi && processes > 1 && is_auto) run->transport = TRANSPORT_NCCL;
     if (CUDA_BUILD && !under_mpi && run->ranks > 1 && is_auto) {
         // NCCL needs a GPU for each rank; on a host with one GPU the ranks are threads that share it.
