@@ -29,7 +29,7 @@
 #include "run/checkpoint/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit
 #include "run/checks/replica_check.h"         // defines: fsdp_check_replicas, REPLICA_CHECK_STEPS
 #include "run/watch/signals.h"                // defines: signals_install, SIGNAL_SAVE, SIGNAL_END, EXIT_ENDED_EARLY
-#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_json, check_memory, need_of_device
+#include "run/checks/plan.h"                  // defines: Plan, plan_add, plan_json, check_memory
 #include "run/checks/mfu.h"                   // defines: matmul_rate
 #include "run/watch/logger.h"                 // defines: StepStats (a step as its line of metrics has it), Logger
 #include "run/watch/banner.h"                 // defines: print_banner, print_period; includes run/checks/layout.h

@@ -68,7 +68,7 @@ static void hosts_print(FILE *f) {
 
 /* Prints "fsdp: 2 groups of 4: 0-3, 4-7; each within a host", a line for every axis with groups of several ranks. */
 static void layout_print(const Mesh *mesh, const int *leaders, FILE *f) {
-    int several_hosts = run_hosts.count > 1, on_first_host = several_hosts ? run_hosts.hosts[0].ranks : mesh->world;
+    int several_hosts = run_hosts.count > 1;
     if (several_hosts) hosts_print(f);
     for (int a = 0; a < AXES; a++) {
         int size = mesh_group_size(mesh, (Axis)a), printed = 0;
@@ -81,9 +81,8 @@ static void layout_print(const Mesh *mesh, const int *leaders, FILE *f) {
         }
         if (printed < mesh->world / size) fprintf(f, ", … (layout.json lists all)");
         int across = several_hosts ? groups_across_hosts(mesh, leaders, a, run_hosts.of_rank) : 0;
-        int could_fit = a == AXIS_FSDP && on_first_host % size == 0;
         if (across) fprintf(f, "; %d of them across hosts", across);
-        if (across && could_fit)
+        if (across && a == AXIS_FSDP && run_hosts.hosts[0].ranks % size == 0)
             fprintf(f, ", although each would fit within one: number the ranks host by host (mpirun --map-by slot)");
         if (several_hosts && !across) fprintf(f, "; each within a host");
         fprintf(f, "\n");

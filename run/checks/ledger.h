@@ -20,31 +20,22 @@ static int traffic_equal(Traffic a, Traffic b) { return a.calls == b.calls && a.
 
 static int is_unused(Traffic t) { return !t.calls && !t.bytes; }
 
-/* The three figures of one row: "calls" or "bytes". */
-static void ledger_print_row(FILE *f, const char *axis, const char *collective, const int64_t figures[SOURCES],
-                             const char *unit, int equal) {
-    fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " %s%s\n", axis, collective, figures[0],
-            figures[1], figures[2], unit, equal ? "" : "  <- different");
-}
-
 /* Prints the ledger, or only counts if `f` is NULL. Returns how many rows differ. */
 static int ledger_print(const Ledger *l, FILE *f) {
     int differences = 0;
     if (f) fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "axis", "collective", "expected", "dry run", "measured");
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
-        int axis = i / COLLECTIVES, op = i % COLLECTIVES, equal = 1, used = 0;
-        int64_t calls[SOURCES], bytes[SOURCES];
-        for (int source = 0; source < SOURCES; source++) {
-            Traffic t = l->traffic[source][axis][op];
-            equal &= traffic_equal(t, l->traffic[EXPECTED][axis][op]);
-            used |= !is_unused(t);
-            calls[source] = t.calls;
-            bytes[source] = t.bytes;
-        }
+        int axis = i / COLLECTIVES, op = i % COLLECTIVES;
+        Traffic expected = l->traffic[EXPECTED][axis][op], dry_run = l->traffic[DRY_RUN][axis][op];
+        Traffic measured = l->traffic[MEASURED][axis][op];
+        int equal = traffic_equal(expected, dry_run) && traffic_equal(expected, measured);
+        const char *mark = equal ? "" : "  <- different";
         differences += !equal;
-        if (!f || !used) continue;
-        ledger_print_row(f, axis_names[axis], collective_names[op], calls, "calls", equal);
-        ledger_print_row(f, "", "", bytes, "bytes", equal);
+        if (!f || (equal && is_unused(expected))) continue;
+        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " calls%s\n", axis_names[axis],
+                collective_names[op], expected.calls, dry_run.calls, measured.calls, mark);
+        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " bytes%s\n", "", "", expected.bytes,
+                dry_run.bytes, measured.bytes, mark);
     }
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         int equal = l->dry_run_memory[c] == l->measured_memory[c];

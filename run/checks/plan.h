@@ -30,19 +30,6 @@ static UnitSizes unit_sizes_of_rank(const Plan *p, int rank) {
     return unit_sizes(&layout);
 }
 
-/* Muon: a rank that makes as many blocks orthogonal as `rank`, of the fsdp group that `first` begins. The units are
- * dealt out in turn, so the ranks from units % n on have one unit less. */
-static int muon_representative(const Plan *p, int first, int rank) {
-    int own = rank % mesh_stride(p->mesh, AXIS_DP_REPLICATE);
-    UnitSizes mine = unit_sizes_of_rank(p, own);
-    const int tried[] = {0, (int)(mine.block_units % mesh_group_size(p->mesh, AXIS_FSDP))};
-    for (int i = 0; i < 2; i++) {
-        int candidate = mesh_group_member(p->mesh, first, AXIS_FSDP, tried[i]);
-        if (candidate <= own && unit_sizes_of_rank(p, candidate).muon_blocks == mine.muon_blocks) return candidate;
-    }
-    return own;
-}
-
 /* The rank whose dry run stands for `rank`. Coordinates on other axes than pp and tp change only who a rank's peers
  * are. Tensor-parallel ranks differ where a size does not divide, by one row; with Muon the ranks of an fsdp group
  * differ if they do not own equally many blocks. */
@@ -50,7 +37,17 @@ static int plan_representative(const Plan *p, int rank) {
     const Mesh *mesh = p->mesh;
     int first = rank - mesh_coordinate(mesh, rank, AXIS_CP) * mesh_stride(mesh, AXIS_CP);
     first %= mesh_stride(mesh, AXIS_DP_SHARD);
-    return uses_muon(&p->job->run) ? muon_representative(p, first, rank) : first;
+    if (!uses_muon(&p->job->run)) return first;
+    // A rank of the fsdp group that `first` begins stands for it if it makes as many blocks orthogonal. The units are
+    // dealt out in turn, so the ranks from units % n on have one unit less.
+    int own = rank % mesh_stride(mesh, AXIS_DP_REPLICATE);
+    UnitSizes mine = unit_sizes_of_rank(p, own);
+    const int tried[] = {0, (int)(mine.block_units % mesh_group_size(mesh, AXIS_FSDP))};
+    for (int i = 0; i < 2; i++) {
+        int candidate = mesh_group_member(mesh, first, AXIS_FSDP, tried[i]);
+        if (candidate <= own && unit_sizes_of_rank(p, candidate).muon_blocks == mine.muon_blocks) return candidate;
+    }
+    return own;
 }
 
 static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) {
@@ -140,21 +137,19 @@ static double nccl_need(const Job *j, const Comm *dry_run) {
                        transport_sums(&j->run));
 }
 
-/* Bytes that all ranks on a device need of it, if each needs what this dry run needed. With NCCL a rank has a GPU of
- * its own, on which NCCL allocates, too. */
-static double need_of_device(const Job *j, const Comm *dry_run) {
-    double of_rank = (double)device_need(dry_run->dev);
-    return uses_nccl(j) ? of_rank + nccl_need(j, dry_run) : of_rank * j->local_ranks;
-}
-
+/* Each rank is taken to need what this dry run needed. With NCCL a rank has a GPU of its own, on which NCCL allocates,
+ * too; else all ranks of this host share the memory. */
 static void check_memory(const Job *j, const Comm *dry_run) {
-    double need = need_of_device(j, dry_run), have = j->available_memory, total = j->total_memory;
+    double need = (double)device_need(dry_run->dev), have = j->available_memory, total = j->total_memory;
     char needs[256];
     if (uses_nccl(j)) {
+        double of_nccl = nccl_need(j, dry_run);
+        need += of_nccl;
         have = device_memory_with_total(dry_run->dev->gpu, &total);
         snprintf(needs, sizeof needs, "%s needs %.2f GB of memory on its GPU %d, %.2f GB of them for NCCL",
-                 rank_name(dry_run->rank), need / 1e9, dry_run->dev->gpu, nccl_need(j, dry_run) / 1e9);
+                 rank_name(dry_run->rank), need / 1e9, dry_run->dev->gpu, of_nccl / 1e9);
     } else {
+        need *= j->local_ranks;
         snprintf(needs, sizeof needs, "the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s", need / 1e9,
                  j->local_ranks, j->local_ranks > 1 ? "s" : "");
     }

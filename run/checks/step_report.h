@@ -107,28 +107,23 @@ static void exchange_reports(ReportExchange *r, Fsdp *fsdp, StepReport *mine, do
     comm_wait(comm, &r->z_loss_gather);
 }
 
-/* The mean z-loss of the step's targets, added up like the loss; 0 without --z-loss. */
-static double mean_z_loss(const ReportExchange *r, int64_t targets) {
-    ExactSum sum = ZERO;
-    if (!r->z_losses || r->comm->dev->dry_run) return 0;
-    for (int i = 0; i < r->comm->mesh.world; i++) exact_merge(&sum, &r->z_losses[i]);
-    return exact_value(&sum) / (double)max_i64(1, targets);
-}
-
-/* Loss and gradient norm of the step: sums over all ranks and micro-batches, divided once by the number of targets. */
+/* Loss, gradient norm and z-loss (0 without --z-loss) of the step: sums over all ranks and micro-batches, divided once
+ * by the number of targets. */
 static StepStats sum_reports(const ReportExchange *r) {
     StepStats s = ZERO;
-    ExactSum loss = ZERO, squared_norm = ZERO;
+    ExactSum loss = ZERO, squared_norm = ZERO, z_loss = ZERO;
     for (int i = 0; i < r->comm->mesh.world && !r->comm->dev->dry_run; i++) {
         const StepReport *report = &r->of_ranks[i];
         exact_merge(&loss, &report->loss);
         exact_merge(&squared_norm, &report->squared_norm);
+        if (r->z_losses) exact_merge(&z_loss, &r->z_losses[i]);
         s.targets += report->targets;
         r->figures[i] = report->figures;
     }
-    s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
-    s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
-    s.z_loss = mean_z_loss(r, s.targets);
+    double targets = (double)max_i64(1, s.targets);
+    s.loss = exact_value(&loss) / targets;
+    s.grad_norm = sqrt(exact_value(&squared_norm)) / targets;
+    s.z_loss = exact_value(&z_loss) / targets;
     s.skipped = !isfinite(s.loss) || !isfinite(s.grad_norm);
     return s;
 }
@@ -191,21 +186,21 @@ static void check_reports(const ReportExchange *r, const Sampler *sampler, int64
  * MOST_SKIPS such steps the run ends. */
 static void report_skip(const ReportExchange *r, const TensorTable *table, Progress *progress, int64_t step,
                         const StepStats *s) {
-    char cause[300];
-    int owner = -1, source = -1, used = 0;
+    char cause[300] = "";
+    Sentence t = {cause, sizeof cause, 0};
+    int owner = -1, source = -1;
     for (int i = r->comm->mesh.world - 1; i >= 0; i--) {
         int64_t bad = r->of_ranks[i].bad_tensor;
         if (bad >= 0 && (owner < 0 || bad <= r->of_ranks[owner].bad_tensor)) owner = i;
         if (r->of_ranks[i].loss.not_finite) source = i;
     }
     if (owner >= 0)
-        used = snprintf(cause, sizeof cause, "first in the gradient of %s, in the shard of %s",
-                        table->tensors[r->of_ranks[owner].bad_tensor].name, rank_name(owner));
+        say(&t, "first in the gradient of %s, in the shard of %s", table->tensors[r->of_ranks[owner].bad_tensor].name,
+            rank_name(owner));
     else
-        used = snprintf(cause, sizeof cause, "every gradient element is finite, but %s",
-                        isfinite(s->loss) ? "some of their squares are not" : "the loss is not");
-    if (source >= 0)
-        snprintf(cause + used, sizeof cause - (size_t)used, "; the loss of %s is not finite", rank_name(source));
+        say(&t, "every gradient element is finite, but %s",
+            isfinite(s->loss) ? "some of their squares are not" : "the loss is not");
+    if (source >= 0) say(&t, "; the loss of %s is not finite", rank_name(source));
     progress->skips++;
     if (progress->skips > MOST_SKIPS)
         run_failure("step %" PRId64 ": loss %g and gradient norm %g are not both finite (%s), and %d steps were "

@@ -30,16 +30,18 @@ typedef struct {
     int64_t activation_bytes;  // of (tokens / tp, C): one rank's rows of the residual stream
 } RankLayout;
 
-typedef struct {          // this rank's FSDP units after the split by tp and pp, before sharding; padded elements
-    int64_t block_units;  // units of blocks; with LoRA there are as many units of adapters
-    int64_t end_units;    // units of the embedding and the head
-    int64_t blocks, ends; // elements of all units of blocks; of the embedding's and the head's
-    int64_t adapters;     // elements of all units of adapters
-    int64_t blocks_shard; // bytes that each rank contributes when all units of blocks are all-gathered once
-    int64_t ends_shard;   // the same for embedding and head
-    int64_t tied;         // elements of the unit that holds embedding and head together
-    int64_t largest;      // elements of the largest unit of blocks
-    int64_t muon_blocks;  // blocks whose matrices this rank makes orthogonal
+typedef struct {            // this rank's FSDP units after the split by tp and pp, before sharding; padded elements
+    int64_t block_units;    // units of blocks; with LoRA there are as many units of adapters
+    int64_t end_units;      // units of the embedding and the head
+    int64_t blocks, ends;   // elements of all units of blocks; of the embedding's and the head's
+    int64_t adapters;       // elements of all units of adapters
+    int64_t blocks_shard;   // bytes that each rank contributes when all units of blocks are all-gathered once
+    int64_t ends_shard;     // the same for embedding and head
+    int64_t tied;           // elements of the unit that holds embedding and head together
+    int64_t largest;        // elements of the largest unit of blocks
+    int64_t muon_blocks;    // blocks whose matrices this rank makes orthogonal
+    int64_t gradient_units; // units that have a gradient: all of them, with LoRA only those of adapters
+    int64_t gradient_bytes; // of these gradients, which are sent in fp32 or --reduce-dtype bf16
 } UnitSizes;
 
 static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const RunSettings *run) {
@@ -115,44 +117,8 @@ static BlockSize block_size(const RankLayout *l) {
     return b;
 }
 
-/* Adds the units of one virtual stage of `count` blocks, `joined` of them to a unit. Muon: the units of all stages go
- * to the fsdp ranks in turn; under no_shard each rank has all of them. */
-static void add_stage(UnitSizes *u, const RankLayout *l, const BlockSize *b, int64_t count, int64_t joined) {
-    int64_t pad = TENSOR_ALIGN * l->fsdp * l->replicas, whole = count / joined, rest = count % joined;
-    for (int64_t i = 0; i < whole + (rest > 0); i++) {
-        int64_t blocks = i < whole ? joined : rest;
-        int is_own = l->options->sharding == NO_SHARD || (u->block_units + i) % l->fsdp == l->fsdp_rank;
-        u->largest = max_i64(u->largest, round_up(blocks * b->elements, pad));
-        u->muon_blocks += is_own ? blocks : 0;
-    }
-    u->block_units += whole + (rest > 0);
-    u->blocks += whole * round_up(joined * b->elements, pad) + round_up(rest * b->elements, pad);
-    u->adapters += whole * round_up(joined * b->adapters, pad) + round_up(rest * b->adapters, pad);
-    if (l->config->base >= BASE_INT8)
-        u->blocks_shard += whole * quantized_shard_bytes(joined * b->int8_blocks, joined * b->unquantized, l->fsdp) +
-                           quantized_shard_bytes(rest * b->int8_blocks, rest * b->unquantized, l->fsdp);
-}
-
-/* Adds the units of the embedding (V, C), on the first stage, and of the head, the final norm (C) and (V, C), on the
- * last. A tied model has one unit for both, unless a pipeline has its ends on different stages or --deterministic sums
- * the gradients of the two uses separately. */
-static void add_ends(UnitSizes *u, const RankLayout *l) {
-    const Llama3Config *c = l->config;
-    int64_t VC = ((c->V + l->tp - 1) / l->tp) * (int64_t)c->C, pad = TENSOR_ALIGN * l->fsdp * l->replicas;
-    int has_two_units = !c->tied || l->pp > 1 || l->options->deterministic, has_head_unit = l->is_last && has_two_units;
-    u->tied = round_up(aligned(VC) + aligned(c->C), pad);
-    u->end_units = l->is_first + has_head_unit;
-    if (l->is_first) u->ends += c->tied ? u->tied : round_up(aligned(VC), pad);
-    if (has_head_unit) u->ends += u->tied;
-    u->ends_shard = u->ends / l->fsdp * (int64_t)sizeof(floatX);
-    if (c->base != BASE_INT8_ALL) return;
-    int64_t embedding = int8_blocks(VC), head = int8_blocks(VC) + int8_blocks(c->C);
-    u->ends_shard = 0;
-    if (l->is_first) u->ends_shard += quantized_shard_bytes(has_two_units ? embedding : head, 0, l->fsdp);
-    if (has_head_unit) u->ends_shard += quantized_shard_bytes(head, 0, l->fsdp);
-}
-
-/* --wrap size:N joins as many blocks to a unit as have N parameters together, within a virtual stage. */
+/* --wrap size:N joins as many blocks to a unit as have N parameters together, within a virtual stage. Muon: the units
+ * of all stages go to the fsdp ranks in turn; under no_shard each rank has all of them. */
 static UnitSizes unit_sizes(const RankLayout *l) {
     const Llama3Config *c = l->config;
     const RunSettings *run = l->options;
@@ -161,28 +127,46 @@ static UnitSizes unit_sizes(const RankLayout *l) {
     int64_t block_parameters = (2 * (c->NH / l->tp + c->NKV / l->tp) * c->HD * l->tp + 3 * c->F + 2) * (int64_t)c->C;
     int64_t joined = (run->wrap_size + block_parameters - 1) / block_parameters;
     joined = min_i64(c->L, max_i64(1, joined));
+    int64_t pad = TENSOR_ALIGN * l->fsdp * l->replicas;
     for (int v = 0; v < run->pp_chunks; v++) {
         int begin, stage = v * (int)l->pp + (int)l->pp_rank;
-        int count = stage_blocks(c->L, (int)l->pp * run->pp_chunks, run->pp_light_ends, stage, &begin);
-        add_stage(&u, l, &b, count, joined);
+        int64_t count = stage_blocks(c->L, (int)l->pp * run->pp_chunks, run->pp_light_ends, stage, &begin);
+        for (int64_t done = 0; done < count; done += joined) {
+            int64_t blocks = min_i64(joined, count - done), elements = round_up(blocks * b.elements, pad);
+            int is_own = run->sharding == NO_SHARD || u.block_units % l->fsdp == l->fsdp_rank;
+            u.block_units++;
+            u.blocks += elements;
+            u.largest = max_i64(u.largest, elements);
+            u.adapters += round_up(blocks * b.adapters, pad);
+            if (is_own) u.muon_blocks += blocks;
+            if (c->base >= BASE_INT8)
+                u.blocks_shard += quantized_shard_bytes(blocks * b.int8_blocks, blocks * b.unquantized, l->fsdp);
+        }
     }
     if (c->base < BASE_INT8) u.blocks_shard = u.blocks / l->fsdp * (int64_t)sizeof(floatX);
-    add_ends(&u, l);
+
+    // The embedding (V, C) is on the first stage; the head, the final norm (C) and (V, C), is on the last. A tied model
+    // has one unit for both, unless a pipeline has its ends on different stages or --deterministic sums the gradients
+    // of the two uses separately.
+    int64_t VC = ((c->V + l->tp - 1) / l->tp) * (int64_t)c->C;
+    int has_two_units = !c->tied || l->pp > 1 || run->deterministic, has_head_unit = l->is_last && has_two_units;
+    u.tied = round_up(aligned(VC) + aligned(c->C), pad);
+    u.end_units = l->is_first + has_head_unit;
+    if (l->is_first) u.ends += c->tied ? u.tied : round_up(aligned(VC), pad);
+    if (has_head_unit) u.ends += u.tied;
+    u.ends_shard = u.ends / l->fsdp * (int64_t)sizeof(floatX);
+    if (c->base == BASE_INT8_ALL) {
+        int64_t embedding = int8_blocks(VC), head = int8_blocks(VC) + int8_blocks(c->C);
+        u.ends_shard = l->is_first ? quantized_shard_bytes(has_two_units ? embedding : head, 0, l->fsdp) : 0;
+        if (has_head_unit) u.ends_shard += quantized_shard_bytes(head, 0, l->fsdp);
+    }
+    u.gradient_units = l->has_adapters ? u.block_units : u.block_units + u.end_units;
+    u.gradient_bytes = (run->reduce_dtype == REDUCE_BF16 ? 2 : 4) * (l->has_adapters ? u.adapters : u.blocks + u.ends);
     return u;
 }
 
 // ---------------------------------------------------------------------------
-// one function per axis
-
-/* Units with gradients, and the bytes of these gradients, which are sent in fp32 or --reduce-dtype bf16. With LoRA only
- * adapters have gradients. */
-static int64_t gradient_units(const RankLayout *l, const UnitSizes *u) {
-    return l->has_adapters ? u->block_units : u->block_units + u->end_units;
-}
-static int64_t gradient_bytes(const RankLayout *l, const UnitSizes *u) {
-    int64_t bytes_per_element = l->options->reduce_dtype == REDUCE_BF16 ? 2 : 4;
-    return bytes_per_element * (l->has_adapters ? u->adapters : u->blocks + u->ends);
-}
+// one function per axis, which is called if there are several ranks on it
 
 /* FSDP (Rajbhandari et al. 2020, section 7; PyTorch's FSDP notes). Weights, in the compute dtype or as int8: full_shard
  * all-gathers each unit of blocks twice per micro-batch (forward, backward), embedding and head once (the head stays
@@ -196,14 +180,13 @@ static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Un
     int64_t k = l->micro_batches, n = l->fsdp, reductions = run->accumulate == ACCUMULATE_LOCALLY ? 1 : k;
     int64_t blocks_shard = u->blocks_shard + u->adapters / n * (int64_t)sizeof(floatX);
     int64_t block_gathers = u->block_units * (1 + l->has_adapters);
-    Traffic reduce = {reductions * gradient_units(l, u), reductions * gradient_bytes(l, u) / n * (n - 1)};
+    Traffic reduce = {reductions * u->gradient_units, reductions * u->gradient_bytes / n * (n - 1)};
     Traffic gather = {block_gathers + u->end_units, (blocks_shard + u->ends_shard) * (n - 1)};
     if (run->sharding == FULL_SHARD) {
         gather.calls = k * (2 * block_gathers + u->end_units);
         gather.bytes = k * (2 * blocks_shard + u->ends_shard) * (n - 1);
     }
     if (run->sharding == NO_SHARD) gather = reduce;
-    if (n == 1) return;
     out[ALL_GATHER] = gather;
     out[REDUCE_SCATTER] = reduce;
     if (!uses_muon(run) || run->sharding == NO_SHARD) return;
@@ -214,8 +197,7 @@ static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Un
 /* Hybrid sharding (Zhao et al. 2023, section 3.2.2): once per step, replicas all-reduce their shard of each gradient:
  * a reduce-scatter and an all-gather of (replicas - 1) pieces of shard / replicas. */
 static void replica_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
-    Traffic reduce = {gradient_units(l, u), gradient_bytes(l, u) / l->fsdp / l->replicas * (l->replicas - 1)};
-    if (l->replicas == 1) return;
+    Traffic reduce = {u->gradient_units, u->gradient_bytes / l->fsdp / l->replicas * (l->replicas - 1)};
     out[ALL_GATHER] = reduce;
     out[REDUCE_SCATTER] = reduce;
 }
@@ -242,7 +224,6 @@ static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Unit
     int64_t replicated =
         l->has_adapters ? targets * l->blocks * c->lora_rank * c->C : (2 * l->blocks + l->is_last) * c->C;
     int64_t replicated_calls = l->has_adapters ? u->block_units : replicated > 0;
-    if (l->tp == 1) return;
     int64_t muon_blocks = uses_muon(l->options) ? u->muon_blocks : 0, F = (c->F + l->tp - 1) / l->tp;
     int64_t matrices = (2 * (c->NH + c->NKV) / l->tp * c->HD + 3 * F) * c->C; // elements of a block's
     out[ALL_GATHER].calls = k * (gathers + loss_slices) + replicated_calls + 7 * muon_blocks;
@@ -259,7 +240,6 @@ static void cp_traffic(Traffic out[COLLECTIVES], const RankLayout *l) {
     const Llama3Config *c = l->config;
     int64_t k = l->micro_batches, gathers = k * (2 * l->blocks + l->recomputed), scatters = k * l->blocks;
     int64_t kv_bytes = l->tokens * 2 * (c->NKV / l->tp) * c->HD * (int64_t)sizeof(floatX);
-    if (l->cp == 1) return;
     out[ALL_GATHER].calls = gathers;
     out[ALL_GATHER].bytes = (l->cp - 1) * gathers * kv_bytes;
     out[REDUCE_SCATTER].calls = scatters;
@@ -274,7 +254,6 @@ static void pp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Unit
     int64_t tied_ends = l->config->tied && (l->is_first || l->is_last) && !l->has_adapters;
     int64_t tied_shard = u->tied / (l->options->sharding == NO_SHARD ? 1 : l->fsdp);
     Traffic each_way = {messages + tied_ends, messages * l->activation_bytes + tied_ends * tied_shard * 4};
-    if (l->pp == 1) return;
     out[SEND] = each_way;
     out[RECEIVE] = each_way;
 }
@@ -285,7 +264,6 @@ static void world_traffic(Traffic out[COLLECTIVES], const RankLayout *l, int wor
     const RunSettings *run = l->options;
     int64_t samples_bytes = run->out || run->outlier_window ? (int64_t)sizeof(int64_t) * run->accum * run->batch : 0;
     int64_t z_loss_bytes = run->z_loss > 0 ? (int64_t)sizeof(ExactSum) : 0;
-    if (world == 1) return;
     out[ALL_GATHER].calls = 1 + (samples_bytes > 0) + (z_loss_bytes > 0);
     out[ALL_GATHER].bytes = (world - 1) * (report_bytes + samples_bytes + z_loss_bytes);
 }
@@ -296,12 +274,12 @@ static void expected_traffic(Traffic expected[AXES][COLLECTIVES], const Llama3Co
     RankLayout layout = rank_layout(config, world, rank, options);
     UnitSizes units = unit_sizes(&layout);
     memset(expected, 0, sizeof(Traffic) * AXES * COLLECTIVES);
-    tp_traffic(expected[AXIS_TP], &layout, &units);
-    cp_traffic(expected[AXIS_CP], &layout);
-    pp_traffic(expected[AXIS_PP], &layout, &units);
-    fsdp_traffic(expected[AXIS_FSDP], &layout, &units);
-    replica_traffic(expected[AXIS_DP_REPLICATE], &layout, &units);
-    world_traffic(expected[AXIS_WORLD], &layout, world, (int64_t)report_bytes);
+    if (layout.tp > 1) tp_traffic(expected[AXIS_TP], &layout, &units);
+    if (layout.cp > 1) cp_traffic(expected[AXIS_CP], &layout);
+    if (layout.pp > 1) pp_traffic(expected[AXIS_PP], &layout, &units);
+    if (layout.fsdp > 1) fsdp_traffic(expected[AXIS_FSDP], &layout, &units);
+    if (layout.replicas > 1) replica_traffic(expected[AXIS_DP_REPLICATE], &layout, &units);
+    if (world > 1) world_traffic(expected[AXIS_WORLD], &layout, world, (int64_t)report_bytes);
 }
 
 #endif
