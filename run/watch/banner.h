@@ -44,13 +44,6 @@ static void note_inputs(const Job *j) {
 
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-static void print_model(const Job *j) {
-    printf("model: %s, %.1f M parameters, %s\n", j->run.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME);
-    if (j->has_weights) printf("weights: read from %s\n", j->run.model);
-    else if (j->resume_from.dir[0]) printf("weights: read from the checkpoint\n");
-    else printf("weights: random initialization (seed %d)\n", j->run.seed);
-}
-
 /* The GPUs of rank 0's host that compute: "GPUs: 8 x NVIDIA H200". If a launcher shows each rank a GPU of its own, all
  * of them are taken to be like rank 0's. */
 static void print_gpus(const Job *j) {
@@ -91,35 +84,22 @@ static void print_ranks(const Job *j, const Fsdp *fsdp, const Device *dry_run, c
                nccl_need / 1e6);
 }
 
-/* The sources of a mixture, and how often the run will have gone through each of them at its last step. */
-static void print_sources(const Job *j, const Sampler *sampler) {
+/* The data, the sources of a mixture, and how often the run will have gone through each of them at its last step. */
+static void print_data(const Job *j, const Loader *loader) {
+    const RunSettings *run = &j->run;
     const Dataset *data = &j->data;
-    int64_t epoch, end = sampler_position(sampler, period_end_step(j), &epoch) / data->pieces;
+    int64_t epoch, end = sampler_position(&loader->sampler, period_end_step(j), &epoch) / data->pieces;
     char samples[32];
+    printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
+           "; %d loader worker%s per rank\n",
+           with_commas(samples, dataset_samples(data)), run->seq, mesh_data_ranks(&j->mesh),
+           plural(mesh_data_ranks(&j->mesh)), run->accum, run->accum == 1 ? "" : "es", run->batch,
+           sampler_global_batch(&loader->sampler), loader->num_workers, plural(loader->num_workers));
     for (int k = 0; data->mixture && k < data->num_sources; k++)
         printf("  %.4g %% from %s: %d file%s, %s samples; %.2f epochs by step %" PRId64 "\n",
                100 * source_share(data, k), data->sources[k].pattern, data->sources[k].num_files,
                plural(data->sources[k].num_files), with_commas(samples, data->sources[k].windows * data->pieces),
                (double)source_windows_used(data, k, end) / (double)data->sources[k].windows, period_end_step(j));
-}
-
-static void print_data(const Job *j, const Loader *loader) {
-    const RunSettings *run = &j->run;
-    char samples[32];
-    printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
-           "; %d loader worker%s per rank\n",
-           with_commas(samples, dataset_samples(&j->data)), run->seq, mesh_data_ranks(&j->mesh),
-           plural(mesh_data_ranks(&j->mesh)), run->accum, run->accum == 1 ? "" : "es", run->batch,
-           sampler_global_batch(&loader->sampler), loader->num_workers, plural(loader->num_workers));
-    print_sources(j, &loader->sampler);
-}
-
-static void print_resumed(const Checkpoint *from, double seconds) {
-    char step[32], samples[32];
-    printf("resumed from %s in %.2f s (step %s, %s samples)", from->dir, seconds,
-           with_commas(step, from->progress.step), with_commas(samples, from->progress.samples));
-    if (from->changes) printf("; changed since then: %s", from->changes);
-    printf("\n");
 }
 
 /* A period of a recipe: "stage 2 of 3 (long context): steps 1001 to 1500, 2.1e+09 tokens, …". */
@@ -142,12 +122,25 @@ static void print_period(const Job *j) {
  * layout_read_back. `load_seconds`: from the start of loading until all ranks had their weights. */
 static void print_banner(const Job *j, const Fsdp *fsdp, const Device *dry_run, const int *layout, const Loader *loader,
                          double nccl_need, double load_seconds) {
+    const Checkpoint *from = &j->resume_from;
+    char step[32], samples[32];
     flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
     print_period(j);
-    if (!j->previous_period) print_model(j);
+    if (!j->previous_period) {
+        printf("model: %s, %.1f M parameters, %s\n", j->run.model, (double)j->table.num_parameters / 1e6,
+               PRECISION_NAME);
+        if (j->has_weights) printf("weights: read from %s\n", j->run.model);
+        else if (from->dir[0]) printf("weights: read from the checkpoint\n");
+        else printf("weights: random initialization (seed %d)\n", j->run.seed);
+    }
     print_ranks(j, fsdp, dry_run, layout, nccl_need);
     if (job_runs(j)) print_data(j, loader);
-    if (j->resume_from.dir[0]) print_resumed(&j->resume_from, load_seconds);
+    if (from->dir[0]) {
+        printf("resumed from %s in %.2f s (step %s, %s samples)", from->dir, load_seconds,
+               with_commas(step, from->progress.step), with_commas(samples, from->progress.samples));
+        if (from->changes) printf("; changed since then: %s", from->changes);
+        printf("\n");
+    }
     fflush(stdout);
     funlockfile(stdout);
 }

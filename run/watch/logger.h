@@ -67,22 +67,8 @@ static void logger_open(Logger *l, const Options *o, const RunSettings *run, con
     sync_directory(out); // the files' names must be on disk before those of checkpoints
 }
 
-/* Describes the sources of a mixture, of which `consumed_before` samples were consumed before. */
-static void logger_sources(cJSON *line, const Dataset *data, int64_t consumed_before) {
-    cJSON *list = cJSON_AddArrayToObject(line, "sources");
-    for (int k = 0; k < data->num_sources; k++) {
-        cJSON *row = cJSON_CreateObject();
-        json_add_name(row, "data", data->sources[k].pattern);
-        json_add_integer(row, "windows", data->sources[k].windows * data->pieces);
-        cJSON_AddItemToObject(row, "share", json_real("%.6f", source_share(data, k)));
-        json_add_integer(row, "consumed_before", mixture_samples(data, k, consumed_before));
-        json_add_integer(row, "used_before", data->sources[k].used * data->pieces);
-        cJSON_AddItemToArray(list, row);
-    }
-}
-
-/* Describes the data of the following lines of samples.jsonl, unless a run with the same data has done so.
- * `consumed_before`: samples of the current epoch that were consumed before the first of these lines. */
+/* Describes the data of the following lines of samples.jsonl, and the sources of a mixture, unless a run with the same
+ * data has done so. `consumed_before`: samples of the current epoch that were consumed before these lines. */
 static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before, int has_changed) {
     if (!l->consumed || (ftell(l->consumed) > 0 && !has_changed)) return;
     char fingerprint[20];
@@ -94,7 +80,16 @@ static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before,
     json_add_integer(line, "pieces", data->pieces);
     cJSON_AddStringToObject(line, "tail", l->run->tail == TAIL_PAD ? "pad" : "drop");
     json_add_integer(line, "consumed_before", consumed_before);
-    if (data->mixture) logger_sources(line, data, consumed_before);
+    cJSON *sources = data->mixture ? cJSON_AddArrayToObject(line, "sources") : NULL;
+    for (int k = 0; sources && k < data->num_sources; k++) {
+        cJSON *row = cJSON_CreateObject();
+        json_add_name(row, "data", data->sources[k].pattern);
+        json_add_integer(row, "windows", data->sources[k].windows * data->pieces);
+        cJSON_AddItemToObject(row, "share", json_real("%.6f", source_share(data, k)));
+        json_add_integer(row, "consumed_before", mixture_samples(data, k, consumed_before));
+        json_add_integer(row, "used_before", data->sources[k].used * data->pieces);
+        cJSON_AddItemToArray(sources, row);
+    }
     logger_line(l, l->consumed, line);
 }
 
@@ -171,28 +166,26 @@ static void logger_free(Logger *l) {
 // ---------------------------------------------------------------------------
 // one step
 
-/* Adds every rank's figures of this step, as arrays in the order of ranks. */
-static void json_add_ranks(cJSON *line, const RankFigures *ranks, int world) {
-    cJSON *object = cJSON_AddObjectToObject(line, "ranks");
-    for (int k = 0; k < RANK_SECONDS; k++) {
-        cJSON *list = cJSON_AddArrayToObject(object, rank_columns[k].name);
+/* Adds "rank_min_max":{"seconds":[least,most],"memory":[least,most]}, the slowest rank, and, if `lists_all`, every
+ * rank's figures of this step, as arrays in the order of ranks. */
+static void json_add_ranks(cJSON *line, const RankFigures *ranks, int world, const RankSummary *all, int lists_all) {
+    static const int columns[] = {RANK_SECONDS, RANK_MEMORY};
+    cJSON *ranges = cJSON_AddObjectToObject(line, "rank_min_max");
+    for (int i = 0; i < 2; i++) {
+        int k = columns[i];
+        cJSON *range = cJSON_AddArrayToObject(ranges, rank_columns[k].name);
+        cJSON_AddItemToArray(range, json_real(rank_columns[k].format, all->least[k]));
+        cJSON_AddItemToArray(range, json_real(rank_columns[k].format, all->most[k]));
+    }
+    json_add_integer(line, "slowest_rank", all->slowest);
+    cJSON *lists = lists_all ? cJSON_AddObjectToObject(line, "ranks") : NULL;
+    for (int k = 0; lists && k < RANK_SECONDS; k++) {
+        cJSON *list = cJSON_AddArrayToObject(lists, rank_columns[k].name);
         for (int i = 0; i < world; i++) {
             double row[RANK_COLUMNS];
             rank_row(&ranks[i], row);
             cJSON_AddItemToArray(list, json_real(rank_columns[k].format, row[k]));
         }
-    }
-}
-
-/* "rank_min_max":{"seconds":[least,most],"memory":[least,most]} */
-static void json_add_rank_range(cJSON *line, const RankSummary *all) {
-    static const int columns[] = {RANK_SECONDS, RANK_MEMORY};
-    cJSON *object = cJSON_AddObjectToObject(line, "rank_min_max");
-    for (int i = 0; i < 2; i++) {
-        int k = columns[i];
-        cJSON *range = cJSON_AddArrayToObject(object, rank_columns[k].name);
-        cJSON_AddItemToArray(range, json_real(rank_columns[k].format, all->least[k]));
-        cJSON_AddItemToArray(range, json_real(rank_columns[k].format, all->most[k]));
     }
 }
 
@@ -202,41 +195,26 @@ static void json_add_device(cJSON *line, const Comm *comm) {
     cJSON *memory = cJSON_AddObjectToObject(line, "memory");
     for (int c = 0; c < MEM_CATEGORIES; c++)
         json_add_integer(memory, mem_category_names[c], (int64_t)comm->dev->arenas[c].peak);
-    cJSON *traffic = cJSON_AddObjectToObject(line, "bytes");
+    cJSON *traffic = cJSON_AddObjectToObject(line, "bytes"), *waits = cJSON_AddObjectToObject(line, "wait_axis_s");
     for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++) {
         int64_t received = 0;
         for (int op = 0; op < COLLECTIVES; op++)
             if (op != SEND) received += comm->traffic_measured[axes[i]][op].bytes;
         json_add_integer(traffic, axis_names[axes[i]], received);
-    }
-    cJSON *waits = cJSON_AddObjectToObject(line, "wait_axis_s");
-    for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++)
         cJSON_AddItemToObject(waits, axis_names[axes[i]], json_real("%.6f", comm->wait_seconds[axes[i]]));
-    cJSON_AddItemToObject(waits, axis_names[AXIS_WORLD], json_real("%.6f", comm->wait_seconds[AXIS_WORLD]));
-}
-
-/* A share of a rate, or null if the rate is not known. */
-static void json_add_share(cJSON *line, const char *key, double share) {
-    cJSON_AddItemToObject(line, key, share > 0 ? json_real("%.4f", share) : cJSON_CreateNull());
-}
-
-/* How often the run has gone through each source of a mixture, in the order of --data. */
-static void json_add_source_epochs(cJSON *line, const Progress *progress) {
-    const Dataset *data = progress->data;
-    cJSON *list = cJSON_AddArrayToObject(line, "source_epochs");
-    for (int k = 0; k < data->num_sources; k++) {
-        int64_t windows = source_windows_used(data, k, progress->samples_in_epoch / data->pieces);
-        cJSON_AddItemToArray(list, json_real("%.6f", (double)windows / (double)data->sources[k].windows));
     }
+    cJSON_AddItemToObject(waits, axis_names[AXIS_WORLD], json_real("%.6f", comm->wait_seconds[AXIS_WORLD]));
 }
 
 static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks,
                            const RankSummary *all) {
     const RunSettings *run = l->run;
+    const Progress *progress = l->progress;
+    const Dataset *data = progress->data;
     int world = l->comm->mesh.world;
     cJSON *line = cJSON_CreateObject();
     json_add_integer(line, "step", step);
-    cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->targets ? s->loss : NAN)); // of no target there is none
+    cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->targets ? s->loss : NAN)); // null without a target
     cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
     if (run->z_loss > 0) cJSON_AddItemToObject(line, "z_loss", json_real("%.9g", s->z_loss));
     if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
@@ -245,21 +223,25 @@ static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const Ra
     l->resumed = 0;
     l->saved = 0;
     cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
-    json_add_integer(line, "tokens", l->progress->tokens);
-    json_add_integer(line, "samples", l->progress->samples);
-    if (l->progress->data && l->progress->data->mixture) json_add_source_epochs(line, l->progress);
+    json_add_integer(line, "tokens", progress->tokens);
+    json_add_integer(line, "samples", progress->samples);
+    // "source_epochs" says how often the run has gone through each source of a mixture, in the order of --data.
+    cJSON *epochs = data && data->mixture ? cJSON_AddArrayToObject(line, "source_epochs") : NULL;
+    for (int k = 0; epochs && k < data->num_sources; k++) {
+        int64_t windows = source_windows_used(data, k, progress->samples_in_epoch / data->pieces);
+        cJSON_AddItemToArray(epochs, json_real("%.6f", (double)windows / (double)data->sources[k].windows));
+    }
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
     cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * run->seq) / s->seconds));
-    json_add_share(line, "matmul_share", s->matmul_share);
-    json_add_share(line, "mfu", s->mfu);
+    // A share of a rate that is not known is null.
+    cJSON_AddItemToObject(line, "matmul_share", json_real("%.4f", s->matmul_share > 0 ? s->matmul_share : NAN));
+    cJSON_AddItemToObject(line, "mfu", json_real("%.4f", s->mfu > 0 ? s->mfu : NAN));
     cJSON_AddItemToObject(line, "wait_s", json_real("%.6f", s->wait_seconds));
     cJSON_AddItemToObject(line, "data_wait_s", json_real("%.6f", s->data_wait_seconds));
     cJSON_AddItemToObject(line, "communication_s", json_real("%.6f", s->communication_seconds));
     cJSON_AddItemToObject(line, "overlap", json_real("%.4f", s->overlap));
     json_add_device(line, l->comm);
-    json_add_rank_range(line, all);
-    json_add_integer(line, "slowest_rank", all->slowest);
-    if (world <= 64 || step == run->steps) json_add_ranks(line, ranks, world);
+    json_add_ranks(line, ranks, world, all, world <= 64 || step == run->steps);
     history_add_line(l->page.history, line, step);
     logger_line(l, l->metrics, line);
 }

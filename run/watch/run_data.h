@@ -85,18 +85,16 @@ static void spread_merge(Spread *s, const Spread *other) {
     s->count += other->count;
 }
 
-static void bucket_merge(HistoryBucket *b, const HistoryBucket *later) {
-    for (int k = 0; k < COUNTS; k++) b->counts[k] += later->counts[k];
-    for (int c = 0; c < CURVES; c++) spread_merge(&b->curves[c], &later->curves[c]);
-}
-
 /* Halves the number of buckets. */
 static void history_merge(History *h) {
     int kept = (h->count + 1) / 2;
     for (int i = 0; i < kept; i++) {
-        HistoryBucket b = h->buckets[2 * i];
-        if (2 * i + 1 < h->count) bucket_merge(&b, &h->buckets[2 * i + 1]);
-        h->buckets[i] = b;
+        HistoryBucket *b = &h->buckets[i];
+        const HistoryBucket *later = &h->buckets[2 * i + 1];
+        *b = h->buckets[2 * i];
+        if (2 * i + 1 == h->count) break; // the last of an odd number
+        for (int k = 0; k < COUNTS; k++) b->counts[k] += later->counts[k];
+        for (int c = 0; c < CURVES; c++) spread_merge(&b->curves[c], &later->curves[c]);
     }
     memset(h->buckets + kept, 0, sizeof *h->buckets * (size_t)(HISTORY_BUCKETS - kept));
     h->count = kept;
@@ -131,21 +129,6 @@ static void history_add_value(History *h, Curve curve, double value, int64_t ste
     h->best_step[curve] = step;
 }
 
-/* Divides the seconds of a step. Clocks and rounding may let the waits exceed the step; then it has not computed. */
-static void history_add_time(History *h, const cJSON *line, int64_t step) {
-    const cJSON *axes = cJSON_GetObjectItemCaseSensitive(line, "wait_axis_s");
-    double wait = fmax(0, line_number(line, "wait_s")), data = fmax(0, line_number(line, "data_wait_s")), known = 0;
-    for (int c = CURVE_FSDP; c <= CURVE_WORLD; c++) { // fmax is 0 where a number is missing
-        double part = fmax(0, line_number(axes, curve_keys[c]));
-        history_add_value(h, (Curve)c, part, step);
-        known += part;
-    }
-    history_add_value(h, CURVE_OTHER, wait - known > 1e-5 ? wait - known : 0, step); // less is rounding
-    history_add_value(h, CURVE_DATA, data, step);
-    double computed = line_number(line, "seconds") - fmax(wait, known) - data;
-    history_add_value(h, CURVE_COMPUTE, isfinite(computed) ? fmax(0, computed) : 0, step);
-}
-
 static void history_mark_save(History *h, int64_t step) {
     if (step <= h->last_save || !h->first_step || step < h->first_step) return;
     history_bucket(h, step)->counts[COUNT_SAVES]++;
@@ -153,12 +136,23 @@ static void history_mark_save(History *h, int64_t step) {
 }
 
 static void history_add_step(History *h, const cJSON *line, int64_t step) {
+    const cJSON *axes = cJSON_GetObjectItemCaseSensitive(line, "wait_axis_s");
+    double wait = fmax(0, line_number(line, "wait_s")), data = fmax(0, line_number(line, "data_wait_s")), known = 0;
     double saved = line_number(line, "saved");
     int resumed = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "resumed"));
     history_bucket(h, step)->counts[COUNT_STEPS]++;
     for (int c = CURVE_LOSS; c < CURVE_COMPUTE; c++)
         history_add_value(h, (Curve)c, line_number(line, curve_keys[c]), step);
-    history_add_time(h, line, step);
+    for (int c = CURVE_FSDP; c <= CURVE_WORLD; c++) { // fmax is 0 where a number is missing
+        double part = fmax(0, line_number(axes, curve_keys[c]));
+        history_add_value(h, (Curve)c, part, step);
+        known += part;
+    }
+    history_add_value(h, CURVE_OTHER, wait - known > 1e-5 ? wait - known : 0, step); // less is rounding
+    history_add_value(h, CURVE_DATA, data, step);
+    // Clocks and rounding may let the waits exceed the step. Then it has not computed.
+    double computed = line_number(line, "seconds") - fmax(wait, known) - data;
+    history_add_value(h, CURVE_COMPUTE, isfinite(computed) ? fmax(0, computed) : 0, step);
     if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "skipped"))) history_bucket(h, step)->counts[COUNT_SKIPS]++;
     if (resumed) history_bucket(h, step)->counts[COUNT_RESUMES]++;
     if (saved >= 1 && saved < (double)step) history_mark_save(h, (int64_t)saved);
@@ -260,12 +254,6 @@ typedef struct {
     int has_ended, noted_failure;
 } RunData;
 
-static void write_key_text(FILE *f, const char *key, const char *text) {
-    fprintf(f, "\"%s\":", key);
-    json_write_script_string(f, text, strlen(text));
-    fputc(',', f);
-}
-
 /* "counts" and "values" have an entry for each bucket: a number, or [mean, least, most] of several steps, or null.
  * "last": the newest value; "best": the lowest, at "best_step". */
 static void write_curves(FILE *f, const History *h) {
@@ -335,36 +323,30 @@ static void write_after_save(FILE *f, const RunData *d) {
     fprintf(f, ",\n");
 }
 
-/* All options in force: [name, value, whether it was given, whether it is a flag]. */
-static void write_options(FILE *f, const Options *o, const RunSettings *run) {
-    char value[4096];
-    fprintf(f, "\"options\":[");
-    for (int i = 0, n = 0; i < OPTION_ROWS; i++) {
-        if (!option_as_text(run, &option_rows[i], value, sizeof value)) continue;
-        fprintf(f, "%s[\"%s\",", n++ ? ",\n" : "", option_rows[i].name);
-        json_write_script_string(f, value, strlen(value));
-        fprintf(f, ",%d,%d]", !!o->given[i], option_rows[i].kind == OPT_FLAG);
-    }
-    fprintf(f, "]");
-}
-
 static void run_data_print(FILE *f, const RunData *d) {
     const History *h = d->history;
-    char axes[160];
+    char axes[160], value[4096];
     mesh_print(axes, sizeof axes, d->comm->mesh.size, 1);
     fprintf(f,
             "var run_data = {\"has_ended\":%d,\"written\":%" PRId64 ",\"world\":%d,\"steps\":%d,\"first_step\":"
             "%" PRId64 ",\"last_step\":%" PRId64 ",\"stride\":%" PRId64 ",\"outliers\":%" PRId64 ",\"unreadable\":"
-            "%" PRId64 ",\"most_skips\":%d,\"elapsed\":%.6g,\"elapsed_steps\":%" PRId64 ",\"write_seconds\":%.3g,\n",
+            "%" PRId64 ",\"most_skips\":%d,\"elapsed\":%.6g,\"elapsed_steps\":%" PRId64 ",\"write_seconds\":%.3g,\n"
+            "\"precision\":\"" PRECISION_NAME "\",\"mesh\":\"%s\",",
             d->has_ended, (int64_t)time(NULL), d->comm->mesh.world, d->run->steps, h->first_step, h->last_step,
-            h->stride, h->outliers, h->unreadable, MOST_SKIPS, seconds_now() - d->started, d->steps, d->write_seconds);
-    write_key_text(f, "precision", PRECISION_NAME);
-    write_key_text(f, "mesh", axes);
+            h->stride, h->outliers, h->unreadable, MOST_SKIPS, seconds_now() - d->started, d->steps, d->write_seconds,
+            axes);
     write_curves(f, h);
     write_memory_and_ranks(f, d);
     write_after_save(f, d);
-    write_options(f, d->options, d->run);
-    fprintf(f, "};\n");
+    // "options" has a row for each option in force: [name, value, whether it was given, whether it is a flag].
+    fprintf(f, "\"options\":[");
+    for (int i = 0, n = 0; i < OPTION_ROWS; i++) {
+        if (!option_as_text(d->run, &option_rows[i], value, sizeof value)) continue;
+        fprintf(f, "%s[\"%s\",", n++ ? ",\n" : "", option_rows[i].name);
+        json_write_script_string(f, value, strlen(value));
+        fprintf(f, ",%d,%d]", !!d->options->given[i], option_rows[i].kind == OPT_FLAG);
+    }
+    fprintf(f, "]};\n");
 }
 
 /* Writes both files if they are due, or at the end. */

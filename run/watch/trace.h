@@ -29,21 +29,6 @@ static void trace_check(const char *path) {
 
 static const char trace_header[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", trace_footer[] = "\n]}\n";
 
-/* The metadata event that names a lane: the stream, or the axis and how many collectives are in flight beneath it. */
-static void trace_name_lane(FILE *f, int rank, int lane) {
-    int axis = lane - STREAMS; // lanes of streams come first
-    fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s", rank, lane,
-            axis < 0 ? stream_names[lane] : axis_names[axis % AXES]);
-    if (axis >= AXES) fprintf(f, " %d", axis / AXES + 1);
-    fprintf(f, "\"}}");
-}
-
-/* Writes a counter: the bytes in use, from time `at` (ns) on, of a memory category or of FSDP's buffers. */
-static void trace_write_counter(FILE *f, const Event *e, int rank, int64_t at) {
-    fprintf(f, ",\n{\"ph\":\"C\",\"pid\":%d,\"ts\":%" PRId64 ".%03d,\"name\":\"memory: %s\",\"args\":{\"bytes\":%.0f}}",
-            rank, at / 1000, (int)(at % 1000), e->name, e->amount);
-}
-
 /* Writes one rank's events. Times count from `zero`, on the clock of the events. They are whole nanoseconds, so that
  * events that follow each other or nest do so in the file, too. */
 static void trace_write_events(FILE *f, const Recorder *rec, int rank, double zero, double clock_error) {
@@ -59,13 +44,24 @@ static void trace_write_events(FILE *f, const Recorder *rec, int rank, double ze
             rank, 1e6 * clock_error);
     for (int64_t i = 0; i < min_i64(rec->num_events, rec->max_events); i++) {
         const Event *e = &rec->events[i];
+        int64_t start = llround(1e9 * (e->start - zero)), took = llround(1e9 * (e->end - zero)) - start; // ns
         if (e->kind == EVENT_MEMORY) {
-            trace_write_counter(f, e, rank, llround(1e9 * (e->start - zero)));
+            // A counter: the bytes of a memory category or of FSDP's buffers that are in use from `start` on
+            fprintf(f,
+                    ",\n{\"ph\":\"C\",\"pid\":%d,\"ts\":%" PRId64
+                    ".%03d,\"name\":\"memory: %s\",\"args\":{\"bytes\":%.0f}}",
+                    rank, start / 1000, (int)(start % 1000), e->name, e->amount);
             continue;
         }
-        if (!is_named[e->lane]) trace_name_lane(f, rank, e->lane);
+        if (!is_named[e->lane]) {
+            // A lane is named after its stream, or after its axis and how many collectives are in flight beneath it.
+            int axis = e->lane - STREAMS; // lanes of streams come first
+            fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s", rank,
+                    e->lane, axis < 0 ? stream_names[e->lane] : axis_names[axis % AXES]);
+            if (axis >= AXES) fprintf(f, " %d", axis / AXES + 1);
+            fprintf(f, "\"}}");
+        }
         is_named[e->lane] = 1;
-        int64_t start = llround(1e9 * (e->start - zero)), took = llround(1e9 * (e->end - zero)) - start; // ns
         fprintf(f,
                 ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64
                 ".%03d,\"cat\":\"%s\",\"name\":\"%s%s%s\"",
@@ -97,16 +93,7 @@ static char *trace_text(Comm *comm, size_t *length) {
     return text;
 }
 
-/* The offset in the file of this rank's part of `bytes` bytes: parts follow each other in the order of ranks. */
-static int64_t trace_offset(Comm *comm, int64_t bytes) {
-    int64_t offset = 0, *all = new_array(int64_t, comm->mesh.world);
-    all_gather_now(comm, AXIS_WORLD, "trace: sizes", &bytes, all, sizeof bytes);
-    for (int i = 0; i < comm->rank; i++) offset += all[i];
-    free(all);
-    return offset;
-}
-
-/* All ranks write their parts into one file at the same time. */
+/* All ranks write their parts into one file at the same time. Parts follow each other in the order of ranks. */
 static void trace_write(Comm *comm, const char *path) {
     Device *dev = comm->dev;
     Phase before = comm_phase(comm, PHASE_SAVING);
@@ -114,7 +101,10 @@ static void trace_write(Comm *comm, const char *path) {
     dev->rec.max_events = min_i64(dev->rec.max_events, dev->rec.num_events); // it ends before its own collectives
     size_t length;
     char *text = trace_text(comm, &length), temporary[4096 + 32];
-    int64_t offset = trace_offset(comm, (int64_t)length);
+    int64_t bytes = (int64_t)length, offset = 0, *all = new_array(int64_t, comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, "trace: sizes", &bytes, all, sizeof bytes);
+    for (int i = 0; i < comm->rank; i++) offset += all[i];
+    free(all);
     snprintf(temporary, sizeof temporary, "%s.part-%016" PRIx64, path, comm_random_name(comm, "trace: name"));
     int fd = comm->rank == 0 ? open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
     if (comm->rank == 0 && fd < 0) user_error("cannot create %s: %s", temporary, strerror(errno));
