@@ -53,33 +53,27 @@ static void signal_ends_unsaved(int number) {
     end_by_signal(number);
 }
 
-/* SA_ONSTACK: not on the stack of a thread that computes (lib/ops/cpu/matmul.h). */
-static void signals_handle(void (*handler)(int), const int *signals, int count) {
+/* Handles signals that ask for a checkpoint, if `saving`, and signals that only ask for the end, if `ending`.
+ * SA_ONSTACK: not on the stack of a thread that computes (lib/ops/cpu/matmul.h). */
+static void signals_handle(void (*handler)(int), int saving, int ending) {
+    static const int signals[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP}; // the first two ask for a checkpoint
     struct sigaction action = ZERO, now;
     action.sa_handler = handler;
     action.sa_flags = SA_RESTART | SA_ONSTACK;
-    for (int i = 0; i < count; i++) {
+    for (int i = saving ? 0 : 2; i < (ending ? 5 : 2); i++) {
         sigaction(signals[i], NULL, &now);
         if (now.sa_handler != SIG_IGN) sigaction(signals[i], &action, NULL);
     }
 }
 
-/* Handles signals that ask for a checkpoint; `all`: also those that only ask for the end. */
-static void signals_handle_saving(void (*handler)(int), int all) {
-    static const int signals[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP};
-    signals_handle(handler, signals, all ? 5 : 2);
-}
-
 /* At the start of the program. `saves`: it will train with --out; `is_first`: the first process of the launcher. */
 static void signals_install_for_start(int saves, int under_mpirun, int has_launcher, int is_first) {
-    static const int endings[] = {SIGTERM, SIGINT, SIGHUP};
     prints_about_signals = is_first;
-    if (saves) signals_handle_saving(signal_ends_start, !under_mpirun);
-    else if (!has_launcher)
-        signals_handle(signal_ends_unsaved, endings, 3); // with one, lib/comm/monitor.h handles them
+    if (saves) signals_handle(signal_ends_start, 1, !under_mpirun);
+    else if (!has_launcher) signals_handle(signal_ends_unsaved, 0, 1); // with one, lib/comm/monitor.h handles them
 }
 
 /* When a run with --out is about to train. */
-static void signals_install(int under_mpirun) { signals_handle_saving(signal_count, !under_mpirun); }
+static void signals_install(int under_mpirun) { signals_handle(signal_count, 1, !under_mpirun); }
 
 #endif
