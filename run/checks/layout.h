@@ -101,7 +101,7 @@ static inline void json_add_groups(cJSON *root, const Mesh *mesh, const int *lea
     cJSON *groups = cJSON_AddObjectToObject(root, "groups");
     for (int axis = 0; axis < AXES; axis++) {
         cJSON *list = cJSON_AddArrayToObject(groups, axis_names[axis]);
-        cJSON **members = new_array(cJSON *, mesh->world); // of the group that a rank leads
+        cJSON **members = new_array(cJSON *, mesh->world); // (world) the group that each rank leads, or NULL
         for (int r = 0; r < mesh->world; r++) {
             cJSON **group = &members[leaders[r * AXES + axis]];
             if (!*group) {
@@ -118,7 +118,7 @@ static void layout_write(FILE *f, const Mesh *mesh, const int *leaders) {
     cJSON *root = cJSON_CreateObject();
     json_add_mesh(root, mesh);
     json_add_groups(root, mesh, leaders);
-    cJSON *hosts = cJSON_AddArrayToObject(root, "hosts"); // of each rank
+    cJSON *hosts = cJSON_AddArrayToObject(root, "hosts"); // the host of each rank
     for (int r = 0; r < mesh->world && run_hosts.count; r++)
         cJSON_AddItemToArray(hosts, cJSON_CreateString(host_of_rank(r)->name));
     json_write_line(f, root);

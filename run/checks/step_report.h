@@ -34,8 +34,8 @@ typedef struct { // exchange_reports fills it in
     RankFigures *figures;    // (world) the figures in of_ranks
     ExactSum *z_losses;      // (world) sums of all ranks' z-losses; NULL without --z-loss
     Request z_loss_gather;   // the all-gather of z_losses
-    int64_t *samples;        // (world, samples_of_rank) those of all ranks; NULL: nothing names them
-    int64_t samples_of_rank; // in a step
+    int64_t *samples;        // (world, samples_of_rank) the samples of all ranks; NULL: no report names them
+    int64_t samples_of_rank; // samples of each rank in a step
     Request samples_gather;  // the all-gather of `samples`, in flight during the step
     int save_signals_seen;   // signals that asked for a checkpoint and were obeyed
     int is_writing;          // some rank's part of a checkpoint is not on the disk yet

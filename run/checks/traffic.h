@@ -26,7 +26,7 @@ typedef struct {
     int64_t micro_batches;     // per step
     int64_t tokens;            // of one micro-batch on this rank, after context parallelism
     int64_t blocks;            // transformer blocks of this rank, on all its virtual stages
-    int64_t recomputed;        // of them, those whose backward runs the whole forward again
+    int64_t recomputed;        // those of them whose backward runs the whole forward again
     int64_t activation_bytes;  // of (tokens / tp, C): one rank's rows of the residual stream
 } RankLayout;
 
@@ -225,7 +225,7 @@ static void tp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Unit
         l->has_adapters ? targets * l->blocks * c->lora_rank * c->C : (2 * l->blocks + l->is_last) * c->C;
     int64_t replicated_calls = l->has_adapters ? u->block_units : replicated > 0;
     int64_t muon_blocks = uses_muon(l->options) ? u->muon_blocks : 0, F = (c->F + l->tp - 1) / l->tp;
-    int64_t matrices = (2 * (c->NH + c->NKV) / l->tp * c->HD + 3 * F) * c->C; // elements of a block's
+    int64_t matrices = (2 * (c->NH + c->NKV) / l->tp * c->HD + 3 * F) * c->C; // elements of a block's 7 matrices
     out[ALL_GATHER].calls = k * (gathers + loss_slices) + replicated_calls + 7 * muon_blocks;
     out[ALL_GATHER].bytes = others * (k * (gathers * l->activation_bytes + loss_bytes) + 4 * replicated +
                                       muon_blocks * matrices * (int64_t)sizeof(floatX));

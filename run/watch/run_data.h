@@ -148,7 +148,7 @@ static void history_add_step(History *h, const cJSON *line, int64_t step) {
         history_add_value(h, (Curve)c, part, step);
         known += part;
     }
-    history_add_value(h, CURVE_OTHER, wait - known > 1e-5 ? wait - known : 0, step); // less is rounding
+    history_add_value(h, CURVE_OTHER, wait - known > 1e-5 ? wait - known : 0, step); // a smaller difference is rounding
     history_add_value(h, CURVE_DATA, data, step);
     // Clocks and rounding may let the waits exceed the step. Then it has not computed.
     double computed = line_number(line, "seconds") - fmax(wait, known) - data;
@@ -156,7 +156,7 @@ static void history_add_step(History *h, const cJSON *line, int64_t step) {
     if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(line, "skipped"))) history_bucket(h, step)->counts[COUNT_SKIPS]++;
     if (resumed) history_bucket(h, step)->counts[COUNT_RESUMES]++;
     if (saved >= 1 && saved < (double)step) history_mark_save(h, (int64_t)saved);
-    if (resumed) history_mark_save(h, step - 1); // by the checkpoint from which it was resumed
+    if (resumed) history_mark_save(h, step - 1); // the checkpoint from which the run was resumed is of that step
 }
 
 /* Adds a line of metrics.jsonl, or one that is about to be written there. `limit`: the last step that it may have. A
