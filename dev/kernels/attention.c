@@ -10,8 +10,8 @@
  * scores; this page does not use them.
  *
  *   cc -O3 -march=native -ffp-contract=fast -fno-math-errno -fopenmp attention.c -o attention -lm
- * with attention.h page.h page_cpu.h lib/device/kernel.h lib/ops/cpu/attention.h lib/ops/cpu/pairs.h lib/ops/cpu/tile.h
- * lib/ops/cpu/vectors.h lib/ops/ops_common.h */
+ * with attention.h attention_backward.h attention_forward.h attention_shape.h page.h page_cpu.h lib/device/kernel.h
+ * lib/ops/cpu/attention.h lib/ops/cpu/pairs.h lib/ops/cpu/tile.h lib/ops/cpu/vectors.h lib/ops/ops_common.h */
 #include "../../lib/ops/cpu/attention.h"
 #include "attention.h"
 

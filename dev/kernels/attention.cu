@@ -1,19 +1,41 @@
-/* attention.cu: the steps of attention on a GPU.
+/* attention.cu: the steps of attention on a GPU in fp32 arithmetic; those on tensor cores are in attention_mma.cu.
  *
  * Naive: three kernels, with the scores of all queries and keys in memory between them: 8 GB for 32 heads and 8,192
  * tokens. Tiled: a block keeps its queries and loads one tile of keys and values after the other into shared memory,
  * with an online softmax from tile to tile; nothing of size T^2 exists. What is left is the speed of two small matmuls:
- * FMAs, then tensor cores. Up to step 3 each warp multiplies by itself (mma.sync). GPUs of compute capability 9.0 have
- * matmuls of four warps that read shared memory and run asynchronously (wgmma): from step 4 on.
+ * FMAs here. On tensor cores each warp multiplies by itself up to compute capability 8.9 (attention_mma.cu); those of
+ * 9.0 have matmuls of four warps that read shared memory and run asynchronously (attention_hopper_forward.cu,
+ * attention_hopper_backward.cu).
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp attention.cu -o attention -lcublasLt
- * with attention.h page.cuh page.h page_matmul.cuh lib/device/kernel.h lib/ops/cuda/attention.cuh
- * lib/ops/cuda/attention_common.cuh lib/ops/cuda/attention_hopper.cuh lib/ops/cuda/attention_hopper_backward.cuh
- * lib/ops/cuda/attention_hopper_common.cuh lib/ops/cuda/attention_hopper_forward.cuh lib/ops/cuda/attention_mma.cuh
- * lib/ops/cuda/attention_plain.cuh lib/ops/cuda/hopper.cuh lib/ops/cuda/matmul.cuh lib/ops/cuda/vectors.cuh
- * lib/ops/ops_common.h */
-#include "../../lib/ops/cuda/attention.cuh"
-#include "page_matmul.cuh" // defines: page_matmul_open
+ * with attention.h attention_backward.h attention_forward.h attention_shape.h page.cuh page.h page_rate.cuh
+ * lib/device/kernel.h lib/ops/cuda/attention_common.cuh lib/ops/cuda/attention_plain.cuh
+ * lib/ops/cuda/attention_prepare.cuh lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
+#include "../../lib/ops/cuda/attention_plain.cuh"
+#include "page_rate.cuh" // defines: page_rate_open
+
+#ifndef CUDA_ATTENTION_CUH // pages.cu has the whole op, which chooses kernels; this page has one choice
+static void cuda_attention_forward(OpStream *on, floatX *out, float *lse, const floatX *q, const floatX *k,
+                                   const floatX *v, const AttentionShape *s, void *workspace) {
+    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
+    a.out = out;
+    a.lse = lse;
+    attention_plain(on, &a);
+}
+static void cuda_attention_backward(OpStream *on, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
+                                    const floatX *out, const float *lse, const floatX *q, const floatX *k,
+                                    const floatX *v, const AttentionShape *s, void *workspace) {
+    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
+    a.dq = dq;
+    a.dk = dk;
+    a.dv = dv;
+    a.dout = dout;
+    a.out_read = out;
+    a.lse_read = lse;
+    a.dq_sums = NULL; // only tensor cores' kernels use them
+    attention_plain(on, &a);
+}
+#endif
 #include "attention.h"
 
 // ---------------------------------------------------------------------------
@@ -148,88 +170,6 @@ static void forward_tiles(Case *c) {
            X("q"), X("k"), X("v"), s);
 }
 
-#ifdef PRECISION_BF16
-// ---------------------------------------------------------------------------
-// forward on tensor cores. Heads of 64 or 128 elements
-
-/* Runs the op by mma.sync or by wgmma, if this device has it for heads of this size. */
-static void run_by(Case *c, void (*run)(Case *c), int by_wgmma, int deterministic) {
-    int hopper_attention = c->on->hopper_attention, was_deterministic = c->on->deterministic;
-    c->left_out =
-        cuda_attention_support((int)c->size[5]) != ATTENTION_TENSOR_CORES || (by_wgmma && !c->on->encode_tensor_map);
-    if (c->left_out) return;
-    c->on->hopper_attention = by_wgmma;
-    c->on->deterministic = deterministic;
-    run(c);
-    c->on->hopper_attention = hopper_attention;
-    c->on->deterministic = was_deterministic;
-}
-static void forward_mma(Case *c) { run_by(c, forward_in_use, 0, 0); }
-static void forward_producer(Case *c) { run_by(c, forward_in_use, 1, 0); }
-
-/* 64 queries of one head by one warpgroup, 128 keys at a time: it waits for each tile, then for each matmul. */
-template <int HD> static __global__ void __launch_bounds__(128) wgmma_kernel(const __grid_constant__ HopperCall h) {
-#if HOPPER_CODE
-    enum { QUERIES = 64, KEYS = 128, N = KEYS / 8 };
-    DYN_SHARED(bf16, memory);
-    SHARED(uint64_t, full, 1); // an mbarrier: the tiles' bytes have arrived
-    bf16 *qs = first_panel(memory), *ks = qs + QUERIES * HD, *vs = ks + KEYS * HD;
-    const AttentionShape &s = h.call.s;
-    const int tiles = (s.Tq + QUERIES - 1) / QUERIES, thread = (int)threadIdx.x, warp = thread / 32;
-    const AttentionPlace p = attention_place(h.call, (int)blockIdx.x, tiles, s.NH / s.NKV);
-    const int t0 = (tiles - 1 - p.order) * QUERIES, end = seen_by(s, min(t0 + QUERIES, s.Tq) - 1);
-    float o[1][HD / 8][4], base[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {{0, 0}}, rescale[1][2], c[1][N][4];
-    uint32_t w[1][N / 2][4], rounded[1][HD / 16][4];
-    fill(o, 0);
-    if (thread == 0) {
-        ptx_mbarrier_init(full, 1);
-        ptx_mbarrier_init_fence();
-    }
-    __syncthreads();
-    for (int j = 0; j < end; j += KEYS) {
-        if (thread == 0) {
-            ptx_mbarrier_arrive_expect(full, (2 * KEYS + (j ? 0 : QUERIES)) * HD * (int)sizeof(bf16));
-            if (!j) hopper_load<HD>(qs, &h.q, full, QUERIES, p.h, t0, p.b);
-            hopper_load<HD>(ks, &h.k, full, KEYS, p.kv, j, p.b);
-            hopper_load<HD>(vs, &h.v, full, KEYS, p.kv, j, p.b);
-        }
-        ptx_mbarrier_wait(full, j / KEYS % 2);
-        wgmma_scores<HD>(c, qs, QUERIES, ks, KEYS);
-        wgmma_finish<0>(c);
-        mma_mask<0>(c, s, t0 + warp * 16, j);
-        softmax_weights(c, rescale, base, sum, h.call.scale2);
-        rescale_rows(o, rescale);
-        mma_pack(w, c, 1);
-        wgmma_weighted<HD>(o, w, vs);
-        wgmma_finish<0>(o);
-        __syncthreads(); // no warp reads keys and values any more
-    }
-    forward_finish<HD>(h.call, p, t0 + warp * 16, thread % 32, o, base, sum);
-    mma_pack(rounded, o, 1);
-    hopper_write<HD>(&h.out, qs, QUERIES, rounded, 0, p.h, t0, p.b); // in place of the queries
-    if (thread == 0) ptx_tma_store_wait_read<0>();
-#endif
-}
-template <int HD> static void forward_wgmma_launch(Case *c, const AttentionShape *s) {
-    OpStream *on = c->on;
-    HopperCall h = ZERO;
-    h.call = attention_call(s, X("q"), X("k"), X("v"), NULL);
-    h.call.lse = F("lse");
-    h.q = hopper_map(on, X("q"), s, s->Tq, s->NH, s->q_stride, 64);
-    h.k = hopper_map(on, X("k"), s, s->Tk, s->NKV, s->k_stride, 128);
-    h.v = hopper_map(on, X("v"), s, s->Tk, s->NKV, s->v_stride, 128);
-    h.out = hopper_map(on, X("out"), s, s->Tq, s->NH, s->o_stride, 64);
-    ATTENTION_KERNEL(wgmma_kernel<HD>, attention_blocks(s, s->NH, s->Tq, 64), 128,
-                     (64 + 2 * 128) * HD * sizeof(bf16) + PANEL_SLACK, h);
-}
-static void forward_one_warpgroup(Case *c) {
-    AttentionShape s = shape_of(c);
-    if (s.HD == 64) forward_wgmma_launch<64>(c, &s);
-    else forward_wgmma_launch<128>(c, &s);
-}
-static void forward_wgmma(Case *c) { run_by(c, forward_one_warpgroup, 1, 0); }
-#endif
-
 static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 three kernels",
      "Scores, softmax, weighted sum, a thread per element (softmax: a warp per row): T x T numbers are written "
@@ -239,21 +179,7 @@ static const Version forward_versions[PAGE_VERSIONS] = {
      "Tiles of 32 queries by 32 keys in shared memory; four threads keep a query's largest score, sum and output in "
      "registers. Scores are never stored, and tiles that the mask hides are skipped.",
      forward_tiles},
-#ifdef PRECISION_BF16
-    {"3 mma.sync",
-     "Both matmuls run on tensor cores. The probabilities stay in registers from one to the other, and the next keys "
-     "are loaded meanwhile.",
-     forward_mma},
-    {"4 wgmma",
-     "Four warps multiply 64 queries by tiles in shared memory, which TMA has loaded: no operand but the probabilities "
-     "passes through registers. Each step waits for the one before it.",
-     forward_wgmma},
-    {"5 producer, two consumers",
-     "A warp loads tiles ahead, and two warpgroups take turns: one computes exponentials while the tensor cores work "
-     "for the other. A block computes several tiles, so that its next loads overlap with its output.",
-     forward_producer},
-#endif
-    {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
+    {"in use", "The op of lib/ops/cuda: here a kernel in fp32 arithmetic; in pages.cu, on tensor cores in bf16.",
      forward_in_use}};
 
 // ---------------------------------------------------------------------------
@@ -390,12 +316,6 @@ static void backward_tiles(Case *c) {
                of_keys, s);
 }
 
-#ifdef PRECISION_BF16
-static void backward_mma(Case *c) { run_by(c, backward_in_use, 0, 0); }
-static void backward_wgmma_twice(Case *c) { run_by(c, backward_in_use, 1, 1); }
-static void backward_wgmma(Case *c) { run_by(c, backward_in_use, 1, 0); }
-#endif
-
 static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 three kernels",
      "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: of the two T x T tensors, P is "
@@ -406,28 +326,7 @@ static const Version backward_versions[PAGE_VERSIONS] = {
      "by blocks that own keys, for dk and dv. Seven matmuls instead of five, but no atomics and the same bits on each "
      "run.",
      backward_tiles},
-#ifdef PRECISION_BF16
-    {"3 mma.sync",
-     "On tensor cores. Blocks that own keys compute all five matmuls, and dq is summed in fp32 by atomic additions. "
-     "Where there would be fewer than 256 blocks, the query heads of a group are divided over blocks, whose dk and dv "
-     "are then added.",
-     backward_mma},
-    {"4 wgmma, twice",
-     "As the second step, in a fixed order of additions, but by wgmma on tiles that a producer warp loads by TMA. P "
-     "and dS are the left operands of the next matmuls, from registers.",
-     backward_wgmma_twice},
-    {"5 wgmma",
-     "Five matmuls: dS goes to shared memory, where both consumers read it as the transposed operand of dQ, which is "
-     "summed by atomic additions of 16 bytes while dK is computed.",
-     backward_wgmma},
-#endif
-    {"in use", "The op of lib/ops/cuda: on tensor cores in bf16, a kernel in fp32 arithmetic otherwise.",
+    {"in use", "The op of lib/ops/cuda: here a kernel in fp32 arithmetic; in pages.cu, on tensor cores in bf16.",
      backward_in_use}};
 
-static void attention_page_open(OpStream *on) {
-    const char *missing = attention_open(on, (int *)page_alloc(sizeof(int)));
-    if (missing) fprintf(stderr, "note: the kernels for Hopper cannot run: %s\n", missing);
-    page_matmul_open(on);
-}
-
-PAGE_THAT_OPENS(attention_page_open, {&forward, forward_versions}, {&backward, backward_versions})
+PAGE_THAT_OPENS(page_rate_open, {&forward, forward_versions}, {&backward, backward_versions})

@@ -28,7 +28,18 @@ namespace rope_page {
 }
 namespace attention_page {
 #include "attention.cu"
+#ifdef PRECISION_BF16 // within attention.cu's namespace, which has the definition that all four include
+namespace mma {
+#include "attention_mma.cu"
 }
+namespace hopper_forward {
+#include "attention_hopper_forward.cu"
+}
+namespace hopper_backward {
+#include "attention_hopper_backward.cu"
+}
+#endif
+} // namespace attention_page
 namespace swiglu_page {
 #include "swiglu.cu"
 }
@@ -60,10 +71,28 @@ namespace adapter_merge_page {
 #include "adapter_merge.cu"
 }
 
-static void (*chosen_open[15])(OpStream *on); // of the chosen pages
+static void (*chosen_open[18])(OpStream *on); // of the chosen pages
 static void pages_open(OpStream *on) {
     for (auto open : chosen_open)
         if (open) open(on);
+}
+
+/* Adds an op to those that run. Where several pages are about one op, it has the first page's sizes and the versions of
+ * all of them, in order: the version in use is that of the first page, and the last. */
+static void choose(PageOp *chosen, int *count, const PageOp *page) {
+    static Version joined[32][PAGE_VERSIONS];
+    int i = 0, n = 0;
+    while (i < *count && strcmp(chosen[i].op->name, page->op->name)) i++;
+    if (i == *count) {
+        memcpy(joined[i], page->versions, sizeof joined[i]);
+        chosen[(*count)++] = {page->op, joined[i]};
+        return;
+    }
+    while (joined[i][n].run) n++;
+    const Version in_use = joined[i][--n];
+    for (const Version *v = page->versions; v->run; v++)
+        if (strncmp(v->name, "in use", 6)) joined[i][n++] = *v;
+    joined[i][n] = in_use;
 }
 
 int main(int argc, char **argv) {
@@ -76,6 +105,11 @@ int main(int argc, char **argv) {
                  {"linear", linear_page::ops, linear_page::opens},
                  {"rope", rope_page::ops, rope_page::opens},
                  {"attention", attention_page::ops, attention_page::opens},
+#ifdef PRECISION_BF16
+                 {"attention", attention_page::mma::ops, attention_page::mma::opens},
+                 {"attention", attention_page::hopper_forward::ops, attention_page::hopper_forward::opens},
+                 {"attention", attention_page::hopper_backward::ops, attention_page::hopper_backward::opens},
+#endif
                  {"swiglu", swiglu_page::ops, swiglu_page::opens},
                  {"cross_entropy", cross_entropy_page::ops, cross_entropy_page::opens},
                  {"tree_sum", tree_sum_page::ops, tree_sum_page::opens},
@@ -91,7 +125,7 @@ int main(int argc, char **argv) {
     for (const auto &page : pages) {
         if (argc < 2 || (strcmp(argv[1], "all") && strcmp(argv[1], page.name))) continue;
         chosen_open[&page - pages] = page.open;
-        for (const PageOp *op = page.ops; op->op; op++) chosen[count++] = *op;
+        for (const PageOp *op = page.ops; op->op; op++) choose(chosen, &count, op);
     }
     if (!count)
         user_error("%s: expected the name of a page (%s, …) or all", argc > 1 ? argv[1] : "nothing given",

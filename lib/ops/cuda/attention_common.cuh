@@ -1,5 +1,5 @@
-/* attention_common.cuh: what all attention kernels on NVIDIA GPUs share: PTX instructions, the arguments of a call,
- * which block computes which tile, the mask.
+/* attention_common.cuh: what all attention kernels on NVIDIA GPUs share: the arguments of a call, which block computes
+ * which tile, the mask.
  *
  * A tile is a number of consecutive queries (or keys) of one head, the work of one block.
  */
@@ -8,47 +8,8 @@
 #include "../ops_common.h" // defines: AttentionShape, query_position, first_query
 #include "vectors.cuh"     // defines: DEVICE, UNROLL, round_pair
 
-// ---------------------------------------------------------------------------
-// PTX instructions that C++ has no expression for
-
-#ifndef CUDA_ON_CPU // the emulator has functions of the same names
+#ifndef CUDA_ON_CPU // PTX instructions that C++ has no expression for; the emulator has functions of the same names
 DEVICE uint32_t ptx_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-/* Loads four blocks of 8 x 8 bf16 from shared memory into a warp's registers, in the layout of mma operands. Lanes 8 i
- * … 8 i + 7 pass the addresses of block i's rows, 16 bytes each. Lane l receives elements 2 (l % 4) and 2 (l % 4) + 1
- * of row l / 4 of each block; with _trans, of the transposed block. */
-DEVICE void ptx_ldmatrix_x4(uint32_t (&r)[4], const void *shared_row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(ptx_shared(shared_row))
-                 : "memory");
-}
-DEVICE void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(ptx_shared(shared_row))
-                 : "memory");
-}
-
-/* d (16, 8) += a (16, 16) b (16, 8), by a warp. Lane l has rows l / 4 and l / 4 + 8 of d, at columns 2 (l % 4) and
- * 2 (l % 4) + 1. */
-DEVICE void ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-        "%2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/* Starts a copy of 16 bytes from global to shared memory. If not `valid`, zeros are written and global is not read.
- * Copies are committed in groups; ptx_cp_async_wait<N> waits until at most N groups are in flight. */
-DEVICE void ptx_cp_async(void *shared, const void *global, bool valid) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(ptx_shared(shared)), "l"(global),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
-}
-DEVICE void ptx_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEVICE void ptx_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
 DEVICE float ptx_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -151,14 +112,15 @@ DEVICE int documents_meet(const int32_t *mine_doc, int mine, int mine_end, const
 }
 
 // ---------------------------------------------------------------------------
-// launches
+// the kernels for a size, the work space, launches
 
-#define ATTENTION_KERNEL(kernel, blocks, threads, bytes, a)                                                            \
-    do {                                                                                                               \
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),            \
-                   "shared memory for " #kernel);                                                                      \
-        KERNEL(on, kernel, (unsigned)(blocks), (unsigned)(threads), (size_t)(bytes), a);                              \
-    } while (0)
+typedef enum { ATTENTION_NONE, ATTENTION_PLAIN, ATTENTION_TENSOR_CORES } AttentionSupport;
+
+/* Which kernels compute heads of HD elements. */
+static AttentionSupport cuda_attention_support(int HD) {
+    if (HD < 1 || HD > 256) return ATTENTION_NONE;
+    return FLOATX == DTYPE_BF16 && (HD == 64 || HD == 128) ? ATTENTION_TENSOR_CORES : ATTENTION_PLAIN;
+}
 
 /* Rows of D, lse2 and dq_sums. */
 static int64_t attention_rows(const AttentionShape *s) {
@@ -168,5 +130,55 @@ static int64_t attention_rows(const AttentionShape *s) {
 static int64_t attention_blocks(const AttentionShape *s, int heads, int T, int tile) {
     return (int64_t)s->B * heads * ((T + tile - 1) / tile);
 }
+
+/* A block of backward has a tile of keys, and goes over all query heads that share them. Where that makes too few
+ * blocks, the heads are split into equal parts with a block each, whose dk and dv are then added in order. The number
+ * of parts decides bits, so it depends on the shape alone, and not on the GPU. */
+static int attention_parts(const AttentionShape *s) {
+    int group = s->NH / s->NKV, parts = 1;
+    int64_t blocks = s->B * s->NKV * blocks_of(s->Tk, ATTENTION_PAD);
+    if (cuda_attention_support(s->HD) != ATTENTION_TENSOR_CORES) return 1;
+    while (parts < group && (group % parts || blocks * parts < ATTENTION_BLOCKS)) parts++;
+    return parts;
+}
+
+/* Elements of part_sums. */
+static int64_t attention_part_sums(const AttentionShape *s, int parts) {
+    return parts > 1 ? parts * s->B * s->NKV * round_up(s->Tk, ATTENTION_PAD) * 2 * s->HD : 0;
+}
+
+static size_t cuda_attention_scratch(const OpStream *on, const AttentionShape *s, int backward) {
+    int sums = cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && !on->deterministic;
+    int64_t rows = attention_rows(s) * (2 + (sums ? s->HD : 0));
+    return backward ? (size_t)(rows + attention_part_sums(s, attention_parts(s))) * sizeof(float) : 0;
+}
+
+static AttentionCall attention_call(const AttentionShape *s, const floatX *q, const floatX *k, const floatX *v,
+                                    float *workspace) {
+    int64_t groups = (int64_t)s->B * s->NKV, bytes = (int64_t)s->Tk * s->HD * 2 * (int64_t)sizeof *k; // of K and V
+    AttentionCall a;
+    memset(&a, 0, sizeof a);
+    a.s = *s;
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.D = workspace;
+    a.lse2 = workspace + attention_rows(s);
+    a.parts = attention_parts(s);
+    a.part_sums = a.parts > 1 ? workspace + 2 * attention_rows(s) : NULL;
+    a.dq_sums = workspace + 2 * attention_rows(s) + attention_part_sums(s, a.parts);
+    a.padded = (int)round_up(s->Tq, ATTENTION_PAD);
+    a.section = (int)max_i64(1, min_i64(groups, ATTENTION_L2 / bytes));
+    a.scale = 1.0f / sqrtf((float)s->HD);
+    a.scale2 = a.scale * LOG2_E;
+    return a;
+}
+
+#define ATTENTION_KERNEL(kernel, blocks, threads, bytes, a)                                                            \
+    do {                                                                                                               \
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),            \
+                   "shared memory for " #kernel);                                                                      \
+        KERNEL(on, kernel, (unsigned)(blocks), (unsigned)(threads), (size_t)(bytes), a);                              \
+    } while (0)
 
 #endif

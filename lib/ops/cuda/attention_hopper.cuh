@@ -1,15 +1,13 @@
-/* attention_hopper.cuh: launches of the attention kernels for GPUs of compute capability 9.0 (H100, H200).
+/* attention_hopper.cuh: whether the attention kernels for GPUs of compute capability 9.0 (H100, H200) can run, and the
+ * tensor maps by which they load and store.
  *
- * After FlashAttention-3 (Shah et al. 2024). A block has two consumer warpgroups, which compute by wgmma, and one
- * producer warp, which loads tiles by TMA. They synchronize by mbarriers: a stage of shared memory is full when its
- * bytes have arrived, and empty when all warps of the consumers have read it. The formulas are those of
- * attention_mma.cuh, whose mask and softmax these kernels use.
+ * The kernels are in attention_hopper_forward.cuh and attention_hopper_backward.cuh.
  */
 #ifndef CUDA_ATTENTION_HOPPER_CUH
 #define CUDA_ATTENTION_HOPPER_CUH
-#include "attention_hopper_backward.cuh" // defines: attention_backward_hopper, attention_backward_queries_hopper
-#include "attention_hopper_forward.cuh"  // defines: attention_forward_hopper
-#include <cudaTypedefs.h>                // defines: PFN_cuTensorMapEncodeTiled_v12000
+#include "attention_common.cuh" // defines: AttentionShape
+#include "hopper.cuh"           // defines: HOPPER_CODE, PANEL
+#include <cudaTypedefs.h>       // defines: PFN_cuTensorMapEncodeTiled_v12000
 #if !defined(CUDA_ON_CPU) && CUDART_VERSION < 12050
 #error "The CUDA build needs CUDA toolkit 12.5 or newer"
 #endif
@@ -47,64 +45,33 @@ static CUtensorMap hopper_map(const OpStream *on, const bf16 *x, const Attention
                     s->B, T, stride, heads, s->HD, (int)result);
     return map;
 }
-
-template <int HD> static void attention_hopper_forward_launch(OpStream *on, HopperCall *h) {
-    typedef HopperForward<HD> Z;
-    const AttentionCall *a = &h->call;
-    const AttentionShape *s = &a->s;
-    h->q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
-    h->k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
-    h->v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
-    h->out = hopper_map(on, a->out, s, s->Tq, s->NH, s->o_stride, 64);
-    int64_t tiles = attention_blocks(s, s->NH, s->Tq, Z::QUERIES);
-    int64_t most = on->multiprocessors - on->left_to_nccl;
-    ATTENTION_KERNEL(attention_forward_hopper<HD>, min_i64(tiles, most), HOPPER_THREADS, Z::BYTES, *h);
-}
-
-/* dk, dv, and dq in a fixed order of additions. */
-template <int HD> static void attention_hopper_backward_in_order(OpStream *on, HopperCall *h, int64_t blocks) {
-    typedef HopperQueries<HD> Z;
-    const AttentionCall *a = &h->call;
-    const AttentionShape *s = &a->s;
-    ATTENTION_KERNEL((attention_backward_hopper<HD, 0>), blocks, HOPPER_THREADS, HopperBackward<HD>::BYTES, *h);
-    h->q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
-    h->dout = hopper_map(on, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
-    h->k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
-    h->v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
-    h->dq = hopper_map(on, a->dq, s, s->Tq, s->NH, s->q_stride, 64);
-    ATTENTION_KERNEL(attention_backward_queries_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
-                     HOPPER_THREADS, Z::BYTES, *h);
-}
-
-template <int HD> static void attention_hopper_backward_launch(OpStream *on, HopperCall *h) {
-    typedef HopperBackward<HD> Z;
-    const AttentionCall *a = &h->call;
-    const AttentionShape *s = &a->s;
-    int64_t tiles = attention_blocks(s, s->NKV, s->Tk, Z::KEYS), blocks = tiles * a->parts;
-    h->q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
-    h->dout = hopper_map(on, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
-    h->k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
-    h->v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
-    h->dk = hopper_map(on, a->dk, s, s->Tk, s->NKV, s->k_stride, 64);
-    h->dv = hopper_map(on, a->dv, s, s->Tk, s->NKV, s->v_stride, 64);
-    if (a->dq_sums) {
-        ATTENTION_KERNEL((attention_backward_hopper<HD, 1>), blocks, HOPPER_THREADS, Z::BYTES, *h);
-        ATTENTION_KERNEL(attention_backward_round_dq_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
-                         128 * HOPPER_CONSUMERS, 0, *a);
-    } else {
-        attention_hopper_backward_in_order<HD>(on, h, blocks);
-    }
-    if (a->part_sums) ATTENTION_KERNEL((attention_backward_join<HD, Z::KEYS>), 2 * tiles, Z::KEYS, 0, *a);
-}
-
-/* Forward if the call has an output, otherwise backward, after attention_backward_prepare. */
-template <int HD> static void attention_hopper_launch(OpStream *on, const AttentionCall *a) {
-    HopperCall h;
-    memset((void *)&h, 0, sizeof h);
-    h.call = *a;
-    if (a->out) attention_hopper_forward_launch<HD>(on, &h);
-    else attention_hopper_backward_launch<HD>(on, &h);
-}
 #endif
+
+/* Chooses the kernels for compute capability 9.0 where they can run. Returns what keeps them from running on such a
+ * GPU, in words; otherwise NULL. `scratch`: 4 bytes of the GPU's memory. */
+static const char *attention_open(OpStream *on, int *scratch) {
+#ifdef PRECISION_BF16
+    int gpu = 0, major = 0, minor = 0, has_code = 0;
+    const char *what = "asking for the GPU's compute capability";
+    on->encode_tensor_map = NULL;
+    on->hopper_attention = 0;
+    cuda_check(cudaGetDevice(&gpu), what);
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu), what);
+    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu), what);
+    if (major != 9 || minor != 0) return NULL;
+    KERNEL(on, hopper_code_kernel, 1, 1, 0, scratch);
+    cuda_check(cudaMemcpyAsync(&has_code, scratch, sizeof has_code, cudaMemcpyDeviceToHost, on->stream), what);
+    cuda_check(cudaStreamSynchronize(on->stream), what);
+    if (!has_code) return "this program was not compiled for sm_90a: build with make CUDA=1";
+    on->encode_tensor_map = (void *)hopper_map_encoder();
+    if (!on->encode_tensor_map)
+        return "the NVIDIA driver has no tensor maps (cuTensorMapEncodeTiled): install one for CUDA 12 or newer";
+    on->hopper_attention = 1;
+#else
+    (void)on;
+    (void)scratch;
+#endif
+    return NULL;
+}
 
 #endif

@@ -5,7 +5,9 @@
  */
 #ifndef CUDA_ATTENTION_HOPPER_BACKWARD_CUH
 #define CUDA_ATTENTION_HOPPER_BACKWARD_CUH
-#include "attention_hopper_forward.cuh" // defines: ForwardTile, forward_tile
+#include "attention_hopper_common.cuh" // defines: HopperCall, ForwardTile, wgmma_scores, wgmma_weighted
+#include "attention_prepare.cuh"       // defines: attention_backward_prepare
+#include "attention_sums.cuh"          // defines: dq_add, dq_get, attention_backward_join
 
 #ifdef PRECISION_BF16
 // ---------------------------------------------------------------------------
@@ -341,6 +343,48 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     hopper_write<HD>(&h.dq, my_dq, Z::QUERIES, w, g, tile.place.h, t, tile.place.b);
     if (threadIdx.x % 128 == 0) ptx_tma_store_wait_read<0>();
 #endif
+}
+
+// ---------------------------------------------------------------------------
+// launches
+
+/* dk, dv, and dq in a fixed order of additions. */
+template <int HD> static void attention_backward_hopper_in_order(OpStream *on, HopperCall *h, int64_t blocks) {
+    typedef HopperQueries<HD> Z;
+    const AttentionCall *a = &h->call;
+    const AttentionShape *s = &a->s;
+    ATTENTION_KERNEL((attention_backward_hopper<HD, 0>), blocks, HOPPER_THREADS, HopperBackward<HD>::BYTES, *h);
+    h->q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
+    h->dout = hopper_map(on, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
+    h->k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
+    h->v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
+    h->dq = hopper_map(on, a->dq, s, s->Tq, s->NH, s->q_stride, 64);
+    ATTENTION_KERNEL(attention_backward_queries_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
+                     HOPPER_THREADS, Z::BYTES, *h);
+}
+
+template <int HD> static void attention_backward_hopper_launch(OpStream *on, const AttentionCall *a) {
+    typedef HopperBackward<HD> Z;
+    const AttentionShape *s = &a->s;
+    HopperCall h;
+    memset((void *)&h, 0, sizeof h);
+    h.call = *a;
+    ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(s) / ATTENTION_PAD, 256, 0, *a);
+    int64_t tiles = attention_blocks(s, s->NKV, s->Tk, Z::KEYS), blocks = tiles * a->parts;
+    h.q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
+    h.dout = hopper_map(on, a->dout, s, s->Tq, s->NH, s->o_stride, Z::QUERIES);
+    h.k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
+    h.v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
+    h.dk = hopper_map(on, a->dk, s, s->Tk, s->NKV, s->k_stride, 64);
+    h.dv = hopper_map(on, a->dv, s, s->Tk, s->NKV, s->v_stride, 64);
+    if (a->dq_sums) {
+        ATTENTION_KERNEL((attention_backward_hopper<HD, 1>), blocks, HOPPER_THREADS, Z::BYTES, h);
+        ATTENTION_KERNEL(attention_backward_round_dq_hopper<HD>, attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
+                         128 * HOPPER_CONSUMERS, 0, *a);
+    } else {
+        attention_backward_hopper_in_order<HD>(on, &h, blocks);
+    }
+    if (a->part_sums) ATTENTION_KERNEL((attention_backward_join<HD, Z::KEYS>), 2 * tiles, Z::KEYS, 0, *a);
 }
 #endif
 

@@ -1,10 +1,15 @@
 /* attention_hopper_common.cuh: what the attention kernels for GPUs of compute capability 9.0 share: the pipeline
  * between a block's producer warp and consumer warpgroups, and tiles and matmuls of a warpgroup.
+ *
+ * After FlashAttention-3 (Shah et al. 2024). A block has two consumer warpgroups, which compute by wgmma, and one
+ * producer warp, which loads tiles by TMA. They synchronize by mbarriers: a stage of shared memory is full when its
+ * bytes have arrived, and empty when all warps of the consumers have read it.
  */
 #ifndef CUDA_ATTENTION_HOPPER_COMMON_CUH
 #define CUDA_ATTENTION_HOPPER_COMMON_CUH
-#include "attention_mma.cuh" // defines: mma_mask, mma_pack, softmax_weights, forward_finish, dq_add
-#include "hopper.cuh"        // defines: ptx_wgmma, ptx_tma_load, ptx_mbarrier_wait, wgmma_descriptor
+#include "attention_fragments.cuh" // defines: fill, mma_mask, mma_pack, opaque_lane
+#include "attention_hopper.cuh"    // defines: hopper_map
+#include "hopper.cuh"              // defines: ptx_wgmma, ptx_tma_load, ptx_mbarrier_wait, wgmma_descriptor
 
 #ifdef PRECISION_BF16
 enum {
@@ -115,6 +120,46 @@ DEVICE void hopper_write(const CUtensorMap *map, bf16 *tile, int rows, const uin
     if (threadIdx.x % 128) return;
     UNROLL for (int d = 0; d < HD; d += PANEL) ptx_tma_store(map, tile + d * rows, d, head, t, b);
     ptx_tma_store_commit();
+}
+
+// ---------------------------------------------------------------------------
+// tiles of queries: of forward, and of dq in a fixed order of additions
+
+typedef struct {
+    HopperPipeline k, v;
+    uint64_t q_full, q_empty;
+} ForwardBarriers;
+
+DEVICE void forward_barriers_init(ForwardBarriers *barriers) {
+    pipeline_init(&barriers->k);
+    pipeline_init(&barriers->v);
+    ptx_mbarrier_init(&barriers->q_full, 1);
+    ptx_mbarrier_init(&barriers->q_empty, 4 * HOPPER_CONSUMERS);
+    ptx_mbarrier_init_fence();
+}
+
+/* A tile of queries: keys from first_key to end are those that some of them may see. */
+typedef struct {
+    AttentionPlace place;
+    int t0, first_key, end;
+} ForwardTile;
+
+/* The i-th tile of this block; keys are taken KEYS at a time. The order of blocks is reversed in every second round, so
+ * that the block with the largest tile of one round gets the smallest of the next. Returns false if there is no i-th
+ * tile. */
+template <int KEYS> DEVICE bool forward_tile(ForwardTile *tile, const AttentionCall &a, int i) {
+    enum { QUERIES = 64 * HOPPER_CONSUMERS };
+    const AttentionShape &s = a.s;
+    const int tiles = (s.Tq + QUERIES - 1) / QUERIES, blocks = (int)gridDim.x;
+    const int number = i * blocks + (i % 2 ? blocks - 1 - (int)blockIdx.x : (int)blockIdx.x);
+    if (number >= s.B * s.NH * tiles) return false;
+    tile->place = attention_place(a, number, tiles, s.NH / s.NKV);
+    const AttentionShape x = sequence_of(s, tile->place.b);
+    const int t0 = (tiles - 1 - tile->place.order) * QUERIES, last = min(t0 + QUERIES, s.Tq);
+    tile->t0 = t0;
+    tile->end = seen_by(x, last - 1);
+    tile->first_key = documents_meet(x.q_doc, t0, last, x.k_doc, 0, tile->end) / KEYS * KEYS;
+    return true;
 }
 #endif
 

@@ -7,7 +7,8 @@
  */
 #ifndef CUDA_ATTENTION_HOPPER_FORWARD_CUH
 #define CUDA_ATTENTION_HOPPER_FORWARD_CUH
-#include "attention_hopper_common.cuh" // defines: HopperCall, HopperPipeline, wgmma_scores, wgmma_weighted
+#include "attention_hopper_common.cuh" // defines: HopperCall, ForwardTile, wgmma_scores, wgmma_weighted
+#include "attention_softmax.cuh"       // defines: softmax_weights, rescale_rows, forward_finish
 
 #ifdef PRECISION_BF16
 template <int HD> struct HopperForward {
@@ -16,43 +17,6 @@ template <int HD> struct HopperForward {
     static constexpr int OUT = V + HOPPER_STAGES * KEYS * HD,
                          BYTES = (OUT + QUERIES * HD) * (int)sizeof(bf16) + PANEL_SLACK;
 };
-
-typedef struct {
-    HopperPipeline k, v;
-    uint64_t q_full, q_empty;
-} ForwardBarriers;
-
-DEVICE void forward_barriers_init(ForwardBarriers *barriers) {
-    pipeline_init(&barriers->k);
-    pipeline_init(&barriers->v);
-    ptx_mbarrier_init(&barriers->q_full, 1);
-    ptx_mbarrier_init(&barriers->q_empty, 4 * HOPPER_CONSUMERS);
-    ptx_mbarrier_init_fence();
-}
-
-/* A tile of queries: keys from first_key to end are those that some of them may see. */
-typedef struct {
-    AttentionPlace place;
-    int t0, first_key, end;
-} ForwardTile;
-
-/* The i-th tile of this block; keys are taken KEYS at a time. The order of blocks is reversed in every second round, so
- * that the block with the largest tile of one round gets the smallest of the next. Returns false if there is no i-th
- * tile. */
-template <int KEYS> DEVICE bool forward_tile(ForwardTile *tile, const AttentionCall &a, int i) {
-    enum { QUERIES = 64 * HOPPER_CONSUMERS };
-    const AttentionShape &s = a.s;
-    const int tiles = (s.Tq + QUERIES - 1) / QUERIES, blocks = (int)gridDim.x;
-    const int number = i * blocks + (i % 2 ? blocks - 1 - (int)blockIdx.x : (int)blockIdx.x);
-    if (number >= s.B * s.NH * tiles) return false;
-    tile->place = attention_place(a, number, tiles, s.NH / s.NKV);
-    const AttentionShape x = sequence_of(s, tile->place.b);
-    const int t0 = (tiles - 1 - tile->place.order) * QUERIES, last = min(t0 + QUERIES, s.Tq);
-    tile->t0 = t0;
-    tile->end = seen_by(x, last - 1);
-    tile->first_key = documents_meet(x.q_doc, t0, last, x.k_doc, 0, tile->end) / KEYS * KEYS;
-    return true;
-}
 
 /* Starts loading a tile of queries and all keys and values that it needs, in the order in which they are used: the n-th
  * keys and values on, the q-th queries. One thread. Returns the next n. */
@@ -194,6 +158,21 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
         forward_consume<HD>(h, tiles, barriers, group - 1);
     }
 #endif
+}
+
+template <int HD> static void attention_forward_hopper_launch(OpStream *on, const AttentionCall *a) {
+    typedef HopperForward<HD> Z;
+    const AttentionShape *s = &a->s;
+    HopperCall h;
+    memset((void *)&h, 0, sizeof h);
+    h.call = *a;
+    h.q = hopper_map(on, a->q, s, s->Tq, s->NH, s->q_stride, Z::QUERIES);
+    h.k = hopper_map(on, a->k, s, s->Tk, s->NKV, s->k_stride, Z::KEYS);
+    h.v = hopper_map(on, a->v, s, s->Tk, s->NKV, s->v_stride, Z::KEYS);
+    h.out = hopper_map(on, a->out, s, s->Tq, s->NH, s->o_stride, 64);
+    int64_t tiles = attention_blocks(s, s->NH, s->Tq, Z::QUERIES);
+    int64_t most = on->multiprocessors - on->left_to_nccl;
+    ATTENTION_KERNEL(attention_forward_hopper<HD>, min_i64(tiles, most), HOPPER_THREADS, Z::BYTES, h);
 }
 #endif
 

@@ -6,35 +6,55 @@
  */
 #ifndef CUDA_ATTENTION_MMA_CUH
 #define CUDA_ATTENTION_MMA_CUH
-#include "attention_common.cuh" // defines: AttentionCall, attention_place
+#include "attention_fragments.cuh" // defines: mma_mask, mma_pack, mma_store, tile_store, swizzled
+#include "attention_prepare.cuh"   // defines: attention_backward_prepare
+#include "attention_softmax.cuh"   // defines: softmax_weights, rescale_rows, forward_finish
+#include "attention_sums.cuh"      // defines: dq_add, dq_get, attention_backward_join
 
 #ifdef PRECISION_BF16
 // ---------------------------------------------------------------------------
-// tiles for tensor cores
-//
-// A tile in shared memory is rows of W bf16, in pieces of 16 bytes. The pieces of a row are permuted (swizzled): those
-// of eight rows at the same column are in different banks, so neither ldmatrix nor stores of words have bank conflicts.
-//
-// Accumulators c[m][n] are 16 x 8 blocks of a matrix, in the layout of ptx_mma_bf16. Rounded to bf16 they are
-// w[m][n / 2], 16 x 16 blocks in the layout of mma's left operand: the result of one matmul enters the next without
-// leaving the registers.
+// PTX instructions, which GPUs have from compute capability 8.0 on
 
-/* These functions return values that the compiler cannot relate to earlier ones. Otherwise it would compute a loop's
- * addresses before the loop, or keep values through it, and run out of registers; so it recomputes them. */
-DEVICE unsigned opaque_thread() {
-    unsigned x = threadIdx.x;
-#ifdef __CUDA_ARCH__
-    asm volatile("" : "+r"(x));
+#ifndef CUDA_ON_CPU // the emulator has functions of the same names
+/* Loads four blocks of 8 x 8 bf16 from shared memory into a warp's registers, in the layout of mma operands. Lanes 8 i
+ * … 8 i + 7 pass the addresses of block i's rows, 16 bytes each. Lane l receives elements 2 (l % 4) and 2 (l % 4) + 1
+ * of row l / 4 of each block; with _trans, of the transposed block. */
+DEVICE void ptx_ldmatrix_x4(uint32_t (&r)[4], const void *shared_row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ptx_shared(shared_row))
+                 : "memory");
+}
+DEVICE void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ptx_shared(shared_row))
+                 : "memory");
+}
+
+/* d (16, 8) += a (16, 16) b (16, 8), by a warp. Lane l has rows l / 4 and l / 4 + 8 of d, at columns 2 (l % 4) and
+ * 2 (l % 4) + 1. */
+DEVICE void ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Starts a copy of 16 bytes from global to shared memory. If not `valid`, zeros are written and global is not read.
+ * Copies are committed in groups; ptx_cp_async_wait<N> waits until at most N groups are in flight. */
+DEVICE void ptx_cp_async(void *shared, const void *global, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(ptx_shared(shared)), "l"(global),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+DEVICE void ptx_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEVICE void ptx_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #endif
-    return x;
-}
-DEVICE int opaque_lane() { return (int)(opaque_thread() % 32); }
-DEVICE int opaque(int x) { return __shfl_sync(~0u, x, 0); } // x is the same on all lanes
 
-/* The offset of piece `piece` of a row in a tile. */
-template <int W> DEVICE int swizzled(int row, int piece) {
-    return row * W + (piece ^ (W == 32 ? row / 2 % 4 : row % 8)) * 8;
-}
+// ---------------------------------------------------------------------------
+// tiles and matmuls
+
 DEVICE const uint32_t (&half_of(const uint32_t (&r)[4], int i))[2] { return *(const uint32_t(*)[2])(r + 2 * i); }
 
 /* Starts copying `rows` rows of HD elements, `stride` apart, from global memory to a tile; zeros beyond `count` rows.
@@ -47,24 +67,6 @@ DEVICE void tile_load(bf16 *tile, const bf16 *from, int64_t stride, int rows, in
     const bf16 *at = from + row * stride + piece * 8;
     bf16 *to = tile + swizzled<HD>(row, piece); // the permutation repeats every eighth row
     UNROLL for (int i = 0; i < rows; i += threads / PIECES) ptx_cp_async(to + i * HD, at + i * stride, row + i < count);
-}
-
-/* The other direction: `rows` rows of a tile, of which `count` exist, to global memory. */
-template <int HD>
-DEVICE void tile_store(bf16 *to, int64_t stride, const bf16 *tile, int rows, int count, int thread, int threads) {
-    enum { PIECES = HD / 8 };
-    int piece = thread % PIECES;
-    UNROLL for (int row = thread / PIECES; row < rows; row += threads / PIECES) {
-        if (row >= count) continue;
-        *(uint4 *)(void *)(to + row * stride + piece * 8) =
-            *(const uint4 *)(const void *)(tile + swizzled<HD>(row, piece));
-    }
-}
-
-template <int M, int N> DEVICE void fill(float (&c)[M][N][4], float x) {
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int n = 0; n < N; n++)
-            UNROLL for (int e = 0; e < 4; e++) c[m][n][e] = x;
 }
 
 /* c (16 M, 8 N) = a (16 M, HD) b (8 N, HD)^T, both tiles: scores from queries and keys. */
@@ -100,120 +102,12 @@ DEVICE void mma_weighted(float (&c)[M][HD / 8][4], const uint32_t (&w)[M][K][4],
         }
 }
 
-/* w = c * scale, rounded to bf16. */
-template <int M, int N> DEVICE void mma_pack(uint32_t (&w)[M][N / 2][4], const float (&c)[M][N][4], float scale) {
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int n = 0; n < N; n++)
-            UNROLL for (int half = 0; half < 2; half++)
-                w[m][n / 2][n % 2 * 2 + half] = round_pair(c[m][n][2 * half] * scale, c[m][n][2 * half + 1] * scale);
-}
-
-/* The address of this lane's word w[m][n / 2][n % 2 * 2 + half] in a tile, with at = mma_lane<W>(). */
-template <int W> DEVICE int mma_lane() {
-    int lane = opaque_lane();
-    return swizzled<W>(lane / 4, 0) + lane % 4 * 2;
-}
-template <int W> DEVICE uint32_t *mma_word(bf16 *tile, int at, int m, int n, int half) {
-    return (uint32_t *)(void *)(tile + (m * 16 + half * 8) * W + (at ^ n * 8));
-}
-
-/* Stores w to a tile, beginning with column 8 * column. */
-template <int W, int M, int K>
-DEVICE void mma_store(bf16 *tile, const uint32_t (&w)[M][K][4], int column = 0) {
-    int at = mma_lane<W>() ^ column * 8;
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int i = 0; i < K * 4; i++) *mma_word<W>(tile, at, m, i / 2, i % 2) = w[m][i / 4][i % 4];
-}
-
-/* Masks scores: -infinity where the query does not see the key. Queries begin with t, keys with j; the rows of c are
- * queries or, with KEYS_ARE_ROWS, keys. */
-template <int KEYS_ARE_ROWS, int M, int N>
-DEVICE void mma_mask(float (&c)[M][N][4], const AttentionShape &x, int t, int j) {
-    int lane = opaque_lane(), left = lane % 4 * 2; // this lane's first column
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int half = 0; half < 2; half++) {
-            int row = m * 16 + half * 8 + lane / 4;
-            int bound = INT32_MAX; // the first column that is a masked key, or the first that is not a masked query
-            if (!KEYS_ARE_ROWS) bound = min(x.Tk, query_position(&x, t + row) + 1) - j;
-            else if (j + row < x.Tk) bound = first_query(&x, j + row) - t;
-            bound -= left;
-            UNROLL for (int n = 0; n < N; n++)
-                UNROLL for (int e = 0; e < 2; e++)
-                    if (KEYS_ARE_ROWS ? n * 8 + e < bound : n * 8 + e >= bound) c[m][n][2 * half + e] = -INFINITY;
-            if (!x.q_doc) continue;
-            const int32_t *columns = (KEYS_ARE_ROWS ? x.q_doc + t : x.k_doc + j) + left;
-            int count = (KEYS_ARE_ROWS ? x.Tq - t : x.Tk - j) - left;
-            int doc = KEYS_ARE_ROWS ? x.k_doc[min(j + row, x.Tk - 1)] : x.q_doc[min(t + row, x.Tq - 1)];
-            UNROLL for (int n = 0; n < N; n++)
-                UNROLL for (int e = 0; e < 2; e++)
-                    if (n * 8 + e < count && columns[n * 8 + e] != doc) c[m][n][2 * half + e] = -INFINITY;
-        }
-}
-
 // ---------------------------------------------------------------------------
 // forward
 //
 // A block has 128 queries of one head, each of its four warps 32 of them: Q is in shared memory, O in registers. K and
 // V go through one tile each: V arrives while Q K^T is computed, the next K during the softmax and P V. All warps read
 // each tile of keys: 8 HD FLOPs for each byte that a warp reads.
-
-/* The online softmax of a tile of scores, in powers of two: c becomes exp2(c scale - base). base is the row's largest
- * score at the time it was last changed. It changes only when a score exceeds it by 8, since P up to 2^8 is as
- * accurate; so the output is rarely rescaled. Returns whether a row of this lane has to be, by `rescale`. `sum` is of
- * this lane's columns only. */
-template <int M, int N>
-DEVICE bool softmax_weights(float (&c)[M][N][4], float (&rescale)[M][2], float (&base)[M][2], float (&sum)[M][2],
-                            float scale) {
-    bool any = false;
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int half = 0; half < 2; half++) {
-            float top = -INFINITY;
-            UNROLL for (int n = 0; n < N; n++) top = fmaxf(top, fmaxf(c[m][n][2 * half], c[m][n][2 * half + 1]));
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1)); // four lanes have the row's columns
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale;
-            bool moves = top > base[m][half] + 8;
-            rescale[m][half] = moves ? ptx_exp2(base[m][half] - top) : 1.0f; // 0 the first time
-            if (moves) base[m][half] = top;
-            any |= moves;
-            float from = base[m][half] == -INFINITY ? 0.0f : base[m][half]; // no key seen yet: exp2(-inf - 0) = 0
-            float total = 0;
-            UNROLL for (int n = 0; n < N; n++)
-                UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
-                    c[m][n][e] = ptx_exp2(fmaf(c[m][n][e], scale, -from));
-                    total += c[m][n][e];
-                }
-            sum[m][half] = fmaf(sum[m][half], rescale[m][half], total);
-        }
-    return any;
-}
-
-template <int M, int D> DEVICE void rescale_rows(float (&o)[M][D][4], const float (&rescale)[M][2]) {
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int n = 0; n < D; n++)
-            UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
-}
-
-/* Divides o by the row sums and stores lse; tw is the warp's first query. */
-template <int HD, int M>
-DEVICE void forward_finish(const AttentionCall &a, const AttentionPlace &p, int tw, int lane, float (&o)[M][HD / 8][4],
-                           const float (&base)[M][2], const float (&sum)[M][2]) {
-    const AttentionShape &s = a.s;
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int half = 0; half < 2; half++) {
-            float total = sum[m][half];
-            total += __shfl_xor_sync(~0u, total, 1);
-            total += __shfl_xor_sync(~0u, total, 2);
-            float inverse = total > 0 ? __fdividef(1.0f, total) : total; // no key seen: 0; NaN stays NaN
-            UNROLL for (int n = 0; n < HD / 8; n++) {
-                o[m][n][2 * half] *= inverse;
-                o[m][n][2 * half + 1] *= inverse;
-            }
-            int t = tw + m * 16 + half * 8 + lane / 4;
-            if (lane % 4 == 0 && t < s.Tq)
-                a.lse[((int64_t)p.b * s.NH + p.h) * s.Tq + t] =
-                    total == 0 ? -INFINITY : (base[m][half] + __log2f(total)) * LN_2;
-        }
-}
 
 template <int HD> static __global__ void __launch_bounds__(128, 2) attention_forward_mma(const AttentionCall a) {
     enum { QUERIES = 128, THREADS = 128, KEYS = 8192 / HD, N = KEYS / 8 };
@@ -281,28 +175,6 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
 // operand of the warps' own sums. P goes from the dV warps to the dK warps through shared memory, where dS then
 // replaces it. From dS all warps compute dQ, 32 x 32 elements each. Arithmetic overlaps: a step's dK is computed at the
 // start of the next step, while the dV warps take exponentials, and dV while the dK warps compute dS.
-
-/* dQ is summed over blocks in fp32 by atomic additions. A tile of these sums is stored as the warps hold it: the four
- * elements of lane after lane of a 16 x 8 block, and block after block. */
-DEVICE void dq_add(float *to, const float (&x)[4]) {
-    int lane = (int)threadIdx.x % 32;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * lane), "f"(x[0]), "f"(x[1]),
-                 "f"(x[2]), "f"(x[3])
-                 : "memory");
-#else
-    UNROLL for (int e = 0; e < 4; e++) atomicAdd(to + 32 * e + lane, x[e]); // adjacent lanes, adjacent addresses
-#endif
-}
-DEVICE void dq_get(const float *from, float (&x)[4]) {
-    int lane = (int)threadIdx.x % 32;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    load(x, from + 4 * lane);
-#else
-    UNROLL for (int e = 0; e < 4; e++) x[e] = from[32 * e + lane];
-#endif
-}
-enum { DQ_WARP = 32 * 32, DQ_BLOCK = 16 * 8 }; // a warp's elements of a tile of dQ, as [2][4] blocks of DQ_BLOCK
 
 /* Sizes, and the offsets of the tiles in a block's shared memory, in bf16 elements. Q and dO have two slots: one for
  * this step's rows, one for the previous or the next step's. */
@@ -479,30 +351,6 @@ static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(con
                    Z::THREADS);
 }
 
-/* dk or dv of a tile: the sum over the parts, in order, rounded. A block has as many warps as computed the tile. */
-template <int HD, int KEYS>
-static __global__ void __launch_bounds__(KEYS) attention_backward_join(const AttentionCall a) {
-    SHARED(bf16, tile, KEYS *HD);
-    const AttentionShape &s = a.s;
-    const int is_dk = (int)blockIdx.x % 2, tiles = (s.Tk + KEYS - 1) / KEYS, slice = (int)threadIdx.x / 32 * 32;
-    const int i = (int)blockIdx.x / 2, key = i % tiles * KEYS, kv = i / tiles % s.NKV, b = i / tiles / s.NKV;
-    const int64_t part_size = (int64_t)s.B * s.NKV * tiles * 2 * KEYS * HD;
-    const float *from = a.part_sums + (int64_t)blockIdx.x * KEYS * HD + slice * HD + (int)threadIdx.x % 32 * 4;
-    float sums[2][HD / 8][4], x[4];
-    uint32_t packed[2][HD / 16][4];
-    fill(sums, 0);
-    ROLLED for (int part = 0; part < a.parts; part++, from += part_size)
-        UNROLL for (int n = 0; n < HD / 4; n++) {
-            load(x, from + n * DQ_BLOCK);
-            UNROLL for (int e = 0; e < 4; e++) sums[n / (HD / 8)][n % (HD / 8)][e] += x[e];
-        }
-    mma_pack(packed, sums, is_dk ? a.scale : 1);
-    mma_store<HD>(tile + slice * HD, packed);
-    __syncthreads();
-    floatX *out = is_dk ? a.dk + ((int64_t)b * s.Tk + key) * s.k_stride : a.dv + ((int64_t)b * s.Tk + key) * s.v_stride;
-    tile_store<HD>(out + kv * HD, is_dk ? s.k_stride : s.v_stride, tile, KEYS, s.Tk - key, (int)threadIdx.x, KEYS);
-}
-
 /* dq = dq_sums / sqrt(HD), rounded. A block has a tile, with as many warps as computed it. */
 template <int HD, int KEYS>
 static __global__ void __launch_bounds__(2 * KEYS, 512 / KEYS) attention_backward_round_dq(const AttentionCall a) {
@@ -575,6 +423,34 @@ static __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma(
     __syncwarp();
     tile_store<HD>(a.dq + ((int64_t)opaque(p.b) * s.Tq + tw) * s.q_stride + opaque(p.h) * HD, s.q_stride, mine, 32,
                    s.Tq - tw, lane, 32);
+}
+// ---------------------------------------------------------------------------
+// launches
+
+template <int HD> static void attention_forward_mma_launch(OpStream *on, const AttentionCall *a) {
+    ATTENTION_KERNEL(attention_forward_mma<HD>, attention_blocks(&a->s, a->s.NH, a->s.Tq, 128), 128,
+                     (128 * HD + 2 * 8192) * sizeof(bf16), *a);
+}
+template <int HD, int KEYS> static void attention_backward_mma_by_tiles(OpStream *on, const AttentionCall *a) {
+    typedef Backward<HD, KEYS> Z;
+    const AttentionShape *s = &a->s;
+    int64_t tiles = attention_blocks(s, s->NKV, s->Tk, KEYS), blocks = tiles * a->parts;
+    if (a->dq_sums) {
+        ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 1>), blocks, Z::THREADS, Z::BYTES, *a);
+        ATTENTION_KERNEL((attention_backward_round_dq<HD, KEYS>), attention_blocks(s, s->NH, s->Tq, Z::QUERIES),
+                         Z::THREADS, 0, *a);
+    } else {
+        ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 0>), blocks, Z::THREADS, Z::BYTES, *a);
+        ATTENTION_KERNEL(attention_backward_queries_mma<HD>, attention_blocks(s, s->NH, s->Tq, 128), 128,
+                         (2 * 128 * HD + 2 * 4096) * sizeof(bf16), *a);
+    }
+    if (a->part_sums) ATTENTION_KERNEL((attention_backward_join<HD, KEYS>), 2 * tiles, KEYS, 0, *a);
+}
+/* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles. */
+template <int HD> static void attention_backward_mma_launch(OpStream *on, const AttentionCall *a) {
+    ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(&a->s) / ATTENTION_PAD, 256, 0, *a);
+    if (on->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_mma_by_tiles<HD, 128>(on, a);
+    else attention_backward_mma_by_tiles<HD, 64>(on, a);
 }
 #endif
 

@@ -5,7 +5,8 @@
  */
 #ifndef CUDA_ATTENTION_PLAIN_CUH
 #define CUDA_ATTENTION_PLAIN_CUH
-#include "attention_common.cuh" // defines: AttentionCall, attention_place, sees
+#include "attention_common.cuh"  // defines: AttentionCall, attention_place, sees
+#include "attention_prepare.cuh" // defines: attention_backward_prepare
 
 // ---------------------------------------------------------------------------
 // tiles
@@ -286,6 +287,31 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2) attention_backward_qu
     float scale[R];
     UNROLL for (int i = 0; i < R; i++) scale[i] = a.scale;
     plain_store<DIM>(a.dq + token * s.q_stride + p.h * s.HD, s.q_stride, dq, scale, s.Tq - t0, s.HD);
+}
+
+// ---------------------------------------------------------------------------
+// launches
+
+template <int DIM> static void attention_plain_launch(OpStream *on, const AttentionCall *a) {
+    typedef PlainSizes<DIM> Z;
+    const AttentionShape *s = &a->s;
+    if (a->out) {
+        ATTENTION_KERNEL(attention_forward_plain<DIM>, attention_blocks(s, s->NH, s->Tq, Z::FORWARD), PLAIN_THREADS,
+                         Z::FORWARD_BYTES, *a);
+        return;
+    }
+    ATTENTION_KERNEL(attention_backward_prepare<32>, attention_rows(s) / ATTENTION_PAD, 256, 0, *a);
+    ATTENTION_KERNEL(attention_backward_keys_plain<DIM>, attention_blocks(s, s->NKV, s->Tk, Z::BACKWARD), PLAIN_THREADS,
+                     Z::BACKWARD_BYTES, *a);
+    ATTENTION_KERNEL(attention_backward_queries_plain<DIM>, attention_blocks(s, s->NH, s->Tq, Z::BACKWARD),
+                     PLAIN_THREADS, Z::BACKWARD_BYTES, *a);
+}
+
+/* Forward if the call has an output, otherwise backward. */
+static void attention_plain(OpStream *on, const AttentionCall *a) {
+    if (a->s.HD <= 64) attention_plain_launch<64>(on, a);
+    else if (a->s.HD <= 128) attention_plain_launch<128>(on, a);
+    else attention_plain_launch<256>(on, a);
 }
 
 #endif

@@ -133,22 +133,16 @@ template <int R> DEVICE void ptx_wgmma_settle(uint32_t (&a)[R]) {
 #define WGMMA_32                                                                                                       \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define WGMMA_32_OPERANDS(c)                                                                                           \
-    c(d[0]), c(d[1]), c(d[2]), c(d[3]), c(d[4]), c(d[5]), c(d[6]), c(d[7]), c(d[8]), c(d[9]), c(d[10]), c(d[11]),      \
-        c(d[12]), c(d[13]), c(d[14]), c(d[15]), c(d[16]), c(d[17]), c(d[18]), c(d[19]), c(d[20]), c(d[21]), c(d[22]),  \
-        c(d[23]), c(d[24]), c(d[25]), c(d[26]), c(d[27]), c(d[28]), c(d[29]), c(d[30]), c(d[31])
+#define WGMMA_8(c, i)                                                                                                  \
+    c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
+#define WGMMA_32_OPERANDS(c) WGMMA_8(c, 0), WGMMA_8(c, 8), WGMMA_8(c, 16), WGMMA_8(c, 24)
 #define WGMMA_64                                                                                                       \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "                       \
     "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "                       \
     "%56, %57, %58, %59, %60, %61, %62, %63}"
 #define WGMMA_64_OPERANDS(c)                                                                                           \
-    c(d[0]), c(d[1]), c(d[2]), c(d[3]), c(d[4]), c(d[5]), c(d[6]), c(d[7]), c(d[8]), c(d[9]), c(d[10]), c(d[11]),      \
-        c(d[12]), c(d[13]), c(d[14]), c(d[15]), c(d[16]), c(d[17]), c(d[18]), c(d[19]), c(d[20]), c(d[21]), c(d[22]),  \
-        c(d[23]), c(d[24]), c(d[25]), c(d[26]), c(d[27]), c(d[28]), c(d[29]), c(d[30]), c(d[31]), c(d[32]), c(d[33]),  \
-        c(d[34]), c(d[35]), c(d[36]), c(d[37]), c(d[38]), c(d[39]), c(d[40]), c(d[41]), c(d[42]), c(d[43]), c(d[44]),  \
-        c(d[45]), c(d[46]), c(d[47]), c(d[48]), c(d[49]), c(d[50]), c(d[51]), c(d[52]), c(d[53]), c(d[54]), c(d[55]),  \
-        c(d[56]), c(d[57]), c(d[58]), c(d[59]), c(d[60]), c(d[61]), c(d[62]), c(d[63])
+    WGMMA_32_OPERANDS(c), WGMMA_8(c, 32), WGMMA_8(c, 40), WGMMA_8(c, 48), WGMMA_8(c, 56)
 /* d is "+f", read and written, or "=f", only written: then its former registers have no meaning to the compiler, which
  * would otherwise see them written by other instructions while earlier wgmma run, and run one wgmma after the other. */
 #define WGMMA_ASM(N, R, a, b, majors, p, d, ...)                                                                       \
@@ -192,6 +186,7 @@ DEVICE void ptx_wgmma(float (&d)[R] /* N / 2 */, const uint32_t (&a)[4], uint64_
 #undef WGMMA_32_OPERANDS
 #undef WGMMA_64
 #undef WGMMA_64_OPERANDS
+#undef WGMMA_8
 #endif
 
 // ---------------------------------------------------------------------------
