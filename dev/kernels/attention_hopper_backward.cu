@@ -7,22 +7,21 @@
  * with attention_backward.h attention_shape.h page.cuh page.h page_rate.cuh lib/device/kernel.h
  * lib/ops/cuda/attention_common.cuh lib/ops/cuda/attention_fragments.cuh lib/ops/cuda/attention_hopper.cuh
  * lib/ops/cuda/attention_hopper_backward.cuh lib/ops/cuda/attention_hopper_common.cuh
- * lib/ops/cuda/attention_prepare.cuh lib/ops/cuda/attention_sums.cuh lib/ops/cuda/hopper.cuh
- * lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
+ * lib/ops/cuda/attention_prepare.cuh lib/ops/cuda/hopper.cuh lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
 #define PRECISION_BF16 1 // as -DPRECISION_BF16 does
 #include "../../lib/ops/cuda/attention_hopper_backward.cuh"
 #include "attention_backward.h" // defines: backward_case, backward_prepare, backward_definition
 #include "page_rate.cuh"        // defines: page_rate_open
 
 /* out and lse, which backward reads, simply: a warp per query of a head, with HD / 32 elements in each lane. */
-static __global__ void __launch_bounds__(256) out_and_lse_kernel(floatX *out, float *lse, const floatX *q,
-                                                                 const floatX *k, const floatX *v, AttentionShape s) {
+static __global__ void __launch_bounds__(256)
+    out_and_lse_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s) {
     int64_t row = thread_number() / WARP, h = row % s.NH, t = row / s.NH % s.Tq, b = row / s.NH / s.Tq;
-    int lane = (int)threadIdx.x % WARP, count = s.HD / WARP;
+    int64_t lane = threadIdx.x % WARP, at = q_at(&s, b, t, h) + lane, count = s.HD / WARP;
     float o[4] = {}, max = -INFINITY, sum = 0; // heads of up to 128 elements
     if (b >= s.B) return;
     for (int64_t j = 0; j < keys_seen(&s, t); j++) {
-        int64_t at = q_at(&s, b, t, h) + lane, key = k_at(&s, b, j, h) + lane;
+        int64_t key = k_at(&s, b, j, h) + lane;
         float dot = 0, before = max;
         for (int i = 0; i < count; i++) dot += to_float(q[at + i * WARP]) * to_float(k[key + i * WARP]);
         float score = warp_sum(dot) / sqrtf((float)s.HD);
@@ -31,8 +30,7 @@ static __global__ void __launch_bounds__(256) out_and_lse_kernel(floatX *out, fl
         sum = sum * rescale + p;
         for (int i = 0; i < count; i++) o[i] = o[i] * rescale + p * to_float(v[key + i * WARP]);
     }
-    for (int i = 0; i < count; i++)
-        out[q_at(&s, b, t, h) + lane + i * WARP] = from_float(sum > 0 ? o[i] / sum : 0);
+    for (int i = 0; i < count; i++) out[at + i * WARP] = from_float(sum > 0 ? o[i] / sum : 0);
     if (lane == 0) lse[l_at(&s, b, t, h)] = max + logf(sum);
 }
 static void compute_out_and_lse(Case *c) {

@@ -7,8 +7,8 @@
  *   nvcc -O3 -std=c++20 -ftz=true -arch=sm_90a -DUSE_CUDA -Xcompiler -fopenmp attention_hopper_forward.cu -lcublasLt
  * with attention_forward.h attention_shape.h page.cuh page.h page_rate.cuh lib/device/kernel.h
  * lib/ops/cuda/attention_common.cuh lib/ops/cuda/attention_fragments.cuh lib/ops/cuda/attention_hopper.cuh
- * lib/ops/cuda/attention_hopper_common.cuh lib/ops/cuda/attention_hopper_forward.cuh
- * lib/ops/cuda/attention_softmax.cuh lib/ops/cuda/hopper.cuh lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
+ * lib/ops/cuda/attention_hopper_common.cuh lib/ops/cuda/attention_hopper_forward.cuh lib/ops/cuda/attention_softmax.cuh
+ * lib/ops/cuda/hopper.cuh lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
 #define PRECISION_BF16 1 // as -DPRECISION_BF16 does
 #include "../../lib/ops/cuda/attention_hopper_forward.cuh"
 #include "attention_forward.h" // defines: forward_case, forward_definition

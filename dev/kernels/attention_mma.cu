@@ -8,8 +8,8 @@
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp attention_mma.cu -lcublasLt
  * with attention_backward.h attention_forward.h attention_shape.h page.cuh page.h page_rate.cuh lib/device/kernel.h
  * lib/ops/cuda/attention_common.cuh lib/ops/cuda/attention_fragments.cuh lib/ops/cuda/attention_mma.cuh
- * lib/ops/cuda/attention_prepare.cuh lib/ops/cuda/attention_softmax.cuh lib/ops/cuda/attention_sums.cuh
- * lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
+ * lib/ops/cuda/attention_prepare.cuh lib/ops/cuda/attention_softmax.cuh lib/ops/cuda/vectors.cuh
+ * lib/ops/ops_common.h */
 #define PRECISION_BF16 1 // as -DPRECISION_BF16 does
 #include "../../lib/ops/cuda/attention_mma.cuh"
 #include "attention_backward.h" // defines: backward_case, backward_prepare, backward_definition

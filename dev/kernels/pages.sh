@@ -41,12 +41,12 @@ if [ "$what" = table-cuda ]; then
 \`make -C dev/kernels table-cuda\`; $gpu, $(date +%Y-%m-%d), commit $commit.
 
 Each table is one op in one precision, over sizes (8,192 tokens of a layer of Llama 3 1B or 8B, where the label does
-not say otherwise); the versions are those of the page \`dev/kernels/OP.cu\`, in its order. Versions take turns; before
-each call the L2 cache is flushed by reading, and the time is the GPU's own, between two events. The measured rates
-below each size are those of this GPU in the same run: what its bytes take at the rate of a large copy, or its matmuls
-at the rate of the fastest of cuBLASLt's matmuls with such shapes, whichever is longer; shares are of that. The error
-is ‖version − definition‖ / ‖definition‖, the largest over the outputs; the definition is in double precision and
-agrees with PyTorch's figures.
+not say otherwise); the versions are those of the page \`dev/kernels/OP.cu\`, in its order, and of attention those of
+its four pages. Versions take turns; before each call the L2 cache is flushed by reading, and the time is the GPU's own,
+between two events. The measured rates below each size are those of this GPU in the same run: what its bytes take at the
+rate of a large copy, or its matmuls at the rate of the fastest of cuBLASLt's matmuls with such shapes, whichever is
+longer; shares are of that. The error is ‖version − definition‖ / ‖definition‖, the largest over the outputs; the
+definition is in double precision and agrees with PyTorch's figures.
 TEXT
 else
     processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)

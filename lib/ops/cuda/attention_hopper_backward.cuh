@@ -7,7 +7,6 @@
 #define CUDA_ATTENTION_HOPPER_BACKWARD_CUH
 #include "attention_hopper_common.cuh" // defines: HopperCall, ForwardTile, wgmma_scores, wgmma_weighted
 #include "attention_prepare.cuh"       // defines: attention_backward_prepare
-#include "attention_sums.cuh"          // defines: dq_add, dq_get, attention_backward_join
 
 #ifdef PRECISION_BF16
 // ---------------------------------------------------------------------------

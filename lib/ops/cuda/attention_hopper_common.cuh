@@ -7,7 +7,7 @@
  */
 #ifndef CUDA_ATTENTION_HOPPER_COMMON_CUH
 #define CUDA_ATTENTION_HOPPER_COMMON_CUH
-#include "attention_fragments.cuh" // defines: fill, mma_mask, mma_pack, opaque_lane
+#include "attention_fragments.cuh" // defines: mma_mask, mma_pack, dq_add, attention_backward_join
 #include "attention_hopper.cuh"    // defines: hopper_map
 #include "hopper.cuh"              // defines: ptx_wgmma, ptx_tma_load, ptx_mbarrier_wait, wgmma_descriptor
 

@@ -6,10 +6,9 @@
  */
 #ifndef CUDA_ATTENTION_MMA_CUH
 #define CUDA_ATTENTION_MMA_CUH
-#include "attention_fragments.cuh" // defines: mma_mask, mma_pack, mma_store, tile_store, swizzled
+#include "attention_fragments.cuh" // defines: mma_mask, mma_pack, mma_store, dq_add, attention_backward_join
 #include "attention_prepare.cuh"   // defines: attention_backward_prepare
 #include "attention_softmax.cuh"   // defines: softmax_weights, rescale_rows, forward_finish
-#include "attention_sums.cuh"      // defines: dq_add, dq_get, attention_backward_join
 
 #ifdef PRECISION_BF16
 // ---------------------------------------------------------------------------

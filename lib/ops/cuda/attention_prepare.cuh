@@ -2,7 +2,6 @@
 #ifndef CUDA_ATTENTION_PREPARE_CUH
 #define CUDA_ATTENTION_PREPARE_CUH
 #include "attention_common.cuh" // defines: AttentionCall, ATTENTION_PAD
-#include "vectors.cuh"          // defines: Waiting, fetch, unpack, issue_loads
 
 /* Computes D and lse2 and zeroes dq_sums. A block has ATTENTION_PAD queries of a head; LANES threads share a row. HD /
  * 8 threads load 16 bytes each, AHEAD rows at a time; without vectors, a warp loads single elements. dq_sums is zeroed
