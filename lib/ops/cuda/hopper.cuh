@@ -131,24 +131,22 @@ template <int R> DEVICE void ptx_wgmma_settle(uint32_t (&a)[R]) {
 }
 
 #define WGMMA_32                                                                                                       \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                       \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_8(c, i)                                                                                                  \
     c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define WGMMA_32_OPERANDS(c) WGMMA_8(c, 0), WGMMA_8(c, 8), WGMMA_8(c, 16), WGMMA_8(c, 24)
 #define WGMMA_64                                                                                                       \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "                      \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "                       \
-    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "                       \
-    "%56, %57, %58, %59, %60, %61, %62, %63}"
+    WGMMA_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                      \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_64_OPERANDS(c)                                                                                           \
     WGMMA_32_OPERANDS(c), WGMMA_8(c, 32), WGMMA_8(c, 40), WGMMA_8(c, 48), WGMMA_8(c, 56)
 /* d is "+f", read and written, or "=f", only written: then its former registers have no meaning to the compiler, which
  * would otherwise see them written by other instructions while earlier wgmma run, and run one wgmma after the other. */
 #define WGMMA_ASM(N, R, a, b, majors, p, d, ...)                                                                       \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p ", 0;\n"                                                        \
-                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 " WGMMA_##R ", " a ", " b                    \
-                                                                                      ", p, 1, 1, " majors ";\n}"      \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 "                                            \
+                 "{" WGMMA_##R "}, " a ", " b ", p, 1, 1, " majors ";\n}"                                              \
                  : WGMMA_##R##_OPERANDS(d)                                                                             \
                  : __VA_ARGS__)
 
