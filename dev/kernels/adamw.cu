@@ -5,9 +5,8 @@
  * in double precision.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp adamw.cu -o adamw
- * with adamw.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
- * lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/flat_tensors.cuh"
+ * with adamw.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/adamw.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/adamw.cuh"
 #include "adamw.h"
 
 static __global__ void __launch_bounds__(256) decay_kernel(float *p, Factors f, int64_t count) {

@@ -4,9 +4,8 @@
  * threads of a warp touch adjacent elements of w and a.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp adapter_merge.cu -o adapter_merge
- * with adapter_merge.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
- * lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/flat_tensors.cuh"
+ * with adapter_merge.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/elementwise.cuh"
 #include "adapter_merge.h"
 
 // Thread o merges row o of w.

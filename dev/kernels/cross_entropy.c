@@ -81,7 +81,7 @@ static void loss_float(Case *c) {
 /* VL logits from i on; -infinity beyond the end of the row. */
 static inline vfloat logits_at(const floatX *logits, int64_t i, int64_t V) {
 #ifdef PRECISION_BF16
-    return load_fill_bf16(logits + i, V - i, -INFINITY);
+    return load_logits_bf16(logits + i, V - i);
 #else
     return load_fill(logits + i, V - i, -INFINITY);
 #endif

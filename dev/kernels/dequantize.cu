@@ -4,9 +4,8 @@
  * instructions may come between two loads.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp dequantize.cu -o dequantize
- * with dequantize.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
- * lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/flat_tensors.cuh"
+ * with dequantize.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/elementwise.cuh"
 #include "dequantize.h"
 
 // Thread i converts W bytes from i W on, read one by one.

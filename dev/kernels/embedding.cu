@@ -5,8 +5,8 @@
  * a row.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp embedding.cu -o embedding
- * with embedding.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/layers.cuh lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/layers.cuh"
+ * with embedding.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/embedding.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/embedding.cuh"
 #include "embedding.h"
 
 // ---------------------------------------------------------------------------

@@ -3,10 +3,15 @@
  *   pages NAME|all [options of a page: page.h]
  */
 #include "../../lib/ops/cuda/start.cuh" // all of lib/ops/cuda, outside of the namespaces
-#include "../../lib/ops/cuda/flat_tensors.cuh"
-#include "../../lib/ops/cuda/layers.cuh"
+#include "../../lib/ops/cuda/adamw.cuh"
+#include "../../lib/ops/cuda/elementwise.cuh"
+#include "../../lib/ops/cuda/embedding.cuh"
 #include "../../lib/ops/cuda/muon.cuh"
 #include "../../lib/ops/cuda/rmsnorm.cuh"
+#include "../../lib/ops/cuda/rope.cuh"
+#include "../../lib/ops/cuda/squared_norm.cuh"
+#include "../../lib/ops/cuda/swiglu.cuh"
+#include "../../lib/ops/cuda/tree_sum.cuh"
 #include "page.h"
 #include "page_matmul.cuh"
 #undef PAGE_THAT_OPENS

@@ -4,8 +4,8 @@
  * a token share, so they are read from the caches. What is left is to move the heads with wide loads and stores.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp rope.cu -o rope
- * with page.cuh page.h rope.h lib/device/kernel.h lib/ops/cuda/layers.cuh lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/layers.cuh"
+ * with page.cuh page.h rope.h lib/device/kernel.h lib/ops/cuda/rope.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/rope.cuh"
 #include "rope.h"
 
 static const double TURN = 6.283185307179586;

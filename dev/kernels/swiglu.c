@@ -4,8 +4,7 @@
  * the limit; with a vector of exponentials at a time, memory bandwidth nearly is.
  *
  *   cc -O3 -march=native -ffp-contract=fast -fno-math-errno -fopenmp swiglu.c -o swiglu -lm
- * with page.h page_cpu.h swiglu.h lib/device/kernel.h lib/ops/cpu/layers.h lib/ops/cpu/pairs.h
- * lib/ops/cpu/vectors.h */
+ * with page.h page_cpu.h swiglu.h lib/device/kernel.h lib/ops/cpu/layers.h lib/ops/cpu/pairs.h lib/ops/cpu/vectors.h */
 #include "../../lib/ops/cpu/layers.h"
 #include "swiglu.h"
 

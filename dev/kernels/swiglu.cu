@@ -5,8 +5,8 @@
  * about 2 MB requested at any time, 15 KB for each multiprocessor.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp swiglu.cu -o swiglu
- * with page.cuh page.h swiglu.h lib/device/kernel.h lib/ops/cuda/layers.cuh lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/layers.cuh"
+ * with page.cuh page.h swiglu.h lib/device/kernel.h lib/ops/cuda/swiglu.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/swiglu.cuh"
 #include "swiglu.h"
 
 // ---------------------------------------------------------------------------

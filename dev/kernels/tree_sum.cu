@@ -5,9 +5,8 @@
  * the kernel is compiled.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp tree_sum.cu -o tree_sum
- * with page.cuh page.h tree_sum.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat_tensors.cuh
- * lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/flat_tensors.cuh"
+ * with page.cuh page.h tree_sum.h lib/device/kernel.h lib/ops/cuda/tree_sum.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/tree_sum.cuh"
 #include "tree_sum.h"
 
 static __global__ void __launch_bounds__(256) add_kernel(float *a, const float *b, int64_t count) {

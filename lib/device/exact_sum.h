@@ -13,15 +13,12 @@ typedef struct {
 
 /* Splits x >= 0 into `low` units of digit i and `high` units of digit i + 1. Returns i, or -1 if x is not finite. */
 static inline BOTH int exact_digits(float x, uint64_t *low, uint64_t *high) {
-    union {
-        float f;
-        uint32_t u;
-    } v;
-    v.f = x;
-    int exponent = (int)(v.u >> 23 & 255);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int exponent = (int)(bits >> 23 & 255);
     int shift = exponent ? exponent - 1 : 0;
     uint32_t implicit_bit = exponent ? 0x800000u : 0;
-    uint64_t mantissa = (uint64_t)((v.u & 0x7FFFFF) | implicit_bit) << (shift % 32);
+    uint64_t mantissa = (uint64_t)((bits & 0x7FFFFF) | implicit_bit) << (shift % 32);
     *low = exponent == 255 ? 0 : (uint32_t)mantissa;
     *high = exponent == 255 ? 0 : mantissa >> 32;
     return exponent == 255 ? -1 : shift / 32;

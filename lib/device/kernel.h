@@ -54,26 +54,20 @@ static inline size_t dtype_size(Dtype d) {
 enum { INT8_BLOCK = 64 }; // int8 weights that share one fp32 scale
 
 static inline BOTH float bf16_to_float(bf16 x) {
-    union {
-        uint32_t u;
-        float f;
-    } v;
-    v.u = (uint32_t)x.bits << 16;
-    return v.f;
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
 }
 
 /* Rounds to nearest even; NaN stays NaN. */
 static inline BOTH bf16 float_to_bf16(float x) {
-    union {
-        float f;
-        uint32_t u;
-    } v;
-    v.f = x;
-    uint32_t rounded = (v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16;
-    uint32_t quiet_nan = (v.u >> 16) | 0x40u;
-    int is_nan = (v.u & 0x7FFFFFFFu) > 0x7F800000u;
-    bf16 r;
-    r.bits = (uint16_t)(is_nan ? quiet_nan : rounded);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t quiet_nan = (bits >> 16) | 0x40u;
+    int is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+    bf16 r = {(uint16_t)(is_nan ? quiet_nan : rounded)};
     return r;
 }
 

@@ -13,20 +13,6 @@ typedef struct {
     Dtype dtype;    // DTYPE_F32 or floatX; the gradient has the same
 } Logits;
 
-/* Elements from one row of floatX logits to the next. In bf16 the stride is a multiple of 8 elements, so that a GPU
- * can load 16 bytes at a time even if V is odd. */
-static inline int64_t logits_stride(int64_t V) {
-    return FLOATX == DTYPE_BF16 ? round_up(V, 16 / (int64_t)sizeof(bf16)) : V;
-}
-static inline Logits logits_x(floatX *data, int64_t V) {
-    Logits logits = {data, logits_stride(V), FLOATX};
-    return logits;
-}
-static inline Logits logits_fp32(float *data, int64_t V) {
-    Logits logits = {data, V, DTYPE_F32};
-    return logits;
-}
-
 // ---------------------------------------------------------------------------
 // a slice of the vocabulary: tensor parallelism gives each rank V consecutive tokens, beginning with `first`
 
@@ -43,17 +29,6 @@ typedef struct {
     float weight;
     float *losses; // (N) the z-loss of each row, 0 where the target is negative; NULL: there is no z-loss
 } ZLoss;
-
-static inline ZLoss no_z_loss(void) {
-    const ZLoss none = {0, NULL};
-    return none;
-}
-
-/* The z-losses of the rows from `first` on. */
-static inline ZLoss z_loss_from(ZLoss z, int first) {
-    if (z.losses) z.losses += first;
-    return z;
-}
 
 static inline BOTH float z_loss_value(ZLoss z, float log_z) { return z.weight * log_z * log_z; }
 

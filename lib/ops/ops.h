@@ -18,14 +18,19 @@
 #pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
 
 #ifdef USE_CUDA
+#include "cuda/adamw.cuh"         // defines: cuda_adamw
 #include "cuda/attention.cuh"     // defines: cuda_attention_forward, cuda_attention_backward
 #include "cuda/cross_entropy.cuh" // defines: cuda_cross_entropy and its two halves for vocabulary slices
-#include "cuda/flat_tensors.cuh"  // defines: cuda_tree_sum, cuda_squared_norm, cuda_adamw, …
-#include "cuda/layers.cuh"        // defines: cuda_embedding_*, cuda_residual_add, cuda_rope, cuda_swiglu_*
+#include "cuda/elementwise.cuh"   // defines: cuda_residual_add, cuda_cast_to_bf16, cuda_dequantize, cuda_scale, …
+#include "cuda/embedding.cuh"     // defines: cuda_embedding_forward, cuda_embedding_backward
 #include "cuda/matmul.cuh"        // defines: cuda_matmul
-#include "cuda/rmsnorm.cuh"       // defines: cuda_rmsnorm_forward, cuda_rmsnorm_backward
 #include "cuda/muon.cuh"          // defines: cuda_muon_momentum, cuda_normalize_matrix, …
+#include "cuda/rmsnorm.cuh"       // defines: cuda_rmsnorm_forward, cuda_rmsnorm_backward
+#include "cuda/rope.cuh"          // defines: cuda_rope
+#include "cuda/squared_norm.cuh"  // defines: cuda_squared_norm, cuda_exact_total
 #include "cuda/start.cuh"         // defines: cuda_ops_open, cuda_ops_close, cuda_require_head_size
+#include "cuda/swiglu.cuh"        // defines: cuda_swiglu_forward, cuda_swiglu_backward
+#include "cuda/tree_sum.cuh"      // defines: cuda_tree_sum, cuda_sum_pieces
 #else
 #include "cpu/attention.h"     // defines: cpu_attention_forward, cpu_attention_backward
 #include "cpu/cross_entropy.h" // defines: cpu_cross_entropy and its two halves for vocabulary slices
@@ -100,6 +105,20 @@ static void linear_forward(Device *dev, floatX *y, const floatX *x, const floatX
     Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = OC,
                 .c_float = FLOATX == DTYPE_F32, .accumulate = 0};
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
+}
+
+/* Elements from one row of floatX logits to the next. In bf16 the stride is a multiple of 8 elements, so that a GPU
+ * can load 16 bytes at a time even if V is odd. */
+static inline int64_t logits_stride(int64_t V) {
+    return FLOATX == DTYPE_BF16 ? round_up(V, 16 / (int64_t)sizeof(bf16)) : V;
+}
+static inline Logits logits_x(floatX *data, int64_t V) {
+    Logits logits = {data, logits_stride(V), FLOATX};
+    return logits;
+}
+static inline Logits logits_fp32(float *data, int64_t V) {
+    Logits logits = {data, V, DTYPE_F32};
+    return logits;
 }
 
 /* The head's linear layer: y (N, OC) are logits, fp32 or floatX (Logits in logits.h). */
@@ -315,6 +334,17 @@ static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, con
 
 // ---------------------------------------------------------------------------
 // cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored), with z-loss
+
+static inline ZLoss no_z_loss(void) {
+    const ZLoss none = {0, NULL};
+    return none;
+}
+
+/* The z-losses of the rows from `first` on. */
+static inline ZLoss z_loss_from(ZLoss z, int first) {
+    if (z.losses) z.losses += first;
+    return z;
+}
 
 /* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N). Losses are
  * computed in fp32 from the logits as they are stored. With want_grad the gradient of the sum of losses,

@@ -7,10 +7,16 @@
 #ifndef MINE_H
 #define MINE_H
 #ifdef USE_CUDA // the ops of all pages but linear and attention, which need a library or a choice of kernels
+#include "../../../lib/ops/cuda/adamw.cuh"
 #include "../../../lib/ops/cuda/cross_entropy.cuh"
-#include "../../../lib/ops/cuda/layers.cuh"
+#include "../../../lib/ops/cuda/elementwise.cuh"
+#include "../../../lib/ops/cuda/embedding.cuh"
 #include "../../../lib/ops/cuda/muon.cuh"
 #include "../../../lib/ops/cuda/rmsnorm.cuh"
+#include "../../../lib/ops/cuda/rope.cuh"
+#include "../../../lib/ops/cuda/squared_norm.cuh"
+#include "../../../lib/ops/cuda/swiglu.cuh"
+#include "../../../lib/ops/cuda/tree_sum.cuh"
 #else
 #include "../../../lib/ops/cpu/cross_entropy.h"
 #include "../../../lib/ops/cpu/flat_tensors.h"

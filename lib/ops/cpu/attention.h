@@ -177,7 +177,7 @@ static void operand_rows(float *out, const floatX *in, int64_t stride, int64_t c
 static inline __attribute__((always_inline)) void transpose(vfloat *x) {
 #pragma GCC unroll 4
     for (int h = 1; h < VL; h *= 2) {
-        const vint lane = LANE_NUMBERS, upper = lane + (((lane & h) != 0) & (VL - h)), lower = upper + h;
+        const vint lane = {LANE_NUMBERS}, upper = lane + (((lane & h) != 0) & (VL - h)), lower = upper + h;
 #pragma GCC unroll 16
         for (int i = 0; i < VL; i++)
             if (!(i & h)) {
@@ -278,7 +278,7 @@ static int64_t first_key(const Attention *a, int64_t group, int64_t r0, int64_t 
 static inline void mask_scores(const Attention *a, int64_t group, int64_t r, float *scores, int64_t k0, int64_t n) {
     const AttentionShape *s = a->s;
     int64_t visible = max_i64(0, min_i64(n, visible_keys(a, r) - k0));
-    const vint lane = LANE_NUMBERS;
+    const vint lane = {LANE_NUMBERS};
     for (int64_t j = visible / VL * VL; j < n; j += VL)
         vstore(scores + j, vselect(lane < (int32_t)(visible - j), vload(scores + j), vsplat(-INFINITY)));
     if (!s->q_doc || !visible) return;

@@ -8,7 +8,7 @@
 #ifndef CPU_CROSS_ENTROPY_H
 #define CPU_CROSS_ENTROPY_H
 #include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts, slice_row
-#include "vectors.h"   // defines: vfloat, load_fill, load_fill_bf16, store_float, vexp
+#include "vectors.h"   // defines: vfloat, load_fill, load_bf16, store_float, vexp
 #include <omp.h>
 
 enum {
@@ -39,10 +39,16 @@ static inline LogitRow logit_row(Logits logits, int64_t n, int64_t V) {
     LogitRow row = {data, V, FLOATX == DTYPE_F32 || logits.dtype == DTYPE_F32};
     return row;
 }
+/* n of VL bf16 logits; -infinity beyond them. */
+static inline vfloat load_logits_bf16(const bf16 *p, int64_t n) {
+    const vint lane = {LANE_NUMBERS};
+    vfloat x = load_bf16(p, n);
+    return WHOLE(n) ? x : vselect(lane < (int)n, x, vsplat(-INFINITY));
+}
 /* VL logits from i on; -infinity beyond the end of the row. */
 static inline vfloat load_logits(LogitRow row, int64_t i) {
     if (row.is_fp32) return load_fill((const float *)row.data + i, row.V - i, -INFINITY);
-    return load_fill_bf16((const bf16 *)row.data + i, row.V - i, -INFINITY);
+    return load_logits_bf16((const bf16 *)row.data + i, row.V - i);
 }
 static inline float logit_at(LogitRow row, int64_t i) {
     return row.is_fp32 ? ((const float *)row.data)[i] : bf16_to_float(((const bf16 *)row.data)[i]);
@@ -51,23 +57,8 @@ static inline void store_gradient(LogitRow row, int64_t i, vfloat gradient) {
     if (row.is_fp32) store_float((float *)row.data + i, gradient, row.V - i);
     else store_bf16((bf16 *)row.data + i, gradient, row.V - i);
 }
-static inline void set_gradient(LogitRow row, int64_t i, float gradient) {
-    if (row.is_fp32) ((float *)row.data)[i] = gradient;
-    else ((bf16 *)row.data)[i] = float_to_bf16(gradient);
-}
 static void zero_gradient(LogitRow row) {
     memset(row.data, 0, (size_t)row.V * (row.is_fp32 ? sizeof(float) : sizeof(bf16)));
-}
-
-/* The sum of exp(logit - base) over logits [begin, end). kept, if not NULL, receives the exponentials of the row. */
-static float exponentials_of_block(LogitRow row, float *kept, int64_t begin, int64_t end, float base) {
-    vfloat sum = vsplat(0);
-    for (int64_t i = begin; i < end; i += VL) {
-        vfloat e = vexp(load_logits(row, i) - base);
-        if (kept) store_float(kept + i, e, row.V - i);
-        sum += e;
-    }
-    return vsum(sum);
 }
 
 /* Returns the sum of exp(logit - largest logit) over a row, and the largest logit. With `kept`, which is then the row
@@ -79,12 +70,17 @@ static float exponentials_sum(LogitRow row, float *kept, float *largest_logit, f
     float max = -INFINITY, *sums = factors + loss_blocks(V);
     for (int64_t b = 0; b < blocks; b++) {
         int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
-        vfloat largest = vsplat(-INFINITY);
+        vfloat largest = vsplat(-INFINITY), sum = vsplat(0);
         for (int64_t i = begin; i < end; i += VL) largest = vmax(largest, load_logits(row, i));
         factors[b] = vmax_lane(largest);
         if (factors[b] > max) max = factors[b];
         float base = factors[b] == -INFINITY ? 0.0f : factors[b]; // all logits are -infinity: exp(-inf - 0) = 0
-        sums[b] = exponentials_of_block(row, kept, begin, end, base);
+        for (int64_t i = begin; i < end; i += VL) {
+            vfloat e = vexp(load_logits(row, i) - base);
+            if (kept) store_float(kept + i, e, row.V - i);
+            sum += e;
+        }
+        sums[b] = vsum(sum);
     }
     vfloat totals = vsplat(0);
     float base = max == -INFINITY ? 0.0f : max;
@@ -102,7 +98,8 @@ static float exponentials_sum(LogitRow row, float *kept, float *largest_logit, f
 static void loss_gradient(LogitRow row, int at, float max, float inverse) {
     float at_target = at < 0 ? 0 : exp_float(logit_at(row, at) - max) * inverse - 1.0f;
     for (int64_t i = 0; i < row.V; i += VL) store_gradient(row, i, vexp(load_logits(row, i) - max) * inverse);
-    if (at >= 0) set_gradient(row, at, at_target);
+    if (at >= 0 && row.is_fp32) ((float *)row.data)[at] = at_target;
+    if (at >= 0 && !row.is_fp32) ((bf16 *)row.data)[at] = float_to_bf16(at_target);
 }
 /* The gradient of an fp32 row from the exponentials that exponentials_sum left in it, and its blocks' factors. */
 static void loss_gradient_of_kept(LogitRow row, int at, float inverse, const float *factors) {

@@ -86,6 +86,15 @@ static void cpu_rope(OpStream *on, floatX *x, int64_t stride, const float *cos_s
 // ---------------------------------------------------------------------------
 // SwiGLU
 
+/* 1 / x within 1 ulp: an approximation and a Newton step take half the time of a division. */
+static inline vfloat vreciprocal(vfloat x) {
+#ifdef AVX512
+    vfloat y = _mm512_rcp14_ps(x);
+    return vfma(y, vfma(-x, y, vsplat(1)), y);
+#else
+    return 1.0f / x;
+#endif
+}
 static inline vfloat sigmoid(vfloat x) { return vreciprocal(1.0f + vexp(-x)); }
 
 static void cpu_swiglu_forward(OpStream *on, floatX *h, const floatX *gate_up, int N, int F) {

@@ -173,17 +173,6 @@ static inline vpair dot_step(const floatX *x, const floatX *w, int64_t n, vpair 
 #endif
 }
 
-static inline void few_rows_store(const Matmul *p, char *c, int64_t m, int64_t o, float sum) {
-    int64_t at = m * p->c_row + o;
-    if (p->c_float) {
-        float *to = (float *)(void *)c + at;
-        *to = p->accumulate ? *to + sum : sum;
-    } else {
-        floatX *to = (floatX *)(void *)c + at;
-        *to = from_float(p->accumulate ? to_float(*to) + sum : sum);
-    }
-}
-
 /* Outputs begin … end - 1 of all `rows` rows. One output at a time, so that a thread reads its weights as one stream:
  * four rows of weights side by side were read at half the speed. */
 static inline __attribute__((always_inline)) void few_rows_outputs(const Matmul *p, char *c, const floatX *a,
@@ -199,12 +188,14 @@ static inline __attribute__((always_inline)) void few_rows_outputs(const Matmul 
 #pragma GCC unroll 4
             for (int m = 0; m < rows; m++) sum[m] = dot_step(a + m * p->a_row + k, w + k, DOT_STEP, sum[m]);
         for (int m = 0; m < rows && k < p->K; m++) sum[m] = dot_step(a + m * p->a_row + k, w + k, p->K - k, sum[m]);
-        for (int m = 0; m < rows; m++) few_rows_store(p, c, m, o, vsum(sum[m].a + sum[m].b));
+        for (int m = 0; m < rows; m++) {
+            float total = vsum(sum[m].a + sum[m].b), *c_float = (float *)(void *)c + m * p->c_row + o;
+            floatX *c_x = (floatX *)(void *)c + m * p->c_row + o;
+            if (p->c_float) *c_float = p->accumulate ? *c_float + total : total;
+            else *c_x = from_float(p->accumulate ? to_float(*c_x) + total : total);
+        }
     }
 }
-
-/* Is this matmul a linear layer of few rows? The elements of a row and of an output's weights must be adjacent. */
-static inline int has_few_rows(const Matmul *p) { return p->M <= FEW_ROWS && p->a_col == 1 && p->b_row == 1; }
 
 static void few_rows_matmul(OpStream *on, const Matmul *p, char *c, const floatX *a, const floatX *b) {
     int threads = p->N * p->K < WORTH_THREADS ? 1 : on->threads;
@@ -330,7 +321,7 @@ static const char *onednn_open(const OpStream *on, MatmulCache *cache) {
 
 static void cpu_matmul(OpStream *on, const Matmul *p, void *c, const floatX *a, const floatX *b) {
     MatmulCache *cache = on->matmuls;
-    if (has_few_rows(p)) {
+    if (p->M <= FEW_ROWS && p->a_col == 1 && p->b_row == 1) { // rows and outputs' weights have adjacent elements
         few_rows_matmul(on, p, (char *)c, a, b);
         return;
     }

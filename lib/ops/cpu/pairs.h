@@ -42,6 +42,19 @@ static inline void store_some(float *p, vfloat x, int64_t n) {
     if (n > 0) store_float(p, x, n);
 }
 
+/* n of the 2 VL 16-bit elements that a vector of 32-bit lanes holds; the others are zero, and are not stored. */
+#ifdef AVX512
+TAIL vuint load_tail_bits(const void *p, int64_t n) { return (vuint)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
+TAIL void store_tail_bits(void *p, vuint bits, int64_t n) { _mm512_mask_storeu_epi16(p, (1u << n) - 1, (__m512i)bits); }
+#else
+TAIL vuint load_tail_bits(const void *p, int64_t n) {
+    vuint bits = ZERO;
+    memcpy(&bits, p, (size_t)n * 2);
+    return bits;
+}
+TAIL void store_tail_bits(void *p, vuint bits, int64_t n) { memcpy(p, &bits, (size_t)n * 2); }
+#endif
+
 #ifdef PRECISION_BF16
 /* Rounds both vectors and interleaves them: element 2 i is lane i of `even`, element 2 i + 1 lane i of `odd`. */
 static inline vuint vround_pair(vfloat even, vfloat odd) {
@@ -71,13 +84,13 @@ static inline vpair store_pair(floatX *p, vpair x, int64_t n) {
     return widen_pair(bits);
 }
 static inline vpair load_pair_float(const float *p, int64_t n) {
-    const vint lane = LANE_NUMBERS;
+    const vint lane = {LANE_NUMBERS};
     vfloat first = load_some(p, n), second = load_some(p + VL, n - VL);
     vpair x = {vpick(first, second, lane * 2), vpick(first, second, lane * 2 + 1)};
     return x;
 }
 static inline void store_pair_float(float *p, vpair x, int64_t n) {
-    const vint lane = LANE_NUMBERS;
+    const vint lane = {LANE_NUMBERS};
     const vint order = lane / 2 + (lane & 1) * (int)VL; // (int): cuda_bf16.h overloads * for an enumerator
     store_some(p, vpick(x.a, x.b, order), n);
     store_some(p + VL, vpick(x.a, x.b, order + VL / 2), n - VL);

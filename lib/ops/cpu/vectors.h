@@ -28,15 +28,13 @@
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define AVX512 1
 enum { VL = 16, MR = 8 }; // 32 registers
-#define LANE_NUMBERS                                                                                                   \
-    { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 }
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 #define NATIVE(op) _mm512_##op##_ps
 #define WIDEN(h) (vuint) _mm512_cvtepu16_epi32((__m256i)(h))
 #define NARROW(u) (vhalf) _mm512_cvtepi32_epi16((__m512i)(u))
 #elif defined(__AVX2__) && defined(__FMA__)
 enum { VL = 8, MR = 4 }; // 16 registers
-#define LANE_NUMBERS                                                                                                   \
-    { 0, 1, 2, 3, 4, 5, 6, 7 }
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7
 #define NATIVE(op) _mm256_##op##_ps
 #define WIDEN(h) (vuint) _mm256_cvtepu16_epi32((__m128i)(h))
 #define NARROW(u) /* packus works within each 128-bit half; the permutation brings the two results together */         \
@@ -51,14 +49,11 @@ enum { VL = PLANNED_VL, MR = PLANNED_MR };
 enum { VL = 4, MR = 4 };
 #endif
 #if defined(PLANNED_VL) && PLANNED_VL == 16
-#define LANE_NUMBERS                                                                                                   \
-    { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 }
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 #elif defined(PLANNED_VL) && PLANNED_VL == 8
-#define LANE_NUMBERS                                                                                                   \
-    { 0, 1, 2, 3, 4, 5, 6, 7 }
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7
 #else
-#define LANE_NUMBERS                                                                                                   \
-    { 0, 1, 2, 3 }
+#define LANE_NUMBERS 0, 1, 2, 3
 #endif
 #define WIDEN(h) __builtin_convertvector(h, vuint)
 #define NARROW(u) __builtin_convertvector(u, vhalf)
@@ -129,7 +124,7 @@ static inline vfloat vpick(vfloat a, vfloat b, vint lane) {
 
 /* Exchanges lanes whose numbers differ in the bit h only. */
 static inline vfloat vswap(vfloat x, int h) {
-    const vint lane = LANE_NUMBERS;
+    const vint lane = {LANE_NUMBERS};
     return vpick(x, x, lane ^ h);
 }
 
@@ -174,8 +169,6 @@ TAIL vfloat load_tail(const float *p, int64_t n, float fill) { return _mm512_mas
 TAIL void store_tail(float *p, vfloat x, int64_t n) { _mm512_mask_storeu_ps(p, LANES(n), x); }
 TAIL vhalf load_tail_half(const void *p, int64_t n) { return (vhalf)_mm256_maskz_loadu_epi16(LANES(n), p); }
 TAIL void store_tail_half(void *p, vhalf h, int64_t n) { _mm256_mask_storeu_epi16(p, LANES(n), (__m256i)h); }
-TAIL vuint load_tail_bits(const void *p, int64_t n) { return (vuint)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
-TAIL void store_tail_bits(void *p, vuint bits, int64_t n) { _mm512_mask_storeu_epi16(p, (1u << n) - 1, (__m512i)bits); }
 #else
 #define TAIL static __attribute__((noinline, cold, unused))
 TAIL vfloat load_tail(const float *p, int64_t n, float fill) {
@@ -190,12 +183,6 @@ TAIL vhalf load_tail_half(const void *p, int64_t n) {
     return h;
 }
 TAIL void store_tail_half(void *p, vhalf h, int64_t n) { memcpy(p, &h, (size_t)n * 2); }
-TAIL vuint load_tail_bits(const void *p, int64_t n) {
-    vuint bits = ZERO;
-    memcpy(&bits, p, (size_t)n * 2);
-    return bits;
-}
-TAIL void store_tail_bits(void *p, vuint bits, int64_t n) { memcpy(p, &bits, (size_t)n * 2); }
 #endif
 
 /* Lanes from n on hold `fill`. */
@@ -217,12 +204,6 @@ static inline vuint load_bits(const bf16 *p, int64_t n) {
     return WIDEN(h);
 }
 static inline vfloat load_bf16(const bf16 *p, int64_t n) { return (vfloat)(load_bits(p, n) << 16); }
-/* Lanes from n on hold `fill`. */
-static inline vfloat load_fill_bf16(const bf16 *p, int64_t n, float fill) {
-    const vint lane = LANE_NUMBERS;
-    vfloat x = load_bf16(p, n);
-    return WHOLE(n) ? x : vselect(lane < (int)n, x, vsplat(fill));
-}
 
 /* Rounds to the nearest bf16, ties to even, as float_to_bf16 does. The AVX512_BF16 instruction differs in one point: it
  * turns denormals into 0. */
@@ -272,15 +253,5 @@ static inline vfloat vexp(vfloat x) {
     return (vfloat)(~too_low & (vint)p);
 }
 static inline float exp_float(float x) { return vexp(vsplat(x))[0]; }
-
-/* 1 / x within 1 ulp: an approximation and a Newton step take half the time of a division. */
-static inline vfloat vreciprocal(vfloat x) {
-#ifdef AVX512
-    vfloat y = _mm512_rcp14_ps(x);
-    return vfma(y, vfma(-x, y, vsplat(1)), y);
-#else
-    return 1.0f / x;
-#endif
-}
 
 #endif

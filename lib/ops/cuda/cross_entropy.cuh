@@ -152,13 +152,11 @@ static int rows_in_vectors(Logits logits, int64_t V) {
     do {                                                                                                               \
         T *rows = (T *)(logits).data;                                                                                  \
         if (rows_in_vectors(logits, V)) {                                                                              \
-            const int W = wide;                                                                                        \
-            KERNEL(on, (kernel<wide, T>), grid, block, shared_bytes, __VA_ARGS__);                                    \
-            (void)W;                                                                                                   \
+            [[maybe_unused]] const int W = wide;                                                                       \
+            KERNEL(on, (kernel<wide, T>), grid, block, shared_bytes, __VA_ARGS__);                                     \
         } else {                                                                                                       \
-            const int W = 1;                                                                                           \
-            KERNEL(on, (kernel<1, T>), grid, block, shared_bytes, __VA_ARGS__);                                       \
-            (void)W;                                                                                                   \
+            [[maybe_unused]] const int W = 1;                                                                          \
+            KERNEL(on, (kernel<1, T>), grid, block, shared_bytes, __VA_ARGS__);                                        \
         }                                                                                                              \
     } while (0)
 #define KERNEL_OF_LOGITS(on, logits, V, ...)                                                                          \

@@ -6,7 +6,7 @@
  */
 #ifndef CUDA_MUON_CUH
 #define CUDA_MUON_CUH
-#include "flat_tensors.cuh" // defines: squared_norm_of
+#include "squared_norm.cuh" // defines: ExactSum, squared_norm_of
 #include "vectors.cuh"      // defines: load_some, store_some, filling_grid
 
 template <int W>

@@ -48,6 +48,34 @@ DEVICE uint32_t round_pair(float low, float high) {
 // The address is a multiple of the vector's bytes (of 16, if it is longer). W = 1 works at any address. ONCE marks data
 // that is not used again soon: it is evicted from the caches first.
 
+/* W elements in their format in memory: in bf16, data that waits for its use takes half the registers of W floats. */
+template <int W, class T = floatX> struct Waiting {
+    uint32_t words[W == 1 ? 1 : W * (int)sizeof(T) / 4]; // W = 1: the element as fp32
+};
+template <bool ONCE = false, int W, class T> DEVICE void fetch(Waiting<W, T> &v, const T *p) {
+    if constexpr (W == 1) {
+        v.words[0] = __float_as_uint(widen(*p));
+    } else if constexpr (sizeof v == sizeof(uint2)) {
+        uint2 x = ONCE ? __ldcs((const uint2 *)p) : *(const uint2 *)p;
+        memcpy(v.words, &x, sizeof x);
+    } else {
+        static_assert(sizeof v == sizeof(uint4), "1 element, 8 bytes or 16");
+        uint4 x = ONCE ? __ldcs((const uint4 *)p) : *(const uint4 *)p;
+        memcpy(v.words, &x, sizeof x);
+    }
+}
+/* A bf16 is the upper half of an fp32: a word of two is split by a shift and a mask. */
+template <int W, class T> DEVICE void unpack(float (&v)[W], const Waiting<W, T> &from) {
+    UNROLL for (int j = 0; j < W; j++) {
+        if (W == 1 || sizeof(T) == sizeof(float)) v[j] = __uint_as_float(from.words[j]);
+        else v[j] = __uint_as_float(j % 2 ? from.words[j / 2] & 0xFFFF0000u : from.words[j / 2] << 16);
+    }
+}
+template <bool ONCE = false, int W> DEVICE void load(float (&v)[W], const bf16 *p) {
+    Waiting<W, bf16> x;
+    fetch<ONCE>(x, p);
+    unpack(v, x);
+}
 template <bool ONCE = false, int W> DEVICE void load(float (&v)[W], const float *p) {
     if constexpr (W == 1) {
         v[0] = *p;
@@ -58,29 +86,10 @@ template <bool ONCE = false, int W> DEVICE void load(float (&v)[W], const float 
         }
     }
 }
-
-/* A bf16 is the upper half of an fp32: a word of two is split by a shift and a mask. */
-template <bool ONCE = false, int W> DEVICE void load(float (&v)[W], const bf16 *p) {
-    if constexpr (W == 1) {
-        v[0] = bf16_to_float(*p);
-    } else {
-        UNROLL for (int i = 0; i < W; i += 4) { // 8 elements at a time if W is a multiple of 8, otherwise 4
-            uint32_t u[4];
-            if (W % 8 == 0 && i % 8) continue;
-            if (W % 8 == 0) {
-                uint4 x = ONCE ? __ldcs((const uint4 *)(p + i)) : *(const uint4 *)(p + i);
-                memcpy(u, &x, sizeof x);
-            } else {
-                uint2 x = ONCE ? __ldcs((const uint2 *)(p + i)) : *(const uint2 *)(p + i);
-                memcpy(u, &x, sizeof x);
-            }
-            UNROLL for (int j = 0; j < (W % 8 ? 2 : 4); j++) {
-                v[i + 2 * j] = __uint_as_float(u[j] << 16);
-                v[i + 2 * j + 1] = __uint_as_float(u[j] & 0xFFFF0000u);
-            }
-        }
-    }
-}
+/* Loads that come before this call are issued before what follows it. Otherwise ptxas moves a load down to where its
+ * result is needed, and a thread waits for memory with nothing else under way. It moves no load over a warp barrier.
+ * dev/test/loads.py checks where loads are. */
+DEVICE void issue_loads() { __syncwarp(); }
 
 /* One store instruction. Left to itself, the compiler may split a vector into four. */
 #ifdef CUDA_ON_CPU
@@ -132,30 +141,6 @@ template <int W> DEVICE void store_shared(float *p, const float (&v)[W]) {
     else *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
 }
 
-/* W elements in their format in memory: in bf16, data that waits for its use takes half the registers of W floats. */
-template <int W, class T = floatX> struct Waiting {
-    uint32_t words[W == 1 ? 1 : W * (int)sizeof(T) / 4]; // W = 1: the element as fp32
-};
-template <int W, class T> DEVICE void fetch(Waiting<W, T> &v, const T *p) {
-    if constexpr (W == 1) {
-        v.words[0] = __float_as_uint(widen(*p));
-    } else {
-        static_assert(W * sizeof(T) == 16, "16 bytes");
-        uint4 x = *(const uint4 *)p;
-        memcpy(v.words, &x, sizeof x);
-    }
-}
-/* Loads that come before this call are issued before what follows it. Otherwise ptxas moves a load down to where its
- * result is needed, and a thread waits for memory with nothing else under way. It moves no load over a warp barrier.
- * dev/test/loads.py checks where loads are. */
-DEVICE void issue_loads() { __syncwarp(); }
-template <int W, class T> DEVICE void unpack(float (&v)[W], const Waiting<W, T> &from) {
-    UNROLL for (int j = 0; j < W; j++) {
-        if (W == 1 || sizeof(T) == sizeof(float)) v[j] = __uint_as_float(from.words[j]);
-        else v[j] = __uint_as_float(j % 2 ? from.words[j / 2] & 0xFFFF0000u : from.words[j / 2] << 16);
-    }
-}
-
 /* The same at the end of a tensor, where only n elements are left: the others are 0, and are not stored. */
 template <bool ONCE = false, int W, class T>
 DEVICE void load_some(float (&v)[W], const T *p, int64_t n) {
@@ -184,8 +169,7 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-/* The sum over a block of whole warps, on all of its threads. sums (WARP) is shared memory that no thread still reads.
- * */
+/* The sum over a block of whole warps, on all its threads. sums (WARP) is shared memory that no thread still reads. */
 DEVICE float block_sum(float x, float *sums) {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     x = warp_sum(x);
@@ -233,8 +217,7 @@ static inline void cuda_check(cudaError_t error, const char *what);
     extern __shared__ __align__(128) char dynamic_shared_memory[];                                                     \
     type *name = (type *)dynamic_shared_memory // as many bytes as the launch gives
 #endif
-/* Launches a kernel; a launch that fails ends the run with the kernel's name. The name of a
- * kernel goes in parentheses if it contains commas. */
+/* Launches a kernel, whose name is in parentheses if it contains commas. A launch that fails ends the run. */
 #define KERNEL(on, kernel, grid, block, shared_bytes, ...)                                                             \
     do {                                                                                                               \
         LAUNCH(kernel, grid, block, shared_bytes, (on)->stream, __VA_ARGS__);                                          \
@@ -252,13 +235,11 @@ static int in_vectors(int64_t length, int width, const void *a, const void *b = 
 #define KERNEL_BY_WIDTH(on, vectors, wide, kernel, grid, block, shared_bytes, ...)                                    \
     do {                                                                                                               \
         if (vectors) {                                                                                                 \
-            const int W = wide;                                                                                        \
-            (void)W;                                                                                                   \
-            KERNEL(on, (kernel<wide>), grid, block, shared_bytes, __VA_ARGS__);                                       \
+            [[maybe_unused]] const int W = wide;                                                                       \
+            KERNEL(on, (kernel<wide>), grid, block, shared_bytes, __VA_ARGS__);                                        \
         } else {                                                                                                       \
-            const int W = 1;                                                                                           \
-            (void)W;                                                                                                   \
-            KERNEL(on, (kernel<1>), grid, block, shared_bytes, __VA_ARGS__);                                          \
+            [[maybe_unused]] const int W = 1;                                                                          \
+            KERNEL(on, (kernel<1>), grid, block, shared_bytes, __VA_ARGS__);                                           \
         }                                                                                                              \
     } while (0)
 

@@ -1,19 +1,12 @@
-/* layers.cuh: embedding, residual addition, RoPE and SwiGLU on NVIDIA GPUs. The contracts are in lib/ops/ops.h.
- *
- * All of these are limited by memory bandwidth, so each kernel reads its inputs once and loads 16 bytes at a time
- * wherever rows are aligned.
- */
-#ifndef CUDA_LAYERS_CUH
-#define CUDA_LAYERS_CUH
-#include "vectors.cuh" // defines: slice_row, load, store, add_rows, KERNEL_BY_WIDTH
+/* embedding.cuh: the embedding and its gradient on NVIDIA GPUs. The contracts are in lib/ops/ops.h. */
+#ifndef CUDA_EMBEDDING_CUH
+#define CUDA_EMBEDDING_CUH
+#include "vectors.cuh" // defines: slice_row, fetch, unpack, load, store, add_rows, KERNEL_BY_WIDTH
 
 static constexpr int TOKEN_BLOCK = 64; // occurrences of tokens in a partial sum of the embedding's gradient
 static constexpr int TOKENS_AHEAD = 4; // rows of dx and of dembed that a thread loads ahead of adding them
 static constexpr int SORT_BLOCK = 512; // threads in a block of the sort
 static constexpr int SORT_TOKENS = 2;  // tokens that each of its threads places
-
-// ---------------------------------------------------------------------------
-// embedding
 
 /* A thread copies one T: 16 bytes, or one floatX. A row is `length` of them and takes `row_blocks` blocks. */
 template <class T>
@@ -157,121 +150,6 @@ static void cuda_embedding_backward(OpStream *on, float *dembed, const floatX *d
         KERNEL_BY_WIDTH(on, in_vectors(C, FLAT, dembed), FLAT, embedding_runs_kernel,
                         dim3(blocks - 1, (unsigned)blocks_of(C, WARP * W)), dim3(WARP, SUM_LANES), 0, dembed, partial,
                         ids, order, first, V, N, C);
-}
-
-// ---------------------------------------------------------------------------
-// residual addition
-
-template <int W>
-__global__ void __launch_bounds__(BLOCK)
-    residual_add_kernel(floatX *out, const floatX *x, const floatX *delta, int64_t count) {
-    int64_t i = thread_of_grid() * W, left = count - i;
-    float v[W], d[W];
-    if (left <= 0) return;
-    load_some(v, x + i, left);
-    load_some(d, delta + i, left);
-    UNROLL for (int j = 0; j < W; j++) v[j] += d[j];
-    store_some(out + i, v, left);
-}
-static void cuda_residual_add(OpStream *on, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
-    if (count)
-        KERNEL_BY_WIDTH(on, in_vectors(0, WIDE, out, x, delta), WIDE, residual_add_kernel,
-                        grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, x, delta, count);
-}
-
-// ---------------------------------------------------------------------------
-// RoPE
-
-/* A block has one token, so that its angles are read once. A thread rotates W pairs of elements of one head, then of
- * another. It loads x first: the angles take two loads in a row, the token's position and then its row of the table. */
-template <int W>
-__global__ void __launch_bounds__(BLOCK)
-    rope_kernel(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int T, int heads, int HD,
-                float direction) {
-    int half = HD / 2, parts = half / W, units = heads * parts;
-    ROLLED for (int begin = 0; begin < units; begin += (int)blockDim.x) {
-        int u = begin + (int)threadIdx.x, i = u % parts * W;
-        floatX *first = x + (int64_t)blockIdx.x * stride + (int64_t)(u / parts) * HD + i, *second = first + half;
-        Waiting<W> pair[2];
-        float c[W], s[W], x0[W], x1[W], y0[W], y1[W];
-        if (u < units) {
-            fetch(pair[0], first);
-            fetch(pair[1], second);
-        }
-        issue_loads();
-        if (u >= units) break;
-        const float *table = cos_sin + (int64_t)positions[blockIdx.x % (unsigned)T] * HD; // cosines, then sines
-        load(c, table + i);
-        load(s, table + half + i);
-        unpack(x0, pair[0]);
-        unpack(x1, pair[1]);
-        UNROLL for (int j = 0; j < W; j++) {
-            s[j] *= direction;
-            y0[j] = fmaf(x0[j], c[j], -__fmul_rn(x1[j], s[j]));
-            y1[j] = fmaf(x1[j], c[j], __fmul_rn(x0[j], s[j]));
-        }
-        store(first, y0);
-        store(second, y1);
-    }
-}
-static void cuda_rope(OpStream *on, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N,
-                      int T, int heads, int HD, float direction) {
-    int vectors = in_vectors(HD / 2, WIDE, x, cos_sin) && stride % WIDE == 0;
-    int64_t units = (int64_t)heads * (HD / 2) / (vectors ? WIDE : 1);
-    unsigned threads = threads_for(blocks_of(units, max_i64(1, blocks_of(units, BLOCK))), BLOCK); // in equal rounds
-    if (N && heads && HD > 1)
-        KERNEL_BY_WIDTH(on, vectors, WIDE, rope_kernel, (unsigned)N, threads, 0, x, stride, cos_sin, positions, T,
-                        heads, HD, direction);
-}
-
-// ---------------------------------------------------------------------------
-// SwiGLU: a thread has W elements of gate and of up; a row takes `row_blocks` blocks
-
-DEVICE float gpu_sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x)); // 0 where exp(-x) is infinite
-}
-
-template <int W>
-__global__ void __launch_bounds__(BLOCK)
-    swiglu_forward_kernel(floatX *h, const floatX *gate_up, int F, int row_blocks) {
-    int64_t n = blockIdx.x / (unsigned)row_blocks;
-    int64_t i = ((int64_t)(blockIdx.x % (unsigned)row_blocks) * BLOCK + threadIdx.x) * W;
-    if (i >= F) return;
-    float g[W], u[W];
-    load(g, gate_up + n * 2 * F + i);
-    load(u, gate_up + n * 2 * F + F + i);
-    UNROLL for (int j = 0; j < W; j++) g[j] *= gpu_sigmoid(g[j]) * u[j];
-    store(h + n * F + i, g);
-}
-static void cuda_swiglu_forward(OpStream *on, floatX *h, const floatX *gate_up, int N, int F) {
-    if (N)
-        KERNEL_BY_WIDTH(on, in_vectors(F, WIDE, h, gate_up), WIDE, swiglu_forward_kernel,
-                        grid_of(N * blocks_of(F, BLOCK * W)), BLOCK, 0, h, gate_up, F, (int)blocks_of(F, BLOCK * W));
-}
-template <int W>
-__global__ void __launch_bounds__(BLOCK)
-    swiglu_backward_kernel(floatX *dgate_up, const floatX *dh, const floatX *gate_up, int F, int row_blocks) {
-    int64_t n = blockIdx.x / (unsigned)row_blocks;
-    int64_t i = ((int64_t)(blockIdx.x % (unsigned)row_blocks) * BLOCK + threadIdx.x) * W;
-    if (i >= F) return;
-    float g[W], u[W], d[W];
-    load(g, gate_up + n * 2 * F + i);
-    load(u, gate_up + n * 2 * F + F + i);
-    load(d, dh + n * F + i);
-    UNROLL for (int j = 0; j < W; j++) {
-        float s = gpu_sigmoid(g[j]), silu = __fmul_rn(g[j], s), slope = fmaf(s, 1.0f - silu, silu); // d silu / d gate
-        g[j] = d[j] * u[j] * slope;
-        u[j] = d[j] * silu;
-    }
-    store(dgate_up + n * 2 * F + i, g);
-    store(dgate_up + n * 2 * F + F + i, u);
-}
-static void cuda_swiglu_backward(OpStream *on, floatX *dgate_up, const floatX *dh, const floatX *gate_up, int N,
-                                 int F) {
-    if (N)
-        KERNEL_BY_WIDTH(on, in_vectors(F, WIDE, dgate_up, dh, gate_up), WIDE, swiglu_backward_kernel,
-                        grid_of(N * blocks_of(F, BLOCK * W)), BLOCK, 0, dgate_up, dh, gate_up, F,
-                        (int)blocks_of(F, BLOCK * W));
 }
 
 #endif
