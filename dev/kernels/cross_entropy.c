@@ -18,163 +18,126 @@
 #include "../../lib/ops/cpu/cross_entropy.h"
 #include "cross_entropy.h"
 
-/* Row n, or NULL if its target is negative: then its gradient is zero already. */
-static floatX *row_of(Case *c, int64_t n) {
-    floatX *logits = X("logits") + n * c->size[1];
-    if (I("targets")[n] >= 0) return logits;
-    memset(logits, 0, (size_t)c->size[1] * sizeof(floatX));
-    F("losses")[n] = 0;
-    return NULL;
-}
-static double logit(const floatX *logits, int64_t i) { return to_float(logits[i]); }
+/* The loss of a row, whose target is not negative. The gradient takes the place of the logits. */
+typedef float (*LossOfRow)(Case *c, floatX *logits, int32_t target);
 
-static void loss_double(Case *c) {
-    int64_t N = c->size[0], V = c->size[1];
-    for (int64_t n = 0; n < N; n++) {
-        floatX *logits = row_of(c, n); // the gradient takes their place
-        if (!logits) continue;
+static void loss_of_rows(Case *c, LossOfRow loss_of_row) {
+    for (int64_t n = 0; n < c->size[0]; n++) {
+        int64_t V = c->size[1];
+        floatX *logits = X("logits") + n * V;
         int32_t target = I("targets")[n];
-        double max = -INFINITY, sum = 0;
-        for (int64_t i = 0; i < V; i++) max = fmax(max, logit(logits, i));
-        for (int64_t i = 0; i < V; i++) sum += exp(logit(logits, i) - max);
-        F("losses")[n] = (float)(log(sum) + max - logit(logits, target));
-        for (int64_t i = 0; i < V; i++)
-            logits[i] = from_float((float)(exp(logit(logits, i) - max) / sum - (i == target)));
+        if (target < 0) memset(logits, 0, (size_t)V * sizeof(floatX));
+        F("losses")[n] = target < 0 ? 0 : loss_of_row(c, logits, target);
+        c->scratch_used = 0; // the next row has the same scratch memory
     }
 }
 
+static float double_row(Case *c, floatX *logits, int32_t target) {
+    int64_t V = c->size[1];
+    double max = -INFINITY, sum = 0, factor = 1, at_target = to_float(logits[target]);
+    for (int64_t i = 0; i < V; i++) max = fmax(max, to_float(logits[i]));
+    for (int64_t i = 0; i < V; i++) sum += exp(to_float(logits[i]) - max);
+    double log_z = log(sum) + max;
+    if (z_loss_of(c).losses) {
+        factor = 1 + 2 * (double)Z_WEIGHT * log_z;
+        F("z_losses")[(logits - X("logits")) / V] = (float)((double)Z_WEIGHT * log_z * log_z);
+    }
+    for (int64_t i = 0; i < V; i++)
+        logits[i] = from_float((float)(factor * exp(to_float(logits[i]) - max) / sum - (i == target)));
+    return (float)(log_z - at_target);
+}
+static void loss_double(Case *c) { loss_of_rows(c, double_row); }
 static void z_loss_double(Case *c) {
-    int64_t N = c->size[0], V = c->size[1];
-    for (int64_t n = 0; n < N; n++) {
-        floatX *logits = row_of(c, n);
-        F("z_losses")[n] = 0;
-        if (!logits) continue;
-        int32_t target = I("targets")[n];
-        double max = -INFINITY, sum = 0;
-        for (int64_t i = 0; i < V; i++) max = fmax(max, logit(logits, i));
-        for (int64_t i = 0; i < V; i++) sum += exp(logit(logits, i) - max);
-        double log_z = log(sum) + max, factor = 1 + 2 * (double)Z_WEIGHT * log_z;
-        F("losses")[n] = (float)(log_z - logit(logits, target));
-        F("z_losses")[n] = (float)((double)Z_WEIGHT * log_z * log_z);
-        for (int64_t i = 0; i < V; i++)
-            logits[i] = from_float((float)(factor * exp(logit(logits, i) - max) / sum - (i == target)));
-    }
+    memset(F("z_losses"), 0, (size_t)c->size[0] * sizeof(float)); // those of rows without a target stay 0
+    loss_of_rows(c, double_row);
 }
 
-static void loss_float(Case *c) {
-    int64_t N = c->size[0], V = c->size[1];
-    for (int64_t n = 0; n < N; n++) {
-        floatX *logits = row_of(c, n);
-        if (!logits) continue;
-        int32_t target = I("targets")[n];
-        float max = -INFINITY;
-        double sum = 0;
-        for (int64_t i = 0; i < V; i++) max = fmaxf(max, to_float(logits[i]));
-        for (int64_t i = 0; i < V; i++) sum += (double)expf(to_float(logits[i]) - max);
-        float inverse = (float)(1 / sum);
-        F("losses")[n] = (float)log(sum) + (max - to_float(logits[target]));
-        for (int64_t i = 0; i < V; i++)
-            logits[i] = from_float(expf(to_float(logits[i]) - max) * inverse - (i == target));
-    }
+static float float_row(Case *c, floatX *logits, int32_t target) {
+    int64_t V = c->size[1];
+    float max = -INFINITY, at_target = to_float(logits[target]);
+    double sum = 0;
+    for (int64_t i = 0; i < V; i++) max = fmaxf(max, to_float(logits[i]));
+    for (int64_t i = 0; i < V; i++) sum += (double)expf(to_float(logits[i]) - max);
+    float inverse = (float)(1 / sum);
+    for (int64_t i = 0; i < V; i++)
+        logits[i] = from_float(expf(to_float(logits[i]) - max) * inverse - (i == target));
+    return (float)log(sum) + (max - at_target);
 }
+static void loss_float(Case *c) { loss_of_rows(c, float_row); }
 
 /* VL logits from i on; -infinity beyond the end of the row. */
-static inline vfloat logits_at(const floatX *logits, int64_t i, int64_t V) {
-#ifdef PRECISION_BF16
-    return load_logits_bf16(logits + i, V - i);
-#else
-    return load_fill(logits + i, V - i, -INFINITY);
-#endif
+static inline vfloat logits_at(floatX *logits, int64_t i, int64_t V) {
+    LogitRow row = {logits, V, FLOATX == DTYPE_F32};
+    return load_logits(row, i);
 }
 /* The largest of logits [begin, end), in all lanes. */
-static vfloat largest(const floatX *logits, int64_t begin, int64_t end) {
+static vfloat largest(floatX *logits, int64_t begin, int64_t end) {
     vfloat max = vsplat(-INFINITY);
     for (int64_t i = begin; i < end; i += VL) max = vmax(max, logits_at(logits, i, end));
     return vsplat(vmax_lane(max));
 }
 
-static void loss_vectors(Case *c) {
-    int64_t N = c->size[0], V = c->size[1];
-    for (int64_t n = 0; n < N; n++) {
-        floatX *logits = row_of(c, n);
-        if (!logits) continue;
-        int32_t target = I("targets")[n];
-        float at_target = to_float(logits[target]);
-        vfloat max = largest(logits, 0, V), sums = vsplat(0);
-        for (int64_t i = 0; i < V; i += VL) sums += vexp(logits_at(logits, i, V) - max);
-        float sum = vsum(sums), inverse = 1 / sum;
-        for (int64_t i = 0; i < V; i += VL) store_x(logits + i, vexp(logits_at(logits, i, V) - max) * inverse, V - i);
-        logits[target] = from_float(exp_float(at_target - max[0]) * inverse - 1);
-        F("losses")[n] = logf(sum) + (max[0] - at_target);
-    }
+static float vectors_row(Case *c, floatX *logits, int32_t target) {
+    int64_t V = c->size[1];
+    float at_target = to_float(logits[target]);
+    vfloat max = largest(logits, 0, V), sums = vsplat(0);
+    for (int64_t i = 0; i < V; i += VL) sums += vexp(logits_at(logits, i, V) - max);
+    float sum = vsum(sums), inverse = 1 / sum;
+    for (int64_t i = 0; i < V; i += VL) store_x(logits + i, vexp(logits_at(logits, i, V) - max) * inverse, V - i);
+    logits[target] = from_float(exp_float(at_target - max[0]) * inverse - 1);
+    return logf(sum) + (max[0] - at_target);
 }
+static void loss_vectors(Case *c) { loss_of_rows(c, vectors_row); }
 
 /* Where a row's fp32 exponentials wait: in fp32 the row itself. */
 static float *exponentials_row(Case *c, floatX *logits) {
-#ifdef PRECISION_BF16
-    (void)logits;
+    if (FLOATX == DTYPE_F32) return (float *)(void *)logits;
     return (float *)page_scratch(c, (size_t)c->size[1] * sizeof(float));
-#else
-    (void)c;
-    return logits;
-#endif
 }
 
-static void loss_kept(Case *c) {
-    int64_t N = c->size[0], V = c->size[1];
-    for (int64_t n = 0; n < N; n++) {
-        floatX *logits = row_of(c, n);
-        if (!logits) continue;
-        int mark = c->scratch_used;
-        int32_t target = I("targets")[n];
-        float at_target = to_float(logits[target]), *kept = exponentials_row(c, logits);
-        vfloat max = largest(logits, 0, V), sums = vsplat(0);
-        for (int64_t i = 0; i < V; i += VL) {
-            vfloat e = vexp(logits_at(logits, i, V) - max);
-            store_float(kept + i, e, V - i);
+static float kept_row(Case *c, floatX *logits, int32_t target) {
+    int64_t V = c->size[1];
+    float at_target = to_float(logits[target]), *kept = exponentials_row(c, logits);
+    vfloat max = largest(logits, 0, V), sums = vsplat(0);
+    for (int64_t i = 0; i < V; i += VL) {
+        vfloat e = vexp(logits_at(logits, i, V) - max);
+        store_float(kept + i, e, V - i);
+        sums += e;
+    }
+    float sum = vsum(sums), inverse = 1 / sum, gradient_at_target = kept[target] * inverse - 1;
+    for (int64_t i = 0; i < V; i += VL) store_x(logits + i, load_float(kept + i, V - i) * inverse, V - i);
+    logits[target] = from_float(gradient_at_target);
+    return logf(sum) + (max[0] - at_target);
+}
+static void loss_kept(Case *c) { loss_of_rows(c, kept_row); }
+
+static float blocks_row(Case *c, floatX *logits, int32_t target) {
+    int64_t V = c->size[1], blocks = blocks_of(V, LOSS_BLOCK);
+    float *maxima = (float *)page_scratch(c, (size_t)blocks * sizeof(float)), *kept = exponentials_row(c, logits);
+    float at_target = to_float(logits[target]), max = -INFINITY, sum = 0;
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t begin = block * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
+        vfloat own = largest(logits, begin, end), sums = vsplat(0);
+        for (int64_t i = begin; i < end; i += VL) {
+            vfloat e = vexp(logits_at(logits, i, end) - own);
+            store_float(kept + i, e, end - i);
             sums += e;
         }
-        float sum = vsum(sums), inverse = 1 / sum, gradient_at_target = kept[target] * inverse - 1;
-        for (int64_t i = 0; i < V; i += VL) store_x(logits + i, load_float(kept + i, V - i) * inverse, V - i);
-        logits[target] = from_float(gradient_at_target);
-        F("losses")[n] = logf(sum) + (max[0] - at_target);
-        c->scratch_used = mark;
+        float larger = fmaxf(max, own[0]);
+        sum = sum * exp_float(max - larger) + vsum(sums) * exp_float(own[0] - larger);
+        max = larger;
+        maxima[block] = own[0];
     }
-}
-
-static void loss_by_blocks(Case *c) {
-    int64_t N = c->size[0], V = c->size[1], blocks = blocks_of(V, LOSS_BLOCK);
-    for (int64_t n = 0; n < N; n++) {
-        floatX *logits = row_of(c, n);
-        if (!logits) continue;
-        int mark = c->scratch_used;
-        float *maxima = (float *)page_scratch(c, (size_t)blocks * sizeof(float));
-        int32_t target = I("targets")[n];
-        float at_target = to_float(logits[target]), *kept = exponentials_row(c, logits), max = -INFINITY, sum = 0;
-        for (int64_t block = 0; block < blocks; block++) {
-            int64_t begin = block * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
-            vfloat own = largest(logits, begin, end), sums = vsplat(0);
-            for (int64_t i = begin; i < end; i += VL) {
-                vfloat e = vexp(logits_at(logits, i, end) - own);
-                store_float(kept + i, e, end - i);
-                sums += e;
-            }
-            float larger = fmaxf(max, own[0]);
-            sum = sum * exp_float(max - larger) + vsum(sums) * exp_float(own[0] - larger);
-            max = larger;
-            maxima[block] = own[0];
-        }
-        float gradient_at_target = exp_float(at_target - max) / sum - 1;
-        for (int64_t block = 0; block < blocks; block++) {
-            float factor = exp_float(maxima[block] - max) / sum;
-            for (int64_t i = block * LOSS_BLOCK; i < min_i64(V, (block + 1) * LOSS_BLOCK); i += VL)
-                store_x(logits + i, load_float(kept + i, V - i) * factor, V - i);
-        }
-        logits[target] = from_float(gradient_at_target);
-        F("losses")[n] = logf(sum) + (max - at_target);
-        c->scratch_used = mark;
+    float gradient_at_target = exp_float(at_target - max) / sum - 1;
+    for (int64_t block = 0; block < blocks; block++) {
+        float factor = exp_float(maxima[block] - max) / sum;
+        for (int64_t i = block * LOSS_BLOCK; i < min_i64(V, (block + 1) * LOSS_BLOCK); i += VL)
+            store_x(logits + i, load_float(kept + i, V - i) * factor, V - i);
     }
+    logits[target] = from_float(gradient_at_target);
+    return logf(sum) + (max - at_target);
 }
+static void loss_by_blocks(Case *c) { loss_of_rows(c, blocks_row); }
 
 static const Version op_versions[PAGE_VERSIONS] = {
     {"1 libm, double", "The formula: largest logit, sum, gradient, with two calls of exp() per logit.", loss_double},

@@ -34,31 +34,15 @@ static __device__ float block_largest(float x, float *sums) {
     return warp_max(sums[threadIdx.x % WARP % (blockDim.x / WARP)]);
 }
 
+// z_losses: NULL without z-loss.
 static __global__ void __launch_bounds__(256)
-    loss_kernel1(float *losses, floatX *logits, const int32_t *targets, int64_t V) {
+    loss_kernel1(float *losses, float *z_losses, floatX *logits, const int32_t *targets, int64_t V) {
     SHARED(float, maxima, WARP);
     SHARED(float, sums, WARP);
     floatX *row = logits + blockIdx.x * V;
     float largest = -INFINITY, sum = 0;
     int32_t target = targets[blockIdx.x];
-    if (ignored_row(losses, row, target, V)) return;
-    float target_logit = widen(row[target]); // before the first barrier, after which the gradient overwrites it
-    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) largest = fmaxf(largest, widen(row[i]));
-    float max = block_largest(largest, maxima);
-    for (int64_t i = threadIdx.x; i < V; i += blockDim.x) sum += expf(widen(row[i]) - max);
-    float total = block_sum(sum, sums);
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + (max - target_logit);
-    gradient_of<1>(row, target, V, max, 1 / total);
-}
-/* The same with z-loss. */
-static __global__ void __launch_bounds__(256)
-    z_loss_kernel1(float *losses, float *z_losses, floatX *logits, const int32_t *targets, int64_t V, float weight) {
-    SHARED(float, maxima, WARP);
-    SHARED(float, sums, WARP);
-    floatX *row = logits + blockIdx.x * V;
-    float largest = -INFINITY, sum = 0;
-    int32_t target = targets[blockIdx.x];
-    if (threadIdx.x == 0) z_losses[blockIdx.x] = 0;
+    if (z_losses && threadIdx.x == 0) z_losses[blockIdx.x] = 0;
     if (ignored_row(losses, row, target, V)) return;
     float target_logit = widen(row[target]); // before the first barrier, after which the gradient overwrites it
     for (int64_t i = threadIdx.x; i < V; i += blockDim.x) largest = fmaxf(largest, widen(row[i]));
@@ -67,17 +51,13 @@ static __global__ void __launch_bounds__(256)
     float total = block_sum(sum, sums), log_z = logf(total) + max;
     if (threadIdx.x == 0) {
         losses[blockIdx.x] = logf(total) + (max - target_logit);
-        z_losses[blockIdx.x] = weight * log_z * log_z;
+        if (z_losses) z_losses[blockIdx.x] = Z_WEIGHT * log_z * log_z;
     }
-    gradient_of<1>(row, target, V, max, (1 + 2 * weight * log_z) / total);
+    gradient_of<1>(row, target, V, max, (z_losses ? 1 + 2 * Z_WEIGHT * log_z : 1) / total);
 }
-static void z_loss_three_passes(Case *c) {
-    KERNEL(c->on, z_loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("z_losses"), X("logits"), I("targets"),
-           c->size[1], Z_WEIGHT);
-}
-
 static void loss_three_passes(Case *c) {
-    KERNEL(c->on, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), X("logits"), I("targets"), c->size[1]);
+    KERNEL(c->on, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), z_loss_of(c).losses, X("logits"),
+           I("targets"), c->size[1]);
 }
 
 // One pass for both: a thread's sum is relative to its own largest logit so far, and is rescaled when that grows.
@@ -117,8 +97,8 @@ static const Version op_versions[PAGE_VERSIONS] = {
      loss_online},
     {"in use",
      "The op of lib/ops/cuda: the end of the row stays in shared memory, which in bf16 holds 115,712 logits on an "
-     "H100; "
-     "the beginning of a longer row is still in the L2 cache. So memory is read once.",
+     "H100; the "
+     "beginning of a longer row is still in the L2 cache. So memory is read once.",
      loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "
@@ -126,7 +106,7 @@ static const Version op_versions[PAGE_VERSIONS] = {
      loss_in_slices}};
 
 static const Version z_loss_versions[PAGE_VERSIONS] = {
-    {"1 three passes", "As for the loss alone, with a factor for the row's probabilities.", z_loss_three_passes},
+    {"1 three passes", "As for the loss alone, with a factor for the row's probabilities.", loss_three_passes},
     {"in use", "The same op as without z-loss. The factor multiplies the inverse of the row's sum.", loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here: each has log Z from the three "
@@ -134,5 +114,4 @@ static const Version z_loss_versions[PAGE_VERSIONS] = {
      loss_in_slices}};
 
 static void loss_open(OpStream *on) { cross_entropy_open(on); }
-
 PAGE_THAT_OPENS(loss_open, {&op, op_versions}, {&z_loss, z_loss_versions})

@@ -27,11 +27,10 @@ static ZLoss z_loss_of(Case *c) {
     return z;
 }
 
-static int ignored(int64_t n) { return n % 8 == 3; }
 static void loss_prepare(Case *c) {
     int64_t N = c->size[0], V = c->size[1], kept = 0;
     for (int64_t n = 0; n < N; n++) {
-        if (ignored(n)) I("targets")[n] = (int32_t)(-1 - n);
+        if (n % 8 == 3) I("targets")[n] = (int32_t)(-1 - n);
         else kept++;
     }
     I("targets")[0] = 0;

@@ -108,8 +108,8 @@ static Roofline case_times(Case *c, const Version *versions, const double *estim
     for (int r = 0; r < rounds; r++)
         for (int v = 0; v < PAGE_VERSIONS && versions[v].run; v++) {
             if (estimate[v] <= 0 || (t[v].n && t[v].total > 0.6)) continue; // 0.6 s of a slow version are enough
-            if (c->restore) case_restore(c, 0);
-            double took = page_timed(c->on, [&] { version_run(c, &versions[v]); });
+            case_restore(c, 0);
+            double took = page_timed(c->on, [&] { versions[v].run(c); });
             if (r > 0 || rounds == 1) t[v].at[t[v].n++] = took; // the first round warms up
             t[v].total += took;
         }

@@ -264,18 +264,16 @@ static void case_define(Case *c, const Op *op, int from_data) {
         }
     op->define(c);
 }
-/* Gives UPDATED tensors their first values back. With `poisons`, outputs are NaN: what is left unwritten fails. */
-static void case_restore(Case *c, int poisons) {
+/* Comes before each call: frees the scratch memory of the last one, and restores tensors if the case wants that. With
+ * `checks` it always does, and outputs are NaN: what is left unwritten fails. */
+static void case_restore(Case *c, int checks) {
+    c->scratch_used = 0;
     for (PageTensor *t = c->tensors; t < c->tensors + c->num_tensors; t++) {
-        if (t->before) page_copy(t->data, t->before, guarded_bytes(t));
-        if (t->role != WRITTEN || !poisons) continue;
+        if (t->before && (checks || c->restore)) page_copy(t->data, t->before, guarded_bytes(t));
+        if (t->role != WRITTEN || !checks) continue;
         memset(t->host, 0xFF, guarded_bytes(t));
         if (CUDA_BUILD) page_copy(t->data, t->host, guarded_bytes(t));
     }
-}
-static void version_run(Case *c, const Version *v) {
-    c->scratch_used = 0;
-    v->run(c);
 }
 
 // ---------------------------------------------------------------------------
@@ -295,17 +293,13 @@ typedef struct {            // the largest error of one version, or of the defin
     int64_t rows, sizes; // compared
 } Worst;
 
-static int is_written_past_end(const PageTensor *t) {
-    const uint8_t *guard = (const uint8_t *)t->host + page_bytes(t);
-    return guard[0] != (t->role == WRITTEN ? 0xFF : 0) || memcmp(guard, guard + 1, GUARD - 1);
-}
-
 /* Returns ||got - ref|| / ||ref|| over all rows, and notes the largest share of a bound in w. The worst single row has
  * a bound of its own; its ||ref|| counts as at least about a tenth of an average row's. */
 static double compare(const Case *c, const PageTensor *t, const double *torch, Worst *w) {
     double error = 0, norm = 0, worst = 0;
     int64_t rows = 0;
-    int past_end = !torch && is_written_past_end(t);
+    const uint8_t *guard = (const uint8_t *)t->host + page_bytes(t);
+    int past_end = !torch && (guard[0] != (t->role == WRITTEN ? 0xFF : 0) || memcmp(guard, guard + 1, GUARD - 1));
     for (int pass = 0; pass < 2; pass++)
         for (int64_t r = 0; r < t->rows; r++) {
             double row_error = 0, row_norm = 0;
@@ -345,7 +339,7 @@ static void case_check(Case *c, const PageOp *page, double *rate, Worst *worst, 
         case_restore(c, 1);
         c->left_out = 0;
         double start = omp_get_wtime();
-        version_run(c, &page->versions[v]);
+        page->versions[v].run(c);
         page_wait(c->on);
         if (c->left_out) continue;
         estimate[v] = fmax(omp_get_wtime() - start, 1e-9);

@@ -30,31 +30,35 @@ enum { PEAK_CHAINS = 10, PEAK_TURNS = 20000, PEAK_LANES = VL * PEAK_CHAINS * PEA
         _Pragma("GCC unroll 10") for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = step;                                  \
     }                                                                                                                  \
     __asm__ volatile("" : : "m"(sum));
-static __attribute__((noinline)) double fma_turns(void) {
+static __attribute__((noinline)) double peak_turns(int of_matmul) { // of_matmul: the inner loop of a matmul
+#if defined(PRECISION_BF16) && defined(__AVX512BF16__)
+    if (of_matmul) {
+        __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F003F00), b = a;
+        __asm__("" : "+v"(a), "+v"(b));
+        PEAK_LOOP(__m512, _mm512_dpbf16_ps(sum[i], a, b))
+        return 4 * (double)PEAK_LANES;
+    }
+#endif
+    (void)of_matmul; // in fp32 it multiplies and adds as other loops do
     vfloat a = vrounded(vsplat(0.5f)), b = vrounded(vsplat(1.0f));
     PEAK_LOOP(vfloat, vfma(sum[i], a, b))
     return 2 * (double)PEAK_LANES;
 }
-static __attribute__((noinline)) double matmul_turns(void) { // the inner loop of a matmul
-#if defined(PRECISION_BF16) && defined(__AVX512BF16__)
-    __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F003F00), b = a;
-    __asm__("" : "+v"(a), "+v"(b));
-    PEAK_LOOP(__m512, _mm512_dpbf16_ps(sum[i], a, b))
-    return 4 * (double)PEAK_LANES;
-#else
-    return fma_turns();
-#endif
-}
-static double peak_rate(int threads, double (*turns)(void)) { // FLOP/s of all threads together, starting together
+static double peak_rate(int threads, int of_matmul) { // FLOP/s of all threads together, starting together
     double flops = 0, start = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : flops)
     {
 #pragma omp barrier
 #pragma omp master
         start = omp_get_wtime();
-        flops += turns();
+        flops += peak_turns(of_matmul);
     }
     return flops / (omp_get_wtime() - start);
+}
+
+static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest of this run
+static void measure_peaks(int threads) {
+    for (int i = 0; i < 2; i++) peaks[i] = fmax(peaks[i], peak_rate(threads, i));
 }
 
 /* Reads, writes or updates all tensors, a part by each thread. past_caches: writes leave the caches alone. */
@@ -83,9 +87,9 @@ static void take_turn(Case *c, Times *t, const Version *version, int past_caches
     int calls = (int)fmin(32, fmax(1, 1e-3 / estimate)), warm = estimate < 0.05;
     double spent = 0;
     for (int i = -warm; i < calls; i++) {
-        if (c->restore) case_restore(c, 0);
+        case_restore(c, 0);
         double start = omp_get_wtime();
-        if (version) version_run(c, version);
+        if (version) version->run(c);
         else stream(c, past_caches);
         if (i >= 0) spent += omp_get_wtime() - start;
     }
@@ -96,14 +100,11 @@ static void take_turn(Case *c, Times *t, const Version *version, int past_caches
 /* Medians over rounds. Each round begins with another version, since the first one runs slower, after the peaks. */
 static Roofline case_times(Case *c, const Version *versions, const double *estimate, int rounds, double *seconds) {
     Times *t = new_array(Times, PAGE_VERSIONS + 2), *streams = t + PAGE_VERSIONS;
-    static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest of this run
     int count = 0;
     while (count < PAGE_VERSIONS && versions[count].run) count++;
     for (int r = 0; r < rounds; r++) {
-        for (int i = 0; i < 2; i++) {
-            take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
-            peaks[i] = fmax(peaks[i], peak_rate(c->on->threads, i ? matmul_turns : fma_turns));
-        }
+        measure_peaks(c->on->threads);
+        for (int i = 0; i < 2; i++) take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
         for (int i = r; i < r + count; i++)
             if (estimate[i % count] > 0) take_turn(c, &t[i % count], &versions[i % count], 0, estimate[i % count]);
     }
@@ -115,12 +116,10 @@ static Roofline case_times(Case *c, const Version *versions, const double *estim
 }
 
 static void page_open(OpStream *on, PageOptions *o) {
-    double best[2] = {0, 0};
-    for (int i = 0; i < 20 && !o->check; i++)
-        best[i % 2] = fmax(best[i % 2], peak_rate(on->threads, i % 2 ? matmul_turns : fma_turns) / 1e9);
-    if (!o->check)
-        printf("\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in FMAs, %.0f in %s matmuls.\n",
-               on->threads, o->rounds, best[0], best[1], PRECISION_NAME);
+    if (o->check) return;
+    for (int i = 0; i < 10; i++) measure_peaks(on->threads);
+    printf("\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in FMAs, %.0f in %s matmuls.\n",
+           on->threads, o->rounds, peaks[0] / 1e9, peaks[1] / 1e9, PRECISION_NAME);
 }
 
 #endif

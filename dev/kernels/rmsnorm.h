@@ -108,22 +108,15 @@ static void backward_in_use(Case *c) {
 // ---------------------------------------------------------------------------
 // the page
 
-static const Op forward = {"rmsnorm_forward",
-                           forward_case,
-                           forward_prepare,
-                           forward_definition,
-                           forward_in_use,
-                           {{"odd", {333, 301}},
-                            FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-                                FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
-
-static const Op backward = {"rmsnorm_backward",
-                            backward_case,
-                            backward_prepare,
-                            backward_definition,
-                            backward_in_use,
-                            {{"odd", {333, 301}},
-                             FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-                                 FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
+#define RMSNORM_SIZES                                                                                                  \
+    {                                                                                                                  \
+        {"odd", {333, 301}},                                                                                           \
+            FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})                \
+                FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})                   \
+    }
+static const Op forward = {"rmsnorm_forward",  forward_case,   forward_prepare,
+                           forward_definition, forward_in_use, RMSNORM_SIZES};
+static const Op backward = {"rmsnorm_backward",  backward_case,   backward_prepare,
+                            backward_definition, backward_in_use, RMSNORM_SIZES};
 
 #endif

@@ -3,6 +3,8 @@
 #define EXACT_SUM_H
 #include "kernel.h" // defines: BOTH
 
+enum { NORM_BLOCK = 128 }; // squares in one rounded partial sum; shards and FSDP units start at multiples of it
+
 /* A fixed-point number with room for 2^42 of the largest fp32 values: digit i counts units of 2^(32 i - 149). A digit
  * may take 2^31 additions before exact_merge has to propagate its carry. */
 enum { EXACT_DIGITS = 10 };

@@ -11,6 +11,7 @@
 #define _XOPEN_SOURCE 700
 #define _DEFAULT_SOURCE // calls that Linux shares with the BSDs and macOS: flock, madvise, MAP_ANONYMOUS
 #endif
+#include <assert.h> // static_assert
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -27,14 +28,7 @@ enum { CUDA_BUILD = 1 };
 #define BOTH // marks functions that run on the CPU and on the GPU
 enum { CUDA_BUILD = 0 };
 #endif
-#ifdef __cplusplus // an initializer that sets every member to zero
-#define ZERO                                                                                                           \
-    {}
-#else
-#define ZERO                                                                                                           \
-    { 0 }
-#include <assert.h> // static_assert
-#endif
+#define ZERO {} // an initializer that sets every member to zero
 
 // ---------------------------------------------------------------------------
 // dtypes
@@ -99,14 +93,6 @@ static inline BOTH uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);
 }
-
-/* Where a sum is cut into partial sums decides its bits, so these sizes never depend on the number of threads. */
-enum {
-    NORM_BLOCK = 128, // elements in one partial sum of squares; shards and FSDP units start at multiples of it
-    NORM_ROWS = 32    // rows in one partial sum of RMSNorm's weight gradient
-};
-
-static const float LEAST_NORM = 1e-7f; // a matrix with a smaller Frobenius norm is divided by this (normalize_matrix)
 
 /* The row of token `id` in a slice of the vocabulary, V tokens from `first` on; -1: another rank has it. */
 static inline BOTH int slice_row(int32_t id, int first, int V) {

@@ -39,16 +39,13 @@ static inline LogitRow logit_row(Logits logits, int64_t n, int64_t V) {
     LogitRow row = {data, V, FLOATX == DTYPE_F32 || logits.dtype == DTYPE_F32};
     return row;
 }
-/* n of VL bf16 logits; -infinity beyond them. */
-static inline vfloat load_logits_bf16(const bf16 *p, int64_t n) {
-    const vint lane = {LANE_NUMBERS};
-    vfloat x = load_bf16(p, n);
-    return WHOLE(n) ? x : vselect(lane < (int)n, x, vsplat(-INFINITY));
-}
 /* VL logits from i on; -infinity beyond the end of the row. */
 static inline vfloat load_logits(LogitRow row, int64_t i) {
-    if (row.is_fp32) return load_fill((const float *)row.data + i, row.V - i, -INFINITY);
-    return load_logits_bf16((const bf16 *)row.data + i, row.V - i);
+    const vint lane = {LANE_NUMBERS};
+    int64_t n = row.V - i;
+    if (row.is_fp32) return load_fill((const float *)row.data + i, n, -INFINITY);
+    vfloat x = load_bf16((const bf16 *)row.data + i, n);
+    return WHOLE(n) ? x : vselect(lane < (int)n, x, vsplat(-INFINITY));
 }
 static inline float logit_at(LogitRow row, int64_t i) {
     return row.is_fp32 ? ((const float *)row.data)[i] : bf16_to_float(((const bf16 *)row.data)[i]);

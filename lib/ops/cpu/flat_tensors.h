@@ -222,7 +222,7 @@ static void cpu_normalize_matrix(OpStream *on, floatX *x, int64_t count, void *w
     ExactSum total = ZERO;
     (void)workspace;
     add_squares(on, &total, x, FLOATX, count);
-    float norm = (float)sqrt(exact_value(&total)), by = 1.0f / fmaxf(norm, LEAST_NORM);
+    float norm = (float)sqrt(exact_value(&total)), by = 1.0f / fmaxf(norm, 1e-7f);
     if (isnan(norm)) by = norm; // fmaxf would ignore it
 #pragma omp parallel for num_threads(on->threads)
     for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);

@@ -7,6 +7,8 @@
 #define CPU_RMSNORM_H
 #include "pairs.h" // defines: vpair, load_pair, store_pair
 
+enum { NORM_ROWS = 32 }; // rows in one partial sum of the weight's gradient
+
 static void cpu_rmsnorm_forward(OpStream *on, floatX *out, float *rstd, floatX *sum, const floatX *x,
                                 const floatX *delta, const floatX *w, float eps, int N, int C) {
 #pragma omp parallel for num_threads(on->threads) if (N > 1)

@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(1) inverse_norm_kernel(MatrixNorm *norm
     double sum = 0;
     for (int i = EXACT_DIGITS - 1; i >= 0; i--) sum += ldexp((double)norm->squares.digit[i], 32 * i - 149);
     float root = (float)sqrt(sum);
-    norm->by = norm->squares.not_finite ? NAN : 1.0f / fmaxf(root, LEAST_NORM);
+    norm->by = norm->squares.not_finite ? NAN : 1.0f / fmaxf(root, 1e-7f);
 }
 
 template <int W>

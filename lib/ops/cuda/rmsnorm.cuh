@@ -4,7 +4,9 @@
  */
 #ifndef CUDA_RMSNORM_CUH
 #define CUDA_RMSNORM_CUH
-#include "vectors.cuh" // defines: load, store, block_sum, add_rows, KERNEL_BY_WIDTH, NORM_ROWS
+#include "vectors.cuh" // defines: load, store, block_sum, add_rows, KERNEL_BY_WIDTH
+
+static constexpr int NORM_ROWS = 32; // rows in one partial sum of the weight's gradient
 
 /* A block has one row, a thread one vector of it, which it keeps in registers between the sum of squares and the
  * output. In rows of more than MAX_BLOCK vectors a thread has several; all but the first are read again, from the
