@@ -5,7 +5,8 @@
  * in double precision.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp adamw.cu -o adamw
- * with adamw.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/adamw.cuh lib/ops/cuda/vectors.cuh */
+ * with adamw.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/adamw.cuh lib/ops/cuda/flat.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/adamw.cuh"
 #include "adamw.h"
 

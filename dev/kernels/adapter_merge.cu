@@ -4,7 +4,8 @@
  * threads of a warp touch adjacent elements of w and a.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp adapter_merge.cu -o adapter_merge
- * with adapter_merge.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/vectors.cuh */
+ * with adapter_merge.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/flat.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/elementwise.cuh"
 #include "adapter_merge.h"
 

@@ -4,7 +4,8 @@
  * bytes that one load or store moves.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp cast.cu -o cast
- * with cast.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/vectors.cuh */
+ * with cast.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/flat.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/elementwise.cuh"
 #include "cast.h"
 

@@ -27,6 +27,7 @@ static void loss_of_rows(Case *c, LossOfRow loss_of_row) {
         floatX *logits = X("logits") + n * V;
         int32_t target = I("targets")[n];
         if (target < 0) memset(logits, 0, (size_t)V * sizeof(floatX));
+        if (z_loss_of(c).losses) F("z_losses")[n] = 0;
         F("losses")[n] = target < 0 ? 0 : loss_of_row(c, logits, target);
         c->scratch_used = 0; // the next row has the same scratch memory
     }
@@ -47,10 +48,6 @@ static float double_row(Case *c, floatX *logits, int32_t target) {
     return (float)(log_z - at_target);
 }
 static void loss_double(Case *c) { loss_of_rows(c, double_row); }
-static void z_loss_double(Case *c) {
-    memset(F("z_losses"), 0, (size_t)c->size[0] * sizeof(float)); // those of rows without a target stay 0
-    loss_of_rows(c, double_row);
-}
 
 static float float_row(Case *c, floatX *logits, int32_t target) {
     int64_t V = c->size[1];
@@ -59,8 +56,7 @@ static float float_row(Case *c, floatX *logits, int32_t target) {
     for (int64_t i = 0; i < V; i++) max = fmaxf(max, to_float(logits[i]));
     for (int64_t i = 0; i < V; i++) sum += (double)expf(to_float(logits[i]) - max);
     float inverse = (float)(1 / sum);
-    for (int64_t i = 0; i < V; i++)
-        logits[i] = from_float(expf(to_float(logits[i]) - max) * inverse - (i == target));
+    for (int64_t i = 0; i < V; i++) logits[i] = from_float(expf(to_float(logits[i]) - max) * inverse - (i == target));
     return (float)log(sum) + (max - at_target);
 }
 static void loss_float(Case *c) { loss_of_rows(c, float_row); }
@@ -168,7 +164,7 @@ static const Version op_versions[PAGE_VERSIONS] = {
      loss_in_slices}};
 
 static const Version z_loss_versions[PAGE_VERSIONS] = {
-    {"1 libm, double", "The formula: as for the loss alone, with a factor for the row's probabilities.", z_loss_double},
+    {"1 libm, double", "The formula: as for the loss alone, with a factor for the row's probabilities.", loss_double},
     {"in use: threads", "The same op as without z-loss. The factor multiplies the inverse of the row's sum.",
      loss_in_use},
     {"in use: 4 slices",

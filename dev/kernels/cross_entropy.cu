@@ -97,8 +97,8 @@ static const Version op_versions[PAGE_VERSIONS] = {
      loss_online},
     {"in use",
      "The op of lib/ops/cuda: the end of the row stays in shared memory, which in bf16 holds 115,712 logits on an "
-     "H100; the "
-     "beginning of a longer row is still in the L2 cache. So memory is read once.",
+     "H100; "
+     "the beginning of a longer row is still in the L2 cache. So memory is read once.",
      loss_in_use},
     {"in use: 4 slices",
      "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "

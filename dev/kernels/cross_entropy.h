@@ -84,23 +84,14 @@ static void loss_in_slices(Case *c) { // what four ranks compute, each on its co
     }
 }
 
-static const Op op = {
-    "cross_entropy",
-    loss_case,
-    loss_prepare,
-    loss_definition,
-    loss_in_use,
-    {{"odd", {37, 1003}},
-     FOR_CPU({"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
-         FOR_GPU({"even", {24, 2048}}, {"chunk, small vocabulary", {2048, 32000}}, {"1B chunk", {2048, 128256}})}};
-
-static const Op z_loss = {"z_loss",
-                          z_loss_case,
-                          loss_prepare,
-                          loss_definition,
-                          loss_in_use,
-                          {{"odd", {37, 1003}},
-                           FOR_CPU({"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
-                               FOR_GPU({"even", {24, 2048}}, {"1B chunk", {2048, 128256}})}};
+#define LOSS_SIZES                                                                                                     \
+    {                                                                                                                  \
+        {"odd", {37, 1003}}, FOR_CPU({"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}},            \
+                                     {"1B chunk", {256, 128256}})                                                      \
+                                 FOR_GPU({"even", {24, 2048}}, {"chunk, small vocabulary", {2048, 32000}},             \
+                                         {"1B chunk", {2048, 128256}})                                                 \
+    }
+static const Op op = {"cross_entropy", loss_case, loss_prepare, loss_definition, loss_in_use, LOSS_SIZES};
+static const Op z_loss = {"z_loss", z_loss_case, loss_prepare, loss_definition, loss_in_use, LOSS_SIZES};
 
 #endif

@@ -4,7 +4,8 @@
  * instructions may come between two loads.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp dequantize.cu -o dequantize
- * with dequantize.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/vectors.cuh */
+ * with dequantize.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/flat.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/elementwise.cuh"
 #include "dequantize.h"
 

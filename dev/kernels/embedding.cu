@@ -5,7 +5,8 @@
  * a row.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp embedding.cu -o embedding
- * with embedding.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/embedding.cuh lib/ops/cuda/vectors.cuh */
+ * with embedding.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/embedding.cuh lib/ops/cuda/sum_rows.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/embedding.cuh"
 #include "embedding.h"
 
@@ -102,8 +103,7 @@ static const Version backward_versions[PAGE_VERSIONS] = {
      backward_first_owns},
     {"in use: sorted",
      "The op of lib/ops/cuda: tokens are sorted by id, blocks sum up 64 sorted tokens each, then the parts of a row "
-     "are "
-     "added in order. dx and the table's rows are loaded four tokens ahead.",
+     "are added in order. dx and the table's rows are loaded four tokens ahead.",
      backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

@@ -6,26 +6,26 @@
 /* The token's row of the table; -1 if this slice does not have it. */
 static int64_t row_of(const Case *c, int32_t id) { return slice_row(id, (int)c->size[5], (int)c->size[2]); }
 
-/* Fills the ids: of 100 tokens, `often` are the same one and `absent` are not in the table. Counts the rows of the
- * table and the tokens that a call touches. */
-static void draw_ids(Case *c, int often, int absent, int64_t *rows, int64_t *present) {
-    int64_t N = c->size[0], V = c->size[2], first = c->size[5];
+/* Fills the ids: of 100 tokens, size[3] are the same one and size[4] are not in the table, which is the tensor `table`.
+ * Sets what a call touches of it, and returns how many tokens are in it. */
+static int64_t draw_ids(Case *c, const char *table) {
+    int64_t N = c->size[0], V = c->size[2], first = c->size[5], rows = 0, present = 0;
     int32_t *ids = I("ids");
     char *seen = (char *)checked_malloc((size_t)V);
-    *rows = *present = 0;
     for (int64_t n = 0; n < N; n++) {
         int64_t percent = (int64_t)(mix64((uint64_t)n + 1) % 100);
         ids[n] += (int32_t)first;
-        if (percent < often) ids[n] = (int32_t)(first + V / 2);
-        else if (percent >= 100 - absent) ids[n] = (int32_t)(n % 2 ? first + V + n : first - 1 - n);
+        if (percent < c->size[3]) ids[n] = (int32_t)(first + V / 2);
+        else if (percent >= 100 - c->size[4]) ids[n] = (int32_t)(n % 2 ? first + V + n : first - 1 - n);
         int64_t row = row_of(c, ids[n]);
-        if (row >= 0) {
-            ++*present;
-            *rows += !seen[row];
-            seen[row] = 1;
-        }
+        if (row < 0) continue;
+        present++;
+        rows += !seen[row];
+        seen[row] = 1;
     }
     free(seen);
+    page_find(c, table)->touched = rows * (page_find(c, table)->touched / V);
+    return present;
 }
 
 // ---------------------------------------------------------------------------
@@ -38,11 +38,7 @@ static void forward_case(Case *c) { // size: N, C, V, often, absent, first
     writes(c, "x", IN_X, N, C);
 }
 
-static void forward_prepare(Case *c) {
-    int64_t rows, present;
-    draw_ids(c, (int)c->size[3], (int)c->size[4], &rows, &present);
-    page_find(c, "embed")->touched = rows * c->size[1] * (int64_t)sizeof(floatX);
-}
+static void forward_prepare(Case *c) { draw_ids(c, "embed"); }
 
 static void forward_definition(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
@@ -70,10 +66,7 @@ static void backward_case(Case *c) { // size: N, C, V, often, absent, first
 }
 
 static void backward_prepare(Case *c) {
-    int64_t rows, present, C = c->size[1];
-    draw_ids(c, (int)c->size[3], (int)c->size[4], &rows, &present);
-    page_find(c, "dembed")->touched = rows * C * (int64_t)sizeof(float);
-    page_find(c, "dx")->touched = present * C * (int64_t)sizeof(floatX);
+    page_find(c, "dx")->touched = draw_ids(c, "dembed") * c->size[1] * (int64_t)sizeof(floatX);
 }
 
 static void backward_definition(Case *c) {

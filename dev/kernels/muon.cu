@@ -4,7 +4,7 @@
  * load or store moves, and that nothing is read twice.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp muon.cu -o muon
- * with muon.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/muon.cuh
+ * with muon.h page.cuh page.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat.cuh lib/ops/cuda/muon.cuh
  * lib/ops/cuda/squared_norm.cuh lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/muon.cuh"
 #include "muon.h"

@@ -12,6 +12,8 @@
 
 enum { RATE_CALLS = 9, FLUSH_BYTES = 256 << 20 }; // more than twice any L2
 static const size_t COPY_BYTES = (size_t)2 << 30;
+#define FOR_CPU(...)
+#define FOR_GPU(...) __VA_ARGS__ // sizes that take a reasonable time on a GPU
 static const double FLOPS_UNIT = 1e12;
 static const char *const COLUMNS[3] = {"TFLOP/s", "of measured", "measured rates"};
 static struct {

@@ -85,13 +85,6 @@ typedef struct {
     const Op *op;
     const Version *versions; // (PAGE_VERSIONS) up to the first without a `run`
 } PageOp;
-#ifdef USE_CUDA // sizes that take a reasonable time on a CPU, and on a GPU
-#define FOR_CPU(...)
-#define FOR_GPU(...) __VA_ARGS__
-#else
-#define FOR_CPU(...) __VA_ARGS__
-#define FOR_GPU(...)
-#endif
 
 // ---------------------------------------------------------------------------
 // errors and memory
@@ -383,7 +376,7 @@ typedef struct {
 #include "page_fixtures.h"
 #endif
 #ifdef USE_CUDA
-#include "page.cuh" // defines: page_open, case_times, the units
+#include "page.cuh" // defines: page_open, case_times, FOR_CPU, FOR_GPU, the units
 #else
 #include "page_cpu.h" // defines the same for a CPU
 #endif

@@ -7,6 +7,8 @@
 #define PAGE_CPU_H
 #include "../../lib/ops/cpu/vectors.h" // defines: vfloat, vfma, vload, vstore, vstream
 
+#define FOR_CPU(...) __VA_ARGS__ // sizes that take a reasonable time on a CPU
+#define FOR_GPU(...)
 static const double FLOPS_UNIT = 1e9;
 static const char *const COLUMNS[3] = {"GFLOP/s", "of the roofline", "roofline"};
 
@@ -20,29 +22,26 @@ static void page_free(void *data) { free(data); }
 static void page_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void page_wait(const OpStream *on) { (void)on; }
 
-/* FLOPs done from registers by one thread: ten chains, enough for two units with a latency of four. */
-enum { PEAK_CHAINS = 10, PEAK_TURNS = 20000, PEAK_LANES = VL * PEAK_CHAINS * PEAK_TURNS };
-#define PEAK_LOOP(vector, step)                                                                                        \
-    vector sum[PEAK_CHAINS];                                                                                           \
-    memset(sum, 0, sizeof sum);                                                                                        \
-    __asm__ volatile("" : "+m"(sum)); /* equal chains, known to be equal, would be computed once */                    \
-    for (int k = 0; k < PEAK_TURNS; k++) {                                                                             \
-        _Pragma("GCC unroll 10") for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = step;                                  \
-    }                                                                                                                  \
-    __asm__ volatile("" : : "m"(sum));
-static __attribute__((noinline)) double peak_turns(int of_matmul) { // of_matmul: the inner loop of a matmul
+/* FLOPs done from registers by one thread: ten chains, enough for two units with a latency of four. of_matmul: with the
+ * instructions of a matmul's inner loop. */
+enum { PEAK_CHAINS = 10, PEAK_TURNS = 20000 };
+static __attribute__((noinline)) double peak_turns(int of_matmul) {
+    vfloat sum[PEAK_CHAINS] = ZERO, a = vrounded(vsplat(0.5f)), b = vrounded(vsplat(1.0f));
+    int pairs = 1;                    // multiplications and additions of a lane
+    __asm__ volatile("" : "+m"(sum)); // equal chains, known to be equal, would be computed once
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
-    if (of_matmul) {
-        __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F003F00), b = a;
-        __asm__("" : "+v"(a), "+v"(b));
-        PEAK_LOOP(__m512, _mm512_dpbf16_ps(sum[i], a, b))
-        return 4 * (double)PEAK_LANES;
+    for (int k = 0; k < PEAK_TURNS && of_matmul; k++) {
+#pragma GCC unroll 10
+        for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)a, (__m512bh)b);
     }
+    pairs += of_matmul;
 #endif
-    (void)of_matmul; // in fp32 it multiplies and adds as other loops do
-    vfloat a = vrounded(vsplat(0.5f)), b = vrounded(vsplat(1.0f));
-    PEAK_LOOP(vfloat, vfma(sum[i], a, b))
-    return 2 * (double)PEAK_LANES;
+    for (int k = 0; k < PEAK_TURNS && pairs == 1; k++) {
+#pragma GCC unroll 10
+        for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = vfma(sum[i], a, b);
+    }
+    __asm__ volatile("" : : "m"(sum));
+    return 2.0 * pairs * (int)VL * PEAK_CHAINS * PEAK_TURNS;
 }
 static double peak_rate(int threads, int of_matmul) { // FLOP/s of all threads together, starting together
     double flops = 0, start = 0;

@@ -24,39 +24,30 @@ static void forward_scalar(Case *c) {
     }
 }
 
+/* sum (n) = x + delta */
+static void add_vectors(floatX *sum, const floatX *x, const floatX *delta, int64_t n) {
+    for (int64_t i = 0; i < n; i += VL) store_x(sum + i, load_x(x + i, n - i) + load_x(delta + i, n - i), n - i);
+}
+/* out (C) = the norm of a row. The squares are those of the sum as it is stored: backward reads these bits. */
+static float norm_vectors(floatX *out, const floatX *row, const floatX *w, int64_t C) {
+    vfloat squares = vsplat(0);
+    for (int64_t i = 0; i < C; i += VL) squares = vfma(load_x(row + i, C - i), load_x(row + i, C - i), squares);
+    float rstd = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
+    for (int64_t i = 0; i < C; i += VL) store_x(out + i, load_x(row + i, C - i) * rstd * load_x(w + i, C - i), C - i);
+    return rstd;
+}
 static void forward_vectors(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    const floatX *x = X("x"), *delta = X("delta"), *w = X("w");
-    floatX *sum = X("sum"), *out = X("out");
-    float *rstd = F("rstd");
-    for (int64_t i = 0; i < N * C; i += VL)
-        store_x(sum + i, load_x(x + i, N * C - i) + load_x(delta + i, N * C - i), N * C - i);
-    for (int64_t n = 0; n < N; n++) {
-        const floatX *row = sum + n * C;
-        vfloat squares = vsplat(0);
-        for (int64_t i = 0; i < C; i += VL) squares = vfma(load_x(row + i, C - i), load_x(row + i, C - i), squares);
-        rstd[n] = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
-        for (int64_t i = 0; i < C; i += VL)
-            store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
-    }
+    floatX *sum = X("sum");
+    add_vectors(sum, X("x"), X("delta"), N * C);
+    for (int64_t n = 0; n < N; n++) F("rstd")[n] = norm_vectors(X("out") + n * C, sum + n * C, X("w"), C);
 }
-
 static void forward_fused(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    const floatX *x = X("x"), *delta = X("delta"), *w = X("w");
-    floatX *sum = X("sum"), *out = X("out");
-    float *rstd = F("rstd");
     for (int64_t n = 0; n < N; n++) {
-        floatX *row = sum + n * C;
-        vfloat squares = vsplat(0);
-        for (int64_t i = 0; i < C; i += VL) {
-            store_x(row + i, load_x(x + n * C + i, C - i) + load_x(delta + n * C + i, C - i), C - i);
-            vfloat v = load_x(row + i, C - i); // as stored: backward reads these bits
-            squares = vfma(v, v, squares);
-        }
-        rstd[n] = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
-        for (int64_t i = 0; i < C; i += VL)
-            store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
+        floatX *row = X("sum") + n * C;
+        add_vectors(row, X("x") + n * C, X("delta") + n * C, C);
+        F("rstd")[n] = norm_vectors(X("out") + n * C, row, X("w"), C);
     }
 }
 

@@ -5,59 +5,43 @@
  * over all rows, which many blocks must share in an order that does not change from run to run.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp rmsnorm.cu -o rmsnorm
- * with page.cuh page.h rmsnorm.h lib/device/kernel.h lib/ops/cuda/rmsnorm.cuh lib/ops/cuda/vectors.cuh */
+ * with page.cuh page.h rmsnorm.h lib/device/kernel.h lib/ops/cuda/rmsnorm.cuh lib/ops/cuda/sum_rows.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/rmsnorm.cuh"
 #include "rmsnorm.h"
 
 // ---------------------------------------------------------------------------
 // forward
 
-// Thread n computes row n. Neighbouring threads read C elements apart: for each element, 2 bytes in bf16,
-// memory delivers a sector of 32.
+// LANES threads share a row, each with one element per step: one thread, or a warp. Neighbouring threads with a row
+// each read C elements apart: for each element, 2 bytes in bf16, memory delivers a sector of 32.
+template <int LANES>
 static __global__ void __launch_bounds__(128)
     forward_kernel1(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
                     int64_t N, int64_t C) {
-    int64_t n = thread_number();
+    int64_t n = thread_number() / LANES, row = n * C;
+    int lane = threadIdx.x % LANES;
     if (n >= N) return;
     float squares = 0;
-    for (int64_t i = n * C; i < (n + 1) * C; i++) {
-        sum[i] = from_float(to_float(x[i]) + to_float(delta[i]));
-        squares += to_float(sum[i]) * to_float(sum[i]); // of the rounded sum: backward reads these bits
-    }
-    rstd[n] = 1.0f / sqrtf(squares / (float)C + EPS);
-    for (int64_t i = 0; i < C; i++) out[n * C + i] = from_float(to_float(sum[n * C + i]) * rstd[n] * to_float(w[i]));
-}
-static void forward_row_a_thread(Case *c) {
-    KERNEL(c->on, forward_kernel1, blocks_for(c->size[0], 128), 128, 0, X("out"), F("rstd"), X("sum"), X("x"),
-           X("delta"), X("w"), c->size[0], c->size[1]);
-}
-
-// One warp per row, one element per lane and step; four warps per block.
-static __global__ void __launch_bounds__(128)
-    forward_kernel2(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
-                    int64_t N, int64_t C) {
-    int64_t n = thread_number() / WARP, row = n * C;
-    int lane = threadIdx.x % WARP;
-    if (n >= N) return;
-    float squares = 0;
-    for (int64_t i = lane; i < C; i += WARP) {
+    for (int64_t i = lane; i < C; i += LANES) {
         floatX s = from_float(to_float(x[row + i]) + to_float(delta[row + i]));
         sum[row + i] = s;
-        squares += to_float(s) * to_float(s);
+        squares += to_float(s) * to_float(s); // of the rounded sum: backward reads these bits
     }
-    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + EPS);
+    float scale = 1.0f / sqrtf((LANES == 1 ? squares : warp_sum(squares)) / (float)C + EPS);
     if (lane == 0) rstd[n] = scale;
-    for (int64_t i = lane; i < C; i += WARP) out[row + i] = from_float(to_float(sum[row + i]) * scale * to_float(w[i]));
+    for (int64_t i = lane; i < C; i += LANES)
+        out[row + i] = from_float(to_float(sum[row + i]) * scale * to_float(w[i]));
 }
-static void forward_row_a_warp(Case *c) {
-    KERNEL(c->on, forward_kernel2, blocks_for(c->size[0], 4), 128, 0, X("out"), F("rstd"), X("sum"), X("x"), X("delta"),
-           X("w"), c->size[0], c->size[1]);
+template <int LANES> static void forward_rows(Case *c) {
+    KERNEL(c->on, forward_kernel1<LANES>, blocks_for(c->size[0] * LANES, 128), 128, 0, X("out"), F("rstd"), X("sum"),
+           X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
-// As kernel 2, with W elements per lane and step. The row is kept in shared memory until its rstd is known.
+// A warp per row, with W elements per lane and step. The row is kept in shared memory until its rstd is known.
 template <int W>
 static __global__ void __launch_bounds__(128)
-    forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+    forward_kernel2(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
                     int64_t N, int64_t C) {
     DYN_SHARED(floatX, rows); // (4, C)
     int64_t n = thread_number() / WARP, row = n * C;
@@ -86,10 +70,10 @@ static __global__ void __launch_bounds__(128)
 }
 static void forward_vectors(Case *c) {
     int bytes = 4 * (int)c->size[1] * (int)sizeof(floatX), vectors = c->size[1] % WIDE == 0;
-    cuda_check(cudaFuncSetAttribute(vectors ? forward_kernel3<WIDE> : forward_kernel3<1>,
+    cuda_check(cudaFuncSetAttribute(vectors ? forward_kernel2<WIDE> : forward_kernel2<1>,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "asking for shared memory");
-    KERNEL_BY_WIDTH(c->on, vectors, WIDE, forward_kernel3, blocks_for(c->size[0], 4), 128, (size_t)bytes, X("out"),
+    KERNEL_BY_WIDTH(c->on, vectors, WIDE, forward_kernel2, blocks_for(c->size[0], 4), 128, (size_t)bytes, X("out"),
                     F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
@@ -97,11 +81,11 @@ static const Version forward_versions[PAGE_VERSIONS] = {
     {"1 one thread per row",
      "The scalar loop with the addition in it, one row per thread. A warp's loads are a row apart, so only a sixteenth "
      "of each memory sector is used at once (bf16); the caches, small for so many rows, must keep the rest.",
-     forward_row_a_thread},
+     forward_rows<1>},
     {"2 one warp per row",
      "Lanes take adjacent elements and add up their sums by five shuffles: a warp reads whole sectors of 32 bytes, two "
      "at a time in bf16, four in fp32.",
-     forward_row_a_warp},
+     forward_rows<WARP>},
     {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until its rstd is known.",
      forward_vectors},
     {"in use", "The op of lib/ops/cuda.", forward_in_use}};
@@ -130,8 +114,8 @@ static __global__ void __launch_bounds__(128) dx_kernel(floatX *dx, float *dw, c
         dx[row + i] = from_float(scale * (g - y * mean) + to_float(dx[row + i])); // dx held the residual's gradient
     }
 }
-static void backward_atomic(Case *c) {
-    KERNEL(c->on, dx_kernel<true>, blocks_for(c->size[0], 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"),
+template <bool ATOMIC> static void dx_rows(Case *c) {
+    KERNEL(c->on, dx_kernel<ATOMIC>, blocks_for(c->size[0], 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"),
            X("w"), c->size[0], c->size[1]);
 }
 
@@ -159,8 +143,7 @@ static void backward_two_stages(Case *c) {
     dim3 grid(blocks_for(C, DW_COLS), (unsigned)blocks);
     KERNEL(c->on, dw_partial_kernel, grid, DW_COLS, 0, partial, X("dout"), X("x"), F("rstd"), N, C);
     KERNEL(c->on, dw_total_kernel, blocks_for(C, DW_COLS), DW_COLS, 0, F("dw"), partial, blocks, C);
-    KERNEL(c->on, dx_kernel<false>, blocks_for(N, 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"), X("w"), N,
-           C);
+    dx_rows<false>(c);
 }
 
 // A block has DW_ROWS rows, one after the other, and a thread the same W columns of each: x and dout are read once, and
@@ -203,7 +186,7 @@ static const Version backward_versions[PAGE_VERSIONS] = {
     {"1 atomic additions",
      "A warp per row; every dout y is added to its column of dw at once. N threads queue for each of the C sums, and "
      "the order of additions, hence the bits, changes from run to run.",
-     backward_atomic},
+     dx_rows<true>},
     {"2 two stages",
      "dw separately: sums over 32 rows, then over those sums, each in a fixed order, so the same bits on each run; but "
      "dout and x are read twice.",
@@ -214,8 +197,7 @@ static const Version backward_versions[PAGE_VERSIONS] = {
      backward_one_pass},
     {"in use",
      "The op of lib/ops/cuda: the next row's x, dout and residual gradient are under way while a row is computed and "
-     "the "
-     "block adds up its dot product. A barrier of the warp keeps their loads in front of the sum.",
+     "the block adds up its dot product. A barrier of the warp keeps their loads in front of the sum.",
      backward_in_use}};
 
 PAGE({&forward, forward_versions}, {&backward, backward_versions})

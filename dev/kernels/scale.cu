@@ -3,7 +3,8 @@
  * Each element is read and written once. All there is to gain is the number of bytes that one load or store moves.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp scale.cu -o scale
- * with page.cuh page.h scale.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/vectors.cuh */
+ * with page.cuh page.h scale.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/flat.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/elementwise.cuh"
 #include "scale.h"
 

@@ -5,8 +5,8 @@
  * elsewhere. Additions of integers give the same sum in any order.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp squared_norm.cu -o squared_norm
- * with page.cuh page.h squared_norm.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/squared_norm.cuh
- * lib/ops/cuda/vectors.cuh */
+ * with page.cuh page.h squared_norm.h lib/device/exact_sum.h lib/device/kernel.h lib/ops/cuda/flat.cuh
+ * lib/ops/cuda/squared_norm.cuh lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/squared_norm.cuh"
 #include "squared_norm.h"
 

@@ -5,7 +5,8 @@
  * the kernel is compiled.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp tree_sum.cu -o tree_sum
- * with page.cuh page.h tree_sum.h lib/device/kernel.h lib/ops/cuda/tree_sum.cuh lib/ops/cuda/vectors.cuh */
+ * with page.cuh page.h tree_sum.h lib/device/kernel.h lib/ops/cuda/flat.cuh lib/ops/cuda/tree_sum.cuh
+ * lib/ops/cuda/vectors.cuh */
 #include "../../lib/ops/cuda/tree_sum.cuh"
 #include "tree_sum.h"
 

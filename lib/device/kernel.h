@@ -38,7 +38,6 @@ typedef struct {
 } bf16;
 
 typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
-static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
 
 static inline size_t dtype_size(Dtype d) {
     static const size_t sizes[] = {4, 2, 1};

@@ -1,7 +1,7 @@
 /* adamw.cuh: AdamW on NVIDIA GPUs. The contract is in lib/ops/ops.h. */
 #ifndef CUDA_ADAMW_CUH
 #define CUDA_ADAMW_CUH
-#include "vectors.cuh" // defines: load_some, store_some, KERNEL_BY_WIDTH
+#include "flat.cuh" // defines: load_some, store_some, KERNEL_BY_WIDTH; includes vectors.cuh
 
 typedef struct {
     float keep;       // 1 - lr * weight_decay

@@ -7,7 +7,7 @@
 #ifndef CUDA_CROSS_ENTROPY_CUH
 #define CUDA_CROSS_ENTROPY_CUH
 #include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts, slice_row
-#include "vectors.cuh"     // defines: Waiting, fetch, unpack, store_some, warp_max, warp_sum, in_vectors
+#include "vectors.cuh"     // defines: Waiting, fetch, unpack, store, narrow, warp_max, warp_sum, in_vectors
 
 static constexpr int LOSS_TILE = 4; // vectors of logits that a thread loads before it uses the first
 enum {
@@ -31,7 +31,12 @@ template <int W, class T> DEVICE void fetch_logits(Waiting<W, T> &v, const T *ro
 /* Stores W elements of a gradient from i on, but not into the row's padding. */
 template <int W> DEVICE void store_gradient(float *row, int i, int, const float (&v)[W]) { store(row + i, v); }
 template <int W> DEVICE void store_gradient(bf16 *row, int i, int V, const float (&v)[W]) {
-    store_some(row + i, v, V - i);
+    bf16 *to = row + i;
+    int64_t n = V - i;
+    if (n >= W) store(to, v);
+    else
+        UNROLL for (int j = 0; j < W; j++)
+            if (j < n) narrow(to + j, v[j]);
 }
 /* Copies W logits to shared memory. */
 template <int W, class T> DEVICE void keep(T *shared, const Waiting<W, T> &v) {

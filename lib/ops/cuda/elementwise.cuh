@@ -5,7 +5,7 @@
  */
 #ifndef CUDA_ELEMENTWISE_CUH
 #define CUDA_ELEMENTWISE_CUH
-#include "vectors.cuh" // defines: load_some, store_some, filling_grid, KERNEL_BY_WIDTH
+#include "flat.cuh" // defines: load_some, store_some, filling_grid, KERNEL_BY_WIDTH; includes vectors.cuh
 
 template <int W>
 __global__ void __launch_bounds__(BLOCK) cast_to_bf16_kernel(bf16 *out, const float *in, int64_t count) {

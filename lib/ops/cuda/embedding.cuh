@@ -1,7 +1,7 @@
 /* embedding.cuh: the embedding and its gradient on NVIDIA GPUs. The contracts are in lib/ops/ops.h. */
 #ifndef CUDA_EMBEDDING_CUH
 #define CUDA_EMBEDDING_CUH
-#include "vectors.cuh" // defines: slice_row, fetch, unpack, load, store, add_rows, KERNEL_BY_WIDTH
+#include "sum_rows.cuh" // defines: add_rows; includes vectors.cuh: fetch, unpack, load, store, KERNEL_BY_WIDTH
 
 static constexpr int TOKEN_BLOCK = 64; // occurrences of tokens in a partial sum of the embedding's gradient
 static constexpr int TOKENS_AHEAD = 4; // rows of dx and of dembed that a thread loads ahead of adding them

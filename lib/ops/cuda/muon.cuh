@@ -7,7 +7,7 @@
 #ifndef CUDA_MUON_CUH
 #define CUDA_MUON_CUH
 #include "squared_norm.cuh" // defines: ExactSum, squared_norm_of
-#include "vectors.cuh"      // defines: load_some, store_some, filling_grid
+#include "flat.cuh"         // defines: load_some, store_some, filling_grid; includes vectors.cuh
 
 template <int W>
 __global__ void __launch_bounds__(BLOCK) muon_momentum_kernel(floatX *update, float *m, const float *g, int64_t count,

@@ -4,7 +4,7 @@
  */
 #ifndef CUDA_RMSNORM_CUH
 #define CUDA_RMSNORM_CUH
-#include "vectors.cuh" // defines: load, store, block_sum, add_rows, KERNEL_BY_WIDTH
+#include "sum_rows.cuh" // defines: add_rows; includes vectors.cuh: load, store, block_sum, KERNEL_BY_WIDTH
 
 static constexpr int NORM_ROWS = 32; // rows in one partial sum of the weight's gradient
 
@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         dot = 0;
         if (first < C) accumulate(x + n * C + first, dout + n * C + first, y, d, first_w, first_dw);
         ROLLED for (int i = first + step; i < C; i += step) {
-            load_some(other_dw, dw + i, n > begin ? W : 0);
+            UNROLL for (int j = 0; j < W; j++) other_dw[j] = 0;
+            if (n > begin) load(other_dw, dw + i);
             load(other_w, w + i);
             accumulate(x + n * C + i, dout + n * C + i, other_y, other_d, other_w, other_dw);
             store(dw + i, other_dw);

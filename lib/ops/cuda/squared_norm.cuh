@@ -5,8 +5,8 @@
  */
 #ifndef CUDA_SQUARED_NORM_CUH
 #define CUDA_SQUARED_NORM_CUH
-#include "../../device/exact_sum.h" // defines: ExactSum, exact_digits
-#include "vectors.cuh"             // defines: load, warp_sum, issue_loads, filling_grid, NORM_BLOCK
+#include "../../device/exact_sum.h" // defines: ExactSum, exact_digits, NORM_BLOCK
+#include "flat.cuh"                // defines: filling_grid; includes vectors.cuh: load, warp_sum, issue_loads
 
 /* A thread's part of an exact sum. Its digits are in registers, since every loop over them is unrolled. Digits are
  * integers, so warps add theirs to the total with atomics: any order gives the same sum. The host propagates carries

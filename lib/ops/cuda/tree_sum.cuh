@@ -4,7 +4,7 @@
  */
 #ifndef CUDA_TREE_SUM_CUH
 #define CUDA_TREE_SUM_CUH
-#include "vectors.cuh" // defines: load_some, store_some, KERNEL
+#include "flat.cuh" // defines: load_some, store_some, KERNEL; includes vectors.cuh
 
 /* A thread sums W elements over all n < 2^LEVELS pieces by a binary tree. level[b] is a finished left half, the sum of
  * 2^b pieces, that waits for its right half. The indices of level[] are constants once the loops are unrolled, so it

@@ -21,10 +21,6 @@
 static constexpr int WARP = 32;
 static constexpr int BLOCK = 256;      // threads in a block, unless a kernel says otherwise
 static constexpr int MAX_BLOCK = 1024; // threads that a block can have
-static constexpr int SUM_LANES = 8;    // threads that share the rows of a sum over rows (add_rows)
-
-/* The number of this thread in a grid of blocks of BLOCK threads. */
-DEVICE int64_t thread_of_grid() { return (int64_t)blockIdx.x * BLOCK + threadIdx.x; }
 
 // ---------------------------------------------------------------------------
 // conversions
@@ -136,25 +132,6 @@ template <bool ONCE = false, int W> DEVICE void store(bf16 *p, const float (&v)[
         else store_vector((uint4 *)p, x);
     }
 }
-template <int W> DEVICE void store_shared(float *p, const float (&v)[W]) {
-    if constexpr (W == 1) *p = v[0];
-    else *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
-}
-
-/* The same at the end of a tensor, where only n elements are left: the others are 0, and are not stored. */
-template <bool ONCE = false, int W, class T>
-DEVICE void load_some(float (&v)[W], const T *p, int64_t n) {
-    if (n >= W) load<ONCE>(v, p);
-    else
-        UNROLL for (int j = 0; j < W; j++) v[j] = j < n ? widen(p[j]) : 0.0f;
-}
-template <bool ONCE = false, int W, class T>
-DEVICE void store_some(T *p, const float (&v)[W], int64_t n) {
-    if (n >= W) store<ONCE>(p, v);
-    else
-        UNROLL for (int j = 0; j < W; j++)
-            if (j < n) narrow(p + j, v[j]);
-}
 
 // ---------------------------------------------------------------------------
 // sums over warps and blocks; their order is fixed
@@ -176,31 +153,6 @@ DEVICE float block_sum(float x, float *sums) {
     if (lane == 0) sums[warp] = x;
     __syncthreads();
     return warp_sum(lane < warps ? sums[lane] : 0.0f);
-}
-
-/* out (width) += the sum over the n rows of in (n, width). The block has (WARP, SUM_LANES) threads: a thread adds up W
- * columns of every SUM_LANES-th row, and then the SUM_LANES partial sums of a column are added in order. blockIdx.y
- * says which columns. sums (SUM_LANES * WARP * W) is shared memory. */
-template <int W>
-DEVICE void add_rows(float *out, const float *in, int64_t n, int width, float *sums) {
-    int column = ((int)blockIdx.y * WARP + (int)threadIdx.x) * W;
-    float sum[W] = {}, v[W];
-    if (column < width)
-#pragma unroll 16
-        for (int64_t k = threadIdx.y; k < n; k += SUM_LANES) {
-            load(v, in + k * width + column);
-            for (int j = 0; j < W; j++) sum[j] += v[j];
-        }
-    store_shared(sums + ((int)threadIdx.y * WARP + (int)threadIdx.x) * W, sum);
-    __syncthreads();
-    if (threadIdx.y || column >= width) return;
-    for (int lane = 1; lane < SUM_LANES; lane++) {
-        load(v, sums + (lane * WARP + (int)threadIdx.x) * W);
-        for (int j = 0; j < W; j++) sum[j] += v[j];
-    }
-    load(v, out + column);
-    for (int j = 0; j < W; j++) v[j] += sum[j];
-    store(out + column, v);
 }
 
 // ---------------------------------------------------------------------------
@@ -252,12 +204,6 @@ static unsigned grid_of(int64_t blocks) {
                     "--seq, or more ranks",
                     blocks);
     return (unsigned)blocks;
-}
-
-/* As many blocks as keep the GPU busy, if there is work for them. Only for kernels whose result does not depend on the
- * number of blocks. */
-static unsigned filling_grid(const OpStream *on, int64_t blocks) {
-    return (unsigned)min_i64(blocks, 4 * (int64_t)on->multiprocessors);
 }
 
 #endif
