@@ -5,8 +5,9 @@
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp cast.cu -o cast
  * with cast.h page.cuh page.h lib/device/kernel.h lib/ops/cuda/elementwise.cuh lib/ops/cuda/flat.cuh
- * lib/ops/cuda/vectors.cuh */
-#include "../../lib/ops/cuda/elementwise.cuh"
+ * lib/ops/cuda/tree_sum.cuh lib/ops/cuda/vectors.cuh */
+#include "../../lib/ops/cuda/elementwise.cuh" // defines: cuda_cast_to_bf16
+#include "../../lib/ops/cuda/tree_sum.cuh"    // defines: cuda_tree_sum, for fp32
 #include "cast.h"
 
 // Thread i converts W elements from i W on; a shorter tail is taken one by one.
