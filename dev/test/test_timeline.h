@@ -23,6 +23,10 @@ static void trace_body(Job *j, int rank) {
     int equal =
         o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
         trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.rec.max_events;
+    Loader *l = &trainer->loader;
+    l->stop = 0; // train has closed the loader, perhaps before its workers had read the step that follows
+    while (l->claimed < l->steps * l->samples) loader_read(l, loader_claim(l), l->workers[0].raw);
+    l->stop = 1;
     int64_t before = own_allocations;
     train_step(trainer, trainer->job->run.steps + 1);
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
