@@ -184,9 +184,9 @@ enum { LORA_TARGETS = sizeof lora_targets / sizeof lora_targets[0] };
 
 /* The index in lora_targets of a matrix, or of the matrix that an adapter belongs to; -1: LoRA cannot adapt it. */
 static int lora_target(WeightKind kind) {
+    if (kind >= W_Q_A) return ((int)kind - (int)W_Q_A) / 2; // A and B of each target, in the order of lora_targets
     for (int i = 0; i < LORA_TARGETS; i++)
-        if (lora_targets[i].kind == kind || (int)kind == (int)W_Q_A + 2 * i || (int)kind == (int)W_Q_B + 2 * i)
-            return i;
+        if (lora_targets[i].kind == kind) return i;
     return -1;
 }
 static WeightKind lora_a(WeightKind matrix) { return (WeightKind)((int)W_Q_A + 2 * lora_target(matrix)); }
@@ -468,16 +468,10 @@ static void table_close(TensorTable *t) {
 // ---------------------------------------------------------------------------
 // looking things up
 
-/* The virtual stage of a block that this rank has. */
-static const Stage *table_stage(const TensorTable *t, int block) {
+/* The unit of a block that this rank has, and the unit of its adapters. */
+static int table_block_unit(const TensorTable *t, int block) {
     const Stage *stage = t->stages;
     while (block < stage->first_block || block >= stage->first_block + stage->num_blocks) stage++;
-    return stage;
-}
-
-/* The unit of a block, and the unit of its adapters. */
-static int table_block_unit(const TensorTable *t, int block) {
-    const Stage *stage = table_stage(t, block);
     return stage->first_unit + (block - stage->first_block) / t->blocks_per_unit;
 }
 static int table_block_adapters(const TensorTable *t, int block) {

@@ -205,8 +205,7 @@ static UnitState *unit_state(Optimizer *o, const FsdpUnit *u) { return &o->state
 static void fetch_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
-    StreamKind before = dev->current_stream;
-    if (o->offloaded) device_set_stream(dev, STREAM_FETCH);
+    StreamKind before = device_set_stream(dev, o->offloaded ? STREAM_FETCH : dev->current_stream);
     device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
@@ -222,8 +221,7 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = unit_state(o, u);
     if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);
-    StreamKind before = dev->current_stream;
-    if (o->offloaded) device_set_stream(dev, STREAM_STORE);
+    StreamKind before = device_set_stream(dev, o->offloaded ? STREAM_STORE : dev->current_stream);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)state_elements(u, (StateKind)k);
@@ -259,19 +257,18 @@ static void update_unit(Optimizer *o, const FsdpUnit *u, UpdatePass pass, floatX
     const UnitState *s = unit_state(o, u);
     ShardPiece p;
     for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
+        if (pass == PASS_MOMENTUM && !p.tensor->is_muon) continue;
         if (p.tensor->is_frozen) {
-            // Muon's iterations run over whole matrices of the unit, also over frozen ones, whose update is zero
-            if (pass == PASS_MOMENTUM && p.tensor->is_muon)
-                device_zero(o->fsdp->dev, shard + p.at, sizeof(floatX) * (size_t)p.count);
+            // Muon's iterations run over whole matrices of the unit, also over frozen ones, whose update is zero.
+            if (pass == PASS_MOMENTUM) device_zero(o->fsdp->dev, shard + p.at, sizeof(floatX) * (size_t)p.count);
             continue;
         }
         float *master = (float *)s->at[STATE_MASTER] + p.at, *grad = (float *)s->at[STATE_GRAD] + p.at;
         float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at;
         floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
         float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
-        if (pass == PASS_MOMENTUM) {
-            if (p.tensor->is_muon) // exp_avg is the momentum; the shard receives Nesterov's update
-                muon_momentum(o->fsdp->dev, shard + p.at, exp_avg, grad, p.count, o->muon.momentum, a->grad_scale);
+        if (pass == PASS_MOMENTUM) { // exp_avg is the momentum; the shard receives Nesterov's update
+            muon_momentum(o->fsdp->dev, shard + p.at, exp_avg, grad, p.count, o->muon.momentum, a->grad_scale);
         } else if (p.tensor->is_muon) {
             // so scaled, the orthogonal update has the root mean square of AdamW's (Liu et al. 2025, section 2.2)
             float scale = 0.2f * sqrtf((float)max_i64(p.tensor->whole_rows, p.tensor->whole_cols));

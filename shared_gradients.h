@@ -31,8 +31,7 @@ static int64_t copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer,
     for (int i = table->units[first].first_tensor; i < table->units[end - 1].end_tensor; i++) {
         const Tensor *t = &table->tensors[i];
         const FsdpUnit *u = &fsdp->units[t->unit];
-        if (u->table_unit->frozen) continue;
-        if (t->row->split != SPLIT_NONE) continue;
+        if (u->table_unit->frozen || t->row->split != SPLIT_NONE) continue;
         int64_t begin, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &begin);
         float *grad = u->grad + (t->offset + begin - u->state_begin);
         size_t bytes = sizeof(float) * count;
@@ -78,12 +77,14 @@ static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
     int is_first_stage = t->embed >= 0, peer = is_first_stage ? t->part.pp - 1 : 0;
     float *received = s->tied_buffer, *sent = received + u->state_count;
     device_copy(fsdp->dev, sent, u->grad, sizeof(float) * u->state_count);
-    Request *send = &s->tied_requests[is_first_stage ? 0 : 1], *receive = &s->tied_requests[is_first_stage ? 1 : 0];
-    size_t n = u->state_count;
-    // The last stage receives first: over NCCL, two ranks that both send first would wait for each other.
-    if (is_first_stage) send_start(fsdp->comm, send, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
-    receive_start(fsdp->comm, receive, AXIS_PP, peer, "gradient of the tied weight", received, n, DTYPE_F32);
-    if (!is_first_stage) send_start(fsdp->comm, send, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
+    const char *name = "gradient of the tied weight";
+    for (int i = 0; i < 2; i++) {
+        // The last stage receives first: over NCCL, two ranks that both send first would wait for each other.
+        int sends = is_first_stage == (i == 0);
+        Request *request = &s->tied_requests[i];
+        if (sends) send_start(fsdp->comm, request, AXIS_PP, peer, name, sent, u->state_count, DTYPE_F32);
+        else receive_start(fsdp->comm, request, AXIS_PP, peer, name, received, u->state_count, DTYPE_F32);
+    }
     for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &s->tied_requests[i]);
 }
 
@@ -97,23 +98,15 @@ static void sum_tied_weight(SharedGradients *s) {
     FsdpUnit *u = &fsdp->units[unit];
     const Tensor *weight = &t->tensors[u->table_unit->first_tensor];
     int64_t first, count = tensor_overlap(weight, u->state_begin, u->state_begin + u->state_count, &first);
-    if (t->part.pp > 1) {
-        exchange_tied_gradient(s, u);
-        if (count) tree_sum(fsdp->dev, u->grad, s->tied_buffer, DTYPE_F32, 1, count, 1);
-        return;
-    }
-    float *head = fsdp->units[t->head].grad;
-    if (count) tree_sum(fsdp->dev, u->grad, head, DTYPE_F32, 1, count, 1);
-    if (count) tree_sum(fsdp->dev, head, u->grad, DTYPE_F32, 1, count, 0);
+    int over_pp = t->part.pp > 1;
+    float *other_copy = over_pp ? s->tied_buffer : fsdp->units[t->head].grad;
+    if (over_pp) exchange_tied_gradient(s, u);
+    if (count) tree_sum(fsdp->dev, u->grad, other_copy, DTYPE_F32, 1, count, 1);
+    if (count && !over_pp) tree_sum(fsdp->dev, other_copy, u->grad, DTYPE_F32, 1, count, 0);
 }
 
 // ---------------------------------------------------------------------------
 // both kinds of weights
-
-static void sum_shared_gradients(SharedGradients *s) {
-    sum_tp_replicated(s);
-    sum_tied_weight(s);
-}
 
 static void shared_gradients_open(SharedGradients *s, Fsdp *fsdp) {
     Device *dev = fsdp->dev;

@@ -13,7 +13,7 @@
 #include "lib/ops/ops.h"        // defines: each op; Logits, ZLoss, AttentionShape; LOGIT_ROWS, LOGITS (defaults)
 #include "llama3.h" // defines: Llama3Config, WeightKind, TensorTable, its Units (what FSDP shards at once), Stage
 #include "fsdp.h"   // defines: Fsdp, FsdpUnit (a Unit's buffers), ReshardPoint (when they may be freed)
-#include "shared_gradients.h"       // defines: sum_shared_gradients
+#include "shared_gradients.h"       // defines: sum_tp_replicated, sum_tied_weight
 #include "optimizer.h"              // defines: AdamW (its settings), Optimizer, learning_rate_at, clip_coefficient
 #include "tensor_parallel.h"        // defines: TensorParallel (its tokens are n), TpBuffer, tp_all_gather_tokens, …
 #include "context_parallel.h"       // defines: ContextParallel, KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
@@ -792,7 +792,8 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     device_record_event(&p->dev, &batch->fed); // after it the loader may refill the batch
     fsdp_finish_gradients(&p->fsdp);
     device_phase(&p->dev, "optimizer", NULL);
-    sum_shared_gradients(&trainer->shared_gradients);
+    sum_tp_replicated(&trainer->shared_gradients);
+    sum_tied_weight(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
     gradient_squared_norm(&p->fsdp, &trainer->reports.sums[SUM_SQUARED_NORM]); // of the elements that this rank owns

@@ -10,7 +10,7 @@
 
 /* The leaders of all groups. All ranks call it; the caller frees the result. */
 static int *layout_read_back(Comm *comm) {
-    int mine[AXES], *leaders = (int *)checked_malloc(sizeof(int) * AXES * (size_t)comm->mesh.world);
+    int mine[AXES], *leaders = new_array(int, AXES * comm->mesh.world);
     for (int a = 0; a < AXES; a++) mine[a] = comm->hosts->group_member(comm, &comm->groups[a], 0);
     all_gather_now(comm, AXIS_WORLD, "layout", mine, leaders, sizeof mine);
     return leaders;
@@ -19,7 +19,7 @@ static int *layout_read_back(Comm *comm) {
 /* How many groups of an axis have members on several hosts, so that their traffic crosses the network. */
 static int groups_across_hosts(const Mesh *mesh, const int *leaders, int axis, const int *hosts) {
     int count = 0;
-    char *crosses = (char *)checked_malloc((size_t)mesh->world);
+    char *crosses = new_array(char, mesh->world);
     for (int r = 0; r < mesh->world; r++) {
         int leader = leaders[r * AXES + axis];
         if (hosts[r] == hosts[leader] || crosses[leader]) continue;

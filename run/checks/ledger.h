@@ -6,7 +6,7 @@
  */
 #ifndef LEDGER_H
 #define LEDGER_H
-#include "../../lib/io/json.h" // defines: json_add_integer, json_add_flops, json_write_line
+#include "../../lib/io/json.h" // defines: json_add_integer, json_add_flops, text_stream_open
 #include "traffic.h"           // defines: expected_traffic
 
 typedef enum { EXPECTED, DRY_RUN, MEASURED, SOURCES } FigureSource;
@@ -20,10 +20,13 @@ static int traffic_equal(Traffic a, Traffic b) { return a.calls == b.calls && a.
 
 static int is_unused(Traffic t) { return !t.calls && !t.bytes; }
 
-/* Prints the ledger, or only counts if `f` is NULL. Returns how many rows differ. */
-static int ledger_print(const Ledger *l, FILE *f) {
+/* Ends the run if any figures differ, after it has printed all of them. */
+static void ledger_check(const Ledger *l, int rank) {
     int differences = 0;
-    if (f) fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "axis", "collective", "expected", "dry run", "measured");
+    char *table;
+    size_t length;
+    FILE *f = text_stream_open(&table, &length);
+    fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "axis", "collective", "expected", "dry run", "measured");
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         int axis = i / COLLECTIVES, op = i % COLLECTIVES;
         Traffic expected = l->traffic[EXPECTED][axis][op], dry_run = l->traffic[DRY_RUN][axis][op];
@@ -31,7 +34,7 @@ static int ledger_print(const Ledger *l, FILE *f) {
         int equal = traffic_equal(expected, dry_run) && traffic_equal(expected, measured);
         const char *mark = equal ? "" : "  <- different";
         differences += !equal;
-        if (!f || (equal && is_unused(expected))) continue;
+        if (equal && is_unused(expected)) continue;
         fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " calls%s\n", axis_names[axis],
                 collective_names[op], expected.calls, dry_run.calls, measured.calls, mark);
         fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " bytes%s\n", "", "", expected.bytes,
@@ -40,20 +43,17 @@ static int ledger_print(const Ledger *l, FILE *f) {
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         int equal = l->dry_run_memory[c] == l->measured_memory[c];
         differences += !equal;
-        if (f)
-            fprintf(f, "  %-13s %-15s %14s %14zu %14zu bytes%s\n", "memory", mem_category_names[c], "",
-                    l->dry_run_memory[c], l->measured_memory[c], equal ? "" : "  <- different");
+        fprintf(f, "  %-13s %-15s %14s %14zu %14zu bytes%s\n", "memory", mem_category_names[c], "",
+                l->dry_run_memory[c], l->measured_memory[c], equal ? "" : "  <- different");
     }
-    return differences;
-}
-
-static void ledger_check(const Ledger *l, int rank) {
-    int differences = ledger_print(l, NULL);
-    if (!differences) return;
-    ledger_print(l, stderr);
-    run_failure("%s: expected, dry-run and measured figures of the first step differ in %d rows (table above): "
-                "the program did not communicate or allocate what these options ask for, which is a bug in it",
-                rank_name(rank), differences);
+    text_stream_close(f);
+    if (differences) {
+        fputs(table, stderr);
+        run_failure("%s: expected, dry-run and measured figures of the first step differ in %d rows (table above): "
+                    "the program did not communicate or allocate what these options ask for, which is a bug in it",
+                    rank_name(rank), differences);
+    }
+    free(table);
 }
 
 // ---------------------------------------------------------------------------

@@ -53,8 +53,7 @@ static double outlier_z_score(const OutlierWindow *w, int size, double value) {
     if (least == most) return 0; // rounding would leave a tiny deviation
     double mean = sum / size;
     for (int i = 0; i < size; i++) squares += (w->values[i] - mean) * (w->values[i] - mean);
-    double deviation = sqrt(squares / size);
-    return (value - mean) / deviation;
+    return (value - mean) / sqrt(squares / size);
 }
 
 /* Keeps the newest `size` values of windows that come from a checkpoint; size 0 clears them. */

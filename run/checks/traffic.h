@@ -66,15 +66,14 @@ static RankLayout rank_layout(const Llama3Config *c, int world, int rank, const 
     l.micro_batches = run->accum;
     l.tokens = run->batch * (run->seq / l.cp);
     l.activation_bytes = (l.tokens + l.tp - 1) / l.tp * c->C * (int64_t)sizeof(floatX);
-    int64_t every = run->recompute == RECOMPUTE_EVERY ? run->recompute_every : 0;
-    int recomputes_all = run->recompute == RECOMPUTE_FULL;
+    int64_t every = run->recompute == RECOMPUTE_EVERY ? run->recompute_every : 0; // 0: no block is recomputed
+    if (run->recompute == RECOMPUTE_FULL) every = 1;
     for (int v = 0; v < run->pp_chunks; v++) {
         int begin, stage = v * (int)l.pp + (int)l.pp_rank;
         int count = stage_blocks(c->L, (int)l.pp * run->pp_chunks, run->pp_light_ends, stage, &begin);
         l.blocks += count;
         l.has_block_0 |= stage == 0 && count > 0;
-        for (int block = begin; block < begin + count; block++)
-            l.recomputed += recomputes_all || (every && block % every == 0);
+        for (int block = begin; block < begin + count; block++) l.recomputed += every && block % every == 0;
     }
     return l;
 }

@@ -21,30 +21,16 @@ enum { HISTORY_BUCKETS = 512 };
 
 /* val_loss has lines of its own. From CURVE_COMPUTE on, a curve is a part of rank 0's seconds: it computes, waits for
  * communication over an axis, waits for something else (all waits, in lines without axes), or waits for samples. */
+// clang-format off
 typedef enum {
-    CURVE_VALIDATION,
-    CURVE_LOSS,
-    CURVE_RATE,
-    CURVE_LR,
-    CURVE_NORM,
-    CURVE_SECONDS,
-    CURVE_TOKENS,
-    CURVE_SHARE,
-    CURVE_MFU,
-    CURVE_COMPUTE,
-    CURVE_FSDP,
-    CURVE_REPLICATE,
-    CURVE_TP,
-    CURVE_CP,
-    CURVE_PP,
-    CURVE_WORLD,
-    CURVE_OTHER,
-    CURVE_DATA,
+    CURVE_VALIDATION, CURVE_LOSS, CURVE_RATE, CURVE_LR, CURVE_NORM, CURVE_SECONDS, CURVE_TOKENS, CURVE_SHARE, CURVE_MFU,
+    CURVE_COMPUTE, CURVE_FSDP, CURVE_REPLICATE, CURVE_TP, CURVE_CP, CURVE_PP, CURVE_WORLD, CURVE_OTHER, CURVE_DATA,
     CURVES
 } Curve;
 static const char *const curve_keys[CURVES] = {
     "val_loss", "loss", "tokens_per_s", "lr", "grad_norm", "seconds", "tokens", "matmul_share", "mfu",
-    "compute",  "fsdp", "dp_replicate", "tp", "cp",        "pp",      "world",  "other",        "data"};
+    "compute", "fsdp", "dp_replicate", "tp", "cp", "pp", "world", "other", "data"};
+// clang-format on
 
 enum { COUNT_STEPS, COUNT_SKIPS, COUNT_SAVES, COUNT_RESUMES, COUNTS };
 static const char *const count_keys[COUNTS] = {"steps", "skips", "saves", "resumes"};
@@ -182,7 +168,7 @@ static void history_read(History *h, const char *path, int64_t limit) {
     size_t room = 0;
     FILE *f = fopen(path, "r");
     if (!f) return;
-    for (ssize_t length = getline(&text, &room, f); length > 0; length = getline(&text, &room, f)) {
+    while (getline(&text, &room, f) > 0) {
         cJSON *line = cJSON_Parse(text);
         history_add_line(h, line, limit);
         cJSON_Delete(line);
