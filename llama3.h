@@ -324,27 +324,25 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     Unit *u = &t->units[unit];
     Tensor *tensor = &t->tensors[t->num_tensors++];
     int tp = t->part.tp, tp_rank = t->part.tp_rank;
-    int64_t whole[2] = {dim_size(c, row->rows), dim_size(c, row->cols)};
-    int64_t begin[2] = {0, 0}, count[2] = {whole[0], whole[1]}, largest[2] = {whole[0], whole[1]};
-    if (row->split != SPLIT_NONE) {
-        int d = row->split == SPLIT_COLUMNS;
-        begin[d] = split_begin(whole[d], tp, tp_rank);
-        count[d] = split_count(whole[d], tp, tp_rank);
-        largest[d] = (whole[d] + tp - 1) / tp;
+    tensor->rows = tensor->whole_rows = dim_size(c, row->rows);
+    tensor->cols = tensor->whole_cols = dim_size(c, row->cols);
+    int64_t room = tensor->rows * tensor->cols; // elements of the largest part
+    if (row->split == SPLIT_ROWS) {
+        tensor->first_row = split_begin(tensor->whole_rows, tp, tp_rank);
+        tensor->rows = split_count(tensor->whole_rows, tp, tp_rank);
+        room = blocks_of(tensor->whole_rows, tp) * tensor->cols;
+    } else if (row->split == SPLIT_COLUMNS) {
+        tensor->first_col = split_begin(tensor->whole_cols, tp, tp_rank);
+        tensor->cols = split_count(tensor->whole_cols, tp, tp_rank);
+        room = tensor->rows * blocks_of(tensor->whole_cols, tp);
     }
-    int64_t elements = count[0] * count[1], room = largest[0] * largest[1];
+    int64_t elements = tensor->rows * tensor->cols;
     tensor->is_tied_copy = c->tied && row->kind == W_HEAD;
     snprintf(tensor->name, sizeof tensor->name, tensor->is_tied_copy ? llama3_tensors[W_EMBED].name : row->name, block);
     strcat(tensor->name, ".weight");
     tensor->row = row;
     tensor->unit = unit;
     tensor->index = tensor_index(c, row->kind, block);
-    tensor->rows = count[0];
-    tensor->cols = count[1];
-    tensor->first_row = begin[0];
-    tensor->first_col = begin[1];
-    tensor->whole_rows = whole[0];
-    tensor->whole_cols = whole[1];
     tensor->offset = row->fused ? end : round_up(u->size, TENSOR_ALIGN);
     if (u->offsets[row->kind] < 0) u->offsets[row->kind] = tensor->offset;
     u->size = (row->fused ? u->size : tensor->offset) + room;

@@ -51,9 +51,6 @@ static double mfu_flops_per_token(const TensorTable *table, const Llama3Config *
     return 6.0 * (double)computing + 12.0 * c->L * c->NH * c->HD * T;
 }
 
-// ---------------------------------------------------------------------------
-// a plain matmul on this rank
-
 /* FLOP/s of a plain matmul y (N, C) = x (N, C) · w (C, C), the fastest of several, in the compute dtype; 0 where such a
  * rate means nothing (CUDA emulated on a CPU). The measurement leaves no trace in the device's counts and timeline. */
 static double matmul_rate(Device *dev) {

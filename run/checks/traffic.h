@@ -178,15 +178,12 @@ static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Un
     const RunSettings *run = l->options;
     int64_t k = l->micro_batches, n = l->fsdp, reductions = run->accumulate == ACCUMULATE_LOCALLY ? 1 : k;
     int64_t blocks_shard = u->blocks_shard + u->adapters / n * (int64_t)sizeof(floatX);
-    int64_t block_gathers = u->block_units * (1 + l->has_adapters);
+    int64_t block_gathers = run->sharding == FULL_SHARD ? 2 * k : 1; // of each unit per step, and of its adapters
+    int64_t end_gathers = run->sharding == FULL_SHARD ? k : 1;
     Traffic reduce = {reductions * u->gradient_units, reductions * u->gradient_bytes / n * (n - 1)};
-    Traffic gather = {block_gathers + u->end_units, (blocks_shard + u->ends_shard) * (n - 1)};
-    if (run->sharding == FULL_SHARD) {
-        gather.calls = k * (2 * block_gathers + u->end_units);
-        gather.bytes = k * (2 * blocks_shard + u->ends_shard) * (n - 1);
-    }
-    if (run->sharding == NO_SHARD) gather = reduce;
-    out[ALL_GATHER] = gather;
+    Traffic gather = {block_gathers * u->block_units * (1 + l->has_adapters) + end_gathers * u->end_units,
+                      (block_gathers * blocks_shard + end_gathers * u->ends_shard) * (n - 1)};
+    out[ALL_GATHER] = run->sharding == NO_SHARD ? reduce : gather;
     out[REDUCE_SCATTER] = reduce;
     if (!uses_muon(run) || run->sharding == NO_SHARD) return;
     out[ALL_TO_ALL].calls = 2 * ((u->block_units + n - 1) / n);

@@ -52,7 +52,6 @@ static void logger_line(const Logger *l, FILE *f, cJSON *line) {
  * checkpoint that no line of metrics.jsonl has named yet; 0: none. */
 static void logger_open(Logger *l, const Options *o, const RunSettings *run, const Comm *comm, const Device *planned,
                         const Progress *at, int resumed, int64_t saved) {
-    const char *out = run->out;
     memset(l, 0, sizeof *l);
     l->run = run;
     l->comm = comm;
@@ -61,10 +60,10 @@ static void logger_open(Logger *l, const Options *o, const RunSettings *run, con
     l->saved = saved;
     run_data_open(&l->page, o, run, comm, planned, at->step);
     l->page.ranks = new_array(RankFigures, comm->mesh.world);
-    if (!out) return;
-    l->metrics = out_file_open(out, "metrics.jsonl", "a");
-    l->consumed = out_file_open(out, "samples.jsonl", "a");
-    sync_directory(out); // the files' names must be on disk before those of checkpoints
+    if (!run->out) return;
+    l->metrics = out_file_open(run->out, "metrics.jsonl", "a");
+    l->consumed = out_file_open(run->out, "samples.jsonl", "a");
+    sync_directory(run->out); // the files' names must be on disk before those of checkpoints
 }
 
 /* Describes the data of the following lines of samples.jsonl, and the sources of a mixture, unless a run with the same
