@@ -3,9 +3,7 @@
  */
 #ifndef INPUT_H
 #define INPUT_H
-#include "../device/base.h" // defines: user_error, file_kind
-#include <fcntl.h>
-#include <sys/stat.h>
+#include "../device/base.h" // defines: user_error, file_kind; includes the headers of POSIX
 
 /* Refuses a path if reading it may never end. `expected` says what it should be. */
 static inline void refuse_endless(const char *path, const struct stat *info, const char *expected) {

@@ -12,9 +12,7 @@ __attribute__((constructor)) static void json_set_allocator(void) {
     cJSON_InitHooks(&hooks);
 }
 
-static int by_key(const void *a, const void *b) {
-    return strcmp((*(const cJSON *const *)a)->string, (*(const cJSON *const *)b)->string);
-}
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* Refuses objects that hold a key twice, at any depth: readers disagree on which of the two values is valid. */
 static void json_refuse_duplicates(const cJSON *json, const char *path) {
@@ -22,14 +20,13 @@ static void json_refuse_duplicates(const cJSON *json, const char *path) {
     cJSON_ArrayForEach(item, json) json_refuse_duplicates(item, path);
     int count = 0, size = cJSON_GetArraySize(json); // of an object, its members
     if (!cJSON_IsObject(json) || size < 2) return;
-    const cJSON **items = new_array(const cJSON *, size);
-    cJSON_ArrayForEach(item, json) items[count++] = item;
-    qsort(items, (size_t)count, sizeof *items, by_key);
+    const char **keys = new_array(const char *, size);
+    cJSON_ArrayForEach(item, json) keys[count++] = item->string;
+    qsort(keys, (size_t)count, sizeof *keys, by_text);
     for (int i = 1; i < count; i++)
-        if (!strcmp(items[i - 1]->string, items[i]->string))
-            user_error("%s: the key \"%s\" occurs twice in one object: remove the one that is wrong", path,
-                       items[i]->string);
-    free(items);
+        if (!strcmp(keys[i - 1], keys[i]))
+            user_error("%s: the key \"%s\" occurs twice in one object: remove the one that is wrong", path, keys[i]);
+    free(keys);
 }
 
 /* Parses (length) `text`, which ends with a NUL and must be one JSON object; `expected` says of what. `path` is named
@@ -167,11 +164,10 @@ static inline const char *json_member_text(const char *object, const char *name,
 static inline char *valid_utf8(const char *text) {
     size_t length = strlen(text), used = 0;
     char *valid = (char *)checked_malloc(3 * length + 1);
-    for (size_t i = 0, n; i < length; i += n) {
+    for (size_t i = 0, n; i < length; i += n ? n : 1) {
         n = utf8_character_length((const uint8_t *)text + i, length - i);
         memcpy(valid + used, n ? text + i : "\xEF\xBF\xBD", n ? n : 3);
         used += n ? n : 3;
-        if (!n) n = 1;
     }
     return valid;
 }

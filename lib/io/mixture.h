@@ -30,11 +30,10 @@ typedef struct {
 /* Does `pattern`, a path or a glob, match a file? A path that exists is that file, whatever characters it has. */
 static int pattern_matches(const char *pattern) {
     struct stat info;
-    glob_t found;
-    if (!lstat(pattern, &info)) return 1;
-    if (glob(pattern, GLOB_NOSORT, NULL, &found)) return 0;
+    glob_t found = ZERO;
+    int matches = !lstat(pattern, &info) || !glob(pattern, GLOB_NOSORT, NULL, &found);
     globfree(&found);
-    return 1;
+    return matches;
 }
 
 /* Splits an entry PATTERN:WEIGHT. The text after the last colon is the weight, unless the entry as a whole matches
@@ -133,18 +132,13 @@ typedef struct {
     int64_t index;
 } MixtureSample;
 
-/* Sample i of source k must come before this sample of the schedule. */
-static int64_t sample_deadline(const Mixture *mixture, int k, int64_t i) {
-    return blocks_of((i + 1) * mixture->cycle, mixture->quota[k]);
-}
-
 /* Sample i of a source with quota q must not come before the schedule's sample floor(i·cycle / q), and must come
  * before ceil((i + 1)·cycle / q). Among the sources whose next sample may come, the one with the earliest deadline
  * gives it. This meets all deadlines, so that after n samples a source has given n·q / cycle, rounded up or down
  * (Baruah et al. 1996, P-fair scheduling). */
 static void mixture_fill(Mixture *mixture) {
     int64_t taken[MOST_SOURCES] = {0}, release[MOST_SOURCES] = {0}, deadline[MOST_SOURCES];
-    for (int k = 0; k < mixture->num_sources; k++) deadline[k] = sample_deadline(mixture, k, 0);
+    for (int k = 0; k < mixture->num_sources; k++) deadline[k] = blocks_of(mixture->cycle, mixture->quota[k]);
     for (int n = 0; n < mixture->cycle; n++) {
         int next = -1;
         for (int k = 0; k < mixture->num_sources; k++)
@@ -152,7 +146,7 @@ static void mixture_fill(Mixture *mixture) {
         mixture->source[n] = (uint8_t)next;
         mixture->before[n] = (int32_t)taken[next]++;
         release[next] = taken[next] * mixture->cycle / mixture->quota[next];
-        deadline[next] = sample_deadline(mixture, next, taken[next]);
+        deadline[next] = blocks_of((taken[next] + 1) * mixture->cycle, mixture->quota[next]);
     }
 }
 

@@ -4,8 +4,7 @@
  */
 #ifndef OUTPUT_H
 #define OUTPUT_H
-#include "../device/base.h" // defines: user_error
-#include <fcntl.h>
+#include "../device/base.h" // defines: user_error; includes the headers of POSIX
 #include <signal.h>
 
 /* Called first in main. A file that exceeds the size limit becomes an error like any other. Standard streams that were

@@ -78,56 +78,53 @@ typedef struct {
     uint64_t fingerprint;    // hash of all headers and of the mixture
 } Dataset;
 
-static void token_file_check(const TokenFile *f, int64_t bytes, int T, int vocab_size) {
-    const TokenFileHeader *h = &f->header;
-    if (h->version < 1 || h->version > TOKEN_FILE_VERSION)
-        user_error("%s has token file version %u, expected 1 or %d: make it again with dev/data/text.sh", f->path,
-                   h->version, (int)TOKEN_FILE_VERSION);
-    if (h->num_fingerprints > HEADER_FINGERPRINTS)
-        user_error("%s has %u further fingerprints of its tokenizer, expected at most %d: make it again with "
-                   "dev/data/text.sh",
-                   f->path, h->num_fingerprints, (int)HEADER_FINGERPRINTS);
-    if ((h->width != 2 && h->width != 4) || (h->flags & 255 & ~(uint32_t)TOKEN_FILE_MASKED))
-        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
-                   "dev/data/text.sh",
-                   f->path, h->width, h->flags & 255);
-    uint64_t bytes_per_token = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
-    if (h->count > UINT64_MAX / 8 || (uint64_t)(bytes - token_header_bytes(h)) != h->count * bytes_per_token)
-        user_error("%s is truncated or damaged: its header announces %" PRIu64 " tokens of %" PRIu64
-                   " bytes after the %" PRId64 " bytes of the header, but the file has %" PRId64
-                   " bytes: copy it again or make it again with dev/data/text.sh",
-                   f->path, h->count, bytes_per_token, token_header_bytes(h), bytes);
-    if (h->vocab_size > (uint32_t)vocab_size)
-        user_error(
-            "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
-            f->path, h->vocab_size, vocab_size, h->vocab_size);
-    uint32_t window = h->flags >> TOKEN_FILE_WINDOW_SHIFT;
-    if (window && window != (uint32_t)T)
-        user_error("%s has conversations packed into windows of %u tokens, --seq is %d: use --seq %u, or pack them "
-                   "again with tokens_llama3 --conversations --pack %d",
-                   f->path, window, T, window, T);
-}
-
+/* Opens a token file and checks its header. */
 static TokenFile token_file_open(const char *path, int T, int vocab_size) {
     TokenFile f = ZERO;
+    TokenFileHeader *h = &f.header;
     struct stat info;
     f.path = checked_strdup(path);
     f.fd = open_regular_file(path, &info);
     if (f.fd < 0) user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
-    f.header.document_end = f.header.front = NO_ID;
-    int64_t first = TOKEN_FILE_FIRST_BYTES, got = read_bytes_at(f.fd, &f.header, first, 0);
+    h->document_end = h->front = NO_ID;
+    int64_t first = TOKEN_FILE_FIRST_BYTES, got = read_bytes_at(f.fd, h, first, 0);
     if (got < 0) user_error("cannot read token file %s: %s", path, strerror(errno));
-    if (got != first || memcmp(f.header.magic, TOKEN_FILE_MAGIC, 8))
+    if (got != first || memcmp(h->magic, TOKEN_FILE_MAGIC, 8))
         user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
                    TOKEN_FILE_MAGIC);
-    int64_t rest = f.header.version == TOKEN_FILE_VERSION ? (int64_t)sizeof f.header - first : 0;
-    if (rest && read_bytes_at(f.fd, (char *)&f.header + first, rest, first) != rest)
+    int64_t rest = h->version == TOKEN_FILE_VERSION ? (int64_t)sizeof *h - first : 0;
+    if (rest && read_bytes_at(f.fd, (char *)h + first, rest, first) != rest)
         user_error("%s is truncated within its header, expected one of %d bytes: copy it again or make it again with "
                    "dev/data/text.sh",
-                   path, (int)sizeof f.header);
+                   path, (int)sizeof *h);
     f.device = info.st_dev;
     f.inode = info.st_ino;
-    token_file_check(&f, (int64_t)info.st_size, T, vocab_size);
+    if (h->version < 1 || h->version > TOKEN_FILE_VERSION)
+        user_error("%s has token file version %u, expected 1 or %d: make it again with dev/data/text.sh", path,
+                   h->version, (int)TOKEN_FILE_VERSION);
+    if (h->num_fingerprints > HEADER_FINGERPRINTS)
+        user_error("%s has %u further fingerprints of its tokenizer, expected at most %d: make it again with "
+                   "dev/data/text.sh",
+                   path, h->num_fingerprints, (int)HEADER_FINGERPRINTS);
+    if ((h->width != 2 && h->width != 4) || (h->flags & 255 & ~(uint32_t)TOKEN_FILE_MASKED))
+        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
+                   "dev/data/text.sh",
+                   path, h->width, h->flags & 255);
+    uint64_t bytes_per_token = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
+    if (h->count > UINT64_MAX / 8 || (uint64_t)(info.st_size - token_header_bytes(h)) != h->count * bytes_per_token)
+        user_error("%s is truncated or damaged: its header announces %" PRIu64 " tokens of %" PRIu64
+                   " bytes after the %" PRId64 " bytes of the header, but the file has %" PRId64
+                   " bytes: copy it again or make it again with dev/data/text.sh",
+                   path, h->count, bytes_per_token, token_header_bytes(h), (int64_t)info.st_size);
+    if (h->vocab_size > (uint32_t)vocab_size)
+        user_error("%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another "
+                   "--data",
+                   path, h->vocab_size, vocab_size, h->vocab_size);
+    uint32_t window = h->flags >> TOKEN_FILE_WINDOW_SHIFT;
+    if (window && window != (uint32_t)T)
+        user_error("%s has conversations packed into windows of %u tokens, --seq is %d: use --seq %u, or pack them "
+                   "again with tokens_llama3 --conversations --pack %d",
+                   path, window, T, window, T);
     return f;
 }
 
@@ -173,13 +170,13 @@ static int64_t token_file_targets(const TokenFile *f, int64_t enough) {
 static int pattern_expand(const char *pattern, char ***paths) {
     struct stat info;
     glob_t found = ZERO;
-    int exists = !lstat(pattern, &info), failed = exists ? 0 : glob(pattern, 0, NULL, &found);
-    if (failed == GLOB_NOSPACE) run_failure("out of memory: could not list the files of %s", pattern);
-    int count = exists;
-    if (!exists && !failed) count = (int)found.gl_pathc;
+    int exists = !lstat(pattern, &info);
+    if (!exists && glob(pattern, 0, NULL, &found) == GLOB_NOSPACE)
+        run_failure("out of memory: could not list the files of %s", pattern);
+    int count = exists ? 1 : (int)found.gl_pathc;
     *paths = new_array(char *, count);
     for (int i = 0; i < count; i++) (*paths)[i] = checked_strdup(exists ? pattern : found.gl_pathv[i]);
-    if (!exists && !failed) globfree(&found);
+    globfree(&found);
     return count;
 }
 
@@ -209,16 +206,6 @@ static void source_open(Dataset *d, DataSource *source, int partial) {
     source->windows = d->windows - source->first_window;
     d->tokens += source->tokens;
     free(paths);
-}
-
-/* Refuses a file that is listed twice, also under two names: it would count twice. */
-static void files_check_distinct(const Dataset *d) {
-    for (int i = 1; i < d->num_files; i++)
-        for (int other = 0; other < i; other++)
-            if (d->files[i].device == d->files[other].device && d->files[i].inode == d->files[other].inode)
-                user_error("%s and %s are the same file, expected each token file once: change the globs, or remove "
-                           "one",
-                           d->files[other].path, d->files[i].path);
 }
 
 /* Gives the sources their shares, those of the weights in `list`. */
@@ -262,7 +249,12 @@ static Dataset dataset_open_windows(const char *text, int T, int pieces, int voc
         d.sources[k].number = k;
         source_open(&d, &d.sources[k], partial);
     }
-    files_check_distinct(&d);
+    for (int i = 1; i < d.num_files; i++) // a file that is listed twice, also under two names, would count twice
+        for (int k = 0; k < i; k++)
+            if (d.files[i].device == d.files[k].device && d.files[i].inode == d.files[k].inode)
+                user_error("%s and %s are the same file, expected each token file once: change the globs, or remove "
+                           "one",
+                           d.files[k].path, d.files[i].path);
     if (!d.windows)
         user_error("%s has no file with the %d tokens that a sample of --seq %d needs, but %" PRId64
                    " tokens in all: use a shorter --seq or longer files",
@@ -329,11 +321,10 @@ static void dataset_shares(const Dataset *d, char *text, size_t size) {
 
 /* Reads `n` tokens of a file, from token `first`, to `raw`, and their mask bytes behind them. Returns 0 on failure. */
 static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *raw) {
-    int64_t width = f->header.width;
-    int64_t tokens_offset = token_header_bytes(&f->header), mask_offset = token_bytes_offset(&f->header);
-    if (read_bytes_at(f->fd, raw, n * width, tokens_offset + first * width) != n * width) return 0;
+    int64_t width = f->header.width, offset = token_header_bytes(&f->header) + first * width;
+    if (read_bytes_at(f->fd, raw, n * width, offset) != n * width) return 0;
     if (!(f->header.flags & TOKEN_FILE_MASKED)) return 1;
-    return read_bytes_at(f->fd, raw + n * width, n, mask_offset + first) == n;
+    return read_bytes_at(f->fd, raw + n * width, n, token_bytes_offset(&f->header) + first) == n;
 }
 
 static uint32_t token_at(const char *raw, int64_t t, int width) {
@@ -365,9 +356,8 @@ static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int3
     const char *bytes = raw + n * width; // (n) one for each token, if masked
     if (!token_file_read(f, first, n, raw)) {
         snprintf(error, error_size,
-                 "%s: tokens %" PRId64 " to %" PRId64
-                 " cannot be read: the file has changed since it was opened, or its disk fails; restore it and start "
-                 "again",
+                 "%s: tokens %" PRId64 " to %" PRId64 " cannot be read: the file has changed since it was opened, or "
+                 "its disk fails; restore it and start again",
                  f->path, first, first + n - 1);
         return -1;
     }
@@ -376,9 +366,8 @@ static int dataset_sample(const Dataset *d, int64_t index, int32_t *inputs, int3
         uint32_t token = token_at(raw, t, width);
         if (token >= (uint32_t)d->vocab_size) {
             snprintf(error, error_size,
-                     "%s: token %" PRId64
-                     " is %u, the vocabulary has %d: the file does not fit the model; make it again with the model's "
-                     "tokenizer",
+                     "%s: token %" PRId64 " is %u, the vocabulary has %d: the file does not fit the model; make it "
+                     "again with the model's tokenizer",
                      f->path, first + t, token, d->vocab_size);
             return -1;
         }

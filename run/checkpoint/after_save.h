@@ -95,10 +95,10 @@ static void after_save_check(AfterSave *a) {
         if (WIFEXITED(status)) snprintf(how, sizeof how, "with exit code %d", WEXITSTATUS(status));
         else snprintf(how, sizeof how, "by signal %d", WTERMSIG(status));
         checkpoint_path(path, sizeof path, a->run->out, a->steps[a->started - 1]);
-        fprintf(
-            stderr,
-            "note: --after-save failed for %s: the command ended %s; its output is at the end of %s/after-save.log\n",
-            path, how, a->run->out);
+        fprintf(stderr,
+                "note: --after-save failed for %s: the command ended %s; its output is at the end of "
+                "%s/after-save.log\n",
+                path, how, a->run->out);
     }
     if (ended) a->process = 0; // -1: its exit code is lost, because this process was started with SIGCHLD ignored
     while (!a->process && a->started < a->saved) {

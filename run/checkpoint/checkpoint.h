@@ -349,7 +349,7 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const RunSettings
 
 /* The checkpoint's config.json must describe this model. Both are printed and compared line by line. */
 static void config_compare(const char *dir, const Llama3Config *mine, const char *model) {
-    char path[4096 + 32], *text[2], *line[2], *state[2];
+    char path[4096 + 32], *text[2], *rest[2];
     size_t length;
     snprintf(path, sizeof path, "%s/config.json", dir);
     Llama3Config theirs = config_from_json(path);
@@ -357,14 +357,14 @@ static void config_compare(const char *dir, const Llama3Config *mine, const char
         FILE *f = text_stream_open(&text[i], &length);
         config_write_json(i ? &theirs : mine, "float32", BASE_TRAINED, &no_model_ids, f);
         text_stream_close(f);
-        line[i] = strtok_r(text[i], "\n", &state[i]);
+        rest[i] = text[i];
     }
-    while (line[0] && line[1]) {
-        if (strcmp(line[0], line[1]))
+    while (rest[0] && rest[1]) {
+        const char *wanted = strsep(&rest[0], "\n"), *found = strsep(&rest[1], "\n");
+        if (strcmp(wanted, found))
             user_error("%s describes a different model than --model %s: %s, expected %s; remove --model, or resume "
                        "from another checkpoint",
-                       path, model, line[1] + strspn(line[1], " "), line[0] + strspn(line[0], " "));
-        for (int i = 0; i < 2; i++) line[i] = strtok_r(NULL, "\n", &state[i]);
+                       path, model, found + strspn(found, " "), wanted + strspn(wanted, " "));
     }
     free(text[0]);
     free(text[1]);

@@ -13,9 +13,6 @@
 #include "../checks/replica_check.h"   // defines: fsdp_check_replicas
 #include "../watch/signals.h"          // defines: end_signals
 #include "../setup/tokenizer_copies.h" // defines: TokenizerCopies
-#include <fcntl.h>
-#include <pthread.h>
-#include <sys/stat.h>
 
 /* A tensor in a gathered unit. */
 typedef struct {
@@ -165,9 +162,8 @@ static void count_chunk(CheckpointWriter *w, int64_t *counter) {
 
 /* The first of this rank's chunks in a file, counted from the file's first chunk. */
 static int64_t first_own_chunk(const CheckpointWriter *w, const OutputFile *file) {
-    const Comm *comm = w->fsdp->comm;
-    int64_t ahead = (comm->rank - file->first_chunk) % comm->mesh.world;
-    return ahead < 0 ? ahead + comm->mesh.world : ahead;
+    int64_t world = w->fsdp->comm->mesh.world;
+    return (w->fsdp->comm->rank - file->first_chunk % world + world) % world;
 }
 
 /* Writes this rank's chunks of one file, as they are filled. O_DIRECT writes them past the page cache, since a model

@@ -36,25 +36,11 @@ static void model_refuse_adapters(const char *model) {
 /* Sets the configuration's LoRA rank, alpha and target matrices from DIR/adapter_config.json. */
 static void adapters_config_read(Llama3Config *c, const char *dir) {
     static const char *const changes_base[] = {"pissa", "olora", "corda", "loftq"};
-    static const char *const unsupported[] = {"use_rslora",
-                                              "use_dora",
-                                              "use_qalora",
-                                              "use_bdlora",
-                                              "alora_invocation_tokens",
-                                              "arrow_config",
-                                              "kasa_config",
-                                              "monteclora_config",
-                                              "velora_config",
-                                              "fan_in_fan_out",
-                                              "lora_bias",
-                                              "layers_to_transform",
-                                              "layer_replication",
-                                              "rank_pattern",
-                                              "alpha_pattern",
-                                              "modules_to_save",
-                                              "trainable_token_indices",
-                                              "target_parameters",
-                                              "exclude_modules"};
+    static const char *const unsupported[] = {
+        "use_rslora",     "use_dora",        "use_qalora",          "use_bdlora",        "alora_invocation_tokens",
+        "arrow_config",   "kasa_config",     "monteclora_config",   "velora_config",     "trainable_token_indices",
+        "fan_in_fan_out", "lora_bias",       "layers_to_transform", "layer_replication", "rank_pattern",
+        "alpha_pattern",  "modules_to_save", "target_parameters",   "exclude_modules"};
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/adapter_config.json", dir);
     cJSON *json = json_read_object(path, "PEFT's adapter_config.json");
@@ -104,7 +90,7 @@ static char *adapters_base_model(const char *dir, double *dropout) {
 
 /* Writes adapter_config.json as PEFT reads it. `base`: the base model's path or name. */
 static void adapters_config_write(const Llama3Config *c, const char *base, FILE *f) {
-    const char *comma = "";
+    int count = 0;
     fprintf(f, "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n  \"base_model_name_or_path\": ");
     json_write_string(f, base, strlen(base));
     fprintf(f,
@@ -112,10 +98,7 @@ static void adapters_config_write(const Llama3Config *c, const char *base, FILE 
             "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n  \"target_modules\": [",
             c->lora_rank, c->lora_alpha);
     for (int i = 0; i < LORA_TARGETS; i++)
-        if (c->lora_targets >> i & 1) {
-            fprintf(f, "%s\"%s\"", comma, lora_targets[i].peft);
-            comma = ", ";
-        }
+        if (c->lora_targets >> i & 1) fprintf(f, "%s\"%s\"", count++ ? ", " : "", lora_targets[i].peft);
     fprintf(f, "]\n}\n");
 }
 

@@ -4,9 +4,9 @@
  * names the file and the tensor; the layout of written files depends on the tensor table and the dtypes alone. */
 #ifndef SAFETENSORS_H
 #define SAFETENSORS_H
-#include "../../optimizer.h" // defines: Tensor, TensorTable, StateKind
-#include "../../lib/io/json.h"
-#include <dirent.h> // defines: opendir, readdir
+#include "../../optimizer.h"   // defines: Tensor, TensorTable, StateKind
+#include "../../lib/io/json.h" // defines: json_read_object, json_parse_object, by_text
+#include <dirent.h>            // defines: opendir, readdir
 
 // ---------------------------------------------------------------------------
 // reading. A safetensors file is: 8 bytes with the length of the header, the header (JSON), the tensors' bytes
@@ -283,8 +283,6 @@ static void st_read(const StTensor *t, float *out, int64_t first, int64_t count)
 // ---------------------------------------------------------------------------
 // a model directory
 
-static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 /* Reads the index at `path`. *map receives its list of tensors and their files. */
 static cJSON *st_read_index(const char *path, const cJSON **map) {
     cJSON *json = json_read_object(path, "an index with a \"weight_map\"");
@@ -319,20 +317,17 @@ static void st_open_index(StFiles *s, const char *dir, const char *path) {
 
 /* Refuses a directory that holds parts of the weights, stem-00001-of-00002.safetensors, without their index. */
 static void st_refuse_parts(const char *dir, const char *stem) {
-    char part[300] = "";
     size_t length = strlen(stem);
     DIR *d = opendir(dir);
-    for (struct dirent *entry = d ? readdir(d) : NULL; entry && !part[0]; entry = readdir(d)) {
+    for (struct dirent *entry = d ? readdir(d) : NULL; entry; entry = readdir(d)) {
         const char *name = entry->d_name, *of = strstr(name, "-of-"), *ending = strstr(name, ".safetensors");
         if (strncmp(name, stem, length) || name[length] != '-' || !of || !ending || strcmp(ending, ".safetensors"))
             continue;
-        snprintf(part, sizeof part, "%s", name);
-    }
-    if (d) closedir(d);
-    if (part[0])
         user_error("%s holds %s, but neither %s.safetensors nor the index %s.safetensors.index.json: copy the whole "
                    "directory again",
-                   dir, part, stem, stem);
+                   dir, name, stem, stem);
+    }
+    if (d) closedir(d);
 }
 
 /* Opens `stem`.safetensors in a directory or, if there is none, the files that its index lists: transformers looks for
@@ -349,9 +344,8 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
         const char *own = strrchr(path, '/') + 1;
         cJSON_ArrayForEach(item, map) s->ignores_index |= !cJSON_IsString(item) || strcmp(item->valuestring, own);
         cJSON_Delete(json);
-    } else if (entry_exists(index)) {
-        st_open_index(s, dir, index);
-    } else {
+    } else if (entry_exists(index)) st_open_index(s, dir, index);
+    else {
         st_refuse_parts(dir, stem);
         return 0;
     }
@@ -500,9 +494,8 @@ static int model_weights_open(StFiles *s, const char *dir, const TensorTable *ta
     StTensor *embedding = (StTensor *)st_find(s, "model.embed_tokens.weight");
     if (head->rows != embedding->rows || head->cols != embedding->cols)
         user_error("%s: tensor lm_head.weight is %" PRId64 " x %" PRId64 " and model.embed_tokens.weight %" PRId64
-                   " x %" PRId64
-                   ", but config.json has \"tie_word_embeddings\": true: use weights and a config.json of "
-                   "the same model",
+                   " x %" PRId64 ", but config.json has \"tie_word_embeddings\": true: use weights and a config.json "
+                   "of the same model",
                    head->file->path, head->rows, head->cols, embedding->rows, embedding->cols);
     embedding->copy = head;
     return 1;

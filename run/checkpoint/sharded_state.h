@@ -34,21 +34,16 @@ typedef struct {
     float *scales;
 } StateReader;
 
-/* Reads elements [first, first + count) of this rank's part of a tensor, which may be some columns of the whole one. */
-static void read_part(const StateReader *from, StateKind kind, const Tensor *t, int64_t first, int64_t count) {
-    for (int64_t at = 0, run, whole; at < count; at += run) {
-        run = min_i64(count - at, tensor_run(t, first + at, &whole));
-        from->read(from->source, kind, from->fp32 + at, t, whole, run);
-    }
-}
-
-/* Reads the same elements as int8. Returns 0 if they are not stored so. Tensor parallelism cuts between int8 blocks, so
- * every run is of whole blocks. */
-static int read_part_int8(const StateReader *from, const Tensor *t, int64_t first, int64_t count) {
+/* Reads elements [first, first + count) of this rank's part of a tensor, which may be some columns of the whole one: as
+ * fp32 or, if `as_int8`, as int8 with scales. Returns 0 if they are not stored in int8. Tensor parallelism cuts between
+ * int8 blocks, so every run is of whole blocks. */
+static int read_part(const StateReader *from, StateKind kind, const Tensor *t, int64_t first, int64_t count,
+                     int as_int8) {
     int8_t *bytes = (int8_t *)from->rounded;
     for (int64_t at = 0, run, whole; at < count; at += run) {
         run = min_i64(count - at, tensor_run(t, first + at, &whole));
-        if (!from->read_int8(from->source, bytes + at, from->scales + at / INT8_BLOCK, t, whole, run)) return 0;
+        if (!as_int8) from->read(from->source, kind, from->fp32 + at, t, whole, run);
+        else if (!from->read_int8(from->source, bytes + at, from->scales + at / INT8_BLOCK, t, whole, run)) return 0;
     }
     return 1;
 }
@@ -78,17 +73,17 @@ static float *piece_state(const ShardPiece *p, StateKind kind) {
     return (float *)state_of(p->unit, kind) + p->at;
 }
 
-/* Sets elements [first, first + count) of a tensor at `out` (count): the state of the kind in fp32 or, if
- * `is_rounded`, in floatX. */
+/* Sets elements [first, first + count) of a tensor at `out` (count): the state of the kind, in floatX if the reader has
+ * a buffer for rounded elements, and in fp32 otherwise. */
 static void set_elements(Fsdp *fsdp, const StateReader *from, StateKind kind, const Tensor *t, int64_t first,
-                         int64_t count, void *out, int is_rounded) {
+                         int64_t count, void *out) {
     floatX *rounded = (floatX *)from->rounded;
-    const void *elements = is_rounded ? from->rounded : from->fp32;
-    size_t size = is_rounded ? sizeof(floatX) : sizeof(float);
+    const void *elements = rounded ? from->rounded : from->fp32;
+    size_t size = rounded ? sizeof(floatX) : sizeof(float);
     for (int64_t done = 0, n; done < count; done += n) {
         n = min_i64(SET_STATE_PIECE, count - done);
-        read_part(from, kind, t, first + done, n);
-        for (int64_t i = 0; i < n && is_rounded; i++) rounded[i] = from_float(from->fp32[i]);
+        read_part(from, kind, t, first + done, n, 0);
+        for (int64_t i = 0; i < n && rounded; i++) rounded[i] = from_float(from->fp32[i]);
         device_write(fsdp->dev, (char *)out + (size_t)done * size, elements, size * (size_t)n);
         comm_alive(fsdp->comm);
     }
@@ -96,11 +91,11 @@ static void set_elements(Fsdp *fsdp, const StateReader *from, StateKind kind, co
 
 /* Sets one kind of state of all trained tensors. */
 static void fsdp_set_state(Fsdp *fsdp, StateKind kind, StateSource read, void *source) {
-    StateReader from = {read, NULL, source, (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE), NULL, NULL};
+    StateReader from = {read, NULL, source, new_array(float, SET_STATE_PIECE), NULL, NULL};
     ShardPiece p;
     for (int i = 0; next_state_piece(fsdp, &i, &p) && !fsdp->dev->dry_run;) {
         float *state = piece_state(&p, kind);
-        if (state) set_elements(fsdp, &from, kind, p.tensor, p.first, p.count, state, 0);
+        if (state) set_elements(fsdp, &from, kind, p.tensor, p.first, p.count, state);
     }
     free(from.fp32);
     if (kind == STATE_MASTER) fsdp_refresh_copies(fsdp);
@@ -114,8 +109,8 @@ static void set_frozen_int8(Fsdp *fsdp, const StateReader *from, const Tensor *t
     for (int64_t done = 0, n; done < count; done += n) {
         n = min_i64(SET_STATE_PIECE, count - done);
         int64_t blocks = int8_blocks(n);
-        if (!from->read_int8 || !read_part_int8(from, t, first + done, n)) {
-            read_part(from, STATE_MASTER, t, first + done, n);
+        if (!from->read_int8 || !read_part(from, STATE_MASTER, t, first + done, n, 1)) {
+            read_part(from, STATE_MASTER, t, first + done, n, 0);
             for (int64_t b = 0, at = 0; b < blocks; b++, at += INT8_BLOCK)
                 from->scales[b] = quantize_int8_block(bytes + at, from->fp32 + at, min_i64(INT8_BLOCK, n - at));
         }
@@ -140,17 +135,15 @@ static void set_quantized_tensor(Fsdp *fsdp, const StateReader *from, FsdpUnit *
         set_frozen_int8(fsdp, from, t, first, end - begin, (int8_t *)shard + at, scales + at / INT8_BLOCK);
     } else {
         floatX *rest = (floatX *)(void *)(shard + quantized_rest_at(l));
-        set_elements(fsdp, from, STATE_MASTER, t, first, end - begin, rest + at, 1);
+        set_elements(fsdp, from, STATE_MASTER, t, first, end - begin, rest + at);
     }
 }
 
 /* Sets the frozen tensors. read_int8 NULL: no tensor is stored in int8. */
 static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, void *source) {
     if (fsdp->config->base == BASE_TRAINED || fsdp->dev->dry_run) return;
-    StateReader from = {read, read_int8, source, NULL, NULL, NULL};
-    from.fp32 = (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE);
-    from.rounded = checked_malloc(sizeof(floatX) * SET_STATE_PIECE);
-    from.scales = (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE / INT8_BLOCK);
+    float *fp32 = new_array(float, SET_STATE_PIECE), *scales = new_array(float, int8_blocks(SET_STATE_PIECE));
+    StateReader from = {read, read_int8, source, fp32, new_array(floatX, SET_STATE_PIECE), scales};
     for (int i = 0; i < fsdp->table->num_tensors; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         FsdpUnit *u = &fsdp->units[t->unit];
@@ -162,11 +155,11 @@ static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, vo
         int64_t first, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &first);
         if (!count) continue;
         floatX *out = u->sharded_weights + (t->offset + first - u->state_begin);
-        set_elements(fsdp, &from, STATE_MASTER, t, first, count, out, 1);
+        set_elements(fsdp, &from, STATE_MASTER, t, first, count, out);
     }
-    free(from.fp32);
+    free(fp32);
     free(from.rounded);
-    free(from.scales);
+    free(scales);
     device_wait_stream(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
