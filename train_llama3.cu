@@ -1122,7 +1122,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     table_freeze(&m->table, &j->recipe, j->period);
     m->config = config_of_part(&j->config, &part);
     m->run = run;
-    m->training = job_trains(j);
+    m->training = j->purpose.trains;
     m->softmax_statistics = j->purpose.softmax_statistics;
     m->dev = &p->dev;
     m->fsdp = &p->fsdp;

@@ -181,8 +181,7 @@ static Llama3Config config_from_json(const char *path) {
     json_refuse_unless(json, path, "hidden_act", "silu");
     json_refuse_unless(json, path, "attention_bias", "false");
     json_refuse_unless(json, path, "mlp_bias", "false");
-    const cJSON *weights =
-        cJSON_GetObjectItemCaseSensitive(json, "transformers_weights"); // where transformers looks for them
+    const cJSON *weights = cJSON_GetObjectItemCaseSensitive(json, "transformers_weights"); // the file to load
     int is_usual = cJSON_IsString(weights) && !strcmp(weights->valuestring, "model.safetensors");
     if (weights && !cJSON_IsNull(weights) && !is_usual)
         user_error("%s: \"transformers_weights\" is %s; this program reads weights from model.safetensors or the files "

@@ -75,7 +75,6 @@ typedef struct Job {
     const OpTimes *op_times;              // of the planned machines; NULL: dry runs take no time
 } Job;
 
-static int job_trains(const Job *j) { return j->purpose.trains; }
 /* Does the run train, instead of planning a run? */
 static int job_runs(const Job *j) { return j->purpose.trains && !j->purpose.plans; }
 /* Do weights go from file to file, so that no rank holds the model? */
@@ -89,7 +88,7 @@ static int begins_later_period(const Job *j) {
 static int uses_nccl(const Job *j) { return j->transport != j->host_transport; }
 /* Does backward all-gather weights while it reduces gradients over the same ranks? Then each has a communicator. */
 static int job_reductions_apart(const Job *j) {
-    return job_trains(j) && strategies[j->run.sharding].reshard == AFTER_FORWARD;
+    return j->purpose.trains && strategies[j->run.sharding].reshard == AFTER_FORWARD;
 }
 
 // ---------------------------------------------------------------------------
@@ -125,14 +124,13 @@ static unsigned offloaded(const RunSettings *run) {
 // options that have no effect
 
 static void check_needed_options(const Options *o) {
-    static const struct {
-        const char *option, *other; // which it needs
-    } needs[] = {
+    static const char *const needs[][2] = {
+        // an option, and the one that it needs
         {"val-every", "val"}, {"val-batches", "val"},      {"save-every", "out"},       {"save-mode", "out"},
         {"keep", "out"},      {"allow-changes", "resume"}, {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"},
         {"after-save", "out"}};
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++) {
-        const char *option = needs[i].option, *other = needs[i].other;
+        const char *option = needs[i][0], *other = needs[i][1];
         if (option_changed(o, option) && !option_changed(o, other))
             user_error("--%s has no effect without --%s: add --%s, or remove --%s", option, other, other, option);
     }
@@ -262,7 +260,7 @@ static void job_resume_adapters(const Job *j) {
  * full precision. Without adapters there is no frozen model. */
 static void job_base(Job *j) {
     RunSettings *run = &j->run;
-    int trains_all = job_trains(j) && !run->lora_rank && !run->adapters;
+    int trains_all = j->purpose.trains && !run->lora_rank && !run->adapters;
     int is_dequantized = j->purpose.converts && !run->adapters && run->base == BASE_AUTO;
     j->stored_base = j->config.base;
     if (j->stored_base > BASE_FROZEN && !is_dequantized) {
@@ -291,14 +289,21 @@ static void job_base(Job *j) {
     if (!run->lora_rank && j->config.base == BASE_FROZEN) j->config.base = BASE_TRAINED;
 }
 
-/* Which part of the model is trained, and how the rest is stored. */
-static void job_adapters(Job *j) {
+/* The configuration of the model, which part of it is trained, and how the rest is stored. */
+static void job_model(Job *j) {
     RunSettings *run = &j->run;
     Llama3Config *c = &j->config;
+    *c = config_load(run->model);
+    if (!j->purpose.plans) {
+        ops_require_head_size(c->HD);
+        j->available_memory = device_memory_with_total(job_gpu_of_rank(j, 0), &j->total_memory);
+    }
+    if (run->vocab_size) c->V = run->vocab_size;
     job_base(j);
     if (!j->base_model) j->base_model = checked_strdup(run->model);
+    c->muon = uses_muon(run);
     if (!run->lora_rank) return;
-    if (!job_trains(j) && !j->purpose.measures_hosts && !run->adapters)
+    if (!j->purpose.trains && !j->purpose.measures_hosts && !run->adapters)
         user_error("--lora-rank %d creates adapters to be trained, and %s does not train: remove --lora-rank, or give "
                    "trained adapters with --adapters DIR",
                    run->lora_rank, j->purpose.program);
@@ -319,6 +324,10 @@ static void job_adapters(Job *j) {
         c->lora_targets |= 1u << i;
         at += n + (at[n] == ',');
     }
+    if (c->muon)
+        user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
+                   "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
+                   run->lora_rank);
 }
 
 // ---------------------------------------------------------------------------
@@ -447,23 +456,6 @@ static Sampler job_sampler(const Job *j, int rank) {
     return s;
 }
 
-/* The configuration of the model. */
-static void job_model(Job *j) {
-    RunSettings *run = &j->run;
-    j->config = config_load(run->model);
-    if (!j->purpose.plans) {
-        ops_require_head_size(j->config.HD);
-        j->available_memory = device_memory_with_total(job_gpu_of_rank(j, 0), &j->total_memory);
-    }
-    if (run->vocab_size) j->config.V = run->vocab_size;
-    job_adapters(j);
-    j->config.muon = uses_muon(run);
-    if (j->config.muon && run->lora_rank)
-        user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
-                   "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
-                   run->lora_rank);
-}
-
 /* OMP_NUM_THREADS, which may be a list for nested loops; 0: it is not set, or no number of threads. */
 static int threads_of_environment(void) {
     const char *text = getenv("OMP_NUM_THREADS");
@@ -542,7 +534,7 @@ static void job_weights(Job *j) {
     if (run->lora_rank)
         j->base_fingerprint =
             j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)run->seed);
-    if (!j->has_weights && !job_trains(j))
+    if (!j->has_weights && !j->purpose.trains)
         user_error("%s has no weights: %s needs --model DIR with a model.safetensors, such as a checkpoint of "
                    "train_llama3",
                    run->model, j->purpose.program);
@@ -656,7 +648,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     if (!j->purpose.plans && !j->purpose.measures_hosts) job_weights(j);
     if (job_runs(j) || (j->purpose.measures_hosts && run->data)) job_data(j);
     if (j->purpose.prepare) j->purpose.prepare(j);
-    if (!job_trains(j)) return;
+    if (!j->purpose.trains) return;
     if (job_runs(j) && run->out)
         tokenizer_copies_collect(&j->tokenizer_files, &j->tokenizer, preset_find(run->model) ? NULL : run->model);
     if (job_runs(j)) job_place_in_data(j);

@@ -18,7 +18,7 @@ typedef struct {
     size_t number, number_size; // the field for the N or X of a choice like muon:X; size 0: no choice has a number
     const char *values;         // lower case: the choices, separated by |; capitals: a placeholder for --help
     const char *fallback;       // default, as it would be typed; NULL: none
-    const char *help; // NULL: not an option of the command line, but a setting that the value of another one implies
+    const char *help; // NULL: a group, or a setting that is implied by the value of an option of the command line
 } OptionRow;
 
 // rows of a table, without the columns that their kind does not have; FIELD gives the offset of a field, SIZE its size
@@ -201,10 +201,6 @@ static int option_listed(const char *takes, const char *name) {
     return !takes || strstr(takes, listed) != NULL;
 }
 
-static int option_has_help(const OptionRow *row, const char *takes) {
-    return row->kind != OPT_GROUP && row->help && option_listed(takes, row->name);
-}
-
 /* Prints what each option of a group means, or of every group: `group` "all". Returns how many it has printed. */
 static int options_explain(const OptionRow *rows, int count, const char *takes, const char *group) {
     enum { INDENT = 36 };
@@ -215,7 +211,8 @@ static int options_explain(const OptionRow *rows, int count, const char *takes, 
             heading = row;
             is_in_group = !strcmp(group, row->name);
         }
-        if (!option_has_help(row, takes) || !(is_in_group || !strcmp(group, "all"))) continue;
+        if (!row->help || !option_listed(takes, row->name)) continue;
+        if (!is_in_group && strcmp(group, "all")) continue;
         if (heading) printf("%s\n", heading->name);
         heading = NULL;
         explained++;
@@ -236,7 +233,7 @@ static void options_list(const OptionRow *rows, int count, const char *takes) {
     for (const OptionRow *row = rows; row < rows + count; row++) {
         char option[128];
         if (row->kind == OPT_GROUP) heading = row->name;
-        if (!option_has_help(row, takes)) continue;
+        if (!row->help || !option_listed(takes, row->name)) continue;
         int n = snprintf(option, sizeof option, "--%s%s%s", row->name, row->values ? " " : "",
                          row->values ? row->values : "");
         if (column && (heading[0] || column + 2 + n > 111)) {

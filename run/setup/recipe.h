@@ -56,27 +56,20 @@ static const char *period_place(const Recipe *r, const RecipePeriod *p) {
 // ---------------------------------------------------------------------------
 // reading a period
 
-/* Fields of a period that are options. */
+// clang-format off
+/* The fields of a period. */
 static const struct {
-    const char *field, *option;
-    int of_rate; // belongs to a learning-rate curve, which begins with "lr"
-} period_options[] = {{"seq", "seq", 0},
-                      {"lr", "lr", 1},
-                      {"min_lr", "min-lr", 1},
-                      {"warmup", "warmup", 1},
-                      {"lr_schedule", "lr-schedule", 1},
-                      {"lr_decay", "lr-decay", 1},
-                      {"weight_decay", "weight-decay", 0},
-                      {"beta1", "beta1", 0},
-                      {"beta2", "beta2", 0},
-                      {"clip", "clip", 0},
-                      {"z_loss", "z-loss", 0},
-                      {"doc_mask", "doc-mask", 0}};
-enum { PERIOD_OPTIONS = sizeof period_options / sizeof *period_options };
-
-/* The other fields. */
-static const char *const period_fields[] = {
-    "name", "tokens", "batch", "data", "max_epochs", "rope_theta", "rope_scaling", "max_position_embeddings", "frozen"};
+    const char *field, *option; // NULL: it is no option
+    int of_rate;                // belongs to a learning-rate curve, which begins with "lr"
+} period_fields[] = {
+    {"name", NULL, 0}, {"tokens", NULL, 0}, {"batch", NULL, 0}, {"data", NULL, 0}, {"max_epochs", NULL, 0},
+    {"rope_theta", NULL, 0}, {"rope_scaling", NULL, 0}, {"max_position_embeddings", NULL, 0}, {"frozen", NULL, 0},
+    {"seq", "seq", 0}, {"lr", "lr", 1}, {"min_lr", "min-lr", 1}, {"warmup", "warmup", 1},
+    {"lr_schedule", "lr-schedule", 1}, {"lr_decay", "lr-decay", 1}, {"weight_decay", "weight-decay", 0},
+    {"beta1", "beta1", 0}, {"beta2", "beta2", 0}, {"clip", "clip", 0}, {"z_loss", "z-loss", 0},
+    {"doc_mask", "doc-mask", 0},
+};
+// clang-format on
 enum { PERIOD_FIELDS = sizeof period_fields / sizeof *period_fields };
 
 static void period_check_fields(const cJSON *json, const char *place) {
@@ -84,22 +77,19 @@ static void period_check_fields(const cJSON *json, const char *place) {
     char known[512];
     size_t used = 0;
     for (int i = 0; i < PERIOD_FIELDS; i++)
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", period_fields[i]);
-    for (int i = 0; i < PERIOD_OPTIONS; i++)
-        used += (size_t)snprintf(known + used, sizeof known - used, ", %s", period_options[i].field);
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", period_fields[i].field);
     cJSON_ArrayForEach(item, json) {
         int is_known = 0;
-        for (int i = 0; i < PERIOD_FIELDS; i++) is_known |= !strcmp(item->string, period_fields[i]);
-        for (int i = 0; i < PERIOD_OPTIONS; i++) is_known |= !strcmp(item->string, period_options[i].field);
+        for (int i = 0; i < PERIOD_FIELDS; i++) is_known |= !strcmp(item->string, period_fields[i].field);
         if (!is_known) user_error("%s: a stage has no field \"%s\": expected some of %s", place, item->string, known);
     }
 }
 
 /* Sets the option that a field stands for. */
 static void period_set_option(RecipePeriod *p, const char *place, int i, const cJSON *item) {
-    const OptionRow *row = option_find(period_options[i].option);
+    const OptionRow *row = option_find(period_fields[i].option);
     char called[4400], value[64];
-    snprintf(called, sizeof called, "%s: \"%s\":", place, period_options[i].field);
+    snprintf(called, sizeof called, "%s: \"%s\":", place, period_fields[i].field);
     if (row->kind == OPT_FLAG) {
         if (!cJSON_IsBool(item)) user_error("%s expected true or false", called);
         *(int *)((char *)&p->run + row->offset) = cJSON_IsTrue(item);
@@ -114,8 +104,8 @@ static void period_set_option(RecipePeriod *p, const char *place, int i, const c
 
 /* Can a recipe change this option from period to period? */
 static int is_period_option(const char *option) {
-    for (int i = 0; i < PERIOD_OPTIONS; i++)
-        if (!strcmp(option, period_options[i].option)) return 1;
+    for (int i = 0; i < PERIOD_FIELDS; i++)
+        if (period_fields[i].option && !strcmp(option, period_fields[i].option)) return 1;
     return 0;
 }
 
@@ -131,20 +121,21 @@ static void period_read_options(RecipePeriod *p, const Options *given, const cJS
                                 int is_first) {
     const cJSON *lr = cJSON_GetObjectItemCaseSensitive(json, "lr");
     p->begins_rate = is_first || lr;
-    for (int i = 0; i < PERIOD_OPTIONS && p->begins_rate && !is_first; i++) {
-        const OptionRow *row = option_find(period_options[i].option);
-        if (period_options[i].of_rate) option_set(&p->run, row, row->name, row->fallback);
+    for (int i = 0; i < PERIOD_FIELDS && p->begins_rate && !is_first; i++) {
+        if (!period_fields[i].of_rate) continue;
+        const OptionRow *row = option_find(period_fields[i].option);
+        option_set(&p->run, row, row->name, row->fallback);
     }
     if (!is_first && lr) p->run.warmup = 0;
-    for (int i = 0; i < PERIOD_OPTIONS; i++) {
-        const char *field = period_options[i].field;
+    for (int i = 0; i < PERIOD_FIELDS; i++) {
+        const char *field = period_fields[i].field;
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, field);
-        if (!item) continue;
-        if (period_options[i].of_rate && !p->begins_rate)
+        if (!item || !period_fields[i].option) continue;
+        if (period_fields[i].of_rate && !p->begins_rate)
             user_error("%s: \"%s\" without \"lr\": the stage continues the learning-rate curve of the stage before it; "
                        "add \"lr\" to begin a new curve, or remove \"%s\"",
                        place, field, field);
-        period_check_given(given, period_options[i].option, place, field);
+        period_check_given(given, period_fields[i].option, place, field);
         period_set_option(p, place, i, item);
     }
     if (!p->begins_rate) return;
@@ -386,8 +377,6 @@ static void recipe_schedule(Recipe *r, const Options *given, const Mesh *mesh) {
             user_error("%s: \"seq\" %d does not divide %d, the longest sequence of the recipe: use a divisor of %d",
                        period_place(r, p), p->run.seq, r->longest, r->longest);
         period_micro_batches(r, p, given, mesh);
-    }
-    for (RecipePeriod *p = r->periods; p <= last; p++) {
         int64_t per_step = product_or_most(period_batch(p, mesh), p->run.seq);
         int64_t ends_at = p < last ? r->longest : 1; // the period's tokens are a multiple of this
         p->steps = p->wanted_tokens ? blocks_of(p->wanted_tokens, per_step) : p->run.steps;
@@ -403,35 +392,29 @@ static void recipe_schedule(Recipe *r, const Options *given, const Mesh *mesh) {
         if (p->begins_rate) period_rates(r, p);
 }
 
-/* Marks the tensors that period q does not train. */
-static void table_freeze_in(TensorTable *table, const Recipe *r, const RecipePeriod *q) {
-    for (int i = 0; i < q->num_frozen; i++) {
-        int matched = 0;
-        for (int t = 0; t < table->num_tensors; t++) {
-            if (fnmatch(q->frozen[i], table->tensors[t].name, 0)) continue;
-            table->tensors[t].is_frozen = 1;
-            matched = 1;
-        }
-        if (!matched && table->part.tp * table->part.pp == 1) // a part of the model may lack them
-            user_error("%s: \"frozen\": no tensor is called '%s': expected patterns such as "
-                       "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
-                       period_place(r, q), q->frozen[i]);
-    }
-}
-
 /* Marks the tensors that the period does not train, and counts the steps before it that did not train them. */
 static void table_freeze(TensorTable *table, const Recipe *r, const RecipePeriod *p) {
-    int trained = 0;
-    for (const RecipePeriod *q = r->periods; q < p; q++) {
-        table_freeze_in(table, r, q);
-        for (int t = 0; t < table->num_tensors; t++) {
-            table->tensors[t].frozen_steps += table->tensors[t].is_frozen ? q->steps : 0;
-            table->tensors[t].is_frozen = 0;
+    int is_whole = table->part.tp * table->part.pp == 1, trained = 0; // a part of the model may lack named tensors
+    for (const RecipePeriod *q = r->periods; q <= p; q++) {
+        for (Tensor *t = table->tensors; t < table->tensors + table->num_tensors; t++) {
+            if (t->is_frozen) t->frozen_steps += q[-1].steps; // in the period before q
+            t->is_frozen = 0;
+        }
+        for (int i = 0; i < q->num_frozen; i++) {
+            int matched = 0;
+            for (int t = 0; t < table->num_tensors; t++) {
+                if (fnmatch(q->frozen[i], table->tensors[t].name, 0)) continue;
+                table->tensors[t].is_frozen = 1;
+                matched = 1;
+            }
+            if (!matched && is_whole)
+                user_error("%s: \"frozen\": no tensor is called '%s': expected patterns such as "
+                           "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
+                           period_place(r, q), q->frozen[i]);
         }
     }
-    table_freeze_in(table, r, p);
     for (int t = 0; t < table->num_tensors; t++) trained += !table->tensors[t].is_frozen;
-    if (!trained && table->part.tp * table->part.pp == 1)
+    if (!trained && is_whole)
         user_error("%s: \"frozen\" names every tensor, so that nothing is trained: remove some of the patterns",
                    period_place(r, p));
 }
@@ -490,27 +473,24 @@ static void recipe_number_sources(const Recipe *r, Dataset *d) {
     for (int n = 0; n < count; n++) free(seen[n]);
 }
 
-/* Adds to d->sources[].used what the first `windows` windows of the mixture `text` use. */
-static void add_used(const char *text, int64_t windows, Dataset *d) {
+/* Sets d->sources[].used: how many windows of each source earlier orders of the data have used. */
+static void recipe_count_used(const Recipe *r, const RecipePeriod *p, Dataset *d) {
     DataList list;
     Mixture mixture;
     int units[MOST_SOURCES];
-    data_list_parse(&list, text);
-    shares_of_weights(&list, units);
-    mixture_open(&mixture, units, list.count);
-    for (int k = 0; k < list.count; k++)
-        for (int own = 0; own < d->num_sources; own++)
-            if (!strcmp(d->sources[own].pattern, list.entries[k].pattern))
-                d->sources[own].used += mixture_count(&mixture, k, windows);
-    mixture_close(&mixture);
-    data_list_close(&list);
-}
-
-/* Sets d->sources[].used: how many windows of each source earlier orders of the data have used. */
-static void recipe_count_used(const Recipe *r, const RecipePeriod *p, Dataset *d) {
     if (!d->mixture || !r->path) return;
-    for (const RecipePeriod *first = r->periods; end_of_data(r, first) <= p; first = end_of_data(r, first))
-        add_used(first->run.data, windows_of_periods(r, first, end_of_data(r, first)), d);
+    for (const RecipePeriod *first = r->periods; end_of_data(r, first) <= p; first = end_of_data(r, first)) {
+        int64_t windows = windows_of_periods(r, first, end_of_data(r, first));
+        data_list_parse(&list, first->run.data);
+        shares_of_weights(&list, units);
+        mixture_open(&mixture, units, list.count);
+        for (int k = 0; k < list.count; k++)
+            for (int own = 0; own < d->num_sources; own++)
+                if (!strcmp(d->sources[own].pattern, list.entries[k].pattern))
+                    d->sources[own].used += mixture_count(&mixture, k, windows);
+        mixture_close(&mixture);
+        data_list_close(&list);
+    }
 }
 
 /* Refuses a period by whose end a source is used more often than "max_epochs". */

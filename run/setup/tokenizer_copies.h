@@ -26,9 +26,7 @@ typedef struct {
 typedef struct {
     char path[4096]; // of the file that messages name; "": there is none
     int count;       // of the formats
-    const char *names[2];
-    char *texts[2]; // (lengths)
-    size_t lengths[2];
+    TokenizerFile files[2];
     uint8_t sha256[2][32];
     int is_wanted[2]; // the user named it, or the token files were made with it
 } FoundTokenizer;
@@ -64,13 +62,12 @@ static void found_tokenizer_add(FoundTokenizer *f, const char *path) {
         user_error("%s %s, expected tokenizer.model or tokenizer.json: give the tokenizer's file with --tokenizer",
                    path, length ? "is a token file" : "is empty");
     const char *name = text[strspn(text, " \t\r\n")] == '{' ? "tokenizer.json" : "tokenizer.model";
-    if (f->count == 2 || (f->count && !strcmp(f->names[0], name))) {
+    if (f->count == 2 || (f->count && !strcmp(f->files[0].name, name))) {
         free(text);
         return;
     }
-    f->names[f->count] = name;
-    f->texts[f->count] = text;
-    f->lengths[f->count] = length;
+    TokenizerFile file = {name, text, length, 0};
+    f->files[f->count] = file;
     sha256(text, length, f->sha256[f->count]);
     if (!f->count++) snprintf(f->path, sizeof f->path, "%s", path);
 }
@@ -118,7 +115,7 @@ static void found_tokenizer_check(FoundTokenizer *f, const Dataset *d, int is_na
 }
 
 static void found_tokenizer_close(FoundTokenizer *f) {
-    for (int i = 0; i < f->count; i++) free(f->texts[i]);
+    for (int i = 0; i < f->count; i++) free(f->files[i].text);
 }
 
 /* Notes that a token file was made with another tokenizer than the one next to the weights. */
@@ -171,8 +168,8 @@ static void tokenizer_copies_collect(TokenizerCopies *all, FoundTokenizer *f, co
     snprintf(in_model, sizeof in_model, "%s/", model ? model : "");
     for (int i = f->count - 1; i >= 0; i--) { // tokenizer.model comes first, as in earlier checkpoints
         if (wanted ? !f->is_wanted[i] : i > 0) continue;
-        tokenizer_copies_add(all, f->names[i], f->texts[i], f->lengths[i]);
-        f->texts[i] = NULL;
+        all->files[all->count++] = f->files[i];
+        f->files[i].text = NULL;
     }
     if (f->count) {
         tokenizer_copies_take(all, f->path, "tokenizer_config.json", 1);
