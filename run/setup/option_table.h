@@ -22,24 +22,21 @@ typedef struct {
 } OptionRow;
 
 // rows of a table, without the columns that their kind does not have; FIELD gives the offset of a field, SIZE its size
-#define GROUP(name)                                                                                                    \
-    { OPT_GROUP, name, 0, 0, 0, 0, 0, NULL, NULL, NULL }
+#define OPTION(kind, name, field, low, high, values, fallback, help)                                                   \
+    { kind, name, FIELD(field), low, high, 0, 0, values, fallback, help }
 #define INT(name, field, low, high, values, fallback, help)                                                            \
-    { OPT_INT, name, FIELD(field), low, high, 0, 0, values, fallback, help }
+    OPTION(OPT_INT, name, field, low, high, values, fallback, help)
 #define REAL(name, field, low, high, values, fallback, help)                                                           \
-    { OPT_REAL, name, FIELD(field), low, high, 0, 0, values, fallback, help }
-#define CHOICE(name, field, values, fallback, help)                                                                    \
-    { OPT_CHOICE, name, FIELD(field), 0, 0, 0, 0, values, fallback, help }
+    OPTION(OPT_REAL, name, field, low, high, values, fallback, help)
+#define CHOICE(name, field, values, fallback, help) OPTION(OPT_CHOICE, name, field, 0, 0, values, fallback, help)
 #define CHOICE_OR_NUMBER(name, field, number, values, fallback, help)                                                  \
     { OPT_CHOICE, name, FIELD(field), 0, 0, FIELD(number), SIZE(number), values, fallback, help }
-#define TEXT(name, field, values, fallback, help)                                                                      \
-    { OPT_TEXT, name, FIELD(field), 0, 0, 0, 0, values, fallback, help }
-#define TEXT_OR_EMPTY(name, field, values, fallback, help)                                                             \
-    { OPT_TEXT, name, FIELD(field), 0, 1, 0, 0, values, fallback, help }
-#define TEXT_OR_ALONE(name, field, values, help)                                                                       \
-    { OPT_TEXT, name, FIELD(field), 1, 1, 0, 0, values, NULL, help }
-#define FLAG(name, field, help)                                                                                        \
-    { OPT_FLAG, name, FIELD(field), 0, 0, 0, 0, NULL, NULL, help }
+#define TEXT(name, field, values, fallback, help) OPTION(OPT_TEXT, name, field, 0, 0, values, fallback, help)
+#define TEXT_OR_EMPTY(name, field, values, fallback, help) OPTION(OPT_TEXT, name, field, 0, 1, values, fallback, help)
+#define TEXT_OR_ALONE(name, field, values, help) OPTION(OPT_TEXT, name, field, 1, 1, values, NULL, help)
+#define FLAG(name, field, help) OPTION(OPT_FLAG, name, field, 0, 0, NULL, NULL, help)
+#define GROUP(name)                                                                                                    \
+    { OPT_GROUP, name, 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
 /* Which of the choices "a|b|c" the first `n` characters of `text` are, counted from 0; -1: none of them. */
 static int choice_index(const char *text, size_t n, const char *choices) {
