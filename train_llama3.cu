@@ -1016,15 +1016,14 @@ static void model_open(Llama3 *m, const Schedule *schedule, int B, int T, int ca
 static void data_open(Trainer *trainer) {
     const Job *j = trainer->job;
     const RunSettings *run = &j->run;
-    const ContextParallel *cp = &trainer->parallel.cp;
     Sampler s = job_sampler(j, trainer->parallel.rank);
     LoaderOptions options = ZERO;
     trainer->progress = j->start;
     outliers_continue(&trainer->progress.outliers, run->outlier_window);
     options.T = run->seq;
     options.document_ids = run->doc_mask;
-    options.cp = cp->size;
-    options.cp_rank = cp->rank;
+    options.cp = trainer->parallel.cp.size;
+    options.cp_rank = trainer->parallel.cp.rank;
     options.first_step = j->start.step;
     options.end_step = period_end_step(j);
     options.workers = run->workers;
