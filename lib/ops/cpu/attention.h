@@ -374,7 +374,11 @@ static void cpu_attention_forward(OpStream *on, floatX *out, float *lse, const f
 // A work item owns the dQ of its rows. Items of a group add to the same dK and dV: to each block of keys in a fixed
 // order, the last rows first, each item waiting for its turn. So the sums have the same bits for any number of threads.
 
-static void backward_item_open(const Attention *a, BackwardItem *it, int64_t group, int64_t first_row) {
+/* Begins the item of a group's rows from first_row on: loads their q, dout and lse, and computes
+ * D = rowsum(dout * out). */
+static void backward_item_load(const Attention *a, BackwardItem *it, int64_t group, int64_t first_row, const floatX *q,
+                               const floatX *dout, const floatX *out, const float *lse) {
+    const AttentionShape *s = a->s;
     int64_t buffer = BACKWARD_ROWS * a->ld;
     it->group = group;
     it->first_row = first_row;
@@ -385,19 +389,13 @@ static void backward_item_open(const Attention *a, BackwardItem *it, int64_t gro
     it->dq = it->dout + buffer;
     it->q_rows = PAIR == 1 ? it->q : it->dq + buffer;
     it->dout_rows = PAIR == 1 ? it->dout : it->q_rows + buffer;
-}
-
-/* Loads the rows' q, dout and lse, and computes D = rowsum(dout * out). */
-static void backward_item_load(const Attention *a, BackwardItem *it, const floatX *q, const floatX *dout,
-                               const floatX *out, const float *lse) {
-    const AttentionShape *s = a->s;
     memset(it->dq, 0, (size_t)(it->padded * a->ld) * sizeof(float));
     for (int64_t r = 0; r < it->padded; r++) {
-        int64_t row = it->first_row + r, exists = r < it->rows;
-        int64_t q_at = row_at(a, it->group, row, s->q_stride), at = row_at(a, it->group, row, s->o_stride);
+        int64_t row = first_row + r, exists = r < it->rows;
+        int64_t q_at = row_at(a, group, row, s->q_stride), at = row_at(a, group, row, s->o_stride);
         if (r + MR < it->rows) {
-            int64_t ahead = row_at(a, it->group, row + MR, s->o_stride);
-            prefetch_row(q + row_at(a, it->group, row + MR, s->q_stride), s->HD);
+            int64_t ahead = row_at(a, group, row + MR, s->o_stride);
+            prefetch_row(q + row_at(a, group, row + MR, s->q_stride), s->HD);
             prefetch_row(dout + ahead, s->HD);
             prefetch_row(out + ahead, s->HD);
         }
@@ -405,8 +403,8 @@ static void backward_item_load(const Attention *a, BackwardItem *it, const float
         operand_row(it->dout + r * a->row, exists ? dout + at : NULL, s->HD, a->row);
         if (PAIR == 2 && r % 2 == 0) { // the next row may be the next token's first head: its distance varies
             int64_t count = it->rows - r, next = row + (count > 1);
-            int64_t q_step = row_at(a, it->group, next, s->q_stride) - q_at;
-            int64_t dout_step = row_at(a, it->group, next, s->o_stride) - at;
+            int64_t q_step = row_at(a, group, next, s->q_stride) - q_at;
+            int64_t dout_step = row_at(a, group, next, s->o_stride) - at;
             operand_rows(it->q_rows + r / 2 * a->ld, q + q_at, q_step, count, s->HD, a->ld);
             operand_rows(it->dout_rows + r / 2 * a->ld, dout + at, dout_step, count, s->HD, a->ld);
         }
@@ -414,7 +412,7 @@ static void backward_item_load(const Attention *a, BackwardItem *it, const float
         for (int64_t i = 0; exists && i < s->HD; i += VL)
             dot = vfma(load_x(out + at + i, s->HD - i), load_x(dout + at + i, s->HD - i), dot);
         it->D[r] = vsum(dot);
-        it->lse[r] = exists ? lse[lse_at(a, it->group, row)] : -INFINITY;
+        it->lse[r] = exists ? lse[lse_at(a, group, row)] : -INFINITY;
     }
 }
 
@@ -494,18 +492,14 @@ static void attention_backward_item(const Attention *a, BackwardItem *it, floatX
 /* Rounds the finished sums of dK and dV of groups first … last - 1. Called by all threads of a parallel region. */
 static void backward_store_keys(const Attention *a, floatX *dk, floatX *dv, int64_t first, int64_t last) {
     const AttentionShape *s = a->s;
-    int64_t panels = a->keys / NR;
+    int64_t Tk = s->Tk;
 #pragma omp for
-    for (int64_t i = first * panels; i < last * panels; i++) {
-        int64_t group = i / panels, key = i % panels * NR, count = min_i64(NR, s->Tk - key);
-        for (int64_t j = 0; j < count; j++) {
-            int64_t at = (resident_key(a, group, key) + j) * a->ld;
-            floatX *dk_row = dk + key_at(a, group, key + j, s->k_stride);
-            floatX *dv_row = dv + key_at(a, group, key + j, s->v_stride);
-            for (int64_t d = 0; d < s->HD; d += VL) {
-                store_x(dk_row + d, vload(a->dk + at + d), s->HD - d);
-                store_x(dv_row + d, vload(a->dv + at + d), s->HD - d);
-            }
+    for (int64_t i = first * Tk; i < last * Tk; i++) {
+        int64_t group = i / Tk, key = i % Tk, at = resident_key(a, group, key) * a->ld;
+        floatX *dk_row = dk + key_at(a, group, key, s->k_stride), *dv_row = dv + key_at(a, group, key, s->v_stride);
+        for (int64_t d = 0; d < s->HD; d += VL) {
+            store_x(dk_row + d, vload(a->dk + at + d), s->HD - d);
+            store_x(dv_row + d, vload(a->dv + at + d), s->HD - d);
         }
     }
 }
@@ -526,8 +520,7 @@ static void cpu_attention_backward(OpStream *on, floatX *dq, floatX *dk, floatX 
         for (int64_t i = 0; i < tiles * resident; i++) {
             BackwardItem *it = (BackwardItem *)(void *)(a.local + omp_get_thread_num() * a.local_floats);
             int64_t order = i / resident;
-            backward_item_open(&a, it, first + i % resident, (tiles - 1 - order) * BACKWARD_ROWS);
-            backward_item_load(&a, it, q, dout, out, lse);
+            backward_item_load(&a, it, first + i % resident, (tiles - 1 - order) * BACKWARD_ROWS, q, dout, out, lse);
             attention_backward_item(&a, it, dq, (int)order);
         }
         backward_store_keys(&a, dk, dv, first, first + resident);

@@ -56,9 +56,7 @@ static size_t query_attention_layout(QueryAttention *a, const AttentionShape *s,
 /* scores[h * QUERY_KEYS] = q (heads, width) times one key, for QUERY_HEADS heads or a single one. */
 static inline __attribute__((always_inline)) void score_key(float *scores, const float *q, int64_t width,
                                                             const floatX *k, int HD, const int heads) {
-    vfloat sum[QUERY_HEADS];
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++) sum[h] = vsplat(0);
+    vfloat sum[QUERY_HEADS] = ZERO;
     for (int64_t d = 0; d < HD; d += VL) {
         vfloat key = load_x(k + d, HD - d);
 #pragma GCC unroll 4
@@ -74,9 +72,7 @@ static inline __attribute__((always_inline)) void weighted_values(float *out, in
                                                                   const floatX *v, int64_t stride, int64_t count,
                                                                   int HD, const int heads) {
     for (int64_t d = 0; d < HD; d += VL) {
-        vfloat sum[QUERY_HEADS];
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) sum[h] = vsplat(0);
+        vfloat sum[QUERY_HEADS] = ZERO;
         for (int64_t j = 0; j < count; j++) {
             vfloat value = load_x(v + j * stride + d, HD - d);
 #pragma GCC unroll 4

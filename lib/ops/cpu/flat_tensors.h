@@ -17,26 +17,20 @@ static inline vfloat load_either(const void *x, Dtype dtype, int64_t at, int64_t
     return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)x + at, n) : load_float((const float *)x + at, n);
 }
 
-/* The sum of element i … i + VL - 1 of n pieces by a binary tree. level[] holds the finished left halves, widest first:
- * piece k completes as many subtrees as k has trailing one bits. */
+/* The sum of element i … i + VL - 1 of n pieces by a binary tree. tree[h] is the sum of the last 2^h pieces that form a
+ * whole subtree: piece k completes as many subtrees as k has trailing one bits, and n's one bits are left at the end. */
 static inline vfloat tree_sum_vector(const void *pieces, Dtype dtype, int n, int64_t count, int64_t i) {
-    vfloat level[32];
-    int waiting = 0;
+    vfloat tree[32];
     for (int k = 0; k < n; k++) {
         vfloat sum = load_either(pieces, dtype, k * count + i, count - i);
-        for (int bits = k; bits & 1; bits >>= 1) {
-            waiting--;
-            sum = level[waiting] + sum;
-        }
-        level[waiting] = sum;
-        waiting++;
+        int h = 0;
+        for (; k >> h & 1; h++) sum = tree[h] + sum;
+        tree[h] = sum;
     }
-    waiting--;
-    vfloat total = level[waiting];
-    while (waiting > 0) {
-        waiting--;
-        total = level[waiting] + total;
-    }
+    int lowest = __builtin_ctz((unsigned)n);
+    vfloat total = tree[lowest];
+    for (int h = lowest + 1; n >> h; h++)
+        if (n >> h & 1) total = tree[h] + total;
     return total;
 }
 
@@ -165,7 +159,7 @@ enum { MERGE_ROWS = 4 }; // rows of w for which an element of a is read once
 static inline __attribute__((always_inline)) void adapter_merge_rows(float *w, const float *a, const float *b, float by,
                                                                      int R, int64_t IC, const int rows) {
     for (int64_t i = 0; i < IC; i += VL) {
-        vfloat sum[MERGE_ROWS] = {{0}};
+        vfloat sum[MERGE_ROWS] = ZERO;
         for (int64_t r = 0; r < R; r++) {
             vfloat x = load_float(a + r * IC + i, IC - i);
             for (int k = 0; k < rows; k++) sum[k] = vfma(x, vsplat(b[k * R + r]), sum[k]);
@@ -181,8 +175,7 @@ static void cpu_adapter_merge(OpStream *on, float *w, const float *a, const floa
                               int64_t OC) {
 #pragma omp parallel for num_threads(on->threads)
     for (int64_t o = 0; o < OC; o += MERGE_ROWS) {
-        int64_t rows = min_i64(MERGE_ROWS, OC - o);
-        if (rows == MERGE_ROWS) adapter_merge_rows(w + o * IC, a, b + o * R, by, R, IC, MERGE_ROWS);
+        if (o + MERGE_ROWS <= OC) adapter_merge_rows(w + o * IC, a, b + o * R, by, R, IC, MERGE_ROWS);
         else
             for (int64_t k = o; k < OC; k++) adapter_merge_rows(w + k * IC, a, b + k * R, by, R, IC, 1);
     }
@@ -224,8 +217,7 @@ static void cpu_normalize_matrix(OpStream *on, floatX *x, int64_t count, void *w
     add_squares(on, &total, x, FLOATX, count);
     float norm = (float)sqrt(exact_value(&total)), by = 1.0f / fmaxf(norm, 1e-7f);
     if (isnan(norm)) by = norm; // fmaxf would ignore it
-#pragma omp parallel for num_threads(on->threads)
-    for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
+    cpu_scale(on, x, by, count);
 }
 
 static void cpu_weighted_sum(OpStream *on, floatX *x, float a, const float *y, float b, int64_t count) {

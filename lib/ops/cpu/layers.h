@@ -69,8 +69,8 @@ static void cpu_rope(OpStream *on, floatX *x, int64_t stride, const float *cos_s
         const float *cosines = cos_sin + (int64_t)positions[n % T] * HD, *sines = cosines + half;
         for (int i = 0; i < half; i += 2 * VL) {
             vpair c = load_pair_float(cosines + i, half - i);
-            vpair s = pair_scale(load_pair_float(sines + i, half - i), vsplat(direction));
-            vpair minus_s = pair_scale(s, vsplat(-1));
+            vpair s = pair_scale(load_pair_float(sines + i, half - i), direction);
+            vpair minus_s = pair_scale(s, -1);
             for (int h = 0; h < heads; h++) {
                 floatX *first = x + n * stride + (int64_t)h * HD + i, *second = first + half;
                 vpair x0 = load_pair(first, half - i), x1 = load_pair(second, half - i);

@@ -8,7 +8,7 @@
 #ifndef CPU_MATMUL_H
 #define CPU_MATMUL_H
 #include "../ops_common.h" // defines: Matmul
-#include "tile.h"          // defines: tile_matmul, vdot_pairs, load_words; includes pairs.h
+#include "tile.h"          // defines: tile_matmul, vdot_pairs; includes pairs.h: vpair, load_words
 #include <omp.h>
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
@@ -27,13 +27,13 @@ enum {
 };
 
 // ---------------------------------------------------------------------------
-// the inner loop of the plain bf16 matmul on Arm processors that have BFMMLA
+// the plain matmul
 //
-// One BFMMLA multiplies a 2 x 4 block of A by a 4 x 2 block of B and adds the result to a 2 x 2 block of C: 16
-// multiply-adds, twice as many as BFDOT, which attention uses through vdot_pairs.
+// Arm processors that have BFMMLA compute it in bf16. One BFMMLA multiplies a 2 x 4 block of A by a 4 x 2 block of B
+// and adds the result to a 2 x 2 block of C: 16 multiply-adds, twice as many as BFDOT, which attention uses through
+// vdot_pairs.
 
 #ifdef HAVE_BFMMLA
-
 typedef bf16 Packed; // what panels hold
 
 /* panel (ceil(depth / 4), width, 4) = `count` vectors of `depth` elements, four elements of each vector in turn; zeros
@@ -78,13 +78,7 @@ static inline void packed_tile(float *c, int64_t c_row, const Packed *a, const P
     for (int i = 0; i < ROW_PAIRS; i++)
         for (int j = 0; j < COLUMN_PAIRS; j++) store_block(c + 2 * i * c_row + 2 * j, c_row, sum[i][j]);
 }
-
-#endif
-
-// ---------------------------------------------------------------------------
-// the plain matmul
-
-#ifndef HAVE_BFMMLA
+#else
 typedef float Packed; // what panels hold
 
 /* panel (depth, width) = `count` vectors of `depth` floatX, converted to fp32; zeros for vectors beyond count. Vector j
@@ -179,11 +173,9 @@ static inline __attribute__((always_inline)) void few_rows_outputs(const Matmul 
                                                                    const floatX *b, int64_t begin, int64_t end,
                                                                    const int rows) {
     for (int64_t o = begin; o < end; o++) {
-        vpair sum[FEW_ROWS]; // (rows) in registers, because all loops over it are unrolled
+        vpair sum[FEW_ROWS] = ZERO; // (rows) in registers, because all loops over it are unrolled
         const floatX *w = b + o * p->b_col;
         int64_t k = 0;
-#pragma GCC unroll 4
-        for (int m = 0; m < rows; m++) sum[m] = pair_splat(0);
         for (; k + DOT_STEP <= p->K; k += DOT_STEP)
 #pragma GCC unroll 4
             for (int m = 0; m < rows; m++) sum[m] = dot_step(a + m * p->a_row + k, w + k, DOT_STEP, sum[m]);

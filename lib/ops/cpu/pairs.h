@@ -11,30 +11,16 @@ typedef struct {
     vfloat a, b;
 } vpair;
 
-static inline vpair pair_splat(float s) {
-    vpair x = {vsplat(s), vsplat(s)};
-    return x;
+static inline vpair pair_of(vfloat a, vfloat b) {
+    vpair pair = {a, b};
+    return pair;
 }
-static inline vpair pair_add(vpair x, vpair y) {
-    vpair sum = {x.a + y.a, x.b + y.b};
-    return sum;
-}
-static inline vpair pair_mul(vpair x, vpair y) {
-    vpair product = {x.a * y.a, x.b * y.b};
-    return product;
-}
-static inline vpair pair_scale(vpair x, vfloat s) {
-    vpair product = {x.a * s, x.b * s};
-    return product;
-}
-static inline vpair pair_fma(vpair x, vpair y, vpair z) {
-    vpair sum = {vfma(x.a, y.a, z.a), vfma(x.b, y.b, z.b)};
-    return sum;
-}
-static inline vpair pair_rounded(vpair x) {
-    vpair rounded = {vrounded(x.a), vrounded(x.b)};
-    return rounded;
-}
+static inline vpair pair_splat(float s) { return pair_of(vsplat(s), vsplat(s)); }
+static inline vpair pair_add(vpair x, vpair y) { return pair_of(x.a + y.a, x.b + y.b); }
+static inline vpair pair_mul(vpair x, vpair y) { return pair_of(x.a * y.a, x.b * y.b); }
+static inline vpair pair_scale(vpair x, float s) { return pair_of(x.a * s, x.b * s); }
+static inline vpair pair_fma(vpair x, vpair y, vpair z) { return pair_of(vfma(x.a, y.a, z.a), vfma(x.b, y.b, z.b)); }
+static inline vpair pair_rounded(vpair x) { return pair_of(vrounded(x.a), vrounded(x.b)); }
 
 /* A vector that may lie wholly beyond the end of the row. */
 static inline vfloat load_some(const float *p, int64_t n) { return n > 0 ? load_float(p, n) : vsplat(0); }
@@ -66,16 +52,15 @@ static inline vuint vround_pair(vfloat even, vfloat odd) {
     return WIDEN(vround(even)) | WIDEN(vround(odd)) << 16;
 #endif
 }
-static inline vpair widen_pair(vuint bits) {
-    vpair x = {(vfloat)(bits << 16), (vfloat)(bits & 0xFFFF0000u)};
-    return x;
+static inline vpair widen_pair(vuint bits) { return pair_of((vfloat)(bits << 16), (vfloat)(bits & 0xFFFF0000u)); }
+/* 2 VL bf16, two in each 32-bit lane; zeros from n on. */
+static inline vuint load_words(const bf16 *p, int64_t n) {
+    vuint words;
+    if (__builtin_expect(n >= 2 * VL, 1)) memcpy(&words, p, sizeof words);
+    else words = load_tail_bits(p, n);
+    return words;
 }
-static inline vpair load_pair(const floatX *p, int64_t n) {
-    vuint bits = ZERO;
-    if (__builtin_expect(n >= 2 * VL, 1)) memcpy(&bits, p, sizeof bits);
-    else bits = load_tail_bits(p, n);
-    return widen_pair(bits);
-}
+static inline vpair load_pair(const floatX *p, int64_t n) { return widen_pair(load_words(p, n)); }
 /* Returns what was stored: x rounded to floatX. */
 static inline vpair store_pair(floatX *p, vpair x, int64_t n) {
     vuint bits = vround_pair(x.a, x.b);
@@ -86,8 +71,7 @@ static inline vpair store_pair(floatX *p, vpair x, int64_t n) {
 static inline vpair load_pair_float(const float *p, int64_t n) {
     const vint lane = {LANE_NUMBERS};
     vfloat first = load_some(p, n), second = load_some(p + VL, n - VL);
-    vpair x = {vpick(first, second, lane * 2), vpick(first, second, lane * 2 + 1)};
-    return x;
+    return pair_of(vpick(first, second, lane * 2), vpick(first, second, lane * 2 + 1));
 }
 static inline void store_pair_float(float *p, vpair x, int64_t n) {
     const vint lane = {LANE_NUMBERS};
@@ -97,8 +81,7 @@ static inline void store_pair_float(float *p, vpair x, int64_t n) {
 }
 #else
 static inline vpair load_pair_float(const float *p, int64_t n) {
-    vpair x = {load_some(p, n), load_some(p + VL, n - VL)};
-    return x;
+    return pair_of(load_some(p, n), load_some(p + VL, n - VL));
 }
 static inline void store_pair_float(float *p, vpair x, int64_t n) {
     store_some(p, x.a, n);

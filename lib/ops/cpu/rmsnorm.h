@@ -26,7 +26,7 @@ static void cpu_rmsnorm_forward(OpStream *on, floatX *out, float *rstd, floatX *
         rstd[n] = scale;
         for (int64_t i = 0; i < C; i += 2 * VL) {
             vpair v = load_pair(in + i, C - i);
-            vpair weight = pair_scale(load_pair(w + i, C - i), vsplat(scale));
+            vpair weight = pair_scale(load_pair(w + i, C - i), scale);
             store_pair(out + row + i, pair_mul(v, weight), C - i);
         }
     }
@@ -43,22 +43,19 @@ static void rmsnorm_backward_row(floatX *dx, float *dw, const floatX *dout, cons
                                  float rstd, const floatX *w, int C) {
     vpair dot = pair_splat(0);
     for (int64_t i = 0; i < C; i += 2 * VL) {
-        vpair y = pair_scale(load_pair(x + i, C - i), vsplat(rstd));
+        vpair y = pair_scale(load_pair(x + i, C - i), rstd);
         vpair d = load_pair(dout + i, C - i), weight = load_pair(w + i, C - i);
         dot = pair_fma(pair_mul(d, weight), y, dot);
         vstore(dw + i, vfma(d.a, y.a, vload(dw + i)));
         vstore(dw + i + VL, vfma(d.b, y.b, vload(dw + i + VL)));
     }
-    vfloat mean = vsplat(-vsum(dot.a + dot.b) / (float)C); // negated: a subtraction becomes part of an FMA
+    vpair mean = pair_splat(-vsum(dot.a + dot.b) / (float)C); // negated: a subtraction becomes part of an FMA
     for (int64_t i = 0; i < C; i += 2 * VL) {
-        vpair y = pair_scale(load_pair(x + i, C - i), vsplat(rstd));
+        vpair y = pair_scale(load_pair(x + i, C - i), rstd);
         vpair g = pair_rounded(pair_mul(load_pair(dout + i, C - i), load_pair(w + i, C - i)));
         vpair r = dresidual ? load_pair(dresidual + i, C - i) : pair_splat(0);
-        g.a = vfma(y.a, mean, g.a);
-        g.b = vfma(y.b, mean, g.b);
-        r.a = vfma(g.a, vsplat(rstd), r.a);
-        r.b = vfma(g.b, vsplat(rstd), r.b);
-        store_pair(dx + i, r, C - i);
+        g = pair_fma(y, mean, g);
+        store_pair(dx + i, pair_fma(g, pair_splat(rstd), r), C - i);
     }
 }
 
@@ -80,10 +77,8 @@ static void cpu_rmsnorm_backward(OpStream *on, floatX *dx, float *dw, const floa
 #pragma omp for
         for (int64_t i = 0; i < columns; i += 2 * VL) {
             vpair total = pair_splat(0);
-            for (int64_t b = 0; b < blocks; b++) {
-                vpair sums = {vload(partial + b * width + i), vload(partial + b * width + i + VL)};
-                total = pair_add(total, sums);
-            }
+            for (const float *sums = partial + i; sums < partial + blocks * width; sums += width)
+                total = pair_add(total, pair_of(vload(sums), vload(sums + VL)));
             store_pair_float(dw + i, pair_add(total, load_pair_float(dw + i, C - i)), C - i);
         }
     }

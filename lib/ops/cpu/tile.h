@@ -4,7 +4,7 @@
  */
 #ifndef CPU_TILE_H
 #define CPU_TILE_H
-#include "pairs.h" // defines: vround_pair; includes vectors.h: vfloat, VL, MR, NR, vload, vstore
+#include "pairs.h" // defines: load_words, vround_pair; includes vectors.h: vfloat, VL, MR, NR, vload, vstore
 
 // ---------------------------------------------------------------------------
 // pairs of operands
@@ -22,29 +22,14 @@ enum { PAIR = 2 };
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) {
     return vbfdotq_f32(c, (bfloat16x8_t)a, (bfloat16x8_t)b);
 }
-#elif defined(PRECISION_BF16) && defined(PLANNED_PAIR) && PLANNED_PAIR == 2
-#define HAVE_PAIRS 1
-enum { PAIR = 2 };
-static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) {
-    vfloat first = (vfloat)((vuint)a << 16) * (vfloat)((vuint)b << 16);
-    return first + (vfloat)((vuint)a & 0xFFFF0000u) * (vfloat)((vuint)b & 0xFFFF0000u) + c;
-}
+#else
+#ifdef PLANNED_PAIR // as of PLANNED_VL: no sum is ever computed
+enum { PAIR = PLANNED_PAIR };
 #else
 enum { PAIR = 1 };
+#endif
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return a * b + c; }
 #endif
-
-/* 2 VL bf16, two in each 32-bit lane. */
-static inline vuint load_words(const bf16 *p, int64_t n) {
-#ifdef AVX512
-    return (vuint)_mm512_maskz_loadu_epi16(n >= 2 * VL ? ~0u : (1u << n) - 1, p);
-#else
-    vuint words;
-    if (n < 2 * VL) return load_tail_bits(p, n);
-    memcpy(&words, p, sizeof words);
-    return words;
-#endif
-}
 
 // ---------------------------------------------------------------------------
 // the register tile

@@ -43,18 +43,12 @@ enum { VL = 8, MR = 4 }; // 16 registers
 #ifdef __aarch64__
 #define NEON 1
 enum { VL = 4, MR = 8 }; // 32 registers
-#elif defined(PLANNED_VL) // a build for WebAssembly only plans; its work space is that of the build it plans for
+#elif defined(PLANNED_VL) // a build for WebAssembly only plans, for the work space of another: it runs no loop
 enum { VL = PLANNED_VL, MR = PLANNED_MR };
 #else
 enum { VL = 4, MR = 4 };
 #endif
-#if defined(PLANNED_VL) && PLANNED_VL == 16
-#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
-#elif defined(PLANNED_VL) && PLANNED_VL == 8
-#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7
-#else
 #define LANE_NUMBERS 0, 1, 2, 3
-#endif
 #define WIDEN(h) __builtin_convertvector(h, vuint)
 #define NARROW(u) __builtin_convertvector(u, vhalf)
 #endif
