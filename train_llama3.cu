@@ -442,7 +442,7 @@ void head_loss(Llama3 *m, int micro_batch) {
     const HeadWeights w = head_weights(m, micro_batch);
     const floatX *x = final_norm_forward(m, &w);
     floatX *d_final_norm = tp_partial(m->tp, m->d_norm); // (N, C)
-    const ZLoss z = goes_backward ? m->z_loss : no_z_loss();
+    const ZLoss z = goes_backward ? m->z_loss : no_z_loss;
     const Logits logits = model_logits(m, goes_backward);
     for (int first = 0; first < N; first += rows) {
         int count = (int)min_i64(rows, N - first), accumulates = w.accumulates || first > 0;

@@ -293,7 +293,7 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     memory_op(
         b, worst, OP_CROSS_ENTROPY, s->name,
         [&](int i) { // overwrites the logits
-            cross_entropy(dev, losses, logits_x(logits[i], V), ids, no_z_loss(), rows, s->V, 1);
+            cross_entropy(dev, losses, logits_x(logits[i], V), ids, no_z_loss, rows, s->V, 1);
         },
         [&](int i) {
             KERNEL(&dev->on, random_kernel, grid_of(blocks_of(count, 256)), 256, 0, logits[i], count, (uint64_t)i << 40,

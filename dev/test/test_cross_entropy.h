@@ -125,7 +125,7 @@ static void cross_entropy_case(KernelTest *t, LossCase c, LossErrors *e) {
         float *losses = test_floats(t, 2 * N, 1), *kept = test_floats(t, N, 1);
         Logits d = before;
         d.data = test_copy(t, before.data, logits_bytes(before, N));
-        cross_entropy(&t->dev[threads], kept, d, targets, no_z_loss(), N, V, 0);
+        cross_entropy(&t->dev[threads], kept, d, targets, no_z_loss, N, V, 0);
         e->changed += memcmp(d.data, before.data, (size_t)logits_bytes(d, N)) != 0;
         cross_entropy(&t->dev[threads], losses, d, targets, z_loss_after(losses, N, c.z), N, V, 1);
         e->same += memcmp(losses, kept, (size_t)N * 4) == 0;
@@ -220,7 +220,7 @@ static float *slice_losses(KernelTest *t, Device *dev, const SliceCase *c, const
         void *before = test_copy(t, slices[r].data, bytes);
         double *slice_ref = test_doubles(t, N * width);
         ZLoss z = z_loss_after(losses, N, c->of.z);
-        cross_entropy_join(dev, kept, slices[r], parts, c->targets, no_z_loss(), c->ranks, c->cut[r], N, width, 0);
+        cross_entropy_join(dev, kept, slices[r], parts, c->targets, no_z_loss, c->ranks, c->cut[r], N, width, 0);
         *changed += memcmp(slices[r].data, before, (size_t)bytes) != 0;
         cross_entropy_join(dev, losses, slices[r], parts, c->targets, z, c->ranks, c->cut[r], N, width, 1);
         *changed += changed_padding(slices[r], before, N, width);

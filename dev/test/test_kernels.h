@@ -40,9 +40,9 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     attention_backward(dev, x + 4 * D, x + 5 * D, x + 6 * D, x + 7 * D, x, f, x + D, x + 2 * D, x + 3 * D, &s);
     swiglu_forward(dev, x, x + D, N, C);
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
-    cross_entropy(dev, f, logits_fp32(f + D, V), ids, no_z_loss(), N, V, 1);
+    cross_entropy(dev, f, logits_fp32(f + D, V), ids, no_z_loss, N, V, 1);
     cross_entropy_part(dev, f + 2 * D, logits_fp32(f + D, V), ids, 5, N, V);
-    cross_entropy_join(dev, f, logits_fp32(f + D, V), f + 2 * D, ids, no_z_loss(), 1, 5, N, V, 1);
+    cross_entropy_join(dev, f, logits_fp32(f + D, V), f + 2 * D, ids, no_z_loss, 1, 5, N, V, 1);
     tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
     sum_pieces(dev, x, x + D, 3, 500);
     squared_norm(dev, (ExactSum *)(void *)f, f + 1000, 1000);

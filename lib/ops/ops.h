@@ -167,8 +167,7 @@ static void linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy,
 
 /* x (count) *= by: the LoRA scaling factor alpha / r */
 static void scale(Device *dev, floatX *x, float by, int64_t count) {
-    double flops = (double)count, bytes = 2.0 * (double)count * X_BYTES;
-    RUN_OP(dev, OP_SCALE, flops, bytes, scale, x, by, count);
+    RUN_OP(dev, OP_SCALE, (double)count, 2.0 * (double)count * X_BYTES, scale, x, by, count);
 }
 
 /* w (OC, IC) += by * b (OC, R) a (R, IC): merges an adapter into its weight, in fp32 */
@@ -238,8 +237,7 @@ static void rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floatX *d
 /* out (count) = x (count) + delta (count), rounded as rmsnorm_forward rounds its sum: the same bits. out may be x or
  * delta. */
 static void residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
-    double flops = (double)count, bytes = 3.0 * (double)count * X_BYTES;
-    RUN_OP(dev, OP_RESIDUAL_ADD, flops, bytes, residual_add, out, x, delta, count);
+    RUN_OP(dev, OP_RESIDUAL_ADD, (double)count, 3.0 * (double)count * X_BYTES, residual_add, out, x, delta, count);
 }
 
 // ---------------------------------------------------------------------------
@@ -322,23 +320,18 @@ static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, 
 
 /* h (N, F) = silu(gate) * up. Each row of gate_up (N, 2F) holds the gate's F elements, then up's. */
 static void swiglu_forward(Device *dev, floatX *h, const floatX *gate_up, int N, int F) {
-    double flops = 5.0 * N * F, bytes = 3.0 * N * F * X_BYTES;
-    RUN_OP(dev, OP_SWIGLU_FORWARD, flops, bytes, swiglu_forward, h, gate_up, N, F);
+    RUN_OP(dev, OP_SWIGLU_FORWARD, 5.0 * N * F, 3.0 * N * F * X_BYTES, swiglu_forward, h, gate_up, N, F);
 }
 
 /* dgate_up (N, 2F) = the gradient, from dh (N, F) and gate_up (N, 2F); may be gate_up itself. */
 static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, const floatX *gate_up, int N, int F) {
-    double flops = 10.0 * N * F, bytes = 5.0 * N * F * X_BYTES;
-    RUN_OP(dev, OP_SWIGLU_BACKWARD, flops, bytes, swiglu_backward, dgate_up, dh, gate_up, N, F);
+    RUN_OP(dev, OP_SWIGLU_BACKWARD, 10.0 * N * F, 5.0 * N * F * X_BYTES, swiglu_backward, dgate_up, dh, gate_up, N, F);
 }
 
 // ---------------------------------------------------------------------------
 // cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored), with z-loss
 
-static inline ZLoss no_z_loss(void) {
-    const ZLoss none = {0, NULL};
-    return none;
-}
+static const ZLoss no_z_loss = {0, NULL};
 
 /* The z-losses of the rows from `first` on. */
 static inline ZLoss z_loss_from(ZLoss z, int first) {
@@ -457,19 +450,16 @@ static void gram_matrix(Device *dev, floatX *g, const floatX *x, int64_t rows, i
     int64_t along_m = is_tall ? 1 : cols, along_sum = is_tall ? cols : 1; // distance of neighbors in x
     Matmul p = {.M = m, .N = m, .K = length, .a_row = along_m, .a_col = along_sum, .b_row = along_sum, .b_col = along_m,
                 .c_row = m, .c_float = FLOATX == DTYPE_F32, .accumulate = 0};
-    int64_t depth = length;
-    if (is_tall && FLOATX == DTYPE_F32) depth = DW_TOKENS;
-    linear_matmul(dev, OP_MUON_MATMUL, p, depth, g, x, x);
+    linear_matmul(dev, OP_MUON_MATMUL, p, is_tall && FLOATX == DTYPE_F32 ? DW_TOKENS : length, g, x, x);
 }
 
 /* y (rows, cols) = s x, or x s if x (rows, cols) has more rows than columns; s (m, m) is symmetric, with m = min(rows,
  * cols). y is fp32, so that weighted_sum rounds once, as torch.addmm does. */
 static void symmetric_matmul(Device *dev, float *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols) {
     int is_tall = rows > cols;
-    int64_t m = is_tall ? cols : rows, depth = m;
+    int64_t m = is_tall ? cols : rows, depth = FLOATX == DTYPE_F32 ? DX_DEPTH : m;
     Matmul p = {.M = rows, .N = cols, .K = m, .a_row = m, .a_col = 1, .b_row = cols, .b_col = 1, .c_row = cols,
                 .c_float = 1, .accumulate = 0};
-    if (FLOATX == DTYPE_F32) depth = DX_DEPTH;
     linear_matmul(dev, OP_MUON_MATMUL, p, depth, y, is_tall ? x : s, is_tall ? s : x);
 }
 

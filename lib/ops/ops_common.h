@@ -47,10 +47,8 @@ static inline BOTH int query_position(const AttentionShape *s, int t) {
 
 /* The first query that sees `key`; Tq or more if none does. */
 static inline BOTH int first_query(const AttentionShape *s, int key) {
-    int in_first_half = key - s->q_offset;
-    int in_second_half = in_first_half - s->q_gap;
-    int t = in_first_half;
-    if (t >= s->q_split) t = in_second_half > s->q_split ? in_second_half : s->q_split;
+    int t = key - s->q_offset; // if that is in the first half
+    if (t >= s->q_split) t = (int)max_i64(t - s->q_gap, s->q_split);
     return t > 0 ? t : 0;
 }
 

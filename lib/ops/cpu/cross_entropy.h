@@ -7,7 +7,7 @@
  */
 #ifndef CPU_CROSS_ENTROPY_H
 #define CPU_CROSS_ENTROPY_H
-#include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts, slice_row
+#include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts; includes kernel.h: slice_row
 #include "vectors.h"   // defines: vfloat, load_fill, load_bf16, store_float, vexp
 #include <omp.h>
 

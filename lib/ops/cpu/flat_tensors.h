@@ -17,8 +17,8 @@ static inline vfloat load_either(const void *x, Dtype dtype, int64_t at, int64_t
     return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)x + at, n) : load_float((const float *)x + at, n);
 }
 
-/* The sum of element i … i + VL - 1 of n pieces by a binary tree. tree[h] is the sum of the last 2^h pieces that form a
- * whole subtree: piece k completes as many subtrees as k has trailing one bits, and n's one bits are left at the end. */
+/* The sum of element i … i + VL - 1 of n pieces by a binary tree. tree[h] is the latest finished subtree of 2^h pieces:
+ * piece k completes as many subtrees as k has trailing one bits. At the end, those of n's one bits are left. */
 static inline vfloat tree_sum_vector(const void *pieces, Dtype dtype, int n, int64_t count, int64_t i) {
     vfloat tree[32];
     for (int k = 0; k < n; k++) {

@@ -74,8 +74,8 @@ static inline vpair load_pair_float(const float *p, int64_t n) {
     return pair_of(vpick(first, second, lane * 2), vpick(first, second, lane * 2 + 1));
 }
 static inline void store_pair_float(float *p, vpair x, int64_t n) {
-    const vint lane = {LANE_NUMBERS};
-    const vint order = lane / 2 + (lane & 1) * (int)VL; // (int): cuda_bf16.h overloads * for an enumerator
+    // (int): cuda_bf16.h overloads * for an enumerator
+    const vint lane = {LANE_NUMBERS}, order = lane / 2 + (lane & 1) * (int)VL;
     store_some(p, vpick(x.a, x.b, order), n);
     store_some(p + VL, vpick(x.a, x.b, order + VL / 2), n - VL);
 }

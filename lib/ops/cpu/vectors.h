@@ -78,32 +78,27 @@ static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return NATIVE(fmadd)(a
 static inline vfloat vmax(vfloat a, vfloat b) { return NATIVE(max)(a, b); } // b if either is NaN
 static inline vfloat vmin(vfloat a, vfloat b) { return NATIVE(min)(a, b); }
 static inline vfloat vsqrt(vfloat a) { return NATIVE(sqrt)(a); }
-static inline vfloat vrounded(vfloat x) {
-    __asm__("" : "+v"(x));
-    return x;
-}
+#define VECTOR_OPERAND "+v"
 #else
 #ifdef NEON
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return vfmaq_f32(c, a, b); }
 static inline vfloat vsqrt(vfloat a) { return vsqrtq_f32(a); }
-static inline vfloat vrounded(vfloat x) {
-    __asm__("" : "+w"(x));
-    return x;
-}
+#define VECTOR_OPERAND "+w"
 #else
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return a * b + c; }
 static inline vfloat vsqrt(vfloat a) {
     for (int i = 0; i < VL; i++) a[i] = sqrtf(a[i]);
     return a;
 }
-static inline vfloat vrounded(vfloat x) {
-    __asm__("" : "+m"(x));
-    return x;
-}
+#define VECTOR_OPERAND "+m"
 #endif
 static inline vfloat vmax(vfloat a, vfloat b) { return vselect(a > b, a, b); }
 static inline vfloat vmin(vfloat a, vfloat b) { return vselect(a < b, a, b); }
 #endif
+static inline vfloat vrounded(vfloat x) {
+    __asm__("" : VECTOR_OPERAND(x)); // gcc cannot look through it
+    return x;
+}
 
 /* Lane i of the result is lane `lane[i]` of a (0 … VL - 1) or of b (VL … 2 VL - 1). */
 static inline vfloat vpick(vfloat a, vfloat b, vint lane) {
