@@ -282,8 +282,8 @@ static void reduction_start(Fsdp *fsdp, ReductionHop hop, FsdpUnit *u, int micro
     Reduction *r = &fsdp->reductions[hop];
     int reduces = hops[hop].reduces;
     Axis axis = hops[hop].axis;
-    int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count;               // of one member
-    const float *sum = fsdp->reduces_once ? sum_total(&u->sum) : u->unsharded_gradient; // what HOP_REDUCE_FSDP sends
+    int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count;              // of one member
+    const float *sum = fsdp->reduces_once ? u->sum.partial[0] : u->unsharded_gradient; // what HOP_REDUCE_FSDP sends
     if (hop > HOP_REDUCE_FSDP) sum = hop_result(fsdp, hop - 1, u);
     const void *send = r->rounded ? (const void *)r->rounded : sum;
     void *receive = r->receive ? r->receive : hop_result(fsdp, hop, u);

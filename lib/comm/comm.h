@@ -32,8 +32,7 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     r->active = 1;
     note_started(comm, r);
     if (comm->dev->dry_run) return;
-    const Transport *transport = r->on_device ? comm->transport : comm->hosts;
-    transport->start(comm, r);
+    (r->on_device ? comm->transport : comm->hosts)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
     // NCCL has enqueued the collective: this records r->arrived in the stream before anything later is enqueued there
@@ -107,16 +106,14 @@ static inline void all_to_all_start(Comm *comm, Request *r, Axis axis, const cha
 
 /* This rank's end of the messages to or from a member of `axis`. */
 static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
-    int i = 0;
-    for (; i < comm->num_channels; i++) {
-        const Channel *c = &comm->channels[i];
-        if (c->axis == (int)axis && c->peer == peer && c->receives == receives) return &comm->channels[i];
-    }
+    int i = comm->num_channels;
+    Channel *c = comm->channels;
+    for (; c < comm->channels + i; c++)
+        if (c->axis == (int)axis && c->peer == peer && c->receives == receives) return c;
     if (i == CHANNELS)
         run_failure("%s: more than %d channels; every axis, other rank and direction that it uses needs one: "
                     "raise CHANNELS in lib/comm/watchdog.h",
                     rank_name(comm->rank), CHANNELS);
-    Channel *c = &comm->channels[i];
     comm->num_channels++;
     c->axis = (int)axis;
     c->peer = peer;

@@ -24,13 +24,6 @@ static inline int launched_by_mpi(void) {
  * checkpoint, and forwards SIGUSR1 and SIGUSR2; srun leaves more time after SIGTERM. */
 static inline int under_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") != NULL; }
 
-/* The number in the first of these variables of the environment that is set; `otherwise` if none is. */
-static inline int number_in_environment(const char *const names[], int count, int otherwise) {
-    for (int i = 0; i < count; i++)
-        if (getenv(names[i])) return atoi(getenv(names[i]));
-    return otherwise;
-}
-
 /* This process's rank as its launcher gives it, before MPI has started; 0 without a launcher. */
 static inline int rank_of_launcher(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"};

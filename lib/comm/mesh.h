@@ -20,6 +20,7 @@ typedef enum {
     AXES
 } Axis;
 static const char *const axis_names[AXES] = {"tp", "cp", "pp", "dp_shard", "dp_replicate", "fsdp", "world"};
+static const char *const axis_options[MESH_AXES] = {"tp", "cp", "pp", "dp-shard", "dp-replicate"};
 
 typedef struct {
     int world;           // number of ranks
@@ -119,10 +120,9 @@ static inline void mesh_candidates(MeshCandidate *nearest, int count, MeshCandid
 
 /* Prints "tp 8 x cp 16 x …", or without names "8 x 16 x …". Returns its length. */
 static inline size_t mesh_print(char *text, size_t size, const int *ranks, int names) {
-    static const char *const options[] = {"tp", "cp", "pp", "dp-shard", "dp-replicate"};
     size_t used = 0;
     for (int a = 0; a < MESH_AXES && used < size; a++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s%s%d", a ? " x " : "", names ? options[a] : "",
+        used += (size_t)snprintf(text + used, size - used, "%s%s%s%d", a ? " x " : "", names ? axis_options[a] : "",
                                  names ? " " : "", ranks[a]);
     return used;
 }
@@ -158,8 +158,7 @@ static inline Mesh mesh_open(int world, const int asked[MESH_AXES], int planned)
         if (asked[a]) product *= asked[a];
         else if (open >= 0)
             user_error("--%s auto and --%s auto: only one of them follows from the others, the other must be a number",
-                       open == AXIS_DP_SHARD ? "dp-shard" : axis_names[open],
-                       a == AXIS_DP_REPLICATE ? "dp-replicate" : axis_names[a]);
+                       axis_options[open], axis_options[a]);
         else open = a;
     }
     if (open >= 0) {

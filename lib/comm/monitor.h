@@ -7,8 +7,6 @@
 #ifndef MONITOR_H
 #define MONITOR_H
 #include "culprit.h" // defines: list_interfaces, say_network, say_unanswered_connections
-#include <signal.h>
-#include <sys/mman.h>
 
 #ifdef HAVE_MPI
 // ---------------------------------------------------------------------------
@@ -260,8 +258,7 @@ static inline void heartbeats_join(double timeout, double start_timeout, int ran
         table->start_timeout = start_timeout;
         gethostname(table->host, sizeof table->host - 1);
         snprintf(table->name, sizeof table->name, "%s", name);
-        for (int k = 0; k < 2; k++)
-            if (getenv(local_size[k])) table->expected = atoi(getenv(local_size[k]));
+        table->expected = number_in_environment(local_size, 2, 0);
     }
     heartbeat_init(me, rank);
     if (i == 0) {

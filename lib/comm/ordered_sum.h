@@ -45,8 +45,6 @@ static void sum_add(Device *dev, const OrderedSum *s, int m, const void *pieces,
     }
 }
 
-static float *sum_total(const OrderedSum *s) { return s->partial[0]; }
-
 static void sum_open(OrderedSum *s, Device *dev, float *total, int64_t count, int micro_batches, int as_tree) {
     const OrderedSum empty = {micro_batches, as_tree, count, {total}};
     *s = empty;

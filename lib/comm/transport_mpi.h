@@ -62,9 +62,7 @@ static inline void mpi_start(Comm *comm, Request *r) {
         run_failure("%s: MPI refused %s of '%s' with error code %d", rank_name(comm->rank),
                     collective_names[r->collective], r->what, error);
     if (type != MPI_BYTE) MPI_Type_free(&type);
-    int size;
-    MPI_Comm_size(r->group->mpi, &size);
-    traffic_count(comm->traffic_measured, r, size);
+    traffic_count(comm->traffic_measured, r, r->group->size); // MPI's number of members: see mpi_group_open
 }
 
 /* Ends the run unless a received message has the expected size. That finds differences between hosts; within a host the

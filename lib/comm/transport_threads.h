@@ -7,8 +7,6 @@
 #ifndef TRANSPORT_THREADS_H
 #define TRANSPORT_THREADS_H
 #include "comm_types.h"
-#include <pthread.h>
-#include <sys/mman.h>
 
 enum { THREAD_SLOTS = 64 };
 static_assert((int)THREAD_SLOTS > (int)MAX_IN_FLIGHT, "a slot is reused only after its collective is complete");

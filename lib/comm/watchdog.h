@@ -10,10 +10,7 @@
 #define WATCHDOG_H
 #include "../device/device.h" // defines: Activity, op_names
 #include "mesh.h"             // defines: Axis, axis_names, mesh_group, Collective, collective_names, rank_name
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 // ---------------------------------------------------------------------------
 // the heartbeat table
@@ -464,11 +461,11 @@ static inline FlightRecord *flight_start(HeartbeatTable *table, Heartbeat *me, i
     int64_t number = me->started[line] + 1;
     int kind = is_channel(line) ? COLLECTIVES : collective; // one end of a channel sends, the other one receives
     FlightRecord *e = &me->flights[line][number % FLIGHTS];
-    uint64_t words[sizeof e->what / 8] = ZERO, *order = &me->lines.order[line];
-    uint64_t h = (*order ^ ((uint64_t)bytes << 8 | (uint64_t)((int)dtype << 4 | kind))) * 0x100000001B3ull;
-    memcpy(words, what, strnlen(what, sizeof words - 1));
-    *order = hash_words(h, words, sizeof words / 8);
-    memcpy(e->what, words, sizeof words);
+    uint64_t *order = &me->lines.order[line], size_and_kind = (uint64_t)bytes << 8 | (uint64_t)((int)dtype << 4 | kind);
+    char name[sizeof e->what] = ZERO;
+    memcpy(name, what, strnlen(what, sizeof name - 1));
+    memcpy(e->what, name, sizeof name);
+    *order = hash_bytes(hash_bytes(*order, &size_and_kind, sizeof size_and_kind), name, sizeof name);
     e->order = *order;
     e->bytes = bytes;
     e->collective = collective;

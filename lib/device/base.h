@@ -14,7 +14,8 @@
 
 static const char *const dtype_names[] = {"fp32", "bf16", "bytes"}; // of Dtype
 
-/* A fingerprint of n bytes, continuing from `h`: FNV-1a with 64 bits. */
+/* A fingerprint of n bytes, continuing from `h`: FNV-1a with 64 bits. Each step is invertible, so that a single difference
+ * is never lost. */
 #define HASH_START 0xCBF29CE484222325ull
 static inline uint64_t hash_bytes(uint64_t h, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;
@@ -22,11 +23,11 @@ static inline uint64_t hash_bytes(uint64_t h, const void *data, size_t n) {
     return h;
 }
 
-/* A fingerprint of n words of 64 bits, faster than hash_bytes. Each step is invertible, so that a single difference is
- * never lost. */
-static inline uint64_t hash_words(uint64_t h, const uint64_t *words, size_t n) {
-    for (size_t i = 0; i < n; i++) h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull;
-    return h;
+/* The number in the first of these variables of the environment that is set; `otherwise` if none is. */
+static inline int number_in_environment(const char *const names[], int count, int otherwise) {
+    for (int i = 0; i < count; i++)
+        if (getenv(names[i])) return atoi(getenv(names[i]));
+    return otherwise;
 }
 
 static inline double seconds_now(void) {
@@ -86,7 +87,8 @@ static struct {
 
 /* All ranks often find the same error at once. Each process waits for its turn to report it; the first one's exit ends
  * the others while they wait. If only one process finds it, for example a file missing on one host, its turn comes. */
-static inline void end_process(int code, const char *prefix, const char *format, va_list args) {
+__attribute__((noreturn)) static inline void end_process(int code, const char *prefix, const char *format,
+                                                         va_list args) {
     useconds_t turn = (useconds_t)min_i64(10, process_end.process);
     if (turn && (code == 1 || process_end.quiet)) usleep((process_end.quiet ? 2000000 : 0) + 300000 * turn);
     if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST))
@@ -120,8 +122,6 @@ static inline void user_error(const char *format, ...) {
     va_list args;
     va_start(args, format);
     end_process(1, "error: ", format, args);
-    va_end(args);
-    _exit(1);
 }
 
 /* Ends the run because it failed: a timeout, a lost rank, a device error, an unequal ledger. Exit code 2. */
@@ -129,8 +129,6 @@ static inline void run_failure(const char *format, ...) {
     va_list args;
     va_start(args, format);
     end_process(2, "failure: ", format, args);
-    va_end(args);
-    _exit(2);
 }
 
 // ---------------------------------------------------------------------------

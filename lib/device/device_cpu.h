@@ -4,9 +4,7 @@
 #ifndef DEVICE_CPU_H
 #define DEVICE_CPU_H
 #include "device_types.h"
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #define DEVICE_NAME "this host"
 #define OFFLOAD_PLACE "in files"
@@ -57,7 +55,7 @@ static inline void *memory_open(Device *dev, MemCategory category, size_t bytes,
             user_error("cannot reserve %zu bytes of memory for %s (%s): use more ranks, a smaller --batch or --seq, or "
                        "a smaller model",
                        bytes, mem_category_names[category], strerror(errno));
-        if (bytes >= (8u << 20)) use_huge_pages(p, bytes);
+        if (bytes >= (8u << 20)) madvise(p, bytes, MADV_HUGEPAGE);
         return p;
     }
     char path[4096];
@@ -143,10 +141,8 @@ static inline void device_destroy_event(DeviceEvent event) { (void)event; }
 static inline void offload_advise(Device *dev, MemCategory category, const void *from, size_t bytes, int read_ahead) {
     if (dev->dry_run || !dev->arenas[category].offloaded) return;
     const uintptr_t page = 4096;
-    uintptr_t begin = (uintptr_t)from + (read_ahead ? 0 : page - 1);
-    uintptr_t end = (uintptr_t)from + bytes + (read_ahead ? page - 1 : 0);
-    begin &= ~(page - 1);
-    end &= ~(page - 1);
+    uintptr_t begin = ((uintptr_t)from + (read_ahead ? 0 : page - 1)) / page * page;
+    uintptr_t end = ((uintptr_t)from + bytes + (read_ahead ? page - 1 : 0)) / page * page;
     if (end > begin) madvise((void *)begin, end - begin, read_ahead ? MADV_WILLNEED : MADV_DONTNEED);
 }
 

@@ -42,11 +42,10 @@ static inline void record_buffer(Device *dev, MemCategory category, const char *
     int i = 0;
     while (i < rec->num_buffers && (rec->buffers[i].category != category || strcmp(rec->buffers[i].name, name))) i++;
     if (i == MAX_BUFFERS) run_failure("memory: more than %d kinds of buffers", MAX_BUFFERS);
-    Buffer *b = &rec->buffers[i], first = {name, category, 0, 0};
-    if (i == rec->num_buffers) {
-        *b = first;
-        rec->num_buffers++;
-    }
+    Buffer *b = &rec->buffers[i];
+    if (i == rec->num_buffers) rec->num_buffers++;
+    b->name = name;
+    b->category = category;
     b->bytes = (size_t)max_i64((int64_t)b->bytes, (int64_t)size);
     b->count++;
     memory_event(dev, mem_category_names[category], dev->arenas[category].used);

@@ -8,11 +8,7 @@
 #include "kernel.h" // first: it chooses which calls the C library declares
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -25,12 +21,15 @@
 #endif
 
 // Flags that some systems lack. Without O_DIRECT, writes go through the page cache; without MAP_NORESERVE, reserved
-// memory may count against the system's limit.
+// memory may count against the system's limit; without MADV_HUGEPAGE, large buffers have pages of the usual size.
 #if !defined(LINUX) && !defined(O_DIRECT)
 #define O_DIRECT 0
 #endif
 #ifndef MAP_NORESERVE
 #define MAP_NORESERVE 0
+#endif
+#ifndef MADV_HUGEPAGE
+#define MADV_HUGEPAGE MADV_NORMAL
 #endif
 
 // ---------------------------------------------------------------------------
@@ -42,14 +41,9 @@ typedef struct {
 } CoreSet;
 
 static inline CoreSet core_set_of_process(void) {
-    CoreSet set;
-    memset(&set, 0, sizeof set);
+    CoreSet set = ZERO;
 #ifdef LINUX
-    cpu_set_t allowed;
-    if (!sched_getaffinity(0, sizeof allowed, &allowed)) {
-        memcpy(&set, &allowed, sizeof set < sizeof allowed ? sizeof set : sizeof allowed);
-        return set;
-    }
+    if (!sched_getaffinity(0, sizeof set, (cpu_set_t *)(void *)&set)) return set;
 #endif
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     for (long i = 0; i < (cores < 1 ? 1 : cores) && i < 8 * (long)sizeof set; i++)
@@ -72,15 +66,6 @@ static inline void lower_priority_of_thread(void) {
 
 // ---------------------------------------------------------------------------
 // memory and files
-
-static inline void use_huge_pages(void *memory, size_t bytes) {
-#ifdef LINUX
-    madvise(memory, bytes, MADV_HUGEPAGE);
-#else
-    (void)memory;
-    (void)bytes;
-#endif
-}
 
 /* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. Elsewhere than on Linux, 0. */
 static inline int is_in_memory(const char *dir) {
@@ -148,13 +133,12 @@ static inline void file_advance(int fd, int64_t at, int64_t bytes) {
 #define COND_CLOCK CLOCK_REALTIME
 #else
 #define COND_CLOCK CLOCK_MONOTONIC
-#define COND_HAS_CLOCK
 #endif
 
 static inline void cond_init_timed(pthread_cond_t *changed) {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
-#ifdef COND_HAS_CLOCK
+#ifndef __APPLE__
     pthread_condattr_setclock(&attributes, COND_CLOCK);
 #endif
     pthread_cond_init(changed, &attributes);
@@ -219,7 +203,6 @@ static inline void apply_groups(ContainerLimits *limits, const char *mount, cons
     for (char *end = group + strlen(group); end && end >= group + mount_length; end = strrchr(group, '/')) {
         *end = 0;
         apply_group(limits, group);
-        if (end == group + mount_length) return;
     }
 }
 
