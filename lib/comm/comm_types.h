@@ -138,7 +138,7 @@ struct Comm {
     double poll_seconds;              // in which this rank moved bytes between ops
     double in_flight_since;           // seconds
 
-    WorldNews news;     // what is known of all ranks, once a wait has timed out
+    RankNews *news;     // (world) what is known of all ranks, once a wait has timed out; NULL: none has
     int question;       // the number of this rank's last question to the other hosts
     double answered_at; // seconds: when it last looked for questions of other hosts
 

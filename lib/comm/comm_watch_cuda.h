@@ -19,7 +19,7 @@ static inline void comm_watch(void *arg, double waited) {
 #endif
     if (spans_ended != comm->gpu_progress) {
         comm->gpu_progress = spans_ended;
-        if (comm->news.ranks) wait_recovered(comm);
+        if (comm->news) wait_recovered(comm);
         comm->gpu_progress_at = now;
         rank_state(comm->heartbeat, RANK_COMPUTING, now);
     }

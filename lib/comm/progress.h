@@ -63,17 +63,15 @@ static inline void wait_expired(Comm *comm, int line, int64_t number, double wai
     Sentence blame = {culprits, sizeof culprits, 0}, collective = {name, sizeof name, 0};
     int phase = comm->heartbeat->phase, times = phases[phase].limit, heard = 1;
     double limit = wait_limit(comm);
-    if (!comm->news.ranks) comm->news.ranks = new_array(RankNews, comm->mesh.world);
-    comm->news.mesh = &comm->mesh;
-    comm->news.table = comm->heartbeats;
-    comm->news.limit = limit;
-    news_of_host(&comm->news);
+    if (!comm->news) comm->news = new_array(RankNews, comm->mesh.world);
+    WorldNews news = {&comm->mesh, comm->heartbeats, limit, 0, comm->news};
+    news_of_host(&news);
     if (comm->hosts->ask_hosts) heard = comm->hosts->ask_hosts(comm);
     int is_patient = waited < limit + patience(comm, heard);
-    if (is_patient && !lost_on_host_of(&comm->news, comm->rank)) return;
-    comm->news.asked = heard > 0 && !is_patient;
-    say_culprits(&blame, &comm->news, comm->rank, line, number);
-    if (comm->news.asked && heard == 1 && run_hosts.count > 2)
+    if (is_patient && !lost_on_host_of(&news, comm->rank)) return;
+    news.asked = heard > 0 && !is_patient;
+    say_culprits(&blame, &news, comm->rank, line, number);
+    if (news.asked && heard == 1 && run_hosts.count > 2)
         say(&blame, "; no other host answers: the network of host %s itself may be cut", comm->heartbeats->host);
     if (times > 1) say(&blame, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
     const char *library = comm->transport->last_error ? comm->transport->last_error() : "";
@@ -86,8 +84,8 @@ static inline void wait_expired(Comm *comm, int line, int64_t number, double wai
 /* A wait that had exceeded its limit has ended after all: what was found out about the other ranks is forgotten. */
 static inline void wait_recovered(Comm *comm) {
     int own = comm->rank + 1;
-    free(comm->news.ranks);
-    comm->news.ranks = NULL;
+    free(comm->news);
+    comm->news = NULL;
     __atomic_compare_exchange_n(&comm->heartbeats->asker, &own, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
@@ -106,7 +104,7 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
         if (waited > 0.5 && comm->hosts->answer_hosts) comm->hosts->answer_hosts(comm);
         if (waited > limit) wait_expired(comm, r->line, r->number, waited);
     }
-    if (comm->news.ranks) wait_recovered(comm);
+    if (comm->news) wait_recovered(comm);
     rank_state(comm->heartbeat, RANK_COMPUTING, seconds_now());
 }
 

@@ -156,10 +156,10 @@ static inline int mpi_ask_hosts(Comm *comm) {
         RankNews *news = (RankNews *)checked_malloc((size_t)bytes);
         MPI_Recv(news, bytes, MPI_BYTE, from.MPI_SOURCE, TAG_ANSWER, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         for (int i = 0; i < bytes / (int)sizeof *news; i++)
-            if (news[i].question == comm->question) comm->news.ranks[news[i].lines.rank] = news[i];
+            if (news[i].question == comm->question) comm->news[news[i].lines.rank] = news[i];
         free(news);
     }
-    for (int i = 0; i < run_hosts.count; i++) heard += comm->news.ranks[run_hosts.hosts[i].first_rank].known;
+    for (int i = 0; i < run_hosts.count; i++) heard += comm->news[run_hosts.hosts[i].first_rank].known;
     return heard;
 }
 

@@ -253,7 +253,7 @@ static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, int
         if (waited > wait_limit(comm)) wait_expired(comm, line, number, waited);
     }
     if (result != ncclSuccess) nccl_failed(comm, result, what, of);
-    if (comm->news.ranks) wait_recovered(comm);
+    if (comm->news) wait_recovered(comm);
     if (comm->heartbeat->state != (int)before) rank_state(comm->heartbeat, before, seconds_now());
 }
 

@@ -14,8 +14,8 @@
 
 static const char *const dtype_names[] = {"fp32", "bf16", "bytes"}; // of Dtype
 
-/* A fingerprint of n bytes, continuing from `h`: FNV-1a with 64 bits. Each step is invertible, so that a single difference
- * is never lost. */
+/* A fingerprint of n bytes, continuing from `h`: FNV-1a with 64 bits. Each step is invertible, so that a single
+ * difference is never lost. */
 #define HASH_START 0xCBF29CE484222325ull
 static inline uint64_t hash_bytes(uint64_t h, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;

@@ -20,26 +20,20 @@ typedef struct { // ranks whose lists are equal share one
     int *list_of; // (world) index into lists
 } EventLists;
 
-/* A fingerprint of n words of 64 bits, faster than hash_bytes. Each step is invertible, so that a single difference is
- * never lost. */
-static uint64_t hash_words(uint64_t h, const uint64_t *words, size_t n) {
-    for (size_t i = 0; i < n; i++) h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull;
+/* A fingerprint of words of 64 bits, `bytes` bytes in all, faster than hash_bytes. Each step is invertible, so that a
+ * single difference is never lost. */
+static uint64_t hash_words(uint64_t h, const void *words, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 8) {
+        uint64_t word;
+        memcpy(&word, (const char *)words + at, sizeof word);
+        h = ((h ^ h >> 29) ^ word) * 0x9E3779B97F4A7C15ull;
+    }
     return h;
 }
 
 static uint64_t comm_events_hash(const CommEvents *e) {
-    uint64_t h = HASH_START;
-    for (int64_t i = 0; i < e->count; i++) {
-        uint64_t words[sizeof(CommEvent) / 8];
-        memcpy(words, &e->events[i], sizeof words);
-        h = hash_words(h, words, sizeof words / 8);
-    }
-    for (int64_t i = 0; i < e->num_points; i++) {
-        uint64_t words[sizeof(StreamPoint) / 8];
-        memcpy(words, &e->points[i], sizeof words);
-        h = hash_words(h, words, sizeof words / 8);
-    }
-    return h;
+    uint64_t h = hash_words(HASH_START, e->events, sizeof(CommEvent) * (size_t)e->count);
+    return hash_words(h, e->points, sizeof(StreamPoint) * (size_t)e->num_points);
 }
 
 /* Replaces name ids of the recording thread's own table by ids of the table that all lists share. */
