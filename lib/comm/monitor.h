@@ -183,14 +183,11 @@ static inline void heartbeats_file_name(char *name, size_t size) {
         "PMIX_NAMESPACE", "PMIX_SERVER_URI2", "PMIX_SERVER_URI41", "OMPI_MCA_ess_base_jobid",
         "SLURM_JOB_ID",   "SLURM_STEP_ID",    "PMI_JOBID"};
     uint64_t h = HASH_START;
-    int known = 0;
     for (int i = 0; i < (int)(sizeof job / sizeof *job); i++) {
         const char *value = getenv(job[i]);
-        if (!value) continue;
-        h = hash_bytes(h, value, strlen(value) + 1);
-        known = 1;
+        if (value) h = hash_bytes(h, value, strlen(value) + 1);
     }
-    if (!known) h = (uint64_t)getppid(); // the launcher
+    if (h == HASH_START) h = (uint64_t)getppid(); // the launcher, if it gave the job no name
     snprintf(name, size, "%s/llama3-%d-%016" PRIx64, access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm", (int)getuid(),
              mix64(h));
 }
