@@ -450,14 +450,14 @@ static void gram_matrix(Device *dev, floatX *g, const floatX *x, int64_t rows, i
     int64_t along_m = is_tall ? 1 : cols, along_sum = is_tall ? cols : 1; // distance of neighbors in x
     Matmul p = {.M = m, .N = m, .K = length, .a_row = along_m, .a_col = along_sum, .b_row = along_sum, .b_col = along_m,
                 .c_row = m, .c_float = FLOATX == DTYPE_F32, .accumulate = 0};
-    linear_matmul(dev, OP_MUON_MATMUL, p, is_tall && FLOATX == DTYPE_F32 ? DW_TOKENS : length, g, x, x);
+    linear_matmul(dev, OP_MUON_MATMUL, p, is_tall && FLOATX == DTYPE_F32 ? (int64_t)DW_TOKENS : length, g, x, x);
 }
 
 /* y (rows, cols) = s x, or x s if x (rows, cols) has more rows than columns; s (m, m) is symmetric, with m = min(rows,
  * cols). y is fp32, so that weighted_sum rounds once, as torch.addmm does. */
 static void symmetric_matmul(Device *dev, float *y, const floatX *s, const floatX *x, int64_t rows, int64_t cols) {
     int is_tall = rows > cols;
-    int64_t m = is_tall ? cols : rows, depth = FLOATX == DTYPE_F32 ? DX_DEPTH : m;
+    int64_t m = is_tall ? cols : rows, depth = FLOATX == DTYPE_F32 ? (int64_t)DX_DEPTH : m;
     Matmul p = {.M = rows, .N = cols, .K = m, .a_row = m, .a_col = 1, .b_row = cols, .b_col = 1, .c_row = cols,
                 .c_float = 1, .accumulate = 0};
     linear_matmul(dev, OP_MUON_MATMUL, p, depth, y, is_tall ? x : s, is_tall ? s : x);
