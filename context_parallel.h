@@ -23,7 +23,7 @@ typedef struct {
     int size, rank; // of the cp group
     int B, T;       // sequences of a micro-batch; this rank's tokens of each: at most as many as given to cp_open
     int64_t Q, KV;  // elements of a token's queries, NH·HD, and of its keys or its values, NKV·HD
-    // Buffers; NULL if size = 1. "Later" is in cp_reduce_scatter_kv, which reuses the first three for gradients.
+    // Buffers; NULL if size = 1. The first three are used again by cp_reduce_scatter_kv, which comes "later".
     floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens; later the sum of their gradients
     floatX *of_ranks;   // (size, B, T, 2·KV) `own` of all ranks, in the order of ranks; later d_sequence in that order
     floatX *sequence;   // (B, T·size, 2·KV) of_ranks in the order of the sequence; later the received gradients

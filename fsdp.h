@@ -87,11 +87,11 @@ typedef struct {
 
 /* A gradient passes through these hops in this order, after the backward of each micro-batch or only of the last one:
  *                     reduce over fsdp   reduce over replicas   gather over replicas   gather over fsdp
- *     full_shard, …   each               -                      -                      -
+ *     full_shard      each               -                      -                      -
  *     no_shard        each               -                      -                      each
  *     hybrid          each               last                   last                   -
  *     hybrid DDP      each               last                   last                   each
- * With reduces_once, "each" is "last", too. Each hop holds at most one unit, and all of them communicate at once. */
+ * shard_grad_op: as full_shard. With reduces_once, "each" means "last". All hops work at once, on one unit each. */
 typedef enum { HOP_REDUCE_FSDP, HOP_REDUCE_REPLICAS, HOP_GATHER_REPLICAS, HOP_GATHER_FSDP, HOPS } ReductionHop;
 static const struct {
     Axis axis;
@@ -124,7 +124,7 @@ typedef struct {
     FsdpUnit *units;       // (table->num_units)
     BufferPool pools[POOLS];
     Reduction reductions[HOPS];
-    int reduces_once;      // gradients leave the rank once per step: with accumulate_locally, or under DDP
+    int reduces_once;      // the full-size sum leaves once per step: see fsdp_bind
     int rounds_as_if_sent; // one fsdp rank: gradients are rounded to bf16 as if they had been sent
     int weights_offloaded, gradients_offloaded;  // they are kept in host memory and copied to the GPU for use
     uint64_t seed;                               // of the initial weights
@@ -136,7 +136,7 @@ typedef struct {
 
 /* A step under full_shard with one micro-batch and three blocks; b2' is the backward of block b2. What is in one column
  * runs at the same time. The head computes forward and backward at once; the embedding's backward reads no weights.
- * b2 is no exception: it is freed after its forward, and all-gathered again at once, because its backward comes next.
+ * The last block is freed after its forward as well, and all-gathered again at once, though its backward comes next.
  *
  *     all-gather      embed  b0     b1     b2  head  b2    b1   b0
  *     compute                embed  b0     b1  b2    head  b2'  b1'  b0'  embed'         AdamW
@@ -236,8 +236,8 @@ static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint point) {
  *     one rank         the sum over micro-batches itself       never
  *     reduces_once     that sum, which is full-size            once per step, as the sum
  *     otherwise        a full-size buffer of the pool          at once, and its shard is added to the sum
- * The first two rows also need a buffer of the pool, from which the gradient is added to the sum, if micro-batches are
- * added as a tree, if gradients are offloaded, or if one rank rounds them to bf16 (rounds_as_if_sent). */
+ * There are exceptions to the first two rows: if micro-batches are added as a tree, if gradients are offloaded, or with
+ * rounds_as_if_sent, backward writes to a buffer of the pool, from which the gradient is added to the sum. */
 
 /* Zeroes all but the tensors that backward overwrites: those that it adds to, and all padding, which stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
@@ -272,7 +272,7 @@ static int hop_applies(const Fsdp *fsdp, ReductionHop hop, int micro_batch) {
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* Where in grad the gradient lies after this hop, also if it skipped the hop. */
+/* The part of grad that is complete once a gradient has passed `hop`, whether or not the hop applies to it. */
 static float *hop_result(const Fsdp *fsdp, int hop, const FsdpUnit *u) {
     if (hop == HOP_REDUCE_REPLICAS) return replica_gradient(u);
     return hop == HOP_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
@@ -314,8 +314,8 @@ static void reduction_finish(Fsdp *fsdp, ReductionHop hop) {
     } else if (hop == HOP_REDUCE_REPLICAS) {
         tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
     } else {
-        // All-gathers. fp32 sums arrive in grad itself. bf16 sums are copied there only after the last micro-batch,
-        // although DDP gathers after each, as PyTorch's does: a copy would round this rank's fp32 sum so far.
+        // All-gathers. fp32 sums arrive in grad itself. DDP gathers after each micro-batch, as PyTorch's does, but
+        // bf16 sums are copied to grad only after the last one: an earlier copy would round this rank's fp32 sum.
         int64_t count = hop == HOP_GATHER_FSDP ? u->padded : u->shard_size;
         int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
         if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
@@ -446,7 +446,7 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
     u->state_count = sharded ? u->shard_size : u->padded;
-    // With Muon, as if this rank's shard had all tensors that AdamW trains: all ranks need equal memory.
+    // With Muon, every rank allocates for the largest share of AdamW's tensors, so that all need equal memory.
     u->adamw_count = unit->has_muon ? min_i64(u->state_count, unit->adamw_elements) : u->state_count;
     u->replica_count = u->shard_size / fsdp->replicas;
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
@@ -517,7 +517,7 @@ static void fsdp_bind(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->rank = comm->groups[AXIS_FSDP].rank;
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
     fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
-    // With several micro-batches it is the user's choice. With one, DDP does it: backward writes straight into grad.
+    // With several micro-batches --accumulate decides. With one, DDP does it: backward writes straight into grad.
     fsdp->reduces_once =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
     fsdp->rounds_as_if_sent = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;

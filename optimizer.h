@@ -138,7 +138,8 @@ static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
 typedef struct {                               // of one step's update
     float lr, beta1, beta2, eps, weight_decay; // Muon uses lr and weight_decay, too
     float grad_scale;                          // turns the summed gradient into the clipped mean
-    int updates, step; // both count from 1: updates, this one included; the run's steps, skipped ones included
+    int updates; // of the run, this one included. Bias correction counts only those since the tensor was first trained
+    int step;    // of the run, from 1; unlike `updates` it counts skipped steps
 } AdamW;
 
 /* How each kind of state is offloaded, and whether an update writes it. */

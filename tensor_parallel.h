@@ -29,7 +29,7 @@ typedef struct {
     int tokens;         // n = N / size, rounded up: this rank's tokens of a micro-batch of N = B·T tokens
     int C;              // width of the residual stream
     int first_token_id; // token id of this rank's first row of the embedding and of the head
-    // buffers; NULL if size = 1, but with `scores` tp_open_loss then allocates loss_parts (1, rows of logits, 3)
+    // Buffers; NULL if size = 1. For scores, loss_parts (1, rows of logits, 3) exists then, too.
     floatX *gathered[TP_BUFFERS]; // (n·size, C) tokens of all ranks; the same buffer three times when not training
     floatX *partial;   // (n·size, C) this rank's partial sums for all N tokens, then padding, which is 0 in training
     floatX *pieces;    // (size, n, C) the partial sums of each rank for this rank's tokens

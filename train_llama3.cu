@@ -39,9 +39,9 @@
 // ---------------------------------------------------------------------------
 // the part of the model that this rank computes
 
-/* What a block keeps from forward to backward: the residual stream it read (--recompute full); also the outputs of its
- * matmuls and of attention (selective); or everything (none). Backward recomputes the rest (activation checkpointing,
- * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
+/* What a block keeps from forward to backward: the residual stream it read (--recompute full); everything but norms and
+ * SwiGLU (selective); or everything (none). Backward recomputes the rest (activation checkpointing, Chen et al. 2016;
+ * selective: Korthikanti et al. 2022, section 5). */
 typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 
 /* One block's activations. A rank has N = B·T tokens of a micro-batch: T tokens of each of B sequences, whose length is
@@ -257,8 +257,8 @@ static void model_set_tokens(Llama3 *m, int B, int T, int past) {
 // ---------------------------------------------------------------------------
 // what attention reads
 
-/* Self-attention of this rank's queries to `kv`. The causal mask follows from the queries' positions (keys_seen in
- * lib/ops/ops_common.h): query t is at position q_offset + t, and from query q_split on at q_offset + t + q_gap.
+/* Self-attention of this rank's queries to `kv`. The causal mask follows from the queries' positions (query_position
+ * in lib/ops/ops_common.h): query t is at position q_offset + t, and from query q_split on at q_offset + t + q_gap.
  * --doc-mask keeps attention within a document, but positions count on through documents (Llama 3 paper, 3.2). */
 static AttentionShape attention_shape(const Llama3 *m, const KeyValue *kv) {
     const Llama3Config *c = &m->config;
@@ -322,7 +322,7 @@ static void add_and_norm_forward(Llama3 *m, floatX *out, float *rstd, floatX *x,
 static void block_forward(Llama3 *m, int l, const BlockWeights *w, int recomputes) {
     const Llama3Config *c = &m->config;
     BlockActivations *a = block_activations(m, l);
-    int N = m->B * m->T, is_first = l == m->stage->first_block; // whose x is the embedding, or has been received
+    int N = m->B * m->T, is_first = l == m->stage->first_block; // x is the embedding, or was received
     if (is_first || recomputes) norm_forward(m, a->attn_norm, a->attn_rstd, a->x, w->attn_norm);
     else add_and_norm_forward(m, a->attn_norm, a->attn_rstd, a->x, block_activations(m, l - 1)->h, w->attn_norm);
     if (!recomputes || a->keep == KEEP_INPUT) {
@@ -496,8 +496,8 @@ static int stage_end(const Llama3 *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* Starts the all-gathers that shall run while a unit computes: those of the slots - 1 units of blocks from `next` on,
- * the unit after it. After the last unit of blocks comes the head. */
+/* Starts the all-gathers that run while a unit computes: of `slots - 1` units of blocks, from `next` on, which is the
+ * unit after the one that computes. If no unit of blocks is left, the head is gathered. */
 static void prefetch_forward(Llama3 *m, int next) {
     int end = stage_end(m);
     for (int unit = next; unit < end && unit < next + m->run->slots - 1; unit++) blocks_prefetch(m, unit);
@@ -914,7 +914,7 @@ static void blocks_open(Llama3 *m, const Schedule *schedule) {
         for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
             least = (Keep)min_i64(least, block_keeps(m, l));
     }
-    m->in_flight = new_array(BlockActivations, count);
+    m->in_flight = new_array(BlockActivations, count); // `recomputed` gets what some block does not keep
     if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
     if (!m->training) block_activations_open(m, m->in_flight, KEEP_INPUT, KEEP_ALL, &nothing);
     for (int v = 0; v < stages && m->training; v++) {

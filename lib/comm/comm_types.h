@@ -148,7 +148,8 @@ struct Comm {
     struct ThreadWorld *thread_world;
     int *members; // (world) memory of the GPU, for nccl_check_members; NULL without NCCL
 #ifdef HAVE_NCCL
-    /* NULL where there is none. Two stages have only the links TO_NEXT and FROM_PREVIOUS: next is previous. */
+    // NULL where there is none. With two stages, the next and the previous one are the same rank, which needs only the
+    // links TO_NEXT and FROM_PREVIOUS.
     ncclComm_t nccl[NCCL_COMMUNICATORS];
     void *registered[NCCL_LINKS]; // NCCL's handles of the communication buffers; NULL: not registered
 #endif

@@ -19,7 +19,8 @@ typedef struct {
  *     2: [0-1] [2]             6: [0-3] [4-5] [6]
  *     3: [0-1] [2-3] = [0-3]   7: [0-3] [4-5] [6-7] = [0-3] [4-7] = [0-7] */
 
-/* The index in `partial` of micro-batch m's sum: the number of ones of m in binary, without its lowest digit. */
+/* The index in `partial` of micro-batch m's sum: how many partial sums are complete before the pair that m belongs to,
+ * which is the number of ones in the binary digits of m / 2. */
 static int sums_before(int m) {
     int sums = 0;
     for (int size = 2; size <= m; size *= 2) sums += m / size % 2;
@@ -33,8 +34,8 @@ static float *sum_target(const OrderedSum *s, int m, int *replace) {
 }
 
 /* Adds micro-batch m: the sum of pieces (n, count). If `pieces` is the target, backward has put it there already. Then
- * it adds the last two partial sums while both have equally many micro-batches (`size`); after the step's last
- * micro-batch it adds all partial sums, from the right. */
+ * the last two partial sums are added as long as both have equally many micro-batches (`size`); after the step's last
+ * micro-batch all partial sums are added, from the right. */
 static void sum_add(Device *dev, const OrderedSum *s, int m, const void *pieces, Dtype dtype, int n) {
     int replace, top = s->as_tree ? sums_before(m) : 0, is_last = m == s->micro_batches - 1;
     float *target = sum_target(s, m, &replace);

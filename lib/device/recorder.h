@@ -34,7 +34,7 @@ static inline void pool_use(Device *dev, PoolKind pool, int64_t bytes) {
     memory_event(dev, pool_names[pool], dev->rec.in_use[pool]);
 }
 
-/* Counts a buffer of `size` bytes that was just allocated: in the list that --plan and memory reports print, in the
+/* Counts a buffer of `size` bytes that was just allocated: in the list that plans and memory reports print, in the
  * timeline, and in the largest sum of all arenas so far. */
 static inline void record_buffer(Device *dev, MemCategory category, const char *name, size_t size) {
     Recorder *rec = &dev->rec;
