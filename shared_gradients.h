@@ -78,11 +78,10 @@ static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
     float *received = s->tied_buffer, *sent = received + u->state_count;
     device_copy(fsdp->dev, sent, u->grad, sizeof(float) * u->state_count);
     const char *name = "gradient of the tied weight";
+    int send_at = is_first_stage ? 0 : 1; // over NCCL, two ranks that both send first would wait for each other
     for (int i = 0; i < 2; i++) {
-        // The last stage receives first: over NCCL, two ranks that both send first would wait for each other.
-        int sends = is_first_stage == (i == 0);
         Request *request = &s->tied_requests[i];
-        if (sends) send_start(fsdp->comm, request, AXIS_PP, peer, name, sent, u->state_count, DTYPE_F32);
+        if (i == send_at) send_start(fsdp->comm, request, AXIS_PP, peer, name, sent, u->state_count, DTYPE_F32);
         else receive_start(fsdp->comm, request, AXIS_PP, peer, name, received, u->state_count, DTYPE_F32);
     }
     for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &s->tied_requests[i]);
@@ -107,6 +106,11 @@ static void sum_tied_weight(SharedGradients *s) {
 
 // ---------------------------------------------------------------------------
 // both kinds of weights
+
+static void sum_shared_gradients(SharedGradients *s) {
+    sum_tp_replicated(s);
+    sum_tied_weight(s);
+}
 
 static void shared_gradients_open(SharedGradients *s, Fsdp *fsdp) {
     Device *dev = fsdp->dev;

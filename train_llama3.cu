@@ -13,7 +13,7 @@
 #include "lib/ops/ops.h"        // defines: each op; Logits, ZLoss, AttentionShape; LOGIT_ROWS, LOGITS (defaults)
 #include "llama3.h" // defines: Llama3Config, WeightKind, TensorTable, its Units (what FSDP shards at once), Stage
 #include "fsdp.h"   // defines: Fsdp, FsdpUnit (a Unit's buffers), ReshardPoint (when they may be freed)
-#include "shared_gradients.h"       // defines: sum_tp_replicated, sum_tied_weight
+#include "shared_gradients.h"       // defines: sum_shared_gradients
 #include "optimizer.h"              // defines: AdamW (its settings), Optimizer, learning_rate_at, clip_coefficient
 #include "tensor_parallel.h"        // defines: TensorParallel (its tokens are n), TpBuffer, tp_all_gather_tokens, …
 #include "context_parallel.h"       // defines: ContextParallel, KeyValue, cp_all_gather_kv, cp_reduce_scatter_kv
@@ -403,7 +403,7 @@ static void block_backward(Llama3 *m, int l, const BlockWeights *w) {
     if (is_read) {
         tp_reduce_scatter_wait(m->tp, m->d_norm);
         norm_backward(m, w->d_attn_norm, a->x, a->attn_rstd, w->attn_norm);
-        // for what reads it next: the block before this one, or the embedding
+        // Starts to gather m->d_x for what reads it next: the block before this one, or the embedding.
         if (l > m->stage->first_block) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d MLP output");
         else if (stage_embeds(m)) tp_prefetch_tokens(m->tp, TP_D_OUTPUT, m->d_x, "d embedding");
     }
@@ -792,8 +792,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     device_record_event(&p->dev, &batch->fed); // after it the loader may refill the batch
     fsdp_finish_gradients(&p->fsdp);
     device_phase(&p->dev, "optimizer", NULL);
-    sum_tp_replicated(&trainer->shared_gradients);
-    sum_tied_weight(&trainer->shared_gradients);
+    sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->reports.samples_gather);
     StepReport mine = own_report(trainer, batch);
     gradient_squared_norm(&p->fsdp, &trainer->reports.sums[SUM_SQUARED_NORM]); // of the elements that this rank owns
@@ -914,8 +913,9 @@ static void blocks_open(Llama3 *m, const Schedule *schedule) {
         for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
             least = (Keep)min_i64(least, block_keeps(m, l));
     }
-    m->in_flight = new_array(BlockActivations, count); // `recomputed` gets what some block does not keep
-    if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
+    m->in_flight = new_array(BlockActivations, count);
+    if (least < KEEP_ALL) // what at least one block does not keep
+        block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
     if (!m->training) block_activations_open(m, m->in_flight, KEEP_INPUT, KEEP_ALL, &nothing);
     for (int v = 0; v < stages && m->training; v++) {
         const Stage *stage = &m->table.stages[v];
@@ -927,11 +927,16 @@ static void blocks_open(Llama3 *m, const Schedule *schedule) {
     model_enter_stage(m, 0, 0);
 }
 
-/* Decides how many tokens' logits exist at the same time, equally many on each tp rank, whatever its part of the
- * vocabulary. The buffer holds floatX logits of that many tokens, or fp32 logits of half as many in a bf16 build. */
 static void head_open(Llama3 *m) {
     const Llama3Config *c = &m->config;
     int64_t n = m->tp->tokens, all = n * m->tp->size;
+    m->final_x = activation(m, "residual stream", n * c->C);
+    m->final_norm = activation(m, "final norm", n * c->C);
+    m->final_rstd = activation_fp32(m, "1/rms", n);
+    m->losses = activation_fp32(m, "losses", all);
+    m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
+    // How many tokens' logits exist at the same time: equally many on each tp rank, whatever its part of the
+    // vocabulary. The buffer holds floatX logits of that many, or fp32 logits of half as many in a bf16 build.
     int64_t largest_V = (m->fsdp->config->V + m->tp->size - 1) / m->tp->size; // of any tp rank
     int64_t rows = m->run->logit_rows, bytes = 0;
     if (!rows) rows = max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / largest_V) & ~15));
@@ -941,11 +946,6 @@ static void head_open(Llama3 *m) {
         bytes = m->logit_rows * logits_stride(c->V) * (int64_t)sizeof(floatX);
     }
     bytes = max_i64(bytes, m->fp32_rows * (int64_t)c->V * (int64_t)sizeof(float));
-    m->final_x = activation(m, "residual stream", n * c->C);
-    m->final_norm = activation(m, "final norm", n * c->C);
-    m->final_rstd = activation_fp32(m, "1/rms", n);
-    m->losses = activation_fp32(m, "losses", all);
-    m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
     m->logits = arena_alloc(m->dev, MEM_ACTIVATIONS, "logits", (size_t)bytes);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
     if (m->training && m->run->z_loss > 0) {

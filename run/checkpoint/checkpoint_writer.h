@@ -516,6 +516,8 @@ static void wait_for_commands(CheckpointWriter *w) {
     // --keep also applies to the checkpoint that the last command used
     if (a->saved && !a->process) remove_old_checkpoints(w->run->out, w->run->keep, -1);
     free(a->steps);
+    a->steps = NULL;
+    a->saved = a->started = 0;
     free(waits);
     comm_phase(comm, before);
 }

@@ -181,11 +181,15 @@ static void update_latest_link(const char *out, int64_t step) {
 
 /* Is it the name of a checkpoint that is being written or removed? Others that begin alike may be the user's. */
 static int is_leftover(const char *name) {
-    int random = 0, saving = 0, deleting = 0; // lengths of the parts of the name that match these patterns
-    sscanf(name, SAVING "step-%*[0-9]-%n%*[0-9a-f]%n", &random, &saving);
-    sscanf(name, DELETING "%*[0-9]%n", &deleting);
-    int is_saving = saving == random + 16 && !name[saving], is_deleting = deleting && !name[deleting];
-    return is_saving || is_deleting || !strcmp(name, SAVING "latest");
+    static const char digits[] = "0123456789", hexadecimal[] = "0123456789abcdef";
+    if (!strcmp(name, SAVING "latest")) return 1;
+    if (!strncmp(name, DELETING, strlen(DELETING))) {
+        const char *step = name + strlen(DELETING);
+        return *step && !step[strspn(step, digits)];
+    }
+    if (strncmp(name, SAVING "step-", strlen(SAVING "step-"))) return 0;
+    const char *step = name + strlen(SAVING "step-"), *random = step + strspn(step, digits);
+    return random > step && *random == '-' && strspn(random + 1, hexadecimal) == 16 && !random[17];
 }
 
 /* Removes checkpoints that a crashed run was writing or removing. */

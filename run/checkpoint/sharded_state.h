@@ -35,8 +35,8 @@ typedef struct {
 } StateReader;
 
 /* Reads elements [first, first + count) of this rank's part of a tensor, which may be some columns of the whole one: as
- * fp32 or, if `as_int8`, as int8 with scales. Returns 0 if they are not stored in int8. Tensor parallelism cuts between
- * int8 blocks, so every run is of whole blocks. */
+ * fp32 or, if `as_int8`, as int8 with scales. Returns 0 if int8 is asked for, and the file has no int8. Tensor
+ * parallelism cuts between int8 blocks, so every run is of whole blocks. */
 static int read_part(const StateReader *from, StateKind kind, const Tensor *t, int64_t first, int64_t count,
                      int as_int8) {
     int8_t *bytes = (int8_t *)from->rounded;

@@ -38,8 +38,8 @@ static int plan_representative(const Plan *p, int rank) {
     int first = rank - mesh_coordinate(mesh, rank, AXIS_CP) * mesh_stride(mesh, AXIS_CP);
     first %= mesh_stride(mesh, AXIS_DP_SHARD);
     if (!uses_muon(&p->job->run)) return first;
-    // A rank of the fsdp group that `first` begins stands for it if it makes as many blocks orthogonal. The units are
-    // dealt out in turn, so the ranks from units % n on have one unit less.
+    // A rank stands for another one of its fsdp group if both make equally many blocks orthogonal. The units are dealt
+    // out in turn, so the ranks from units % n on have one unit less.
     int own = rank % mesh_stride(mesh, AXIS_DP_REPLICATE);
     UnitSizes mine = unit_sizes_of_rank(p, own);
     const int tried[] = {0, (int)(mine.block_units % mesh_group_size(mesh, AXIS_FSDP))};
@@ -137,8 +137,8 @@ static double nccl_need(const Job *j, const Comm *dry_run) {
                        transport_sums(&j->run));
 }
 
-/* Each rank is taken to need what this dry run needed. With NCCL a rank has a GPU of its own, on which NCCL allocates,
- * too; else all ranks of this host share the memory. */
+/* Ends the run if memory is too small. Each rank is taken to need what this dry run needed. With NCCL a rank has a GPU
+ * of its own, on which NCCL allocates, too; else all ranks of this host share the memory. */
 static void check_memory(const Job *j, const Comm *dry_run) {
     double need = (double)device_need(dry_run->dev), have = j->available_memory, total = j->total_memory;
     char needs[256];

@@ -144,7 +144,7 @@ static UnitSizes unit_sizes(const RankLayout *l) {
     }
     if (c->base < BASE_INT8) u.blocks_shard = u.blocks / l->fsdp * (int64_t)sizeof(floatX);
 
-    // The embedding (V, C) is on the first stage; the head, the final norm (C) and (V, C), is on the last. A tied model
+    // The embedding (V, C) is on the first stage; the head (V, C) and the final norm (C) are on the last. A tied model
     // has one unit for both, unless a pipeline has its ends on different stages or --deterministic sums the gradients
     // of the two uses separately.
     int64_t VC = ((c->V + l->tp - 1) / l->tp) * (int64_t)c->C;
@@ -165,7 +165,7 @@ static UnitSizes unit_sizes(const RankLayout *l) {
 }
 
 // ---------------------------------------------------------------------------
-// one function per axis, which is called if there are several ranks on it
+// one function per axis; each is called if there are several ranks on its axis
 
 /* FSDP (Rajbhandari et al. 2020, section 7; PyTorch's FSDP notes). Weights, in the compute dtype or as int8: full_shard
  * all-gathers each unit of blocks twice per micro-batch (forward, backward), embedding and head once (the head stays
@@ -178,7 +178,7 @@ static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const Un
     const RunSettings *run = l->options;
     int64_t k = l->micro_batches, n = l->fsdp, reductions = run->accumulate == ACCUMULATE_LOCALLY ? 1 : k;
     int64_t blocks_shard = u->blocks_shard + u->adapters / n * (int64_t)sizeof(floatX);
-    int64_t block_gathers = run->sharding == FULL_SHARD ? 2 * k : 1; // of each unit per step, and of its adapters
+    int64_t block_gathers = run->sharding == FULL_SHARD ? 2 * k : 1; // per step, of each unit of blocks
     int64_t end_gathers = run->sharding == FULL_SHARD ? k : 1;
     Traffic reduce = {reductions * u->gradient_units, reductions * u->gradient_bytes / n * (n - 1)};
     Traffic gather = {block_gathers * u->block_units * (1 + l->has_adapters) + end_gathers * u->end_units,

@@ -36,14 +36,26 @@ typedef struct {
     uint64_t options;   // hash of the options, the recipe, the checkpoint and the headers of the data
     uint64_t contents;  // data_contents of --data and --val
     uint64_t input;     // hash of a file that the program reads
-    uint64_t program;   // hash of the program whose results should be the same on all hosts; 0: it cannot be read
-    char processor[64]; // the processor's name as the kernel gives it; "": it gives none
+    uint64_t program;   // hash of the program that should be the same on all hosts; 0: one host, or it cannot be read
+    char processor[64]; // of read_processor
 } RankStart;
+
+/* The processor's name as the kernel gives it; "" if it gives none. */
+static void read_processor(char *name, size_t size) {
+    char line[256];
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && !name[0] && fgets(line, sizeof line, f)) {
+        const char *colon = strchr(line, ':');
+        if (colon && !strncmp(line, "model name", 10))
+            snprintf(name, size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+    }
+    if (f) fclose(f);
+}
 
 /* What all ranks were started with, (world); the caller frees it. */
 static RankStart *gather_starts(Comm *comm, const Job *j) {
     RankStart mine = ZERO, *all = new_array(RankStart, comm->mesh.world);
-    char *text, line[256];
+    char *text;
     size_t length;
     FILE *f = text_stream_open(&text, &length);
     options_write(j->options, &j->run, f);
@@ -60,13 +72,7 @@ static RankStart *gather_starts(Comm *comm, const Job *j) {
         mine.program = program ? hash_bytes(HASH_START, program, length) : 0;
         free(program);
     }
-    FILE *processors = fopen("/proc/cpuinfo", "r");
-    while (processors && !mine.processor[0] && fgets(line, sizeof line, processors)) {
-        const char *colon = strchr(line, ':');
-        if (colon && !strncmp(line, "model name", 10))
-            snprintf(mine.processor, sizeof mine.processor, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
-    }
-    if (processors) fclose(processors);
+    read_processor(mine.processor, sizeof mine.processor);
     all_gather_now(comm, AXIS_WORLD, "what ranks were started with", &mine, all, sizeof mine);
     return all;
 }

@@ -289,6 +289,22 @@ static void job_base(Job *j) {
     if (!run->lora_rank && j->config.base == BASE_FROZEN) j->config.base = BASE_TRAINED;
 }
 
+/* The bit set of linear layers that --lora-targets names. */
+static unsigned parse_lora_targets(const char *names) {
+    unsigned targets = 0;
+    for (const char *at = names; *at;) {
+        int n = (int)strcspn(at, ","), i = 0;
+        while (i < LORA_TARGETS && ((int)strlen(lora_targets[i].name) != n || strncmp(at, lora_targets[i].name, n)))
+            i++;
+        if (i == LORA_TARGETS)
+            user_error("--lora-targets %s: a block has no linear layer \"%.*s\": expected some of q,k,v,o,gate,up,down",
+                       names, n, at);
+        targets |= 1u << i;
+        at += n + (at[n] == ',');
+    }
+    return targets;
+}
+
 /* The configuration of the model, which part of it is trained, and how the rest is stored. */
 static void job_model(Job *j) {
     RunSettings *run = &j->run;
@@ -313,17 +329,7 @@ static void job_model(Job *j) {
     if (run->lora_alpha == 0) run->lora_alpha = 2.0 * run->lora_rank;
     c->lora_rank = run->lora_rank;
     c->lora_alpha = run->lora_alpha;
-    c->lora_targets = 0; // a bit for each linear layer that --lora-targets names
-    for (const char *at = run->lora_targets; *at;) {
-        int n = (int)strcspn(at, ","), i = 0;
-        while (i < LORA_TARGETS && ((int)strlen(lora_targets[i].name) != n || strncmp(at, lora_targets[i].name, n)))
-            i++;
-        if (i == LORA_TARGETS)
-            user_error("--lora-targets %s: a block has no linear layer \"%.*s\": expected some of q,k,v,o,gate,up,down",
-                       run->lora_targets, n, at);
-        c->lora_targets |= 1u << i;
-        at += n + (at[n] == ',');
-    }
+    c->lora_targets = parse_lora_targets(run->lora_targets);
     if (c->muon)
         user_error("--optimizer muon trains the matrices of the blocks, which are frozen while LoRA adapters "
                    "(rank %d) are trained: use --optimizer adamw, or train the model without adapters",
@@ -476,6 +482,20 @@ static void job_threads(Job *j, int local_ranks, int ranks_sharing) {
     if (j->threads_of_environment) j->threads_per_rank = j->threads_of_environment;
 }
 
+/* A step's counts of tokens and bytes have 64 bits. In a micro-batch, a rank all-gathers each unit at most twice, and
+ * reduces its gradients once. */
+static void check_counters(const Job *j) {
+    const RunSettings *run = &j->run;
+    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * run->batch * run->seq * run->accum;
+    for (int u = 0; u < j->table.num_units; u++)
+        elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * j->mesh.world;
+    double bytes = 3.0 * sizeof(float) * elements * run->accum;
+    if (tokens > 0x1p62 || bytes > 0x1p62)
+        user_error("one step has %.3g tokens, and a rank receives up to %.3g bytes: that exceeds the 64-bit counters; "
+                   "use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model",
+                   tokens, bytes);
+}
+
 /* The options and the configuration of period i, and whether they fit the mesh. */
 static void job_enter_period(Job *j, int i) {
     enum { MOST_TOKENS_OF_MICRO_BATCH = 1 << 30 };
@@ -508,16 +528,7 @@ static void job_enter_period(Job *j, int i) {
     }
     table_open(&j->table, &j->config, run->wrap_size, &WHOLE_MODEL);
     table_freeze(&j->table, &j->recipe, j->period);
-    // A step's counts of tokens and bytes have 64 bits. In a micro-batch, a rank all-gathers each unit at most twice,
-    // and reduces its gradients once.
-    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * run->batch * run->seq * run->accum;
-    for (int u = 0; u < j->table.num_units; u++)
-        elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * j->mesh.world;
-    double bytes = 3.0 * sizeof(float) * elements * run->accum;
-    if (tokens > 0x1p62 || bytes > 0x1p62)
-        user_error("one step has %.3g tokens, and a rank receives up to %.3g bytes: that exceeds the 64-bit counters; "
-                   "use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model",
-                   tokens, bytes);
+    check_counters(j);
 }
 
 /* The weights to start from: files of the model, adapters, or random numbers from the seed. */
@@ -690,7 +701,7 @@ static int choose_transport(Job *j, int processes) {
                    "use ./train_llama3_cuda");
     if (CUDA_BUILD && under_mpi && processes > 1 && is_auto) run->transport = TRANSPORT_NCCL;
     if (CUDA_BUILD && !under_mpi && run->ranks > 1 && is_auto) {
-        // NCCL needs a GPU for each rank; on a host with one GPU the ranks are threads that share it.
+        // Ranks are threads. NCCL needs a GPU for each of them; if the host has one GPU, they share it without NCCL.
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         int gpus = device_count();
         if (gpus != 1 && run->ranks > gpus)

@@ -46,7 +46,7 @@ static void limit_spinning(char **argv) {
         ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
         if (length <= 0) return;
         program[length] = 0;
-        // If the dynamic loader was started with this program, /proc/self/exe is the loader instead.
+        // After `ld.so PROGRAM`, /proc/self/exe is the loader and not this program.
         ElfW(Ehdr) header;
         int fd = open(program, O_RDONLY | O_CLOEXEC);
         int is_own = fd >= 0 && read(fd, &header, sizeof header) == sizeof header &&

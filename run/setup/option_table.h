@@ -18,7 +18,7 @@ typedef struct {
     size_t number, number_size; // the field for the N or X of a choice like muon:X; size 0: no choice has a number
     const char *values;         // lower case: the choices, separated by |; capitals: a placeholder for --help
     const char *fallback;       // default, as it would be typed; NULL: none
-    const char *help; // NULL: a group, or a setting that is implied by the value of an option of the command line
+    const char *help; // NULL: a group, or a setting that is given as part of another option (muon:X)
 } OptionRow;
 
 // rows of a table, without the columns that their kind does not have; FIELD gives the offset of a field, SIZE its size

@@ -396,10 +396,6 @@ static void recipe_schedule(Recipe *r, const Options *given, const Mesh *mesh) {
 static void table_freeze(TensorTable *table, const Recipe *r, const RecipePeriod *p) {
     int is_whole = table->part.tp * table->part.pp == 1, trained = 0; // a part of the model may lack named tensors
     for (const RecipePeriod *q = r->periods; q <= p; q++) {
-        for (Tensor *t = table->tensors; t < table->tensors + table->num_tensors; t++) {
-            if (t->is_frozen) t->frozen_steps += q[-1].steps; // in the period before q
-            t->is_frozen = 0;
-        }
         for (int i = 0; i < q->num_frozen; i++) {
             int matched = 0;
             for (int t = 0; t < table->num_tensors; t++) {
@@ -411,6 +407,10 @@ static void table_freeze(TensorTable *table, const Recipe *r, const RecipePeriod
                 user_error("%s: \"frozen\": no tensor is called '%s': expected patterns such as "
                            "\"model.embed_tokens.weight\" or \"model.layers.0.*\"",
                            period_place(r, q), q->frozen[i]);
+        }
+        for (Tensor *t = table->tensors; q < p && t < table->tensors + table->num_tensors; t++) {
+            if (t->is_frozen) t->frozen_steps += q->steps;
+            t->is_frozen = 0; // the next period begins without frozen tensors
         }
     }
     for (int t = 0; t < table->num_tensors; t++) trained += !table->tensors[t].is_frozen;

@@ -171,18 +171,20 @@ static void tokenizer_copies_collect(TokenizerCopies *all, FoundTokenizer *f, co
         all->files[all->count++] = f->files[i];
         f->files[i].text = NULL;
     }
-    all->ids = model_ids_read(model);
     if (f->count) {
         tokenizer_copies_take(all, f->path, "tokenizer_config.json", 1);
         tokenizer_copies_take(all, f->path, "special_tokens_map.json", 1);
         tokenizer_copies_take(all, f->path, "added_tokens.json", 1);
         tokenizer_copies_take_template(all, f->path);
+    } else if (model) {
+        tokenizer_copies_take_vocabulary(all, in_model);
+    }
+    all->ids = model_ids_read(model);
+    if (f->count) {
         path_beside(directory, sizeof directory, f->path, ".");
         ModelIds more = model_ids_read(directory);
         if (all->ids.bos == NO_ID) all->ids.bos = more.bos;
         for (int i = 0; i < more.eos.count; i++) stop_token_add(&all->ids.eos, more.eos.ids[i]);
-    } else if (model) {
-        tokenizer_copies_take_vocabulary(all, in_model);
     }
     if (model && tokenizer_copies_take_generation_config(all, in_model)) return;
     if (f->count) tokenizer_copies_take_generation_config(all, f->path);
