@@ -3,8 +3,8 @@
  * Naive: three kernels, with the scores of all queries and keys in memory between them: 8 GB for 32 heads and 8,192
  * tokens. Tiled: a block keeps its queries and loads one tile of keys and values after the other into shared memory,
  * with an online softmax from tile to tile; nothing of size T^2 exists. What is left is the speed of two small matmuls:
- * FMAs here. On tensor cores each warp multiplies by itself up to compute capability 8.9 (attention_mma.cu); those of
- * 9.0 have matmuls of four warps that read shared memory and run asynchronously (attention_hopper_forward.cu,
+ * FMAs here. On tensor cores each warp multiplies by itself (attention_mma.cu); GPUs of compute capability 9.0 also
+ * have matmuls of four warps that read shared memory and run asynchronously (attention_hopper_forward.cu,
  * attention_hopper_backward.cu).
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp attention.cu -o attention -lcublasLt
@@ -179,7 +179,7 @@ static const Version forward_versions[PAGE_VERSIONS] = {
      "Tiles of 32 queries by 32 keys in shared memory; four threads keep a query's largest score, sum and output in "
      "registers. Scores are never stored, and tiles that the mask hides are skipped.",
      forward_tiles},
-    {"in use", "The op of lib/ops/cuda: here a kernel in fp32 arithmetic; in pages.cu, on tensor cores in bf16.",
+    {"in use", "The op of lib/ops/cuda: on tensor cores if the build is in bf16, else a kernel in fp32 arithmetic.",
      forward_in_use}};
 
 // ---------------------------------------------------------------------------
@@ -326,7 +326,7 @@ static const Version backward_versions[PAGE_VERSIONS] = {
      "by blocks that own keys, for dk and dv. Seven matmuls instead of five, but no atomics and the same bits on each "
      "run.",
      backward_tiles},
-    {"in use", "The op of lib/ops/cuda: here a kernel in fp32 arithmetic; in pages.cu, on tensor cores in bf16.",
+    {"in use", "The op of lib/ops/cuda: on tensor cores if the build is in bf16, else a kernel in fp32 arithmetic.",
      backward_in_use}};
 
 PAGE_THAT_OPENS(page_rate_open, {&forward, forward_versions}, {&backward, backward_versions})

@@ -62,8 +62,8 @@ static void backward_wgmma(Case *c) { backward_by_wgmma(c, 0); }
 
 static const Version backward_versions[PAGE_VERSIONS] = {
     {"4 wgmma, twice",
-     "As the second step, in a fixed order of additions, but by wgmma on tiles that a producer warp loads by TMA. P "
-     "and dS are the left operands of the next matmuls, from registers.",
+     "As the second step (attention.cu), in a fixed order of additions, but by wgmma on tiles that a producer warp "
+     "loads by TMA. P and dS are the left operands of the next matmuls, from registers.",
      backward_wgmma_twice},
     {"5 wgmma",
      "Five matmuls: dS goes to shared memory, where both consumers read it as the transposed operand of dQ, which is "

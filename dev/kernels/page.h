@@ -257,8 +257,8 @@ static void case_define(Case *c, const Op *op, int from_data) {
         }
     op->define(c);
 }
-/* Comes before each call: frees the scratch memory of the last one, and restores tensors if the case wants that. With
- * `checks` it always does, and outputs are NaN: what is left unwritten fails. */
+/* Comes before each call: the scratch memory of the last one can be used again, and tensors are restored if the case
+ * wants that. With `checks` they always are, and outputs are NaN: what is left unwritten fails. */
 static void case_restore(Case *c, int checks) {
     c->scratch_used = 0;
     for (PageTensor *t = c->tensors; t < c->tensors + c->num_tensors; t++) {

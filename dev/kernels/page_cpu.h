@@ -55,10 +55,7 @@ static double peak_rate(int threads, int of_matmul) { // FLOP/s of all threads t
     return flops / (omp_get_wtime() - start);
 }
 
-static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest of this run
-static void measure_peaks(int threads) {
-    for (int i = 0; i < 2; i++) peaks[i] = fmax(peaks[i], peak_rate(threads, i));
-}
+static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest while versions were timed
 
 /* Reads, writes or updates all tensors, a part by each thread. past_caches: writes leave the caches alone. */
 static void stream(Case *c, int past_caches) {
@@ -96,14 +93,16 @@ static void take_turn(Case *c, Times *t, const Version *version, int past_caches
     t->total += spent;
 }
 
-/* Medians over rounds. Each round begins with another version, since the first one runs slower, after the peaks. */
+/* Medians over rounds. Each round begins with another version, since the first one runs slower. */
 static Roofline case_times(Case *c, const Version *versions, const double *estimate, int rounds, double *seconds) {
     Times *t = new_array(Times, PAGE_VERSIONS + 2), *streams = t + PAGE_VERSIONS;
     int count = 0;
     while (count < PAGE_VERSIONS && versions[count].run) count++;
     for (int r = 0; r < rounds; r++) {
-        measure_peaks(c->on->threads);
-        for (int i = 0; i < 2; i++) take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
+        for (int i = 0; i < 2; i++) {
+            take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
+            peaks[i] = fmax(peaks[i], peak_rate(c->on->threads, i));
+        }
         for (int i = r; i < r + count; i++)
             if (estimate[i % count] > 0) take_turn(c, &t[i % count], &versions[i % count], 0, estimate[i % count]);
     }
@@ -115,10 +114,11 @@ static Roofline case_times(Case *c, const Version *versions, const double *estim
 }
 
 static void page_open(OpStream *on, PageOptions *o) {
+    double first[2] = {0, 0}; // of a cold processor, which may be faster than it remains
     if (o->check) return;
-    for (int i = 0; i < 10; i++) measure_peaks(on->threads);
+    for (int i = 0; i < 20; i++) first[i % 2] = fmax(first[i % 2], peak_rate(on->threads, i % 2) / 1e9);
     printf("\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in FMAs, %.0f in %s matmuls.\n",
-           on->threads, o->rounds, peaks[0] / 1e9, peaks[1] / 1e9, PRECISION_NAME);
+           on->threads, o->rounds, first[0], first[1], PRECISION_NAME);
 }
 
 #endif

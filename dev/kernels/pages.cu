@@ -83,7 +83,7 @@ static void pages_open(OpStream *on) {
 }
 
 /* Adds an op to those that run. Where several pages are about one op, it has the first page's sizes and the versions of
- * all of them, in order: the version in use is that of the first page, and the last. */
+ * all of them, in order. The version in use comes last; it is the first page's. */
 static void choose(PageOp *chosen, int *count, const PageOp *page) {
     static Version joined[32][PAGE_VERSIONS];
     int i = 0, n = 0;

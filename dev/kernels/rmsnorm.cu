@@ -13,8 +13,8 @@
 // ---------------------------------------------------------------------------
 // forward
 
-// LANES threads share a row, each with one element per step: one thread, or a warp. Neighbouring threads with a row
-// each read C elements apart: for each element, 2 bytes in bf16, memory delivers a sector of 32.
+// A row has LANES threads, 1 or 32, each with one element per step. With 1, neighbouring threads read C elements apart:
+// for each element, 2 bytes in bf16, memory delivers a sector of 32.
 template <int LANES>
 static __global__ void __launch_bounds__(128)
     forward_kernel1(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,

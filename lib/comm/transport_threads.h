@@ -137,8 +137,8 @@ static inline void threads_start(Comm *comm, Request *r) {
     __atomic_store_n(&mine->posted, r->number, __ATOMIC_RELEASE);
 }
 
-/* Copies what the other members, or the sender of a message, have posted for this rank so far. On a GPU a request
- * begins when it enqueues something. */
+/* Copies what the members, this rank first, or the sender of a message have posted for this rank so far. On a GPU a
+ * request begins when it enqueues something. */
 static inline int threads_test(Comm *comm, Request *r) {
     int size, me;
     ThreadSlot *slots = thread_slots(comm, r, &size, &me);

@@ -126,7 +126,7 @@ typedef struct {
     int multiprocessors;
     int shared_limit;        // bytes of shared memory that a block may use
     int hopper_attention;    // 1: attention by lib/ops/cuda/attention_hopper_*.cuh; tests and benchmarks change it
-    void *encode_tensor_map; // the driver's cuTensorMapEncodeTiled, which they need; NULL: it has none
+    void *encode_tensor_map; // the driver's cuTensorMapEncodeTiled, for those kernels; NULL: it has none
 #endif
 } OpStream;
 

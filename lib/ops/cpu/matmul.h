@@ -104,8 +104,8 @@ static inline void packed_tile(float *c, int64_t c_row, const Packed *a, const P
 #endif
 
 /* The block of C that begins at (i0, j0). A and B are packed for PLAIN_DEPTH steps of the sums at a time, so that the
- * inner loop reads both in order and from the cache. cs (PLAIN_PACK) is memory for sums of C, then for
- * the packed A and B. */
+ * inner loop reads both in order and from the cache. cs (PLAIN_PACK) is memory for the sums of C, followed by the
+ * packed A and B. */
 static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const floatX *b, int64_t i0, int64_t j0,
                                float *cs) {
     Packed *as = (Packed *)(void *)(cs + PLAIN_ROWS * PLAIN_COLS), *bs = as + PLAIN_ROWS * PLAIN_DEPTH;

@@ -5,7 +5,7 @@
  */
 #ifndef CPU_PAIRS_H
 #define CPU_PAIRS_H
-#include "vectors.h" // defines: vfloat, VL, vpick, load_float, store_float, load_tail_bits, vround
+#include "vectors.h" // defines: vfloat, VL, vpick, load_float, store_float, vround
 
 typedef struct {
     vfloat a, b;

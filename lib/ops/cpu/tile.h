@@ -23,7 +23,7 @@ static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) {
     return vbfdotq_f32(c, (bfloat16x8_t)a, (bfloat16x8_t)b);
 }
 #else
-#ifdef PLANNED_PAIR // as of PLANNED_VL: no sum is ever computed
+#ifdef PLANNED_PAIR // a build that only plans computes no sums (PLANNED_VL)
 enum { PAIR = PLANNED_PAIR };
 #else
 enum { PAIR = 1 };

@@ -43,7 +43,7 @@ enum { VL = 8, MR = 4 }; // 16 registers
 #ifdef __aarch64__
 #define NEON 1
 enum { VL = 4, MR = 8 }; // 32 registers
-#elif defined(PLANNED_VL) // a build for WebAssembly only plans, for the work space of another: it runs no loop
+#elif defined(PLANNED_VL) // a build for WebAssembly only plans the work space of another build's loops
 enum { VL = PLANNED_VL, MR = PLANNED_MR };
 #else
 enum { VL = 4, MR = 4 };

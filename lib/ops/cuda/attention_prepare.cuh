@@ -1,4 +1,4 @@
-/* attention_prepare.cuh: the kernel that runs before each of attention's backward kernels on NVIDIA GPUs. */
+/* attention_prepare.cuh: the kernel that runs before attention's backward kernels on NVIDIA GPUs. */
 #ifndef CUDA_ATTENTION_PREPARE_CUH
 #define CUDA_ATTENTION_PREPARE_CUH
 #include "attention_common.cuh" // defines: AttentionCall, ATTENTION_PAD

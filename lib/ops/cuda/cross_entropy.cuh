@@ -6,7 +6,7 @@
  */
 #ifndef CUDA_CROSS_ENTROPY_CUH
 #define CUDA_CROSS_ENTROPY_CUH
-#include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts, slice_row
+#include "../logits.h" // defines: Logits, LossPart, ZLoss, join_parts; slice_row is in kernel.h
 #include "vectors.cuh"     // defines: Waiting, fetch, unpack, store, narrow, warp_max, warp_sum, in_vectors
 
 static constexpr int LOSS_TILE = 4; // vectors of logits that a thread loads before it uses the first

@@ -1,7 +1,7 @@
 /* elementwise.cuh: ops that compute each element alone, on NVIDIA GPUs: casts, int8, scaling, adapters, the residual
  * addition; and the hash of a tensor. The contracts are in lib/ops/ops.h.
  *
- * A thread has W elements. The result does not depend on the grid or on where a tensor is cut.
+ * Most kernels give a thread W elements. The result does not depend on the grid or on where a tensor is cut.
  */
 #ifndef CUDA_ELEMENTWISE_CUH
 #define CUDA_ELEMENTWISE_CUH

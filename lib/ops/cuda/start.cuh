@@ -1,7 +1,7 @@
 /* start.cuh: start and end of the CUDA implementation of the ops, and which attention heads it can compute. */
 #ifndef CUDA_START_CUH
 #define CUDA_START_CUH
-#include "attention.cuh"     // defines: cuda_attention_support, attention_open
+#include "attention.cuh"     // includes what defines cuda_attention_support and attention_open
 #include "cross_entropy.cuh" // defines: cross_entropy_open
 #include "matmul.cuh"        // defines: matmul_open, matmul_close, CUDA_WORKSPACE_BYTES
 
