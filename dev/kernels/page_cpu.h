@@ -27,21 +27,22 @@ static void page_wait(const OpStream *on) { (void)on; }
 enum { PEAK_CHAINS = 10, PEAK_TURNS = 20000 };
 static __attribute__((noinline)) double peak_turns(int of_matmul) {
     vfloat sum[PEAK_CHAINS] = ZERO, a = vrounded(vsplat(0.5f)), b = vrounded(vsplat(1.0f));
-    int pairs = 1;                    // multiplications and additions of a lane
+    int by_pairs = 0;                 // an instruction multiplies and adds two bf16 in each lane
+    (void)of_matmul;                  // without such an instruction a matmul has FMAs
     __asm__ volatile("" : "+m"(sum)); // equal chains, known to be equal, would be computed once
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
-    for (int k = 0; k < PEAK_TURNS && of_matmul; k++) {
+    by_pairs = of_matmul;
+    for (int k = 0; k < PEAK_TURNS && by_pairs; k++) {
 #pragma GCC unroll 10
         for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)a, (__m512bh)b);
     }
-    pairs += of_matmul;
 #endif
-    for (int k = 0; k < PEAK_TURNS && pairs == 1; k++) {
+    for (int k = 0; k < PEAK_TURNS && !by_pairs; k++) {
 #pragma GCC unroll 10
         for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = vfma(sum[i], a, b);
     }
     __asm__ volatile("" : : "m"(sum));
-    return 2.0 * pairs * (int)VL * PEAK_CHAINS * PEAK_TURNS;
+    return (by_pairs ? 4.0 : 2.0) * (int)VL * PEAK_CHAINS * PEAK_TURNS;
 }
 static double peak_rate(int threads, int of_matmul) { // FLOP/s of all threads together, starting together
     double flops = 0, start = 0;

@@ -272,7 +272,7 @@ functions() {
         "one forward too many before the first backward" \
         order_steps 'backward <= warm_up' 'backward < warm_up' "one forward too few in the warm-up"
     function_exercise 15 cpu_rope \
-        cpu_rope 'half - i), vsplat(direction)' 'half - i), vsplat(1)' "backward rotates forward" \
+        cpu_rope 'half - i), direction)' 'half - i), 1)' "backward rotates forward" \
         cpu_rope 'x0_sin = pair_rounded(pair_mul(x0, s))' 'x0_sin = pair_rounded(pair_mul(x0, minus_s))' "a wrong sign"
 }
 
