@@ -3,7 +3,7 @@ layout="--ranks 2 --pp 2 --batch 4 --accum 4"
 model=tied
 title="the two gradients of a tied embedding are not summed over the stages"
 change='@@ shared_gradients.h sum_tied_weight
-- if (count) tree_sum(fsdp->dev, u->grad, s->tied_buffer, DTYPE_F32, 1, count, 1);'
+- if (count) tree_sum(fsdp->dev, u->grad, other_copy, DTYPE_F32, 1, count, 1);'
 check="test mesh-faults"
 expected="pp 2 .*tied.*worst gradient"
 bug="A tied weight is the embedding on the first stage and the head on the last one. Each stage has one half of its
