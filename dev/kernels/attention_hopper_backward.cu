@@ -43,14 +43,9 @@ static void backward_by_wgmma(Case *c, int deterministic) {
     AttentionShape s = shape_of(c);
     OpStream on = *c->on;
     on.deterministic = deterministic;
-    AttentionCall a =
-        attention_call(&s, X("q"), X("k"), X("v"), (float *)page_scratch(c, cuda_attention_scratch(&on, &s, 1)));
-    a.dq = X("dq");
-    a.dk = X("dk");
-    a.dv = X("dv");
-    a.dout = X("dout");
-    a.out_read = X("out");
-    a.lse_read = F("lse");
+    void *workspace = page_scratch(c, cuda_attention_scratch(&on, &s, 1));
+    AttentionCall a = attention_backward_call(&s, X("dq"), X("dk"), X("dv"), X("dout"), X("out"), F("lse"), X("q"),
+                                              X("k"), X("v"), workspace);
     if (deterministic) a.dq_sums = NULL;
     c->left_out = cuda_attention_support(s.HD) != ATTENTION_TENSOR_CORES || !on.encode_tensor_map;
     if (c->left_out) return;

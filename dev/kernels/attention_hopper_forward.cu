@@ -77,9 +77,7 @@ template <int HD> static void forward_wgmma_launch(OpStream *on, const Attention
 
 /* The arguments of a call. Says in c->left_out whether this GPU has no wgmma, or not for heads of this size. */
 static AttentionCall forward_call(Case *c, const AttentionShape *s) {
-    AttentionCall a = attention_call(s, X("q"), X("k"), X("v"), NULL);
-    a.out = X("out");
-    a.lse = F("lse");
+    AttentionCall a = attention_forward_call(s, X("out"), F("lse"), X("q"), X("k"), X("v"), NULL);
     c->left_out = cuda_attention_support(s->HD) != ATTENTION_TENSOR_CORES || !c->on->encode_tensor_map;
     return a;
 }

@@ -18,9 +18,7 @@
 
 static void forward_mma(Case *c) {
     AttentionShape s = shape_of(c);
-    AttentionCall a = attention_call(&s, X("q"), X("k"), X("v"), NULL);
-    a.out = X("out");
-    a.lse = F("lse");
+    AttentionCall a = attention_forward_call(&s, X("out"), F("lse"), X("q"), X("k"), X("v"), NULL);
     c->left_out = cuda_attention_support(s.HD) != ATTENTION_TENSOR_CORES;
     if (s.HD == 64) attention_forward_mma_launch<64>(c->on, &a);
     if (s.HD == 128) attention_forward_mma_launch<128>(c->on, &a);
@@ -31,14 +29,9 @@ static void backward_by_mma(Case *c, int deterministic) {
     AttentionShape s = shape_of(c);
     OpStream on = *c->on;
     on.deterministic = deterministic;
-    AttentionCall a =
-        attention_call(&s, X("q"), X("k"), X("v"), (float *)page_scratch(c, cuda_attention_scratch(&on, &s, 1)));
-    a.dq = X("dq");
-    a.dk = X("dk");
-    a.dv = X("dv");
-    a.dout = X("dout");
-    a.out_read = X("out");
-    a.lse_read = F("lse");
+    void *workspace = page_scratch(c, cuda_attention_scratch(&on, &s, 1));
+    AttentionCall a = attention_backward_call(&s, X("dq"), X("dk"), X("dv"), X("dout"), X("out"), F("lse"), X("q"),
+                                              X("k"), X("v"), workspace);
     if (deterministic) a.dq_sums = NULL;
     c->left_out = cuda_attention_support(s.HD) != ATTENTION_TENSOR_CORES;
     if (s.HD == 64) attention_backward_mma_launch<64>(&on, &a);

@@ -7,8 +7,8 @@
  * tiles.
  *
  *   nvcc -O3 -std=c++20 -ftz=true -arch=native -DUSE_CUDA -Xcompiler -fopenmp linear.cu -o linear -lcublasLt
- * with linear.h page.cuh page.h page_matmul.cuh lib/device/kernel.h lib/ops/cuda/matmul.cuh lib/ops/cuda/vectors.cuh
- * lib/ops/ops_common.h */
+ * with linear.h page.cuh page.h page_matmul.cuh page_rate.cuh lib/device/kernel.h lib/ops/cuda/matmul.cuh
+ * lib/ops/cuda/vectors.cuh lib/ops/ops_common.h */
 #include "page_matmul.cuh" // defines: page_matmul_open
 #include "linear.h"
 

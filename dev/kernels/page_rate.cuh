@@ -1,5 +1,5 @@
-/* page_rate.cuh: measures the matmul rate of page.cuh for pages whose kernels multiply by themselves: that of cuBLASLt
- * for y (N, OC) = x (N, IC) w (OC, IC)^T. Its matrices are column-major: y^T = w x^T. */
+/* page_rate.cuh: measures the matmul rate of page.cuh, by which pages divide: that of cuBLASLt for y (N, OC) = x
+ * (N, IC) w (OC, IC)^T. Its matrices are column-major: y^T = w x^T. */
 #ifndef PAGE_RATE_CUH
 #define PAGE_RATE_CUH
 #include "page.h"

@@ -201,8 +201,8 @@ static inline uint32_t utf8_code(const uint8_t *p, size_t length) {
 }
 
 /* Writes (length) bytes of UTF-8 for a script in HTML: control characters, '<', the characters of `escaped` and all
- * beyond ASCII as \uXXXX, so that no text ends a script element or acts in a terminal. Bytes that are not UTF-8 become
- * U+FFFD. */
+ * beyond ASCII as \u and four digits, so that no text ends a script element or acts in a terminal. Bytes that are not
+ * UTF-8 become U+FFFD. */
 static inline void json_write_inert(FILE *f, const char *text, size_t length, const char *escaped) {
     const uint8_t *p = (const uint8_t *)text, *end = p + length;
     while (p < end) {

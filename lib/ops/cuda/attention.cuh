@@ -51,22 +51,14 @@ static void attention_launch(OpStream *on, AttentionCall *a) {
 
 static void cuda_attention_forward(OpStream *on, floatX *out, float *lse, const floatX *q, const floatX *k,
                                    const floatX *v, const AttentionShape *s, void *workspace) {
-    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
-    a.out = out;
-    a.lse = lse;
+    AttentionCall a = attention_forward_call(s, out, lse, q, k, v, workspace);
     attention_launch(on, &a);
 }
 
 static void cuda_attention_backward(OpStream *on, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
                                     const floatX *out, const float *lse, const floatX *q, const floatX *k,
                                     const floatX *v, const AttentionShape *s, void *workspace) {
-    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
-    a.dq = dq;
-    a.dk = dk;
-    a.dv = dv;
-    a.dout = dout;
-    a.out_read = out;
-    a.lse_read = lse;
+    AttentionCall a = attention_backward_call(s, dq, dk, dv, dout, out, lse, q, k, v, workspace);
     attention_launch(on, &a);
 }
 

@@ -174,6 +174,27 @@ static AttentionCall attention_call(const AttentionShape *s, const floatX *q, co
     return a;
 }
 
+static AttentionCall attention_forward_call(const AttentionShape *s, floatX *out, float *lse, const floatX *q,
+                                            const floatX *k, const floatX *v, void *workspace) {
+    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
+    a.out = out;
+    a.lse = lse;
+    return a;
+}
+
+static AttentionCall attention_backward_call(const AttentionShape *s, floatX *dq, floatX *dk, floatX *dv,
+                                             const floatX *dout, const floatX *out, const float *lse, const floatX *q,
+                                             const floatX *k, const floatX *v, void *workspace) {
+    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
+    a.dq = dq;
+    a.dk = dk;
+    a.dv = dv;
+    a.dout = dout;
+    a.out_read = out;
+    a.lse_read = lse;
+    return a;
+}
+
 #define ATTENTION_KERNEL(kernel, blocks, threads, bytes, a)                                                            \
     do {                                                                                                               \
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),            \
