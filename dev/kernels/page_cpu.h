@@ -1,8 +1,9 @@
 /* page_cpu.h: memory and times on a CPU, for page.h.
  *
- * The roofline is measured in the same run as the versions: no call is faster than its arithmetic at the processor's
- * peak, nor than a loop that reads, writes and updates the same bytes of the same buffers and does nothing else. So a
- * case that fits a cache is compared with that cache, not with memory. */
+ * The roofline is measured in the same run as the versions. It is the longer of two times: that of the call's
+ * arithmetic at the processor's peak of FMAs, and that of a loop that reads, writes and updates the same bytes of the
+ * same buffers and does nothing else. So a case that fits a cache is compared with that cache, not with memory. A
+ * processor that can add beside its FMAs may do better than its peak. */
 #ifndef PAGE_CPU_H
 #define PAGE_CPU_H
 #include "../../lib/ops/cpu/vectors.h" // defines: vfloat, vfma, vload, vstore, vstream
@@ -77,11 +78,11 @@ static void stream(Case *c, int past_caches) {
         }
 }
 
-/* One turn: an untimed call, then as many calls as fit in a millisecond, each timed by itself, so that restoring
- * tensors between two calls is not counted. */
+/* One turn: untimed calls for 5 ms, after which times no longer depend on what ran before; then as many calls as fit in
+ * a millisecond, each timed by itself, so that restoring tensors between two calls is not counted. */
 static void take_turn(Case *c, Times *t, const Version *version, int past_caches, double estimate) {
     if (t->n && t->total > 0.6) return; // 0.6 s of a slow version are enough
-    int calls = (int)fmin(32, fmax(1, 1e-3 / estimate)), warm = estimate < 0.05;
+    int calls = (int)fmin(32, fmax(1, 1e-3 / estimate)), warm = estimate > 0.05 ? 0 : (int)fmax(1, 5e-3 / estimate);
     double spent = 0;
     for (int i = -warm; i < calls; i++) {
         case_restore(c, 0);
@@ -94,7 +95,7 @@ static void take_turn(Case *c, Times *t, const Version *version, int past_caches
     t->total += spent;
 }
 
-/* Medians over rounds. Each round begins with another version, since the first one runs slower. */
+/* Medians over rounds. Each round begins with another version. */
 static Roofline case_times(Case *c, const Version *versions, const double *estimate, int rounds, double *seconds) {
     Times *t = new_array(Times, PAGE_VERSIONS + 2), *streams = t + PAGE_VERSIONS;
     int count = 0;

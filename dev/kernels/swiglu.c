@@ -46,8 +46,8 @@ static const Version forward_versions[PAGE_VERSIONS] = {
     {"3 vexp", "A polynomial for a whole vector at a time: no call, no table, and divisions of whole vectors too.",
      forward_vectors},
     {"in use: threads",
-     "Rows divided over threads, two vectors at a time, and a reciprocal of two instructions (vreciprocal) in place of "
-     "the division. The bits do not depend on the number of threads.",
+     "Rows divided over threads; besides, two vectors at a time, and a reciprocal of three instructions (vreciprocal) "
+     "in place of the division. The bits do not depend on the number of threads.",
      forward_in_use}};
 static void backward_two_ops(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
