@@ -75,7 +75,7 @@ typedef struct {
     int slots;              // how many units of blocks may be unsharded at once
     int micro_batches;      // per step
     int accumulate_locally; // sum micro-batches unsharded on each rank, and reduce once per step
-    int deterministic;      // sum micro-batches as a binary tree
+    int deterministic;      // sum micro-batches as a binary tree; all rules: docs/book/10-determinism.md
     Dtype reduce_dtype;     // of gradients as they are communicated; sums are fp32, unless NCCL sums
     int transport_sums;     // NCCL sums during the reduce-scatter, in its own order and in reduce_dtype
     int writes_files;       // checkpoints or an export will be written
