@@ -337,7 +337,7 @@ def place_labels(d, points, least, taken):
 def roofline(source):
     tables, machine = measured(source)
     text = (ROOT / TABLE).read_text(encoding="utf-8")
-    peak = {p: max(map(float, re.findall(rf"([\d.]+) GFLOP/s in matmuls of {p}", text))) for p in ("fp32", "bf16")}
+    peak = {p: max(map(float, re.findall(rf"([\d.]+) in {p} matmuls", text))) for p in ("fp32", "bf16")}
     memory = find_size(tables, "adamw", "fp32", "1B layer, 1 of 2 shards")[-1][2]
     cache = find_size(tables, "embedding_forward", "fp32", "bench-125m")[-1][2]
     d = Drawing(
