@@ -3,7 +3,8 @@
  * The roofline is measured in the same run as the versions. It is the longer of two times: that of the call's
  * arithmetic at the processor's peak of FMAs, and that of a loop that reads, writes and updates the same bytes of the
  * same buffers and does nothing else. So a case that fits a cache is compared with that cache, not with memory. A
- * processor that can add beside its FMAs may do better than its peak. */
+ * processor that adds in other units than its FMAs can exceed the first, and a version that reads a cache better than
+ * this loop the second. */
 #ifndef PAGE_CPU_H
 #define PAGE_CPU_H
 #include "../../lib/ops/cpu/vectors.h" // defines: vfloat, vfma, vload, vstore, vstream
@@ -61,8 +62,8 @@ static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastes
 
 enum { STREAMS = 4 };
 
-/* Reads, writes or updates all tensors, a part by each thread, at STREAMS places at once: caches answer one place alone
- * more slowly than they could. past_caches: writes leave the caches alone. */
+/* Reads, writes or updates all tensors, a part by each thread, at STREAMS places at once, since one sequential
+ * stream alone does not use all of a cache's bandwidth. past_caches: writes leave the caches alone. */
 static void stream(Case *c, int past_caches) {
 #pragma omp parallel for num_threads(c->on->threads)
     for (int64_t thread = 0; thread < c->on->threads; thread++)
@@ -83,8 +84,8 @@ static void stream(Case *c, int past_caches) {
         }
 }
 
-/* One turn: untimed calls for 5 ms, after which times no longer depend on what ran before; then as many calls as fit in
- * a millisecond, each timed by itself, so that restoring tensors between two calls is not counted. */
+/* One turn: untimed calls for about 5 ms, after which times no longer depend on what ran before; then as many calls as
+ * fit in a millisecond, each timed by itself, so that restoring tensors between two calls is not counted. */
 static void take_turn(Case *c, Times *t, const Version *version, int past_caches, double estimate) {
     if (t->n && t->total > 0.6) return; // 0.6 s of a slow version are enough
     int calls = (int)fmin(32, fmax(1, 1e-3 / estimate)), warm = estimate > 0.05 ? 0 : (int)fmax(1, 5e-3 / estimate);

@@ -183,6 +183,7 @@ def loss_curves(source):
 
 TABLE = "dev/results/kernels-cpu.md"
 TABLE_COMMAND = "make -C dev/kernels table"
+PEAK = r"([\d.]+) in {} matmuls"  # as pages print it, in GFLOP/s
 
 
 def kernel_rows(text):
@@ -222,6 +223,8 @@ def check_versions(source, page, ops, tables):
     for op, precision in ops:
         said = source.run(f"build/kernels-{precision}/{page} --size odd --rounds 1")
         fresh = kernel_rows(said)[op, precision]
+        if not re.search(PEAK.format(precision), said):
+            raise ValueError(f"{page} does not print the peak of matmuls in {precision} as roofline reads it")
         names, now = ({v for rows in t.values() for v in versions_of(rows)} for t in (tables[op, precision], fresh))
         if not now <= names:
             raise ValueError(f"{TABLE} lacks {sorted(now - names)} of {op}, {precision}: {TABLE_COMMAND} measures it")
@@ -337,7 +340,7 @@ def place_labels(d, points, least, taken):
 def roofline(source):
     tables, machine = measured(source)
     text = (ROOT / TABLE).read_text(encoding="utf-8")
-    peak = {p: max(map(float, re.findall(rf"([\d.]+) in {p} matmuls", text))) for p in ("fp32", "bf16")}
+    peak = {p: max(map(float, re.findall(PEAK.format(p), text))) for p in ("fp32", "bf16")}
     memory = find_size(tables, "adamw", "fp32", "1B layer, 1 of 2 shards")[-1][2]
     cache = find_size(tables, "embedding_forward", "fp32", "bench-125m")[-1][2]
     d = Drawing(
